@@ -1,0 +1,57 @@
+"""Time, ids and jitter, injected so that tests and simulations own them; lint bans the global ones elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """All that the daemon knows of time and chance."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the Unix epoch; may jump, so it is only stored and shown, never subtracted."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never go back; for ages and deadlines."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds`."""
+        ...
+
+    def uuid(self) -> uuid.UUID:
+        """Return a new random id (version 4)."""
+        ...
+
+    def jitter(self, seconds: float) -> float:
+        """Return a duration drawn evenly from [seconds / 2, seconds] (equal jitter)."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock and random source."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed point."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep on the running loop."""
+        await asyncio.sleep(seconds)
+
+    def uuid(self) -> uuid.UUID:
+        """Return a new random id."""
+        return uuid.uuid4()
+
+    def jitter(self, seconds: float) -> float:
+        """Equal jitter: half fixed, half random."""
+        return seconds / 2 + random.uniform(0, seconds / 2)  # noqa: S311 - spreading retries needs no secrecy

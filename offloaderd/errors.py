@@ -1,0 +1,85 @@
+"""The error tree: few kinds, one for each thing a caller can do about it.
+
+Every error says what was wrong and, where an operator can act, carries a `hint` with the next step. Adapters turn
+the exceptions of their libraries into these in one place; nothing else crosses a port.
+"""
+
+from __future__ import annotations
+
+
+class OffloaderError(Exception):
+    """Root of everything that offloaderd raises on purpose."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """Message and hint in one line, as an operator reads it."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class Transient(OffloaderError):
+    """It may work if tried again: time-outs, refused connections, 5xx."""
+
+
+class Throttled(Transient):
+    """The other side asked for fewer requests (503 SlowDown, 429)."""
+
+
+class OutcomeUnknown(Transient):
+    """The request may or may not have been carried out: read back before judging or trying again."""
+
+
+class Denied(OffloaderError):
+    """Credentials or rights are missing or have expired; only an operator, or a refresh, can help."""
+
+
+class NoSpace(OffloaderError):
+    """The disk, quota or node is full."""
+
+
+class NotFound(OffloaderError):
+    """What was named does not exist."""
+
+
+class BucketMissing(NotFound):
+    """The bucket itself (or the root directory) does not exist, so nothing in it can be judged missing."""
+
+
+class Conflict(OffloaderError):
+    """Somebody else changed or created it first."""
+
+
+class Fenced(Conflict):
+    """This daemon no longer owns the topic: stop at once, change nothing, never retry."""
+
+
+class InvalidInput(OffloaderError):
+    """A caller's argument cannot be right: a malformed name, a reversed range, an oversized entry."""
+
+
+class InvalidConfig(OffloaderError):
+    """The configuration cannot work; `message` lists every mistake found. Commands exit with code 2."""
+
+
+class Closed(OffloaderError):
+    """The component has been closed or is draining."""
+
+
+class CorruptData(OffloaderError):
+    """Stored bytes are not what was written: alarm, never retry, never hand them out.
+
+    `key` names the object, `offset` the first byte of the field that is wrong.
+    """
+
+    def __init__(self, *, key: str, offset: int, expected: object, found: object, hint: str = "") -> None:
+        super().__init__(
+            f"corrupt data in {key} at byte {offset}: expected {expected}, found {found}",
+            hint=hint,
+        )
+        self.key = key
+        self.offset = offset
+        self.expected = expected
+        self.found = found

@@ -1,0 +1,1 @@
+"""Generated from protos/bookkeeper by `make protos`."""

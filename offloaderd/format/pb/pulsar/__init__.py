@@ -1,0 +1,1 @@
+"""Generated from protos/pulsar by `make protos`."""

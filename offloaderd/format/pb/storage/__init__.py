@@ -1,0 +1,1 @@
+"""Generated from protos/offloaderd/storage by `make protos`."""

@@ -1,0 +1,1 @@
+"""Ledger sources: where entries come from and can be read again."""

@@ -1,0 +1,79 @@
+"""The port to a ledger source, and to a ledger store that can also be written.
+
+A source is where entries can always be read again until they are deleted from it: BookKeeper, or the embedded
+store. It never shows more than the writer confirmed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from offloaderd.model import Confirmed, EntryBatch, LedgerInfo, Position, TopicName
+
+
+class LedgerSource(Protocol):
+    """Read access to the ledgers of topics. Every method may raise Transient; cancellation leaves nothing behind."""
+
+    async def topics(self) -> Sequence[TopicName]:
+        """Return all topics that the source knows, in name order."""
+        ...
+
+    async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
+        """Return the topic's ledgers in order; all but the last are closed. Raises NotFound for an unknown topic."""
+        ...
+
+    def watch(self, topic: TopicName) -> AsyncIterator[None]:
+        """Yield at once, then whenever entries, ledgers or states may have changed; changes are coalesced.
+
+        An unknown topic is no error: it may appear. The iterator ends only by being closed.
+        """
+        ...
+
+    async def confirmed(self, topic: TopicName, ledger_id: int) -> Confirmed:
+        """Return the last entry that may be read, and whether the ledger is closed. Raises NotFound."""
+        ...
+
+    def read(
+        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, *, batch_bytes: int
+    ) -> AsyncIterator[EntryBatch]:
+        """Yield every entry of the range once, in order, in batches of about `batch_bytes` (at least one entry).
+
+        The range must lie within what `confirmed` allowed. Raises NotFound when the ledger or an entry is not
+        there (any more), CorruptData when what is stored fails its check.
+        """
+        ...
+
+    async def length_at(self, topic: TopicName, ledger_id: int, entry_id: int) -> int:
+        """Return the payload bytes of the ledger up to and including `entry_id`. Raises NotFound."""
+        ...
+
+    async def delete(self, topic: TopicName, ledger_id: int) -> None:
+        """Delete a closed ledger; one that is gone already is no error.
+
+        Raises Denied where deleting is not this daemon's business (BookKeeper), InvalidInput for an open ledger.
+        """
+        ...
+
+
+class LedgerStore(LedgerSource, Protocol):
+    """A source that offloaderd itself can write: the embedded store."""
+
+    async def create(self, topic: TopicName) -> None:
+        """Make the topic known; one that exists is no error."""
+        ...
+
+    async def append(self, topic: TopicName, payloads: Sequence[bytes]) -> Position:
+        """Append entries to the open ledger, rolling it over when it is full; returns the last entry's position.
+
+        When it returns, the entries survive a crash of the process and of the machine. The topic is created if
+        need be. Consecutive entries may fall into two ledgers. Raises InvalidInput for an oversized entry (the
+        whole call is refused), NoSpace when the disk is full (nothing of the call is stored).
+        """
+        ...
+
+    async def roll(self, topic: TopicName) -> None:
+        """Close the open ledger; the next append opens a new one. A ledger without entries stays open."""
+        ...

@@ -1,0 +1,1 @@
+"""Metadata: what is committed, who owns what, which policies hold."""

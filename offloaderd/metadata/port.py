@@ -1,0 +1,115 @@
+"""The port to a metadata store: a small tree of versioned nodes with transactions, watches and sessions.
+
+The shape is ZooKeeper's. Paths are absolute, `/`-separated, relative to the store's root. Every method may raise
+Transient when the request was certainly not carried out, OutcomeUnknown when it may have been (writes only), Denied
+and Closed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncIterator, Sequence
+
+
+class Versioned(NamedTuple):
+    """A node's content with the version to compare-and-set against."""
+
+    value: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Transaction step: create a node. `ephemeral` ties it to the session."""
+
+    path: str
+    value: bytes
+    ephemeral: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Transaction step: set a node's value if its version is `version`."""
+
+    path: str
+    value: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Transaction step: delete a node if its version is `version` (any version when None)."""
+
+    path: str
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Transaction step: fail unless the node has this version."""
+
+    path: str
+    version: int
+
+
+Step = Create | Replace | Delete | Check
+
+
+class Session(Protocol):
+    """One session with the store; ephemeral nodes live as long as it does."""
+
+    @property
+    def session_id(self) -> str:
+        """Id of the session, unique among all that the store ever had."""
+        ...
+
+    @property
+    def lost(self) -> asyncio.Event:
+        """Set once the session is over, or can no longer be known to live; a new Session follows."""
+        ...
+
+
+class MetadataStore(Protocol):
+    """Versioned nodes in a tree."""
+
+    async def get(self, path: str) -> Versioned:
+        """Return a node's value and version. Raises NotFound."""
+        ...
+
+    async def children(self, path: str) -> Sequence[str]:
+        """Return the sorted names below a node; a node that does not exist has none."""
+        ...
+
+    async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
+        """Create a node, making its parents. Raises Conflict when it exists."""
+        ...
+
+    async def replace(self, path: str, value: bytes, version: int) -> int:
+        """Set a node's value if its version is `version`; returns the new version. Raises Conflict, NotFound."""
+        ...
+
+    async def delete(self, path: str, version: int | None = None) -> None:
+        """Delete a node without children. Raises Conflict (version differs, or it has children), NotFound."""
+        ...
+
+    async def transact(self, steps: Sequence[Step]) -> None:
+        """Carry out all steps or none. Parents of created nodes must exist or be made by earlier steps.
+
+        Raises Conflict naming the step that failed.
+        """
+        ...
+
+    def watch(self, path: str) -> AsyncIterator[None]:
+        """Yield at once, then whenever the node's value or its list of children may have changed.
+
+        Changes are coalesced; a change of session counts as one. The node need not exist. Ends only by being closed.
+        """
+        ...
+
+    async def session(self) -> Session:
+        """Return the current session, waiting until there is one."""
+        ...

@@ -1,0 +1,209 @@
+"""Value types shared by every layer: topics, positions, ledgers, batches of entries, segment ranges.
+
+All are immutable; all numbers are BookKeeper's (ledger and entry ids are signed 64-bit and >= 0).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, unquote
+
+from offloaderd.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LEDGER_ID_MAX = ENTRY_ID_MAX = 2**63 - 1
+ENTRY_BYTES_MAX = 5 * 1024 * 1024
+"""Pulsar's default `maxMessageSize`; a larger entry is refused at the door."""
+
+_PART = re.compile(r"[-=:.\w]+")
+
+
+class Position(NamedTuple):
+    """A point in a topic: ordered, comparable, written `ledger:entry`."""
+
+    ledger_id: int
+    entry_id: int
+
+    def __str__(self) -> str:
+        """`ledger:entry`, as pulsar-admin prints it."""
+        return f"{self.ledger_id}:{self.entry_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Read `ledger:entry`; raises InvalidInput."""
+        ledger, colon, entry = text.partition(":")
+        if not (colon and ledger.isascii() and ledger.isdecimal() and entry.isascii() and entry.isdecimal()):
+            raise InvalidInput(f"not a position: {text!r}", hint="write LEDGER:ENTRY, for instance 12:0")
+        return cls(int(ledger), int(entry)).checked()
+
+    def checked(self) -> Position:
+        """Return itself if both numbers are in range; raises InvalidInput."""
+        if not (0 <= self.ledger_id <= LEDGER_ID_MAX and 0 <= self.entry_id <= ENTRY_ID_MAX):
+            raise InvalidInput(f"position {self} is out of range", hint="ledger and entry ids are 0 to 2^63-1")
+        return self
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicName:
+    """A non-partitioned topic, or one partition of a partitioned one."""
+
+    tenant: str
+    namespace: str
+    local: str
+    domain: str = "persistent"
+
+    @classmethod
+    def parse(cls, text: str) -> TopicName:
+        """Read `persistent://tenant/namespace/topic`, `tenant/namespace/topic` or `topic` (in public/default).
+
+        Raises InvalidInput.
+        """
+        hint = "write persistent://TENANT/NAMESPACE/TOPIC, TENANT/NAMESPACE/TOPIC or TOPIC (in public/default)"
+        scheme, marker, rest = text.partition("://")
+        if marker and scheme != "persistent":
+            raise InvalidInput(f"topic {text!r}: only persistent topics are stored, not {scheme!r}", hint=hint)
+        path = rest if marker else text
+        if not marker and "/" not in path:
+            path = f"public/default/{path}"
+        parts = path.split("/", 2)
+        if len(parts) != 3 or not all(parts):
+            raise InvalidInput(f"malformed topic name {text!r}", hint=hint)
+        tenant, namespace, local = parts
+        for what, part in (("tenant", tenant), ("namespace", namespace)):
+            if not _PART.fullmatch(part):
+                raise InvalidInput(f"malformed {what} {part!r} in topic name {text!r}", hint=hint)
+        if any(ord(char) < 32 or ord(char) == 127 for char in local):
+            raise InvalidInput(f"control character in topic name {text!r}", hint=hint)
+        return cls(tenant, namespace, local)
+
+    @classmethod
+    def from_managed_ledger(cls, name: str) -> TopicName:
+        """Read `tenant/namespace/persistent/encoded-local-name`; raises InvalidInput."""
+        parts = name.split("/")
+        if len(parts) != 4 or not all(parts) or parts[2] != "persistent":
+            raise InvalidInput(f"malformed managed-ledger name {name!r}")
+        return cls(parts[0], parts[1], unquote(parts[3]))
+
+    @property
+    def managed_ledger(self) -> str:
+        """Name of the managed ledger, as Pulsar's brokers write it (URL-encoded local name)."""
+        return f"{self.tenant}/{self.namespace}/{self.domain}/{quote(self.local, safe='-_.*')}"
+
+    def __str__(self) -> str:
+        """Full name, with the domain."""
+        return f"{self.domain}://{self.tenant}/{self.namespace}/{self.local}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerInfo:
+    """What is known of one ledger of a topic.
+
+    `entries` and `size_bytes` (payload only) are those of the whole ledger once it is closed and a lower bound
+    before. `closed_at_ms` is 0 while it is open.
+    """
+
+    ledger_id: int
+    closed: bool
+    entries: int
+    size_bytes: int
+    closed_at_ms: int = 0
+
+
+class Confirmed(NamedTuple):
+    """How far an open or closed ledger may be read: LAC, -1 when nothing is confirmed yet."""
+
+    last_entry_id: int
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EntryBatch:
+    """Consecutive entries of one ledger; `payloads[i]` is entry `first_entry_id + i`."""
+
+    ledger_id: int
+    first_entry_id: int
+    payloads: Sequence[bytes]
+
+    @property
+    def last_entry_id(self) -> int:
+        """Id of the last entry; one less than the first when the batch is empty."""
+        return self.first_entry_id + len(self.payloads) - 1
+
+    @property
+    def first(self) -> Position:
+        """Position of the first entry."""
+        return Position(self.ledger_id, self.first_entry_id)
+
+    @property
+    def last(self) -> Position:
+        """Position of the last entry."""
+        return Position(self.ledger_id, self.last_entry_id)
+
+    def payload_bytes(self) -> int:
+        """Sum of the payload lengths."""
+        return sum(map(len, self.payloads))
+
+    def between(self, first_entry_id: int, last_entry_id: int) -> EntryBatch:
+        """Return the part of the batch within [first_entry_id, last_entry_id]; may be empty."""
+        low = max(first_entry_id, self.first_entry_id)
+        high = min(last_entry_id, self.last_entry_id)
+        if low == self.first_entry_id and high == self.last_entry_id:
+            return self
+        start = low - self.first_entry_id
+        return EntryBatch(self.ledger_id, low, self.payloads[start : max(start, high - self.first_entry_id + 1)])
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRange:
+    """What a segment holds: from `begin` to `end`, both inclusive."""
+
+    begin: Position
+    end: Position
+
+    def __str__(self) -> str:
+        """`begin..end`."""
+        return f"{self.begin}..{self.end}"
+
+
+class OfferResult(StrEnum):
+    """Answer of the tailing buffer to an offer (PIP-76, OffloadHandle.offerEntry)."""
+
+    ACCEPTED = "accepted"
+    FULL = "full"
+    NOT_CONSECUTIVE = "not_consecutive"
+    CLOSED = "closed"
+
+
+class RollReason(StrEnum):
+    """Why an open segment was sealed."""
+
+    SIZE = "size"
+    AGE = "age"
+    MANUAL = "manual"
+    MEMORY = "memory"
+    SHUTDOWN = "shutdown"
+
+
+class ReadPriority(StrEnum):
+    """Which tier is asked first when both hold an entry (PIP-73, as Pulsar's code spells it)."""
+
+    TIERED_STORAGE_FIRST = "tiered-storage-first"
+    BOOKKEEPER_FIRST = "bookkeeper-first"
+
+    @classmethod
+    def parse(cls, text: str) -> ReadPriority:
+        """Read a policy value; the PIP's own `tiered-first` is accepted. Raises InvalidInput."""
+        if text == "tiered-first":
+            return cls.TIERED_STORAGE_FIRST
+        try:
+            return cls(text)
+        except ValueError:
+            raise InvalidInput(
+                f"unknown read priority {text!r}",
+                hint=f"one of {', '.join(cls)}",
+            ) from None

@@ -1,0 +1,1 @@
+"""Object stores: where segments live."""

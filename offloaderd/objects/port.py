@@ -1,0 +1,113 @@
+"""The ports to an object store, cut by what a consumer may do: read, write, upload in parts.
+
+A reader is handed an ObjectReader and cannot delete. Keys are plain strings made by `keys.py` only. Every method may
+raise Transient (with Throttled), Denied, NoSpace and BucketMissing; each says how it treats its own cases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+Bytes = bytes | bytearray | memoryview
+"""What may be stored; adapters send it without a copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """What HEAD or a listing says of an object. `metadata` keys are lower case; empty in listings."""
+
+    key: str
+    size_bytes: int
+    etag: str
+    modified_ms: int
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartInfo:
+    """One uploaded part: number from 1, ETag as the store gave it."""
+
+    part_number: int
+    etag: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadInfo:
+    """One multipart upload that is neither completed nor aborted."""
+
+    key: str
+    upload_id: str
+    initiated_ms: int
+
+
+class ObjectReader(Protocol):
+    """Read access to a bucket."""
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """Return `length` bytes from byte `first` (to the end when None), cut at the object's end.
+
+        Raises NotFound for a missing key, InvalidInput for a range that starts at or beyond the end of the object
+        (an empty object read whole gives b"").
+        """
+        ...
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return size, ETag and metadata. Raises NotFound."""
+        ...
+
+    def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield every object whose key starts with `prefix`, in key order, page by page."""
+        ...
+
+
+class ObjectStore(ObjectReader, Protocol):
+    """Read and write access to a bucket."""
+
+    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """Store an object whole, replacing what was there; all or nothing. Raises OutcomeUnknown."""
+        ...
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; a missing one is no error. Raises OutcomeUnknown; repeating is always safe."""
+        ...
+
+
+class MultipartStore(Protocol):
+    """S3's multipart protocol. Parts are >= 5 MiB except the last, numbered 1 to 10,000."""
+
+    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        """Begin an upload and return its id. Raises OutcomeUnknown (a stray upload may exist: list_uploads)."""
+        ...
+
+    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+        """Store a part, replacing one of the same number. Raises NotFound for an unknown upload."""
+        ...
+
+    async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        """Return the stored parts in order of number. Raises NotFound for an unknown upload."""
+        ...
+
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        """Make the object visible from exactly these parts.
+
+        Raises InvalidInput when a part is missing, differs or is too small, NotFound for an unknown upload (it may
+        have been completed before: read back), OutcomeUnknown when the answer was lost.
+        """
+        ...
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        """Drop the upload and its parts; one that is unknown is no error."""
+        ...
+
+    def list_uploads(self, prefix: str = "") -> AsyncIterator[UploadInfo]:
+        """Yield the open uploads whose key starts with `prefix`, in key order."""
+        ...
+
+
+class SegmentStore(ObjectStore, MultipartStore, Protocol):
+    """All of it: what an adapter implements and the offload engine needs."""

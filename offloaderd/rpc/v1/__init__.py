@@ -1,0 +1,1 @@
+"""Generated from protos/offloaderd/v1 by `make protos`."""
