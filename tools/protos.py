@@ -41,7 +41,7 @@ def compile_into(folder: Path) -> dict[Path, str]:
         home = Path(package.replace(".", "/"))
         generated[home / "__init__.py"] = f'"""Generated from protos/{place} by `make protos`."""\n'
         for path in sorted((folder / place).iterdir()):
-            if "_pb2_grpc.py" in path.name and "Service" not in path.read_text():
+            if "_pb2_grpc.py" in path.name and "Stub" not in path.read_text():
                 continue
             generated[home / path.name] = rehomed(path.read_text())
     generated[Path("offloaderd/format/pb/__init__.py")] = '"""Generated messages of everything that is stored."""\n'
