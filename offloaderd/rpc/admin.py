@@ -1,0 +1,337 @@
+"""AdminService: what an operator asks of a daemon, answered from the engine and the metadata store.
+
+The service needs little of the engine, and says so in the Protocols below; everything it answers about a topic that
+another daemon owns, or that is disabled, comes from the metadata store. It raises OffloaderError; the server's
+interceptor turns that into a status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from offloaderd.errors import Conflict, NotFound, OffloaderError
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.model import TopicName
+from offloaderd.rpc.admin_messages import (
+    checked_policy,
+    checked_prefix,
+    committed_segment,
+    open_segment,
+    position,
+    progress_of,
+    topic_status,
+)
+from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from grpc import aio
+
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.records.policy import TopicPolicy
+    from offloaderd.model import Position
+    from offloaderd.offload.topic import TopicStatus
+
+HEARTBEAT_S = 1.0
+"""A waiting Offload call reports at least this often, so that a client can tell a slow upload from a dead daemon."""
+
+
+class Signal(Protocol):
+    """Something that tells of changes."""
+
+    async def wait(self) -> object:
+        """Return after the next change."""
+        ...
+
+
+class TopicOffloader(Protocol):
+    """One topic that this daemon owns."""
+
+    @property
+    def offloaded(self) -> Position | None:
+        """Newest committed position."""
+        ...
+
+    @property
+    def map(self) -> TopicMap:
+        """Committed segments."""
+        ...
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The open segment's record."""
+        ...
+
+    @property
+    def changed(self) -> Signal:
+        """Fires when the status may have changed."""
+        ...
+
+    def status(self) -> TopicStatus:
+        """Return how far the topic is."""
+        ...
+
+    async def request_roll(self) -> Position | None:
+        """Seal the open segment; returns the position to wait for, None when nothing is confirmed."""
+        ...
+
+
+class Owner(Protocol):
+    """The daemon that owns a topic."""
+
+    @property
+    def daemon_id(self) -> str: ...  # noqa: D102 - the record documents them
+    @property
+    def epoch(self) -> int: ...  # noqa: D102
+
+
+class Engine(Protocol):
+    """What the service needs of the offload engine."""
+
+    async def enable(self, topic: TopicName, policy: TopicPolicy) -> None:
+        """Start offloading a topic, or change its policy."""
+        ...
+
+    async def disable(self, topic: TopicName) -> None:
+        """Complete the open segment and stop. Raises NotFound."""
+        ...
+
+    def topics(self) -> Sequence[TopicName]:
+        """Return the topics that this daemon works on."""
+        ...
+
+    def offloader(self, topic: TopicName) -> TopicOffloader:
+        """Return the topic's offloader. Raises NotFound (not enabled), Conflict (owned elsewhere)."""
+        ...
+
+    async def owner_of(self, topic: TopicName) -> Owner | None:
+        """Return the topic's owner, None when nobody holds it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependency:
+    """Whether something that the daemon relies on works; `message` says what is wrong."""
+
+    name: str
+    up: bool
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSnapshot:
+    """The daemon as a whole, at one moment. `state` is starting, serving or draining."""
+
+    daemon_id: str
+    version: str
+    state: str
+    started_ms: int
+    dependencies: tuple[Dependency, ...] = ()
+    memory_used_bytes: int = 0
+    memory_budget_bytes: int = 0
+
+
+class Daemon(Protocol):
+    """The composition root, as far as Status shows it."""
+
+    def snapshot(self) -> DaemonSnapshot:
+        """Return the daemon's state now."""
+        ...
+
+
+class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    """Topics, policies, manual offload, segments and status.
+
+    `source` is None when the daemon has no ledger source; `bucket` and `prefix` say where new segments go.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        metadata: MetadataStore,
+        source: LedgerSource | None,
+        daemon: Daemon,
+        bucket: str,
+        prefix: str = "",
+    ) -> None:
+        self._engine = engine
+        self._metadata = metadata
+        self._source = source
+        self._daemon = daemon
+        self._bucket = bucket
+        self._prefix = prefix
+
+    async def ListTopics(
+        self, request: admin_pb2.ListTopicsRequest, context: aio.ServicerContext[object, object]
+    ) -> admin_pb2.ListTopicsResponse:
+        """Return enabled topics and those that the ledger source knows, in name order."""
+        prefix = checked_prefix(request.prefix)
+        enabled = set(await catalog.enabled_topics(self._metadata))
+        known = set(await self._source.topics()) if self._source is not None else set()
+        response = admin_pb2.ListTopicsResponse()
+        for topic in sorted(enabled | known):
+            if prefix and (topic.tenant, topic.namespace)[: len(prefix)] != prefix:
+                continue
+            owner = await self._engine.owner_of(topic) if topic in enabled else None
+            ledgers, entries = await self._confirmed(topic) if topic in known else (0, 0)
+            response.topics.add(
+                topic=str(topic),
+                enabled=topic in enabled,
+                owner=owner.daemon_id if owner is not None else "",
+                ledgers=ledgers,
+                entries=entries,
+            )
+        return response
+
+    async def EnableTopic(
+        self, request: admin_pb2.EnableTopicRequest, context: aio.ServicerContext[object, object]
+    ) -> admin_pb2.EnableTopicResponse:
+        """Enable a topic, or change the policy of an enabled one."""
+        await self._engine.enable(TopicName.parse(request.topic), checked_policy(request))
+        return admin_pb2.EnableTopicResponse()
+
+    async def DisableTopic(
+        self, request: admin_pb2.DisableTopicRequest, context: aio.ServicerContext[object, object]
+    ) -> admin_pb2.DisableTopicResponse:
+        """Complete the open segment and stop offloading; what was offloaded stays readable."""
+        await self._engine.disable(TopicName.parse(request.topic))
+        return admin_pb2.DisableTopicResponse()
+
+    async def ListSegments(
+        self, request: admin_pb2.ListSegmentsRequest, context: aio.ServicerContext[object, object]
+    ) -> AsyncIterator[admin_pb2.Segment]:
+        """Yield the committed segments in order, then the open one."""
+        topic = TopicName.parse(request.topic)
+        segments, attempt = await self._segments(topic)
+        if not segments and attempt is None:
+            await self._known(topic)
+        for segment in segments:
+            yield committed_segment(segment)
+        if attempt is not None:
+            yield open_segment(attempt, self._open_status(topic, attempt), bucket=self._bucket, prefix=self._prefix)
+
+    async def Offload(
+        self, request: admin_pb2.OffloadRequest, context: aio.ServicerContext[object, object]
+    ) -> AsyncIterator[admin_pb2.OffloadProgress]:
+        """Seal the open segment; with `wait`, report until all that was confirmed at the call is committed.
+
+        Without `wait` there is one report. Raises the topic's own error when it has stopped meanwhile.
+        """
+        topic = TopicName.parse(request.topic)
+        offloader = self._engine.offloader(topic)
+        target = await offloader.request_roll()
+        while True:
+            status = offloader.status()
+            progress = progress_of(target, offloader.offloaded, status)
+            yield progress
+            if progress.done or not request.wait:
+                return
+            self._engine.offloader(topic)
+            if status.state == "stopped":
+                raise Conflict(
+                    f"{topic} has stopped at {offloader.offloaded} before {target}: {status.stalled_reason or 'disabled'}",
+                    hint="see `offloadctl status` and the daemon's log",
+                )
+            await changed_or_heartbeat(offloader.changed)
+
+    async def Status(
+        self, request: admin_pb2.StatusRequest, context: aio.ServicerContext[object, object]
+    ) -> admin_pb2.StatusResponse:
+        """Return the daemon's state with one topic, or all topics that this daemon works on."""
+        if request.topic:
+            topics = [await self._topic_status(TopicName.parse(request.topic))]
+        else:
+            topics = [await self._topic_status(topic) for topic in sorted(self._engine.topics())]
+        now = self._daemon.snapshot()
+        return admin_pb2.StatusResponse(
+            daemon_id=now.daemon_id,
+            version=now.version,
+            state=now.state,
+            started_ms=now.started_ms,
+            dependencies=[
+                admin_pb2.StatusResponse.Dependency(name=one.name, up=one.up, message=one.message)
+                for one in now.dependencies
+            ],
+            topics=topics,
+            memory_used_bytes=now.memory_used_bytes,
+            memory_budget_bytes=now.memory_budget_bytes,
+        )
+
+    async def _topic_status(self, topic: TopicName) -> admin_pb2.TopicStatus:
+        try:
+            return topic_status(self._engine.offloader(topic).status())
+        except Conflict:
+            state = "not-owner"
+        except NotFound:
+            state = "stopped"
+        stored = await catalog.load(self._metadata, topic)
+        owner = await self._engine.owner_of(topic)
+        if not stored.segments and owner is None:
+            await self._known(topic)
+        return admin_pb2.TopicStatus(
+            topic=str(topic),
+            state=state,
+            owner=owner.daemon_id if owner is not None else "",
+            epoch=owner.epoch if owner is not None else 0,
+            offloaded=position(stored.offloaded),
+            segments_committed=len(stored.segments),
+        )
+
+    async def _confirmed(self, topic: TopicName) -> tuple[int, int]:
+        """Count ledgers and confirmed entries; a topic that vanished meanwhile has none."""
+        if self._source is None:
+            return 0, 0
+        try:
+            ledgers = await self._source.ledgers(topic)
+            entries = sum(ledger.entries for ledger in ledgers if ledger.closed)
+            if ledgers and not ledgers[-1].closed:
+                entries += (await self._source.confirmed(topic, ledgers[-1].ledger_id)).last_entry_id + 1
+        except NotFound:
+            return 0, 0
+        return len(ledgers), entries
+
+    async def _segments(self, topic: TopicName) -> tuple[Sequence[CommittedSegment], Attempt | None]:
+        try:
+            offloader = self._engine.offloader(topic)
+        except (NotFound, Conflict):
+            stored = await catalog.load(self._metadata, topic)
+            path = paths.attempt(topic)
+            try:
+                node = await self._metadata.get(path)
+            except NotFound:
+                return stored.segments, None
+            return stored.segments, attempt_record.decode(node.value, path=path)
+        return offloader.map.segments, offloader.attempt
+
+    def _open_status(self, topic: TopicName, attempt: Attempt) -> TopicStatus | None:
+        """Return the live status if it speaks of this attempt."""
+        try:
+            status = self._engine.offloader(topic).status()
+        except OffloaderError:
+            return None
+        return status if status.open_segment_id == str(attempt.segment_id) else None
+
+    async def _known(self, topic: TopicName) -> None:
+        """Raise NotFound unless the topic is enabled or the ledger source knows it."""
+        if topic in self._engine.topics() or topic in await catalog.enabled_topics(self._metadata):
+            return
+        if self._source is not None and topic in await self._source.topics():
+            return
+        raise NotFound(f"unknown topic {topic}", hint="`offloadctl topics list` shows what there is")
+
+
+async def changed_or_heartbeat(changed: Signal) -> None:
+    """Return after the next change, or after HEARTBEAT_S."""
+    try:
+        async with asyncio.timeout(HEARTBEAT_S):
+            await changed.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,128 @@
+"""AdminService's messages: what may be asked is checked here, what is answered is built here. No I/O."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import InvalidInput
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import ReadPriority
+from offloaderd.objects import keys
+from offloaderd.rpc.v1 import admin_pb2, common_pb2
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.catalog import CommittedSegment
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.model import Position
+    from offloaderd.offload.topic import TopicStatus
+
+
+def checked_prefix(text: str) -> tuple[str, ...]:
+    """Read `tenant` or `tenant/namespace` (empty: everything); raises InvalidInput."""
+    parts = tuple(text.removesuffix("/").split("/")) if text else ()
+    if len(parts) > 2 or not all(parts):
+        raise InvalidInput(f"malformed prefix {text!r}", hint="write TENANT or TENANT/NAMESPACE")
+    return parts
+
+
+def checked_policy(request: admin_pb2.EnableTopicRequest) -> TopicPolicy:
+    """Read the policy of an EnableTopic request; raises InvalidInput for values that cannot work."""
+    size = request.segment_bytes_max if request.HasField("segment_bytes_max") else None
+    if size == 0:
+        raise InvalidInput("segment_bytes_max must be greater than 0", hint="leave it out for the daemon's default")
+    ages: dict[str, float | None] = {}
+    for name in ("segment_age_max_s", "segment_age_min_s"):
+        value = getattr(request, name) if request.HasField(name) else None  # type: ignore[arg-type]
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise InvalidInput(f"{name} must be a number of seconds >= 0, not {value}")
+        ages[name] = value
+    age_max, age_min = ages["segment_age_max_s"], ages["segment_age_min_s"]
+    if age_max == 0:
+        raise InvalidInput("segment_age_max_s must be greater than 0", hint="leave it out for the daemon's default")
+    if age_max is not None and age_min is not None and age_min > age_max:
+        raise InvalidInput(f"segment_age_min_s ({age_min}) is greater than segment_age_max_s ({age_max})")
+    priority = ReadPriority.parse(request.read_priority) if request.HasField("read_priority") else None
+    return TopicPolicy(
+        enabled=True,
+        segment_bytes_max=size,
+        segment_age_max_s=age_max,
+        segment_age_min_s=age_min,
+        read_priority=priority,
+    )
+
+
+def position(value: Position | None) -> common_pb2.Position | None:
+    """Return a position as a message."""
+    return None if value is None else common_pb2.Position(ledger_id=value.ledger_id, entry_id=value.entry_id)
+
+
+def committed_segment(segment: CommittedSegment) -> admin_pb2.Segment:
+    """Return a committed segment as a message."""
+    return admin_pb2.Segment(
+        segment_id=str(segment.segment_id),
+        status="Offloaded",
+        begin=position(segment.range.begin),
+        end=position(segment.range.end),
+        entries=segment.entries,
+        payload_bytes=segment.payload_bytes,
+        object_bytes=segment.object_bytes,
+        assigned_ms=segment.assigned_ms,
+        offloaded_ms=segment.offloaded_ms,
+        data_key=keys.data_key(segment.prefix, segment.segment_id),
+        bucket=segment.bucket,
+    )
+
+
+def open_segment(attempt: Attempt, status: TopicStatus | None, *, bucket: str, prefix: str) -> admin_pb2.Segment:
+    """Return the open segment as a message; entries and bytes are known only to the daemon that writes it."""
+    return admin_pb2.Segment(
+        segment_id=str(attempt.segment_id),
+        status=attempt.status.name.capitalize(),
+        begin=position(attempt.begin),
+        entries=status.open_segment_entries if status is not None else 0,
+        payload_bytes=status.open_segment_bytes if status is not None else 0,
+        assigned_ms=attempt.assigned_ms,
+        data_key=keys.data_key(prefix, attempt.segment_id),
+        bucket=bucket,
+    )
+
+
+def progress_of(target: Position | None, offloaded: Position | None, status: TopicStatus) -> admin_pb2.OffloadProgress:
+    """Say how far a manual offload is.
+
+    `remaining_entries` is exact within the ledger of the target, else what the whole topic still lags.
+    """
+    done = target is None or (offloaded is not None and offloaded >= target)
+    entries = 0 if done else status.lag_entries
+    if not done and target is not None and offloaded is not None and offloaded.ledger_id == target.ledger_id:
+        entries = target.entry_id - offloaded.entry_id
+    return admin_pb2.OffloadProgress(
+        target=position(target),
+        offloaded=position(offloaded),
+        remaining_entries=entries,
+        remaining_bytes=0 if done else status.lag_bytes,
+        done=done,
+    )
+
+
+def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
+    """Return a topic's status as a message."""
+    return admin_pb2.TopicStatus(
+        topic=str(status.topic),
+        state=status.state,
+        owner=status.owner,
+        epoch=status.epoch,
+        confirmed=position(status.confirmed),
+        offloaded=position(status.offloaded),
+        lag_entries=status.lag_entries,
+        lag_bytes=status.lag_bytes,
+        lag_seconds=status.lag_seconds,
+        open_segment_id=status.open_segment_id,
+        open_segment_entries=status.open_segment_entries,
+        open_segment_bytes=status.open_segment_bytes,
+        open_segment_age_s=status.open_segment_age_s,
+        buffer_bytes=status.buffer_bytes,
+        segments_committed=status.segments_committed,
+        stalled_reason=status.stalled_reason,
+    )
