@@ -1,0 +1,388 @@
+"""Every metric of the daemon, as typed attributes on one registry.
+
+An attribute is called like its metric without `offloaderd_` and `_total`. A help text says the unit and what to do
+with the number. Base units are seconds and bytes; nothing computes rates. Labels are bounded: each has either the
+closed set of values written here (their series exist at zero from the start, so that `increase()` sees the first
+event) or comes from a set that an operator bounds, which are only `topic`, the S3 operations and codes, and the
+gRPC methods. Ledger ids, keys and upload ids are never labels. docs/metrics.md is generated from this module.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, TypeVar
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+from offloaderd import __version__
+from offloaderd.model import RollReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from prometheus_client.metrics import MetricWrapperBase
+
+    from offloaderd.clock import Clock
+    from offloaderd.health import HealthView
+
+SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""One set for all durations, 5 ms to 60 s, so that panels and alerts compare like with like."""
+
+BYTES_BUCKETS = tuple(float(4**power) for power in range(6, 17))
+"""4 KiB to 4 GiB, each four times the last."""
+
+ENTRIES_BUCKETS = tuple(float(10**power) for power in range(9))
+"""One entry to a hundred million."""
+
+TIERS = ("buffer", "source", "objects")
+DEPENDENCIES = ("metadata", "objects", "ledgers")
+ERROR_CLASSES = ("throttled", "transient", "denied", "no_space", "bucket_missing", "not_found", "other")
+OPEN: tuple[str, ...] = ()
+"""A label whose values are not known beforehand."""
+
+S3_CODES = frozenset({
+    "200", "204", "206", "400", "403", "404", "409", "412", "416", "429", "500", "502", "503", "504",
+    "AccessDenied", "EntityTooSmall", "ExpiredToken", "InternalError", "InvalidAccessKeyId", "InvalidPart",
+    "InvalidRange", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "PreconditionFailed", "RequestTimeout", "ServiceUnavailable",
+    "SignatureDoesNotMatch", "SlowDown", "error", "ok", "timeout", "unreachable",
+})  # fmt: skip
+"""What `s3_requests` counts by name; any other answer of a server is `other`, so that no server can grow the label."""
+
+S3_THROTTLES = frozenset({"429", "503", "SlowDown", "ServiceUnavailable"})
+
+_Family = TypeVar("_Family", Counter, Gauge, Histogram)
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series and no panel reads it
+
+
+class Metrics:
+    """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """Register everything on `registry`, together with the default `process_*` and `python_gc_*` collectors."""
+        self.registry = CollectorRegistry() if registry is None else registry
+        self._families: list[MetricWrapperBase] = []
+        self._values: dict[str, Mapping[str, tuple[str, ...]]] = {}
+        self._identity()
+        self._source_and_buffer()
+        self._pipeline_and_lag()
+        self._segments_and_upload()
+        self._s3()
+        self._metadata()
+        self._reads()
+        self._cache_and_integrity()
+        self._process()
+
+    def _identity(self) -> None:
+        self.build_info = self._gauge(
+            "offloaderd_build_info",
+            "Always 1; its labels say what runs here. Join with it to compare versions.",
+            version=OPEN,
+            revision=OPEN,
+        )
+        self.set_build(__version__, "")
+        self.ready = self._gauge(
+            "offloaderd_ready",
+            "1 while the daemon serves, 0 while it starts or drains. Page when it stays 0 for two minutes.",
+        )
+        self.dependency_up = self._gauge(
+            "offloaderd_dependency_up",
+            "1 while the dependency answers, else 0. /readyz says what it answered last.",
+            dependency=DEPENDENCIES,
+        )
+
+    def _source_and_buffer(self) -> None:
+        self.source_entries = self._counter(
+            "offloaderd_source_entries_total",
+            "Entries taken in, pushed by a broker or tailed. Flat under load: no feed.",
+        )
+        self.source_bytes = self._counter(
+            "offloaderd_source_bytes_total", "Payload bytes taken in. Its rate against upload_bytes is the balance."
+        )
+        self.source_gaps = self._counter(
+            "offloaderd_source_gaps_total",
+            "Times that entries were missing between two that arrived and had to be looked for. Page on any increase.",
+        )
+        self.source_fallback_reads = self._counter(
+            "offloaderd_source_fallback_reads_total",
+            "Reads of the ledger source for what the buffer declined or dropped. High: raise memory.buffer_bytes.",
+        )
+        self.source_fallback_bytes = self._counter(
+            "offloaderd_source_fallback_bytes_total",
+            "Payload bytes of those reads: load the source would not have had.",
+        )
+        self.buffer_bytes = self._gauge("offloaderd_buffer_bytes", "Bytes in the tailing buffers of all topics.")
+        self.buffer_limit_bytes = self._gauge(
+            "offloaderd_buffer_limit_bytes", "Bytes the tailing buffers may hold in all (memory.buffer_bytes)."
+        )
+        self.buffer_rejected_entries = self._counter(
+            "offloaderd_buffer_rejected_entries_total",
+            "Entries that a buffer declined; they are read from the source instead. full: raise memory.buffer_bytes.",
+            reason=("full", "not_consecutive", "closed"),
+        )
+        self.backpressure_seconds = self._counter(
+            "offloaderd_backpressure_seconds_total",
+            "Seconds that producers were held back. A rate above 0.2 for long: uploads are slower than the writers.",
+        )
+        self.memory_budget_bytes = self._gauge(
+            "offloaderd_memory_budget_bytes", "Bytes that all memory pools together may use, from the settings."
+        )
+        self.memory_used_bytes = self._gauge(
+            "offloaderd_memory_used_bytes",
+            "Bytes in use by pool. Above 90 % of the budget for long: raise the pool's setting.",
+            pool=("buffer", "upload", "cache"),
+        )
+
+    def _pipeline_and_lag(self) -> None:
+        self.pipeline_bytes = self._gauge(
+            "offloaderd_pipeline_bytes",
+            "Bytes by stage on their way to durable. The stage that grows is the one that is slow.",
+            stage=("assembly", "transfer", "commit", "verify"),
+        )
+        self.inflight_parts = self._gauge(
+            "offloaderd_inflight_parts", "Parts being uploaded now; at most offload.parts_in_flight_max."
+        )
+        self.lag_bytes = self._gauge(
+            "offloaderd_lag_bytes",
+            "Payload bytes confirmed but not yet durable. Compare with the source's room to see when it will overrun.",
+            topic=OPEN,
+        )
+        self.lag_entries = self._gauge("offloaderd_lag_entries", "Entries confirmed but not yet durable.", topic=OPEN)
+        self.lag_seconds = self._gauge(
+            "offloaderd_lag_seconds",
+            "Age of the oldest entry that is not durable. Page above twice offload.segment_age_max_s.",
+            topic=OPEN,
+        )
+        self.stalled = self._gauge(
+            "offloaderd_stalled",
+            "1 while a topic makes no progress, by class of error; `offloadctl status` has the message. Page on any.",
+            topic=OPEN,
+            reason=OPEN,
+        )
+        self.oldest_open_segment_seconds = self._gauge(
+            "offloaderd_oldest_open_segment_seconds", "Age of the oldest segment that is not committed; 0 without one."
+        )
+
+    def _segments_and_upload(self) -> None:
+        self.segments = self._counter(
+            "offloaderd_segments_total",
+            "Segments that reached a state. failed rising: see the log's segment.failed events.",
+            state=("assigned", "offloaded", "failed"),
+        )
+        self.segment_rolls = self._counter(
+            "offloaderd_segment_rolls_total",
+            "Why segments were sealed. Mostly age with little data: raise offload.segment_age_max_s.",
+            reason=tuple(map(str, RollReason)),
+        )
+        self.segment_bytes = self._histogram(
+            "offloaderd_segment_bytes", "Bytes of the data object of each committed segment.", BYTES_BUCKETS
+        )
+        self.segment_entries = self._histogram(
+            "offloaderd_segment_entries", "Entries of each committed segment.", ENTRIES_BUCKETS
+        )
+        self.time_to_durable_seconds = self._histogram(
+            "offloaderd_time_to_durable_seconds",
+            "From an entry's arrival to its commit. p99 above offload.segment_age_max_s plus a little: uploads lag.",
+        )
+        self.upload_parts = self._counter(
+            "offloaderd_upload_parts_total", "Upload tries of parts by outcome.", outcome=("ok", "failed")
+        )
+        self.upload_bytes = self._counter(
+            "offloaderd_upload_bytes_total", "Bytes of uploaded parts. Flat while transfer bytes wait: page."
+        )
+        self.upload_part_duration_seconds = self._histogram(
+            "offloaderd_upload_part_duration_seconds", "Time of one part's upload, with its retries."
+        )
+        self.upload_retries = self._counter(
+            "offloaderd_upload_retries_total",
+            "Requests tried again, by class of error. denied: check credentials; throttled: lower the parallelism.",
+            **{"class": ERROR_CLASSES},
+        )
+        self.uploads_aborted = self._counter(
+            "offloaderd_uploads_aborted_total", "Multipart uploads given up, by class of error.", reason=ERROR_CLASSES
+        )
+        self.upload_last_success_timestamp_seconds = self._gauge(
+            "offloaderd_upload_last_success_timestamp_seconds",
+            "Unix time of the last part that was stored; 0: none yet.",
+        )
+
+    def _s3(self) -> None:
+        self.s3_requests = self._counter(
+            "offloaderd_s3_requests_total",
+            "Answers of the object store by operation and code. More than 5 % of 5xx: ask whoever runs it.",
+            operation=OPEN,
+            code=OPEN,
+        )
+        self.s3_request_duration_seconds = self._histogram(
+            "offloaderd_s3_request_duration_seconds", "Time of one request to its last byte.", operation=OPEN
+        )
+        self.s3_throttles = self._counter(
+            "offloaderd_s3_throttles_total",
+            "Answers that asked for fewer requests (503 SlowDown, 429). Lasting: lower offload.parts_in_flight_max.",
+        )
+        self.s3_bytes = self._counter(
+            "offloaderd_s3_bytes_total",
+            "Body bytes received (in) and sent (out): traffic to pay.",
+            direction=("in", "out"),
+        )
+        self.bucket_accessible = self._gauge(
+            "offloaderd_bucket_accessible", "1 while the bucket exists and lets us in. Page when 0 for two minutes."
+        )
+
+    def _metadata(self) -> None:
+        self.metadata_commits = self._counter(
+            "offloaderd_metadata_commits_total",
+            "Metadata transactions by outcome. unknown: settled by reading back; conflict: look for a second owner.",
+            outcome=("ok", "conflict", "unknown", "error"),
+        )
+        self.metadata_commit_duration_seconds = self._histogram(
+            "offloaderd_metadata_commit_duration_seconds", "Time of one commit, with read-backs and retries."
+        )
+        self.metadata_node_bytes = self._gauge(
+            "offloaderd_metadata_node_bytes",
+            "Size of the largest node written lately. Above 700000 a ledger has too many segments: make them larger.",
+        )
+        self.ownership_topics = self._gauge("offloaderd_ownership_topics", "Topics that this daemon owns now.")
+        self.ownership_changes = self._counter(
+            "offloaderd_ownership_changes_total",
+            "Topics claimed and given up or lost. Rising steadily: sessions flap.",
+            direction=("gained", "lost"),
+        )
+        self.fenced_writes = self._counter(
+            "offloaderd_fenced_writes_total",
+            "Writes refused because another daemon owns the topic now. One after a pause is right; many: network.",
+        )
+        self.zk_session_state = self._gauge(
+            "offloaderd_zk_session_state", "Metadata session: 0 lost, 1 suspended, 2 connected."
+        )
+        self.zk_session_losses = self._counter(
+            "offloaderd_zk_session_losses_total",
+            "Metadata sessions lost. More than three in a quarter of an hour: raise metadata.session_timeout_s.",
+        )
+
+    def _reads(self) -> None:
+        self.read_requests = self._counter(
+            "offloaderd_read_requests_total",
+            "Runs of entries read, by tier asked and outcome. fallback: the tier failed and the next one answered.",
+            source=TIERS,
+            outcome=("ok", "fallback", "error", "cancelled"),
+        )
+        self.read_bytes = self._counter(
+            "offloaderd_read_bytes_total", "Payload bytes handed out by tier.", source=TIERS
+        )
+        self.read_entries = self._counter("offloaderd_read_entries_total", "Entries handed out by tier.", source=TIERS)
+        self.read_duration_seconds = self._histogram(
+            "offloaderd_read_duration_seconds", "From a read's start to its end; reads that follow are not counted."
+        )
+        self.read_first_byte_seconds = self._histogram(
+            "offloaderd_read_first_byte_seconds",
+            "From a read's start to its first batch. p99 above 1 s: the cache is small or the store slow.",
+        )
+        self.readers = self._gauge("offloaderd_readers", "Reads open now; at most read.readers_max.")
+
+    def _cache_and_integrity(self) -> None:
+        caches = ("blocks", "segments")
+        self.cache_requests = self._counter(
+            "offloaderd_cache_requests_total",
+            "Look-ups by result. Under half hit with evictions rising: raise memory.cache_bytes.",
+            cache=caches,
+            result=("hit", "miss", "joined"),
+        )
+        self.cache_bytes = self._gauge("offloaderd_cache_bytes", "Bytes held.", cache=caches)
+        self.cache_limit_bytes = self._gauge("offloaderd_cache_limit_bytes", "Bytes that may be held.", cache=caches)
+        self.cache_evictions = self._counter(
+            "offloaderd_cache_evictions_total", "Values dropped by cause.", cache=caches, cause=("size", "stale")
+        )
+        self.prefetch_bytes = self._counter(
+            "offloaderd_prefetch_bytes_total",
+            "Bytes read ahead of the reader. Far above read_bytes: readers give up early.",
+        )
+        self.checksum_failures = self._counter(
+            "offloaderd_checksum_failures_total",
+            "Stored bytes that were not what was written. Page on any; the log's data.corrupt events name the object.",
+            where=("upload", "read", "scrub"),
+        )
+        self.verified_bytes = self._counter(
+            "offloaderd_verified_bytes_total", "Bytes of objects that were checked before their commit."
+        )
+
+    def _process(self) -> None:
+        self.grpc_server_handled = self._counter(
+            "grpc_server_handled_total",
+            "Calls finished, by method and status code. Internal or DataLoss: see the log.",
+            service=OPEN,
+            method=OPEN,
+            code=OPEN,
+        )
+        self.event_loop_lag_seconds = self._histogram(
+            "offloaderd_event_loop_lag_seconds", "How late timers fire. p99 above 250 ms: the loop is blocked."
+        )
+        ProcessCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+
+    def set_build(self, version: str, revision: str) -> None:
+        """Say what runs here; replaces what was said before."""
+        self.build_info.clear()
+        self.build_info.labels(version=version, revision=revision).set(1)
+
+    def show_health(self, health: HealthView) -> None:
+        """Copy readiness and the state of the dependencies; made to be given to `Health.listen`."""
+        self.ready.set(health.ready)
+        for dependency in health.dependencies:
+            self.dependency_up.labels(dependency=dependency.name).set(dependency.up)
+
+    def request(self, operation: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
+        """Count one request to the object store: the hook of `objects/s3.py`."""
+        known = code if code in S3_CODES else "other"
+        self.s3_requests.labels(operation=operation, code=known).inc()
+        self.s3_request_duration_seconds.labels(operation=operation).observe(seconds)
+        self.s3_bytes.labels(direction="in").inc(bytes_in)
+        self.s3_bytes.labels(direction="out").inc(bytes_out)
+        if code in S3_THROTTLES:
+            self.s3_throttles.inc()
+
+    def drop_topic(self, topic: str) -> None:
+        """Forget every series of a topic that this daemon no longer serves; an unknown one is no error."""
+        for family in self._families:
+            if "topic" in family._labelnames:  # noqa: SLF001 - the client library has no public list of labels
+                family.remove_by_labels({"topic": topic})
+
+    def label_values(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+        """Labels and their closed sets of values (empty: open) by metric name, for the documentation."""
+        return self._values
+
+    def _counter(self, name: str, text: str, **labels: tuple[str, ...]) -> Counter:
+        return self._keep(name, Counter(name, text, tuple(labels), registry=self.registry), labels)
+
+    def _gauge(self, name: str, text: str, **labels: tuple[str, ...]) -> Gauge:
+        return self._keep(name, Gauge(name, text, tuple(labels), registry=self.registry), labels)
+
+    def _histogram(
+        self, name: str, text: str, buckets: Iterable[float] = SECONDS_BUCKETS, **labels: tuple[str, ...]
+    ) -> Histogram:
+        family = Histogram(name, text, tuple(labels), buckets=tuple(buckets), registry=self.registry)
+        return self._keep(name, family, labels)
+
+    def _keep(self, name: str, family: _Family, labels: Mapping[str, tuple[str, ...]]) -> _Family:
+        self._families.append(family)
+        self._values[name] = dict(labels)
+        if labels and all(labels.values()):
+            for values in product(*labels.values()):
+                family.labels(*values)
+        return family
+
+
+async def watch_loop(clock: Clock, metrics: Metrics, *, interval_s: float = 0.25) -> None:
+    """Observe for ever how much later than asked a sleep returns; ends by being cancelled."""
+    while True:
+        asked = clock.monotonic()
+        await clock.sleep(interval_s)
+        metrics.event_loop_lag_seconds.observe(max(0.0, clock.monotonic() - asked - interval_s))
