@@ -1,0 +1,1 @@
+"""Real servers without Docker or root, as child processes of the daemon."""

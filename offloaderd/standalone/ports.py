@@ -1,0 +1,68 @@
+"""Chooses loopback ports for child processes, below the range that the kernel hands to outgoing connections.
+
+A port from that range could be taken by anybody's connection between two starts; one below it stays ours, so the
+caller may keep it in its state and use it again.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from offloaderd.clock import Clock
+
+LOOPBACK = "127.0.0.1"
+PORT_MIN, PORT_MAX = 12_000, 21_999
+GRPC_OFFSET = 10_000
+"""SeaweedFS takes this port above each of its own for gRPC; PORT_MAX leaves room for it."""
+
+
+def is_free(port: int) -> bool:
+    """Tell whether a server could listen on this loopback port now. Raises OSError for anything but a port in use."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections don't count
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            if error.errno in {errno.EADDRINUSE, errno.EACCES}:
+                return False
+            raise
+    return True
+
+
+def require_free(ports: Sequence[int], server: str) -> None:
+    """Raise InvalidConfig naming the first of `ports` that `server` cannot listen on."""
+    for port in ports:
+        if not is_free(port):
+            raise InvalidConfig(
+                f"port {port} for {server} is in use",
+                hint="is it already running? stop what listens there, or choose another port",
+            )
+
+
+def free_ports(count: int, clock: Clock, *, grpc: bool = False) -> list[int]:
+    """Return `count` different free ports, with `grpc` such that each one's gRPC port is free as well.
+
+    The search starts at a random place, so that two processes that choose at once rarely choose the same.
+    Raises InvalidConfig when there are not enough.
+    """
+    chosen: list[int] = []
+    for port in _rotated(clock.uuid().int):
+        if is_free(port) and (not grpc or is_free(port + GRPC_OFFSET)):
+            chosen.append(port)
+            if len(chosen) == count:
+                return chosen
+    raise InvalidConfig(f"fewer than {count} free ports between {PORT_MIN} and {PORT_MAX}", hint="stop some servers")
+
+
+def _rotated(seed: int) -> Iterator[int]:
+    """Yield every port of the range once, from a place that depends on `seed`."""
+    width = PORT_MAX - PORT_MIN + 1
+    start = seed % width
+    return (PORT_MIN + (start + step) % width for step in range(width))

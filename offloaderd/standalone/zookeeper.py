@@ -1,0 +1,136 @@
+"""A real ZooKeeper from the jars that PySpark brings, on loopback, over a directory that outlives it."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import InvalidConfig
+from offloaderd.standalone.directory import directory_error, prepare_directory
+from offloaderd.standalone.java import find_java
+from offloaderd.standalone.ports import LOOPBACK, require_free
+from offloaderd.standalone.probe import ask
+from offloaderd.standalone.process import ChildProcess, Command
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.clock import Clock
+
+START_DEADLINE_S = 60.0
+_MAIN_CLASS = "org.apache.zookeeper.server.ZooKeeperServerMain"
+_JAR_PATTERNS = (
+    "zookeeper-*.jar",
+    "netty-*.jar",
+    "slf4j-api-*.jar",
+    "log4j-api-*.jar",
+    "log4j-core-*.jar",
+    "log4j-slf4j2-impl-*.jar",
+    "metrics-core-*.jar",
+    "audience-annotations-*.jar",
+    "snappy-java-*.jar",
+    "commons-io-*.jar",
+    "commons-cli-*.jar",
+    "jackson-*.jar",
+)
+# Quick to start and small: serial collector, first compiler only. The log is allocated in steps of 4 MiB, not 64.
+_JVM_FLAGS = (
+    "-Xmx128m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Xshare:auto",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Djava.net.preferIPv4Stack=true",
+    "-Dzookeeper.jmx.log4j.disable=true",
+    "-Dzookeeper.preAllocSize=4096",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooKeeperOptions:
+    """Where it keeps its data and listens. `tick_ms` bounds sessions: they last at least two ticks."""
+
+    directory: Path
+    port: int
+    tick_ms: int = 500
+    session_timeout_max_s: int = 120
+    connections_max: int = 200
+
+
+def zookeeper_jars() -> list[Path]:
+    """Return the jars that the server needs. Raises InvalidConfig when PySpark, or its ZooKeeper, is not there."""
+    spec = importlib.util.find_spec("pyspark")
+    folder = Path(spec.origin).parent / "jars" if spec and spec.origin else None
+    jars = [jar for pattern in _JAR_PATTERNS for jar in sorted(folder.glob(pattern))] if folder else []
+    if not any(jar.name.startswith("zookeeper-") for jar in jars):
+        raise InvalidConfig(
+            f"no ZooKeeper among the jars of PySpark ({folder or 'PySpark is not installed'})",
+            hint="pip install 'offloaderd[standalone]'",
+        )
+    return jars
+
+
+class ZooKeeperServer:
+    """One running server."""
+
+    def __init__(self, options: ZooKeeperOptions, child: ChildProcess) -> None:
+        self.child = child
+        self.address = f"{LOOPBACK}:{options.port}"
+
+
+@asynccontextmanager
+async def zookeeper(options: ZooKeeperOptions, clock: Clock) -> AsyncIterator[ZooKeeperServer]:
+    """Run ZooKeeper; it answers when the body starts and is gone when the context ends. The data stays.
+
+    Raises InvalidConfig (no Java, no jars, port in use), NoSpace and Denied (directory), ServerDied.
+    """
+    command = _command(options)
+    async with ChildProcess(command, clock) as child:
+
+        async def answers() -> bool:
+            return (await ask(options.port, b"srvr")).startswith(b"Zookeeper version")
+
+        await child.ready(answers, START_DEADLINE_S)
+        yield ZooKeeperServer(options, child)
+
+
+def _command(options: ZooKeeperOptions) -> Command:
+    """Check everything that can be checked before the start, and write zoo.cfg."""
+    jars = zookeeper_jars()
+    java = find_java()
+    directory = options.directory.absolute()
+    prepare_directory(directory)
+    require_free([options.port], "ZooKeeper")
+    config = directory / "zoo.cfg"
+    try:
+        config.write_text(_config(options, directory), encoding="utf-8")
+    except OSError as error:
+        raise directory_error(error, directory) from error
+    class_path = ":".join(map(str, jars))
+    return Command(
+        name="ZooKeeper",
+        program=java,
+        arguments=(*_JVM_FLAGS, "-cp", class_path, _MAIN_CLASS, str(config)),
+        directory=directory,
+    )
+
+
+def _config(options: ZooKeeperOptions, directory: Path) -> str:
+    """Return zoo.cfg; a backslash would be an escape in it."""
+    settings = {
+        "tickTime": options.tick_ms,
+        "dataDir": str(directory / "data").replace("\\", "\\\\"),
+        "clientPort": options.port,
+        "clientPortAddress": LOOPBACK,
+        "admin.enableServer": "false",
+        "maxClientCnxns": options.connections_max,
+        "minSessionTimeout": 2 * options.tick_ms,
+        "maxSessionTimeout": 1000 * options.session_timeout_max_s,
+        "autopurge.snapRetainCount": 3,
+        "autopurge.purgeInterval": 1,
+        "4lw.commands.whitelist": "srvr",
+    }
+    return "".join(f"{key}={value}\n" for key, value in settings.items())

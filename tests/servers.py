@@ -1,0 +1,98 @@
+"""Real servers for tests, as a pytest plugin: ZooKeeper and an S3 server, one of each a test process.
+
+They are children of the test process, on free loopback ports, over temporary directories, and are started when the
+first test asks for them. Ask for them by an argument (or `usefixtures`), not from inside a running event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import pytest
+from botocore.config import Config
+from botocore.session import get_session
+
+from offloaderd.clock import SystemClock
+from offloaderd.standalone.ports import free_ports
+from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
+from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractAsyncContextManager
+
+T = TypeVar("T")
+
+
+class S3Server(NamedTuple):
+    """Where the S3 server is and who may use it."""
+
+    endpoint: str
+    access_key: str
+    secret_key: str
+
+
+@contextmanager
+def running(server: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Run an async context from sync code: a loop for the start, the same again for the stop, none between."""
+    loop = asyncio.new_event_loop()
+    try:
+        started = loop.run_until_complete(server.__aenter__())
+        try:
+            yield started
+        finally:
+            loop.run_until_complete(server.__aexit__(None, None, None))
+    finally:
+        loop.close()
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A running ZooKeeper, as host:port."""
+    clock = SystemClock()
+    options = ZooKeeperOptions(directory=tmp_path_factory.mktemp("zookeeper"), port=free_ports(1, clock)[0])
+    with running(zookeeper(options, clock)) as server:
+        yield server.address
+
+
+@pytest.fixture(scope="session", name="zookeeper")
+def zookeeper_address(zookeeper_server: str) -> str:
+    """Address of ZooKeeper as host:port; sessions may be as short as 1 s."""
+    return zookeeper_server
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A running S3 server."""
+    clock = SystemClock()
+    master, volume, filer, s3 = free_ports(PORT_COUNT, clock, grpc=True)
+    options = SeaweedOptions(
+        directory=tmp_path_factory.mktemp("seaweed"),
+        ports=(master, volume, filer, s3),
+        access_key=clock.uuid().hex,
+        secret_key=clock.uuid().hex,
+    )
+    with running(seaweed(options, clock)) as server:
+        yield S3Server(server.endpoint, options.access_key, options.secret_key)
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server) -> Iterator[str]:
+    """Name of a new, empty bucket, deleted with all that is in it afterwards."""
+    client = get_session().create_client(
+        "s3",
+        region_name="us-east-1",
+        endpoint_url=s3_server.endpoint,
+        aws_access_key_id=s3_server.access_key,
+        aws_secret_access_key=s3_server.secret_key,
+        config=Config(s3={"addressing_style": "path"}),
+    )
+    name = f"test-{SystemClock().uuid().hex[:16]}"
+    client.create_bucket(Bucket=name)
+    try:
+        yield name
+    finally:
+        client.delete_bucket(Bucket=name)  # this server drops the content with it
+        client.close()
