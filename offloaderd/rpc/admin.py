@@ -237,7 +237,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             self._engine.offloader(topic)
             if status.state == "stopped":
                 raise Conflict(
-                    f"{topic} has stopped at {offloader.offloaded} before {target}: {status.stalled_reason or 'disabled'}",
+                    f"{topic} stopped at {offloader.offloaded}, before {target}: {status.stalled_reason or 'disabled'}",
                     hint="see `offloadctl status` and the daemon's log",
                 )
             await changed_or_heartbeat(offloader.changed)

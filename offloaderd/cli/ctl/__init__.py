@@ -1,0 +1,1 @@
+"""offloadctl's subcommands, one a module; `options.py` holds what they share."""

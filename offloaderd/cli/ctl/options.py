@@ -1,0 +1,179 @@
+"""What every offloadctl command takes: which daemon, how long to wait, and JSON; and types of arguments.
+
+The options may stand before or after the subcommand; the later one wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from offloaderd.errors import InvalidInput
+from offloaderd.model import Position, ReadPriority, TopicName
+from offloaderd.rpc.client import DaemonClient
+from offloaderd.standalone import state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+DEFAULT_ADDRESS = "127.0.0.1:7650"
+"""Where a daemon with default settings listens; said again here because reading the settings takes longer than a call."""
+CALL_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """How one command reaches the daemon and answers. `timeout_s` None: the command's own default."""
+
+    address: str | None = None
+    standalone: Path | None = None
+    timeout_s: float | None = None
+    json: bool = False
+
+    def target(self) -> str:
+        """Return the daemon's address: given, a standalone's, or the default. Raises NotFound, InvalidConfig."""
+        if self.address is not None:
+            return self.address
+        if self.standalone is not None:
+            return state.load(self.standalone).address
+        usual = Path(state.DEFAULT_DIRECTORY)
+        if state.running(usual):
+            return state.load(usual).address
+        return DEFAULT_ADDRESS
+
+    def client(self) -> DaemonClient:
+        """Return a client that is not connected yet."""
+        return DaemonClient(self.target(), timeout_s=self.timeout_s or CALL_TIMEOUT_S)
+
+    def run(self, work: Coroutine[Any, Any, int | None]) -> int:
+        """Run a command to its end; returns the exit code."""
+        return asyncio.run(work) or 0
+
+
+def common(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the shared options to a command or group; the function gets a `session` first."""
+
+    @click.option(
+        "--address",
+        metavar="HOST:PORT",
+        envvar="OFFLOADCTL_ADDRESS",
+        help=f"The daemon's gRPC address. [env: OFFLOADCTL_ADDRESS; default: that of a standalone running in "
+        f"{state.DEFAULT_DIRECTORY}, else {DEFAULT_ADDRESS}]",
+    )
+    @click.option(
+        "--standalone",
+        metavar="DIR",
+        envvar="OFFLOADCTL_STANDALONE",
+        type=click.Path(path_type=Path),
+        help="Use the daemon of the standalone with this data directory. [env: OFFLOADCTL_STANDALONE]",
+    )
+    @click.option(
+        "--timeout",
+        "timeout_s",
+        metavar="SECONDS",
+        type=click.FloatRange(min=0, min_open=True),
+        help=f"Give up after this long. [default: {CALL_TIMEOUT_S:g}; none for what streams or waits]",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document, or one line an item.")
+    def command(
+        address: str | None,
+        standalone: Path | None,
+        timeout_s: float | None,
+        as_json: bool,
+        **arguments: Any,  # noqa: ANN401 - a command's own arguments
+    ) -> Any:  # noqa: ANN401
+        context = click.get_current_context()
+        session = merged(context, address, standalone, timeout_s, as_json=as_json)
+        context.obj = session
+        return function(session, **arguments)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+def merged(
+    context: click.Context, address: str | None, standalone: Path | None, timeout_s: float | None, *, as_json: bool
+) -> Session:
+    """Return the outer command's session with what was said here; a flag beats the environment.
+
+    Raises UsageError for two flags that contradict each other.
+    """
+
+    def given(name: str) -> bool:
+        return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+    if given("address") and given("standalone"):
+        raise click.UsageError("--address and --standalone exclude each other")
+    session: Session = context.obj if isinstance(context.obj, Session) else Session()
+    if given("address") or (address is not None and session.address is None and session.standalone is None):
+        session = replace(session, address=address, standalone=None)
+    if given("standalone") or (standalone is not None and session.address is None and session.standalone is None):
+        session = replace(session, address=None, standalone=standalone)
+    return replace(session, timeout_s=timeout_s or session.timeout_s, json=as_json or session.json)
+
+
+class TopicParam(click.ParamType[TopicName]):
+    """A topic name as pulsar-admin takes it."""
+
+    name = "topic"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TopicName:  # noqa: ANN401
+        """Parse a name, or fail with what one looks like."""
+        try:
+            return value if isinstance(value, TopicName) else TopicName.parse(value)
+        except InvalidInput as error:
+            self.fail(f"{error.message}\nhint: {error.hint}", param, ctx)
+
+
+class PositionParam(click.ParamType[Position]):
+    """A position `LEDGER:ENTRY`."""
+
+    name = "position"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Position:  # noqa: ANN401
+        """Parse a position, or fail with what one looks like."""
+        try:
+            return value if isinstance(value, Position) else Position.parse(value)
+        except InvalidInput as error:
+            self.fail(f"{error.message}\nhint: {error.hint}", param, ctx)
+
+
+class PriorityParam(click.ParamType[ReadPriority]):
+    """A read priority of PIP-73."""
+
+    name = "priority"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ReadPriority:  # noqa: ANN401
+        """Parse a priority, or fail with the list."""
+        try:
+            return ReadPriority.parse(value)
+        except InvalidInput as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
+
+
+class SizeParam(click.ParamType[int]):
+    """A number of bytes: 1048576, 64M, 64MiB, 1G."""
+
+    name = "size"
+    _units: dict[str, int] = dict(zip("KMGT", (2**10, 2**20, 2**30, 2**40), strict=True))  # noqa: RUF012
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
+        """Parse a size > 0, or fail with what one looks like."""
+        if isinstance(value, int):
+            return value
+        digits = value.strip().upper().removesuffix("B").removesuffix("I")
+        factor = self._units.get(digits[-1:], 0)
+        digits = (digits[:-1] if factor else digits).strip()
+        if not (digits.isascii() and digits.isdecimal() and int(digits) > 0):
+            self.fail(f"not a size: {value!r}; write bytes, or a number with K, M, G or T (powers of 1024)", param, ctx)
+        return int(digits) * (factor or 1)
+
+
+TOPIC = TopicParam()
+POSITION = PositionParam()
+PRIORITY = PriorityParam()
+SIZE = SizeParam()

@@ -1,0 +1,106 @@
+"""`offloadctl produce`: append the lines of a file to a topic of the daemon's own ledger store."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+from offloaderd.clock import SystemClock
+from offloaderd.standalone.lines import Lines
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.model import TopicName
+
+
+@dataclass(slots=True)
+class Total:
+    """What has been sent and what has been acknowledged."""
+
+    sent_bytes: int = 0
+    entries: int = 0
+    last: str | None = None
+
+
+@click.command(short_help="Append lines to a topic of the embedded store.")
+@click.argument("topic", type=options.TOPIC)
+@click.argument("file", default="-", type=click.Path(allow_dash=True, exists=True, dir_okay=False))
+@click.option("--roll", is_flag=True, help="Close the ledger afterwards.")
+@options.common
+def produce(session: Session, topic: TopicName, *, file: str, roll: bool) -> int:
+    """Append every line of FILE (standard input when it is left out or `-`) as one entry.
+
+    Empty lines are skipped. What is counted as appended survives a crash of the daemon and of the machine. Only a
+    daemon with an embedded ledger store, as standalone has, offers this; to a Pulsar topic, produce with Pulsar.
+
+    \b
+    Examples:
+      offloadctl produce orders orders.ndjson
+      tail -f app.log | offloadctl produce logs
+    """
+    return session.run(_produce(session, topic, Lines(file), roll=roll))
+
+
+async def _produce(session: Session, topic: TopicName, lines: Lines, *, roll: bool) -> None:
+    clock = SystemClock()
+    started = clock.monotonic()
+    total = Total()
+    async with session.client() as client:
+        with bar(hidden=session.json) as progress:
+            task = progress.add_task("append", total=None, said="")
+            async for answer in client.append(topic, counted(lines, total), timeout_s=session.timeout_s):
+                total.entries += answer.entry_count
+                total.last = show.position_of(answer, "last") or total.last
+                said = f"{show.plural(total.entries, 'entry', 'entries')}, {show.size(total.sent_bytes)}"
+                progress.update(task, total=lines.total_bytes, completed=total.sent_bytes, said=said)
+        if roll:
+            await client.roll(topic)
+    seconds = clock.monotonic() - started
+    if session.json:
+        show.document(
+            {
+                "topic": str(topic),
+                "entries": total.entries,
+                "payload_bytes": total.sent_bytes - total.entries,
+                "skipped_empty_lines": lines.skipped,
+                "last": total.last,
+                "seconds": round(seconds, 3),
+            }
+        )
+        return
+    skipped = f"; {show.plural(lines.skipped, 'empty line')} skipped" if lines.skipped else ""
+    payload = total.sent_bytes - total.entries
+    click.echo(
+        f"appended {show.plural(total.entries, 'entry', 'entries')} ({show.size(payload)}) to {topic} in "
+        f"{show.age(seconds)}, last position {total.last or '-'}{skipped}"
+    )
+
+
+async def counted(lines: Lines, total: Total) -> AsyncIterator[list[bytes]]:
+    """Yield the batches and count their bytes, line feeds included, as the file has them."""
+    async for batch in lines.batches():
+        total.sent_bytes += sum(map(len, batch)) + len(batch)
+        yield batch
+
+
+def bar(*, hidden: bool) -> Progress:
+    """Return a progress bar over bytes, on stderr; nothing where there is no terminal."""
+    console = Console(file=sys.stderr)
+    return Progress(
+        TextColumn("appending"),
+        BarColumn(),
+        TextColumn("{task.fields[said]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=hidden or not console.is_terminal,
+    )

@@ -1,0 +1,80 @@
+"""`offloadctl segments`: what is stored where."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.model import TopicName
+    from offloaderd.rpc.v1 import admin_pb2
+
+
+@click.command(short_help="List a topic's segments.")
+@click.argument("topic", type=options.TOPIC)
+@options.common
+def segments(session: Session, topic: TopicName) -> int:
+    """List a topic's segments in order: range, size, object; the open one last.
+
+    \b
+    Examples:
+      offloadctl segments orders
+      offloadctl segments orders --json | jq -r '.segments[].data_key'
+    """
+    return session.run(_segments(session, topic))
+
+
+async def _segments(session: Session, topic: TopicName) -> None:
+    async with session.client() as client:
+        found = await client.segments(topic)
+    if session.json:
+        show.document({"topic": str(topic), "segments": [as_json(segment) for segment in found]})
+    elif not found:
+        click.echo(f"{topic} has no segments yet", err=True)
+    else:
+        show.table(COLUMNS, rows(found))
+
+
+COLUMNS = ("SEGMENT", "STATUS", "BEGIN", "END", ">ENTRIES", ">PAYLOAD", ">OBJECT", "OFFLOADED AT (UTC)", "DATA OBJECT")
+
+
+def rows(found: Sequence[admin_pb2.Segment]) -> list[tuple[str, ...]]:
+    """Return the lines of the table."""
+    return [
+        (
+            segment.segment_id[:8],
+            segment.status,
+            show.position_of(segment, "begin") or "-",
+            show.position_of(segment, "end") or "open",
+            show.number(segment.entries),
+            show.size(segment.payload_bytes),
+            show.size(segment.object_bytes) if segment.object_bytes else "-",
+            show.moment(segment.offloaded_ms),
+            f"{segment.bucket}/{segment.data_key}",
+        )
+        for segment in found
+    ]
+
+
+def as_json(segment: admin_pb2.Segment) -> dict[str, object]:
+    """Return a segment as JSON shows it; `end` and `offloaded_ms` are null while it is open."""
+    return {
+        "segment_id": segment.segment_id,
+        "status": segment.status,
+        "begin": show.position_of(segment, "begin"),
+        "end": show.position_of(segment, "end"),
+        "entries": segment.entries,
+        "payload_bytes": segment.payload_bytes,
+        "object_bytes": segment.object_bytes,
+        "assigned_ms": segment.assigned_ms,
+        "offloaded_ms": segment.offloaded_ms or None,
+        "bucket": segment.bucket,
+        "data_key": segment.data_key,
+    }

@@ -1,0 +1,164 @@
+"""`offloadctl status`: the daemon and its topics at a glance, or one topic in full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+
+if TYPE_CHECKING:
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.model import TopicName
+    from offloaderd.rpc.v1 import admin_pb2, read_pb2
+
+POSITIONS = ("first", "confirmed", "offloaded", "buffered_first", "buffered_last")
+
+
+@click.command(short_help="Show the daemon and its topics, or one topic.")
+@click.argument("topic", type=options.TOPIC, required=False)
+@options.common
+def status(session: Session, topic: TopicName | None) -> int:
+    """Show the daemon, what it depends on, and how far each topic is; or one topic with its positions.
+
+    \b
+    Examples:
+      offloadctl status
+      offloadctl status orders
+      offloadctl status orders --json | jq '.topics[0].lag_entries'
+    """
+    return session.run(_status(session, topic))
+
+
+async def _status(session: Session, topic: TopicName | None) -> None:
+    async with session.client() as client:
+        found = await client.status(topic)
+        positions = await client.last_positions(topic) if topic is not None else None
+    if session.json:
+        show.document(as_json(found, positions))
+        return
+    show.facts(daemon_facts(found))
+    if topic is not None:
+        for one in found.topics:
+            click.echo()
+            show.facts(topic_facts(one, positions))
+    elif found.topics:
+        click.echo()
+        show.table(COLUMNS, [row(one) for one in found.topics])
+        for one in found.topics:
+            if one.stalled_reason:
+                click.echo(f"{one.topic}: {one.stalled_reason}")
+
+
+COLUMNS = ("TOPIC", "STATE", "CONFIRMED", "OFFLOADED", ">LAG", ">LAG BYTES", ">LAG AGE", ">OPEN SEGMENT", ">SEGMENTS")
+
+
+def row(one: admin_pb2.TopicStatus) -> tuple[str, ...]:
+    """Return a topic's line in the table."""
+    return (
+        one.topic,
+        one.state,
+        show.position_of(one, "confirmed") or "-",
+        show.position_of(one, "offloaded") or "-",
+        show.number(one.lag_entries),
+        show.size(one.lag_bytes),
+        show.age(one.lag_seconds) if one.lag_entries else "-",
+        show.size(one.open_segment_bytes) if one.open_segment_id else "-",
+        show.number(one.segments_committed),
+    )
+
+
+def daemon_facts(found: admin_pb2.StatusResponse) -> list[tuple[str, str]]:
+    """Return the lines about the daemon."""
+    used, budget = show.size(found.memory_used_bytes), show.size(found.memory_budget_bytes)
+    lines = [
+        ("daemon", f"{found.daemon_id} {found.version}, {found.state} since {show.moment(found.started_ms)} UTC"),
+        ("memory", f"{used} of {budget}"),
+    ]
+    lines += [
+        (one.name, "up" if one.up else f"DOWN: {one.message or 'no reason given'}") for one in found.dependencies
+    ]
+    return lines
+
+
+def topic_facts(
+    one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsResponse | None
+) -> list[tuple[str, str]]:
+    """Return the lines about one topic."""
+    lag = "none"
+    if one.lag_entries:
+        entries = show.plural(one.lag_entries, "entry", "entries")
+        lag = f"{entries}, {show.size(one.lag_bytes)}, oldest {show.age(one.lag_seconds)} ago"
+    segment = "none"
+    if one.open_segment_id:
+        entries = show.plural(one.open_segment_entries, "entry", "entries")
+        segment = (
+            f"{one.open_segment_id} ({entries}, {show.size(one.open_segment_bytes)}, "
+            f"{show.age(one.open_segment_age_s)} old)"
+        )
+    lines = [
+        ("topic", one.topic),
+        ("state", one.state + (f": {one.stalled_reason}" if one.stalled_reason else "")),
+        ("owner", f"{one.owner or '-'} (epoch {one.epoch})"),
+        ("lag", lag),
+        ("open segment", segment),
+        ("buffer", show.size(one.buffer_bytes)),
+        ("segments", show.number(one.segments_committed)),
+    ]
+    if positions is not None:
+        labels = ("oldest", "confirmed", "offloaded", "buffered from", "buffered to")
+        lines += [
+            (label, show.position_of(positions, field) or "-") for label, field in zip(labels, POSITIONS, strict=True)
+        ]
+    return lines
+
+
+def as_json(
+    found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsResponse | None
+) -> dict[str, object]:
+    """Return the status as JSON shows it; `positions` is there for a single topic."""
+    result: dict[str, object] = {
+        "daemon": {
+            "id": found.daemon_id,
+            "version": found.version,
+            "state": found.state,
+            "started_ms": found.started_ms,
+            "memory_used_bytes": found.memory_used_bytes,
+            "memory_budget_bytes": found.memory_budget_bytes,
+            "dependencies": [
+                {"name": one.name, "up": one.up, "message": one.message or None} for one in found.dependencies
+            ],
+        },
+        "topics": [topic_json(one) for one in found.topics],
+    }
+    if positions is not None:
+        result["positions"] = {field: show.position_of(positions, field) for field in POSITIONS}
+    return result
+
+
+def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
+    """Return a topic's status as JSON shows it; what does not exist is null."""
+    opened = one.open_segment_id or None
+    return {
+        "topic": one.topic,
+        "state": one.state,
+        "stalled_reason": one.stalled_reason or None,
+        "owner": one.owner or None,
+        "epoch": one.epoch,
+        "confirmed": show.position_of(one, "confirmed"),
+        "offloaded": show.position_of(one, "offloaded"),
+        "lag_entries": one.lag_entries,
+        "lag_bytes": one.lag_bytes,
+        "lag_seconds": one.lag_seconds,
+        "open_segment": opened
+        and {
+            "segment_id": one.open_segment_id,
+            "entries": one.open_segment_entries,
+            "bytes": one.open_segment_bytes,
+            "age_s": one.open_segment_age_s,
+        },
+        "buffer_bytes": one.buffer_bytes,
+        "segments_committed": one.segments_committed,
+    }

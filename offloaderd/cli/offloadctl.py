@@ -1,0 +1,52 @@
+"""`offloadctl`: ask a daemon, over gRPC."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+import offloaderd
+from offloaderd.cli.ctl import offload, options, produce, read, segments, status, topics
+from offloaderd.cli.program import EXIT_CODES, Program
+
+if TYPE_CHECKING:
+    from offloaderd.cli.ctl.options import Session
+
+
+@click.group(cls=Program, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(offloaderd.__version__, prog_name="offloadctl")
+@options.common
+def cli(session: Session) -> None:
+    """Operate an offloaderd daemon: topics, offloads, segments, entries.
+
+    Topics are written persistent://TENANT/NAMESPACE/TOPIC, TENANT/NAMESPACE/TOPIC or TOPIC (in public/default), as
+    in pulsar-admin. Results go to stdout, progress and errors to stderr.
+
+    \b
+    Examples:
+      offloadctl status
+      offloadctl topics enable orders
+      offloadctl offload orders --wait
+      offloadctl read orders --from 0:0 --max 5
+    """
+
+
+for command in (
+    topics.topics,
+    status.status,
+    offload.offload,
+    segments.segments,
+    read.read,
+    produce.produce,
+):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Console script."""
+    cli(prog_name="offloadctl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""What both commands share: every failure ends as one line, a hint and an exit code; never as a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+import grpc
+
+from offloaderd.errors import CorruptData, InvalidConfig, InvalidInput, NotFound, OffloaderError
+from offloaderd.rpc.client import RemoteError, Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+OK, FAILED, USAGE, UNREACHABLE, NOT_FOUND, CORRUPT, TIMED_OUT = range(7)
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+EXIT_CODES = """\b
+Exit codes:
+  0    done
+  1    failed
+  2    wrong usage, argument or configuration
+  3    the daemon cannot be reached
+  4    the topic, or what was asked of it, does not exist
+  5    stored data is corrupt
+  6    no result before --timeout
+  130  interrupted (Ctrl-C)
+  141  whoever read the output went away"""
+
+DEBUG = "OFFLOADERD_DEBUG"
+"""Set in the environment, it lets unexpected errors through with their traceback."""
+
+_BY_STATUS = {
+    grpc.StatusCode.INVALID_ARGUMENT: USAGE,
+    grpc.StatusCode.OUT_OF_RANGE: USAGE,
+    grpc.StatusCode.NOT_FOUND: NOT_FOUND,
+    grpc.StatusCode.DATA_LOSS: CORRUPT,
+    grpc.StatusCode.DEADLINE_EXCEEDED: TIMED_OUT,
+}
+
+
+def exit_code(error: OffloaderError) -> int:
+    """Return the exit code that tells a script what happened."""
+    if isinstance(error, RemoteError):
+        return _BY_STATUS.get(error.code, FAILED)
+    kinds = (
+        (Unreachable, UNREACHABLE),
+        (InvalidInput, USAGE),
+        (InvalidConfig, USAGE),
+        (NotFound, NOT_FOUND),
+        (CorruptData, CORRUPT),
+    )
+    return next((code for kind, code in kinds if isinstance(error, kind)), FAILED)
+
+
+class Program(click.Group):
+    """A click group that ends the process with the documented exit codes."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,  # noqa: ANN401 - click's signature
+    ) -> Any:  # noqa: ANN401 - click's signature
+        """Run; in standalone mode every outcome becomes an exit code."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+            code = result if isinstance(result, int) else OK
+        except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:  # noqa: BLE001 - the outermost frame
+            code = outcome_of(error)
+        sys.exit(code)
+
+
+def outcome_of(error: BaseException) -> int:
+    """Tell the user what went wrong and return the exit code.
+
+    Of a group of errors, from tasks that fell together, the first one counts.
+    """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, click.ClickException):
+        error.show()
+        return USAGE if isinstance(error, click.UsageError) else FAILED
+    if isinstance(error, click.Abort | KeyboardInterrupt | asyncio.CancelledError):
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        return broken_pipe()
+    if isinstance(error, OffloaderError):
+        return report(error)
+    if isinstance(error, OSError):
+        return report(OffloaderError(os_error_text(error)))
+    if os.environ.get(DEBUG):
+        raise error
+    return report(unexpected(error))
+
+
+def unexpected(error: BaseException) -> OffloaderError:
+    """Return what to say of an error that nobody foresaw."""
+    return OffloaderError(
+        f"internal error: {type(error).__name__}: {error}", hint=f"{DEBUG}=1 shows where; please report it"
+    )
+
+
+def os_error_text(error: OSError) -> str:
+    """Return `file: reason` of an operating-system error."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def report(error: OffloaderError) -> int:
+    """Write an error for people to stderr; returns its exit code."""
+    lines = [line.rstrip() for line in error.message.splitlines() if line.strip()] or [type(error).__name__]
+    click.echo(f"error: {lines[0]}", err=True)
+    for line in lines[1:]:
+        click.echo(f"  {line.strip()}", err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+    return exit_code(error)
+
+
+def broken_pipe() -> int:
+    """Go quietly: what is still buffered has no reader, and must not complain at exit."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(devnull, sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass  # stdout is no real file (a test, an embedding): nothing is left to flush into the pipe
+    finally:
+        os.close(devnull)
+    return BROKEN_PIPE

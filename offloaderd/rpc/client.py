@@ -1,0 +1,286 @@
+"""A daemon as seen by its users: one asyncio client over all services, used by offloadctl and the walkthrough.
+
+Rules: every call has a deadline unless the caller says otherwise; message sizes are limited both ways; an error
+status becomes a RemoteError with the daemon's reason and hint, a daemon that cannot be reached an Unreachable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from offloaderd.errors import InvalidInput, OffloaderError, Transient
+from offloaderd.rpc.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    ledgers_pb2,
+    ledgers_pb2_grpc,
+    read_pb2,
+    read_pb2_grpc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+    from types import TracebackType
+
+    from offloaderd.model import Position, ReadPriority, TopicName
+
+MESSAGE_BYTES_MAX = 32 * 1024 * 1024
+"""Largest message that is sent or taken; an entry is at most 5 MiB, a batch a little more than the batch size."""
+CONNECT_S = 5.0
+ERROR_DETAIL_KEY = "offloaderd-error-bin"
+
+
+class RemoteError(OffloaderError):
+    """The daemon answered with an error status; `reason` is its stable word for it, empty when it gave none."""
+
+    def __init__(self, message: str, *, code: grpc.StatusCode, reason: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.reason = reason
+
+
+class Unreachable(Transient):
+    """No daemon answers at the address."""
+
+
+class DaemonClient:
+    """Async context manager over one channel to `address` (`host:port`).
+
+    `timeout_s` is the deadline of each call that is not a stream; streams take their own (None: no limit). Every
+    method raises RemoteError and Unreachable.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float | None = 30.0,
+        connect_s: float = CONNECT_S,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> None:
+        self.address = checked_address(address)
+        self._timeout_s = timeout_s
+        self._connect_s = connect_s
+        self._options = (
+            ("grpc.max_receive_message_length", message_bytes_max),
+            ("grpc.max_send_message_length", message_bytes_max),
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.enable_http_proxy", 0),
+        )
+
+    async def __aenter__(self) -> Self:
+        """Open the channel and wait until the daemon answers; raises Unreachable."""
+        self._channel = aio.insecure_channel(self.address, options=self._options)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._reads = read_pb2_grpc.ReadServiceStub(self._channel)
+        self._ledgers = ledgers_pb2_grpc.LedgerServiceStub(self._channel)
+        try:
+            await self._connected()
+        except BaseException:
+            await self._channel.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the channel; calls that still run are cancelled."""
+        await self._channel.close()
+
+    async def _connected(self) -> None:
+        """Return once the channel is up; the first refusal is final, since a user is waiting."""
+        hint = "is the daemon running there? `offloaderd standalone` or `offloaderd serve` starts one"
+        try:
+            async with asyncio.timeout(self._connect_s):
+                state = self._channel.get_state(try_to_connect=True)
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                        raise Unreachable(f"cannot connect to the daemon at {self.address}", hint=hint)
+                    await self._channel.wait_for_state_change(state)
+                    state = self._channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            raise Unreachable(f"no answer from {self.address} within {self._connect_s:g} s", hint=hint) from None
+
+    async def topics(self, prefix: str = "") -> Sequence[admin_pb2.TopicSummary]:
+        """Return the topics below `prefix` (tenant or tenant/namespace; empty: all)."""
+        with self._errors():
+            request = admin_pb2.ListTopicsRequest(prefix=prefix)
+            return (await self._admin.ListTopics(request, timeout=self._timeout_s)).topics
+
+    async def enable(
+        self,
+        topic: TopicName,
+        *,
+        segment_bytes_max: int | None = None,
+        segment_age_max_s: float | None = None,
+        segment_age_min_s: float | None = None,
+        read_priority: ReadPriority | None = None,
+    ) -> None:
+        """Enable a topic; what is None is left to the daemon's configuration."""
+        request = admin_pb2.EnableTopicRequest(
+            topic=str(topic),
+            segment_bytes_max=segment_bytes_max,
+            segment_age_max_s=segment_age_max_s,
+            segment_age_min_s=segment_age_min_s,
+            read_priority=read_priority,
+        )
+        with self._errors():
+            await self._admin.EnableTopic(request, timeout=self._timeout_s)
+
+    async def disable(self, topic: TopicName, *, timeout_s: float | None = None) -> None:
+        """Complete the open segment and stop offloading the topic."""
+        with self._errors():
+            request = admin_pb2.DisableTopicRequest(topic=str(topic))
+            await self._admin.DisableTopic(request, timeout=timeout_s or self._timeout_s)
+
+    async def segments(self, topic: TopicName) -> list[admin_pb2.Segment]:
+        """Return the topic's segments in order, the open one last."""
+        with self._errors():
+            request = admin_pb2.ListSegmentsRequest(topic=str(topic))
+            return [segment async for segment in self._admin.ListSegments(request, timeout=self._timeout_s)]
+
+    async def offload(
+        self, topic: TopicName, *, wait: bool, timeout_s: float | None = None
+    ) -> AsyncIterator[admin_pb2.OffloadProgress]:
+        """Seal the open segment; yields one report, or with `wait` reports until all is committed."""
+        call = self._admin.Offload(admin_pb2.OffloadRequest(topic=str(topic), wait=wait), timeout=timeout_s)
+        with self._errors(call):
+            async for progress in call:
+                yield progress
+
+    async def status(self, topic: TopicName | None = None) -> admin_pb2.StatusResponse:
+        """Return the daemon's state with one topic, or all of its topics."""
+        with self._errors():
+            request = admin_pb2.StatusRequest(topic="" if topic is None else str(topic))
+            return await self._admin.Status(request, timeout=self._timeout_s)
+
+    async def last_positions(self, topic: TopicName) -> read_pb2.LastPositionsResponse:
+        """Return the topic's oldest, newest, offloaded and buffered positions."""
+        with self._errors():
+            request = read_pb2.LastPositionsRequest(topic=str(topic))
+            return await self._reads.LastPositions(request, timeout=self._timeout_s)
+
+    async def read(
+        self,
+        topic: TopicName,
+        *,
+        first: Position | None = None,
+        last: Position | None = None,
+        follow: bool = False,
+        entries_max: int = 0,
+        batch_bytes: int = 0,
+        read_priority: ReadPriority | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[read_pb2.ReadResponse]:
+        """Yield the entries of a range in batches, each with the tier that served it."""
+        request = read_pb2.ReadRequest(
+            topic=str(topic),
+            first=position_message(first),
+            last=position_message(last),
+            follow=follow,
+            entries_max=entries_max,
+            batch_bytes=batch_bytes,
+            read_priority=read_priority or "",
+        )
+        call = self._reads.Read(request, timeout=timeout_s)
+        with self._errors(call):
+            async for response in call:
+                yield response
+
+    async def append(
+        self, topic: TopicName, batches: AsyncIterable[Sequence[bytes]], *, timeout_s: float | None = None
+    ) -> AsyncIterator[ledgers_pb2.AppendResponse]:
+        """Append batches to the daemon's ledger store; yields an answer to each, in order, once it is durable.
+
+        What `batches` raises is raised here.
+        """
+        failure: list[Exception] = []
+
+        async def requests() -> AsyncIterator[ledgers_pb2.AppendRequest]:
+            try:
+                async for payloads in batches:
+                    yield ledgers_pb2.AppendRequest(topic=str(topic), payloads=payloads)
+            except Exception as error:
+                failure.append(error)
+                raise
+
+        call = self._ledgers.Append(requests(), timeout=timeout_s)
+        try:
+            with self._errors(call):
+                async for response in call:
+                    yield response
+        except (OffloaderError, asyncio.CancelledError):
+            if failure:
+                raise failure[0] from None
+            raise
+
+    async def roll(self, topic: TopicName) -> None:
+        """Close the open ledger of the daemon's ledger store."""
+        with self._errors():
+            await self._ledgers.Roll(ledgers_pb2.RollRequest(topic=str(topic)), timeout=self._timeout_s)
+
+    @contextmanager
+    def _errors(self, call: aio.Call | None = None) -> Iterator[None]:
+        """Turn gRPC's exception into ours, and never leave a stream running that nobody reads."""
+        try:
+            yield
+        except aio.AioRpcError as error:
+            raise translated(error, self.address) from None
+        finally:
+            if call is not None:
+                call.cancel()
+
+
+def translated(error: aio.AioRpcError, address: str) -> OffloaderError:
+    """Return what a failed call means to the caller.
+
+    UNAVAILABLE without the daemon's own detail was said by the transport: the daemon is gone.
+    """
+    code = error.code()
+    text = " ".join((error.details() or code.name).split())
+    detail = error_detail(error)
+    if detail is not None:
+        return RemoteError(text, code=code, reason=detail.reason, hint=detail.hint)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return Unreachable(f"lost the daemon at {address}: {text}", hint="it may be restarting; try again")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return RemoteError("no result before the deadline", code=code, hint="allow more with --timeout SECONDS")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return RemoteError(
+            "the daemon does not offer this", code=code, hint="appending needs a daemon with an embedded ledger store"
+        )
+    return RemoteError(text, code=code)
+
+
+def error_detail(error: aio.AioRpcError) -> common_pb2.ErrorDetail | None:
+    """Return the detail that the daemon attached to an error, None when there is none that can be read."""
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_DETAIL_KEY and isinstance(value, bytes):
+            try:
+                return common_pb2.ErrorDetail.FromString(value)
+            except DecodeError:
+                return None
+    return None
+
+
+def position_message(value: Position | None) -> common_pb2.Position | None:
+    """Return a position as a message, None when there is none."""
+    return None if value is None else common_pb2.Position(ledger_id=value.ledger_id, entry_id=value.entry_id)
+
+
+def checked_address(text: str) -> str:
+    """Return `host:port` if it can be an address; raises InvalidInput."""
+    host, colon, port = text.rpartition(":")
+    hint = "write HOST:PORT, for instance 127.0.0.1:7650"
+    if not (colon and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65_536):
+        raise InvalidInput(f"not an address: {text!r}", hint=hint)
+    if "/" in host or host.startswith("[") != host.endswith("]") or (":" in host and not host.startswith("[")):
+        raise InvalidInput(f"not an address: {text!r}", hint=hint)
+    return text

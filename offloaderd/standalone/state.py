@@ -1,0 +1,142 @@
+"""What a standalone remembers in its data directory, and the lock that keeps a second one out.
+
+`standalone.json` (mode 0600) holds the ports and the credentials that the first start chose, so that every later start
+is the same system again; offloadctl finds the daemon by it. `standalone.lock` is held by flock for as long as the
+process lives, so a crash leaves nothing to clean up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import Conflict, InvalidConfig, NotFound
+from offloaderd.standalone.directory import directory_error, write_private
+from offloaderd.standalone.ports import LOOPBACK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+DEFAULT_DIRECTORY = "data/standalone"
+FILE_NAME = "standalone.json"
+LOCK_NAME = "standalone.lock"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandaloneState:
+    """The choices of the first start. `ports` is by purpose; every port is on the loopback interface."""
+
+    ports: Mapping[str, int]
+    bucket: str
+    access_key: str
+    secret_key: str
+    version: int = VERSION
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the daemon's gRPC server."""
+        return f"{LOOPBACK}:{self.ports['grpc']}"
+
+    @property
+    def http(self) -> str:
+        """URL of the daemon's HTTP server (metrics and health)."""
+        return f"http://{LOOPBACK}:{self.ports['http']}"
+
+    @property
+    def s3_endpoint(self) -> str:
+        """URL of the S3 server."""
+        return f"http://{LOOPBACK}:{self.ports['s3']}"
+
+    def __repr__(self) -> str:
+        """Without the secret, which must not reach a log."""
+        return f"StandaloneState(ports={dict(self.ports)}, bucket={self.bucket!r})"
+
+
+def load(directory: Path) -> StandaloneState:
+    """Read the state of a data directory. Raises NotFound when there is none, InvalidConfig when it is damaged."""
+    path = directory / FILE_NAME
+    try:
+        return decoded(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(
+            f"no standalone in {directory}", hint=f"start one with `offloaderd standalone --data {directory}`"
+        ) from None
+    except OSError as error:
+        raise directory_error(error, directory) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidConfig(
+            f"{path} is damaged: {error}",
+            hint="its ports and credentials are those of the data beside it: restore it, or start in a new directory",
+        ) from None
+
+
+def decoded(text: str) -> StandaloneState:
+    """Read a state file's text; raises ValueError, TypeError, KeyError or AttributeError for what is not one."""
+    found = json.loads(text)
+    if found["version"] != VERSION:
+        raise ValueError(f"version {found['version']!r} is not {VERSION}")
+    state = StandaloneState(**found)
+    if not all(isinstance(port, int) and 0 < port < 65_536 for port in state.ports.values()):
+        raise ValueError("a port is out of range")
+    if not {"grpc", "http", "s3"} <= state.ports.keys():
+        raise ValueError("a port is missing")
+    if not all(isinstance(text, str) for text in (state.bucket, state.access_key, state.secret_key)):
+        raise TypeError("bucket or credentials are no text")
+    return state
+
+
+def save(directory: Path, state: StandaloneState) -> None:
+    """Write the state, readable by its owner only; all or nothing. Raises NoSpace, Denied, OffloaderError."""
+    path = directory / FILE_NAME
+    try:
+        write_private(path, json.dumps(asdict(state), indent=2) + "\n")
+    except OSError as error:
+        raise directory_error(error, directory) from error
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the directory for this process; raises Conflict when another one holds it."""
+    path = directory / LOCK_NAME
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise directory_error(error, directory) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            raise Conflict(
+                f"another standalone (process {holder or 'unknown'}) is running on {directory}",
+                hint="stop it, or choose another directory with --data",
+            ) from None
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            raise directory_error(error, directory) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def running(directory: Path) -> bool:
+    """Say whether a standalone holds the directory."""
+    try:
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
