@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
 
-STOP_GRACE_S = 10.0
 POLL_S = 0.05
 DEATH_POLL_S = 0.25
 TAIL_LINES = 5
@@ -45,13 +44,17 @@ class ServerDied(OffloaderError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What to run: `name` for people, an absolute program, and the directory of its data and log."""
+    """What to run: `name` for people, an absolute program, and the directory of its data and log.
+
+    Asked to stop, it gets `stop_grace_s` seconds before it is killed.
+    """
 
     name: str
     program: Path
     arguments: tuple[str, ...]
     directory: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    stop_grace_s: float = 10.0
 
     @property
     def log(self) -> Path:
@@ -131,14 +134,14 @@ class ChildProcess:
         if not self._stopping:
             raise self.death(code)
 
-    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Ask it to end, and after `grace_s` seconds make it; repeating is harmless. Cancelled, it is killed."""
+    async def stop(self) -> None:
+        """Ask it to end, and after the command's `stop_grace_s` seconds make it; repeating is harmless. Cancelled, it is killed."""
         self._stopping = True
         if self._process is None:
             return
         try:
             self._signal(signal.SIGTERM)
-            until = self._clock.monotonic() + grace_s
+            until = self._clock.monotonic() + self._command.stop_grace_s
             while self._process.poll() is None and self._clock.monotonic() < until:
                 await self._clock.sleep(POLL_S)
         finally:

@@ -6,6 +6,7 @@ name is an error as it is on S3.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -26,8 +27,12 @@ if TYPE_CHECKING:
     from offloaderd.clock import Clock
 
 START_DEADLINE_S = 60.0
+STOP_GRACE_S = 1.0
+"""Asked to stop, it waits for its own parts to hang up on each other, far longer than it needs for its data."""
+
 PORT_COUNT = 4
 _SOCKET_PATH_BYTES_MAX = 100
+_SOCKET_FOLDER = "/tmp"  # noqa: S108 - SeaweedFS's choice
 _ACTIONS = ["Admin", "Read", "Write", "List", "Tagging"]
 
 
@@ -72,8 +77,19 @@ async def seaweed(options: SeaweedOptions, clock: Clock) -> AsyncIterator[Seawee
         async def takes_writes() -> bool:
             return (await http_get(s3, "/status"))[0] == 200 and await _assigns(master)
 
-        await child.ready(takes_writes, START_DEADLINE_S)
-        yield SeaweedServer(options, child)
+        try:
+            await child.ready(takes_writes, START_DEADLINE_S)
+            yield SeaweedServer(options, child)
+        finally:
+            await child.stop()
+            _remove_sockets(options)
+
+
+def _remove_sockets(options: SeaweedOptions) -> None:
+    """Remove the sockets that it makes where no option reaches, and leaves behind."""
+    for name, port in zip(("master", "volume", "filer", "s3"), options.ports, strict=True):
+        with contextlib.suppress(OSError):
+            Path(f"{_SOCKET_FOLDER}/seaweedfs-{name}-grpc-{port + GRPC_OFFSET}.sock").unlink()
 
 
 async def _assigns(master_port: int) -> bool:
@@ -100,10 +116,11 @@ def _command(options: SeaweedOptions) -> Command:
     return Command(
         name="SeaweedFS",
         program=weed,
-        arguments=("server", *_arguments(options, directory, credentials)),
+        arguments=("-logtostderr=true", "server", *_arguments(options, directory, credentials)),
         directory=directory,
         # A bucket is a collection, and a collection grows by seven volumes at a time unless told otherwise.
         environment={"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"},
+        stop_grace_s=STOP_GRACE_S,
     )
 
 
@@ -115,6 +132,7 @@ def _arguments(options: SeaweedOptions, directory: Path, credentials: Path) -> t
         f"-ip={LOOPBACK}",
         f"-ip.bind={LOOPBACK}",
         "-master.telemetry=false",
+        "-master.peers=none",  # alone: leader at once, or the volume server comes back only after 5 s
         f"-master.port={master}",
         "-master.volumeSizeLimitMB=1024",
         f"-volume.port={volume}",
