@@ -1,0 +1,1 @@
+"""The offload engine: from the tailing buffer to a committed segment."""

@@ -48,6 +48,7 @@ class OffloadServiceServicer:
         """The first request names the topic; the following ones carry batches. Answers acknowledge batches in order and,
         whenever it moves, the offloaded position. The server stops reading when a push-only topic has no room (flow
         control); for a topic with a ledger source it declines with FULL and reads the entries from the source itself.
+        A caller that half-closes the stream gets the remaining acknowledgements; the call ends when all is offloaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,6 +35,7 @@ class OffloadServiceStub:
     """The first request names the topic; the following ones carry batches. Answers acknowledge batches in order and,
     whenever it moves, the offloaded position. The server stops reading when a push-only topic has no room (flow
     control); for a topic with a ledger source it declines with FULL and reads the entries from the source itself.
+    A caller that half-closes the stream gets the remaining acknowledgements; the call ends when all is offloaded.
     """
 
 @_typing.type_check_only
@@ -44,6 +45,7 @@ class OffloadServiceAsyncStub(OffloadServiceStub):
     """The first request names the topic; the following ones carry batches. Answers acknowledge batches in order and,
     whenever it moves, the offloaded position. The server stops reading when a push-only topic has no room (flow
     control); for a topic with a ledger source it declines with FULL and reads the entries from the source itself.
+    A caller that half-closes the stream gets the remaining acknowledgements; the call ends when all is offloaded.
     """
 
 class OffloadServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -56,6 +58,7 @@ class OffloadServiceServicer(metaclass=_abc_1.ABCMeta):
         """The first request names the topic; the following ones carry batches. Answers acknowledge batches in order and,
         whenever it moves, the offloaded position. The server stops reading when a push-only topic has no room (flow
         control); for a topic with a ledger source it declines with FULL and reads the entries from the source itself.
+        A caller that half-closes the stream gets the remaining acknowledgements; the call ends when all is offloaded.
         """
 
 def add_OffloadServiceServicer_to_server(servicer: OffloadServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

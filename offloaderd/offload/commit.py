@@ -1,0 +1,167 @@
+"""The records that move a topic forward: claim an attempt, note its upload, commit it, or give it up.
+
+Each is one transaction that also checks the epoch's version, so a deposed owner changes nothing (P4). An answer that
+was lost is read back and decided by the segment's id; never guessed (architecture section 6, 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transient
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.port import Check, Create, Delete, Replace
+from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records import trash as trash_record
+from offloaderd.offload.budget import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from offloaderd.clock import Clock
+    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.port import MetadataStore, Step
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metrics import Metrics
+    from offloaderd.model import TopicName
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Proof of ownership: the epoch, and the version of its node that every commit checks."""
+
+    topic: TopicName
+    epoch: int
+    epoch_version: int
+
+
+class AttemptLog:
+    """Writes a topic's attempt and commits it, under one claim."""
+
+    def __init__(self, store: MetadataStore, claim: Claim, *, clock: Clock, metrics: Metrics) -> None:
+        self._store = store
+        self._claim = claim
+        self._clock = clock
+        self._metrics = metrics
+        self._path = paths.attempt(claim.topic)
+        self._version = 0
+
+    async def begin(self, attempt: Attempt) -> None:
+        """Record the attempt before its first byte. Raises Fenced."""
+
+        async def recorded() -> bool:
+            found = await self.load()
+            return found is not None and found.segment_id == attempt.segment_id
+
+        await self._settle([Create(self._path, attempt_record.encode(attempt))], recorded)
+        self._version = 0
+
+    async def update(self, attempt: Attempt) -> None:
+        """Replace the attempt with a later state of itself. Raises Fenced."""
+
+        async def recorded() -> bool:
+            return await self.load() == attempt
+
+        await self._settle([Replace(self._path, attempt_record.encode(attempt), self._version)], recorded)
+        self._version += 1
+
+    async def load(self) -> Attempt | None:
+        """Read the attempt that is recorded, if any."""
+        try:
+            node = await self._store.get(self._path)
+        except NotFound:
+            return None
+        self._version = node.version
+        return attempt_record.decode(node.value, path=self._path)
+
+    async def commit(self, topic_map: TopicMap, segment: CommittedSegment) -> TopicMap:
+        """Make the segment part of the topic: every touched ledger's context and the attempt's end, in one step.
+
+        Returns the map with it. Raises Fenced, or Conflict when contexts were changed by someone else.
+        """
+        steps, after = topic_map.with_commit(segment)
+
+        async def recorded() -> bool:
+            current = await catalog.load(self._store, self._claim.topic)
+            return any(known.segment_id == segment.segment_id for known in current.segments)
+
+        started = self._clock.monotonic()
+        await self._settle([*steps, Delete(self._path, self._version)], recorded)
+        self._metrics.metadata_commit_duration_seconds.observe(self._clock.monotonic() - started)
+        for step in steps:
+            if isinstance(step, Create | Replace):
+                self._metrics.metadata_node_bytes.set(len(step.value))
+        return after
+
+    async def give_up(self, attempt: Attempt, reason: str) -> None:
+        """Put the attempt's objects on the trash list and end the attempt, in one step. Raises Fenced."""
+        path = paths.trash_record(self._claim.topic, attempt.segment_id)
+        trash = trash_record.Trash(
+            segment_id=attempt.segment_id,
+            upload_id=attempt.upload_id,
+            reason=reason,
+            decided_ms=self._clock.wall_ms(),
+        )
+
+        async def recorded() -> bool:
+            return await self.load() is None
+
+        await self._settle([Create(path, trash_record.encode(trash)), Delete(self._path, self._version)], recorded)
+
+    async def _settle(self, steps: Sequence[Step], recorded: Callable[[], Awaitable[bool]]) -> None:
+        """Carry out the steps under the epoch until the outcome is known.
+
+        `recorded` reads back whether they were carried out; it decides after a lost answer, and after a conflict
+        that an earlier try of the same steps may have caused.
+        """
+        fence = Check(paths.epoch(self._claim.topic), self._claim.epoch_version)
+        backoff = Backoff(self._clock)
+        unknown = False
+        while True:
+            try:
+                await self._store.transact([fence, *steps])
+            except OutcomeUnknown as error:
+                self._metrics.metadata_commits.labels(outcome="unknown").inc()
+                unknown = True
+                await backoff.wait(error)
+                continue
+            except Transient as error:
+                self._metrics.metadata_commits.labels(outcome="error").inc()
+                await backoff.wait(error)
+                continue
+            except (Conflict, NotFound) as error:
+                if unknown and await self._read_back(recorded):
+                    self._metrics.metadata_commits.labels(outcome="ok").inc()
+                    return
+                self._metrics.metadata_commits.labels(outcome="conflict").inc()
+                await self._judge(error)
+            self._metrics.metadata_commits.labels(outcome="ok").inc()
+            return
+
+    async def _read_back(self, recorded: Callable[[], Awaitable[bool]]) -> bool:
+        backoff = Backoff(self._clock)
+        while True:
+            try:
+                return await recorded()
+            except Transient as error:
+                await backoff.wait(error)
+
+    async def _judge(self, error: Conflict | NotFound) -> None:
+        """Raise Fenced when the epoch moved on, else the conflict itself."""
+
+        async def ours() -> bool:
+            try:
+                node = await self._store.get(paths.epoch(self._claim.topic))
+            except NotFound:
+                return False
+            return node.version == self._claim.epoch_version
+
+        if await self._read_back(ours):
+            raise error
+        self._metrics.fenced_writes.inc()
+        raise Fenced(
+            f"another daemon has taken over {self._claim.topic} (epoch {self._claim.epoch} is over)",
+            hint="nothing to do: this daemon stops working on the topic and changes nothing",
+        ) from error
+

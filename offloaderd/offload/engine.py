@@ -1,0 +1,316 @@
+"""The engine: keeps one offloader running for every enabled topic that this daemon can claim.
+
+Topics are enabled by a policy node; a counter on the topics' root node tells every daemon that the set changed. Each
+topic has a supervisor task: claim, recover, offload, release, and again. An error of one topic stalls that topic alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.errors import Closed, Conflict, Fenced, NotFound, OffloaderError, Transient
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.port import Create, Replace
+from offloaderd.metadata.records import policy as policy_record
+from offloaderd.offload import ownership, recovery
+from offloaderd.offload.budget import Backoff
+from offloaderd.offload.commit import AttemptLog, Claim
+from offloaderd.offload.report import Reporter
+from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.signal import Signal, race
+from offloaderd.offload.status import idle
+from offloaderd.offload.topic import TopicOffloader, Workshop, first_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.port import MetadataStore, Session
+    from offloaderd.metadata.records.daemon import DaemonNode
+    from offloaderd.metadata.records.owner import Owner
+    from offloaderd.metadata.records.policy import TopicPolicy
+    from offloaderd.model import EntryBatch, Position, TopicName
+    from offloaderd.offload.status import TopicStatus
+
+log = structlog.get_logger(__name__)
+
+@dataclass(slots=True)
+class _Supervised:
+    """One enabled topic of this daemon."""
+
+    policy: TopicPolicy
+    stop: asyncio.Event
+    offloader: TopicOffloader | None = None
+    error: OffloaderError | None = None
+
+
+class Engine:
+    """All topics of one daemon."""
+
+    def __init__(self, shop: Workshop, me: DaemonNode, defaults: RollPolicy) -> None:
+        self._shop = shop
+        self._me = me
+        self._defaults = defaults
+        self._clock = shop.uplink.clock
+        self._metrics = shop.uplink.metrics
+        self._supervised: dict[TopicName, _Supervised] = {}
+        self._draining = False
+        self._reporter = Reporter(shop, self.statuses)
+        self.changed = Signal()
+
+    async def enable(self, topic: TopicName, policy: TopicPolicy) -> None:
+        """Start offloading a topic, or change its policy; some daemon takes it up within moments."""
+        if self._draining:
+            raise Closed("this daemon is draining", hint="ask another daemon, or try again after its restart")
+        await self._write_policy(topic, policy)
+
+    async def disable(self, topic: TopicName) -> None:
+        """Stop offloading a topic once its open segment is complete; what was offloaded stays readable.
+
+        Raises NotFound when it is not enabled.
+        """
+        try:
+            node = await self._shop.metadata.get(paths.policy(topic))
+        except NotFound:
+            raise NotFound(f"{topic} is not enabled", hint="`offloadctl topics list` shows the topics") from None
+        policy = policy_record.decode(node.value, path=paths.policy(topic))
+        await self._write_policy(topic, policy_record.disabled(policy))
+        held = self._supervised.get(topic)
+        if held is not None:
+            held.stop.set()
+            while topic in self._supervised and self._supervised[topic] is held:
+                await self.changed.wait()
+
+    async def _write_policy(self, topic: TopicName, policy: TopicPolicy) -> None:
+        """Write the policy and raise the counter that tells all daemons to look."""
+        store, path = self._shop.metadata, paths.policy(topic)
+        backoff = Backoff(self._clock)
+        for _ in range(20):
+            await _ensure(store, [paths.TOPICS, *paths.folders(topic)])
+            counter = await store.get(paths.TOPICS)
+            try:
+                node = await store.get(path)
+                step: Create | Replace = Replace(path, policy_record.encode(policy), node.version)
+            except NotFound:
+                step = Create(path, policy_record.encode(policy))
+            try:
+                await store.transact([step, Replace(paths.TOPICS, b"", counter.version)])
+            except (Conflict, NotFound, Transient) as error:
+                await backoff.wait(error)
+                continue
+            return
+        raise Transient(f"the policy of {topic} could not be written", hint="try again; ZooKeeper is busy or away")
+
+    def topics(self) -> Sequence[TopicName]:
+        """Return the topics that this daemon owns at the moment."""
+        return sorted(topic for topic, held in self._supervised.items() if held.offloader is not None)
+
+    def find(self, topic: TopicName) -> TopicOffloader | None:
+        """Return the topic's offloader if this daemon owns it."""
+        held = self._supervised.get(topic)
+        return held.offloader if held else None
+
+    async def owned(self, topic: TopicName) -> TopicOffloader:
+        """Return the topic's offloader. Raises NotFound when it is not enabled, Conflict when it is owned elsewhere."""
+        found = self.find(topic)
+        if found is not None:
+            return found
+        owner = await self.owner_of(topic)
+        if owner is not None and owner.daemon_id != self._me.daemon_id:
+            raise Conflict(f"{topic} is owned by daemon {owner.daemon_id}", hint=f"ask it at {owner.address}")
+        return self.offloader(topic)
+
+    def offloader(self, topic: TopicName) -> TopicOffloader:
+        """Return the topic's offloader. Raises NotFound when it is not enabled, Transient while it is being claimed."""
+        held = self._supervised.get(topic)
+        if held is None:
+            raise NotFound(f"{topic} is not enabled on this daemon", hint=f"offloadctl topics enable {topic}")
+        if held.offloader is None:
+            if held.error is not None:
+                raise held.error
+            raise Transient(f"{topic} has no owner yet, or another daemon owns it", hint="try again in a moment")
+        return held.offloader
+
+    async def owner_of(self, topic: TopicName) -> Owner | None:
+        """Return who owns a topic, None when nobody does."""
+        return await ownership.owner_of(self._shop.metadata, topic)
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return what is committed of a topic: the owner's live map, else as stored."""
+        found = self.find(topic)
+        return found.map if found is not None else await catalog.load(self._shop.metadata, topic)
+
+    def statuses(self) -> list[TopicStatus]:
+        """Describe every enabled topic that this daemon works on or waits for."""
+        found = []
+        for topic, held in sorted(self._supervised.items()):
+            if held.offloader is not None:
+                found.append(held.offloader.status())
+            else:
+                found.append(idle(topic, held.error))
+        return found
+
+    def read_hot(
+        self, topic: TopicName, first: Position, last: Position | None, bytes_max: int
+    ) -> EntryBatch | None:
+        """Return entries from the tailing buffer, None when it does not hold `first`."""
+        found = self.find(topic)
+        return found.buffer.read(first, last, bytes_max) if found else None
+
+    async def run(self) -> None:
+        """Supervise all enabled topics until `drain` has been called and every topic is released."""
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(self._follow_topics(group), name="enabled topics")
+            reporter = group.create_task(self._reporter.run(), name="topic metrics")
+            while not (self._draining and not self._supervised):
+                await self.changed.wait()
+            watcher.cancel()
+            reporter.cancel()
+
+    def drain(self) -> None:
+        """Complete every open segment, release every topic, then let `run` return."""
+        self._draining = True
+        for held in self._supervised.values():
+            held.stop.set()
+        self.changed.notify()
+
+    async def _follow_topics(self, group: asyncio.TaskGroup) -> None:
+        store = self._shop.metadata
+        async with aclosing(store.watch(paths.TOPICS)) as changes:  # type: ignore[type-var]
+            async for _ in changes:
+                backoff = Backoff(self._clock)
+                while True:
+                    try:
+                        await self._look(group)
+                    except Transient as error:
+                        await backoff.wait(error)
+                    else:
+                        break
+
+    async def _look(self, group: asyncio.TaskGroup) -> None:
+        """Compare the enabled topics with the supervised ones: start, stop, or hand over a changed policy."""
+        policies = await catalog.topic_policies(self._shop.metadata)
+        enabled = {topic: policy for topic, policy in policies.items() if policy.enabled}
+        for topic, held in self._supervised.items():
+            if topic not in enabled:
+                held.stop.set()
+            elif held.policy != enabled[topic]:
+                held.policy = enabled[topic]
+                if held.offloader is not None:
+                    held.offloader.policy = self._roll_policy(held.policy)
+                    held.offloader.buffer.changed.notify()
+        for topic in sorted(enabled.keys() - self._supervised.keys()):
+            if not self._draining:
+                held = self._supervised[topic] = _Supervised(enabled[topic], asyncio.Event())
+                group.create_task(self._supervise(topic, held), name=f"topic {topic}")
+
+    def _roll_policy(self, policy: TopicPolicy) -> RollPolicy:
+        default = self._defaults
+        return RollPolicy(
+            segment_bytes_max=policy.segment_bytes_max or default.segment_bytes_max,
+            segment_age_max_s=policy.segment_age_max_s or default.segment_age_max_s,
+            segment_age_min_s=(
+                default.segment_age_min_s if policy.segment_age_min_s is None else policy.segment_age_min_s
+            ),
+        )
+
+    async def _supervise(self, topic: TopicName, held: _Supervised) -> None:
+        """Claim and offload one topic until it is disabled or the daemon drains."""
+        backoff = Backoff(self._clock)
+        try:
+            while not held.stop.is_set():
+                try:
+                    await self._own(topic, held)
+                    held.error = None
+                    backoff.reset()
+                except Fenced as error:
+                    log.warning("topic.fenced", topic=str(topic), error=str(error))
+                    held.error = None
+                except OffloaderError as error:
+                    held.error = error
+                    log.error("topic.stalled", topic=str(topic), error=str(error), error_class=type(error).__name__)
+                    await race(held.stop.wait(), self._clock.sleep(backoff.pause_s(error)))
+        finally:
+            del self._supervised[topic]
+            self._reporter.forget(topic)
+            self.changed.notify()
+
+    async def _own(self, topic: TopicName, held: _Supervised) -> None:
+        """Claim the topic, take over what an earlier owner left, offload until told to stop, release."""
+        store = self._shop.metadata
+        session = await store.session()
+        claim: Claim | None = None
+
+        async def claiming() -> None:
+            nonlocal claim
+            claim = await ownership.claim(store, topic, self._me, session, self._clock)
+
+        await race(claiming(), held.stop.wait(), session.lost.wait())
+        if claim is None:
+            return
+        self._metrics.ownership_changes.labels(direction="gained").inc()
+        try:
+            await recovery.take_over(
+                AttemptLog(store, claim, clock=self._clock, metrics=self._metrics), topic, self._metrics
+            )
+            topic_map = await self._load_map(topic)
+            offloader = TopicOffloader(self._shop, claim, topic_map, self._roll_policy(held.policy))
+            held.offloader, held.error = offloader, None
+            self.changed.notify()
+            await self._work(offloader, held.stop, session)
+        finally:
+            held.offloader = None
+            self._metrics.ownership_changes.labels(direction="lost").inc()
+            self.changed.notify()
+            if not session.lost.is_set():
+                await ownership.release(store, claim, self._clock)
+
+    async def _load_map(self, topic: TopicName) -> TopicMap:
+        backoff = Backoff(self._clock)
+        while True:
+            try:
+                return await catalog.load(self._shop.metadata, topic)
+            except Transient as error:
+                await backoff.wait(error)
+
+    async def _work(self, offloader: TopicOffloader, stop: asyncio.Event, session: Session) -> None:
+        async def stop_when_told() -> None:
+            await stop.wait()
+            offloader.stop()
+
+        async def fence_when_lost() -> None:
+            await session.lost.wait()
+            raise Fenced(
+                f"the metadata session that held {offloader.topic} is lost",
+                hint="nothing to do: the topic is claimed again as soon as there is a session",
+            )
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                helpers = [
+                    group.create_task(stop_when_told(), name=f"stop {offloader.topic}"),
+                    group.create_task(fence_when_lost(), name=f"session of {offloader.topic}"),
+                    group.create_task(
+                        recovery.keep_trash_empty(self._shop.metadata, self._shop.uplink, offloader.topic),
+                        name=f"trash of {offloader.topic}",
+                    ),
+                ]
+                await offloader.run()
+                for helper in helpers:
+                    helper.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+
+
+async def _ensure(store: MetadataStore, nodes: Sequence[str]) -> None:
+    """Create empty nodes that do not exist yet."""
+    for path in nodes:
+        try:
+            await store.create(path, b"")
+        except Conflict:
+            continue

@@ -1,0 +1,137 @@
+"""Who works on what: a daemon's registration, and claims on topics.
+
+A claim is one transaction that creates the topic's ephemeral owner node and raises its epoch; from then on every
+commit of an earlier owner fails on the epoch's version. Losing the session ends all claims at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.errors import Conflict, NotFound, OutcomeUnknown, Transient
+from offloaderd.metadata import paths
+from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.records import daemon as daemon_record
+from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records import owner as owner_record
+from offloaderd.offload.budget import Backoff
+from offloaderd.offload.commit import Claim
+
+if TYPE_CHECKING:
+    from offloaderd.clock import Clock
+    from offloaderd.metadata.port import MetadataStore, Session
+    from offloaderd.metadata.records.daemon import DaemonNode
+    from offloaderd.metadata.records.owner import Owner
+    from offloaderd.model import TopicName
+
+log = structlog.get_logger(__name__)
+
+
+async def register(store: MetadataStore, node: DaemonNode, *, clock: Clock, patience_s: float) -> None:
+    """Announce this daemon under its id.
+
+    A node left by an earlier run of the same daemon goes with that run's session, so it is waited for.
+    Raises Conflict when the id is still taken after `patience_s`.
+    """
+    path = paths.daemon(node.daemon_id)
+    deadline = clock.monotonic() + patience_s
+    backoff = Backoff(clock)
+    while True:
+        try:
+            await store.create(path, daemon_record.encode(node), ephemeral=True)
+        except OutcomeUnknown as error:
+            await backoff.wait(error)
+        except Conflict:
+            try:
+                found = daemon_record.decode((await store.get(path)).value, path=path)
+            except NotFound:
+                continue
+            if found == node:
+                return  # an earlier try of ours whose answer was lost
+            if clock.monotonic() >= deadline:
+                raise Conflict(
+                    f"a daemon with the id {node.daemon_id!r} is already running at {found.address}",
+                    hint="stop it, or give this one another id (daemon.id)",
+                ) from None
+            log.info("daemon.waiting", daemon_id=node.daemon_id, address=found.address)
+            await clock.sleep(0.5)
+        else:
+            return
+
+
+async def owner_of(store: MetadataStore, topic: TopicName) -> Owner | None:
+    """Return who owns a topic, None when nobody does."""
+    path = paths.owner(topic)
+    try:
+        return owner_record.decode((await store.get(path)).value, path=path)
+    except NotFound:
+        return None
+
+
+async def claim(store: MetadataStore, topic: TopicName, me: DaemonNode, session: Session, clock: Clock) -> Claim:
+    """Become the topic's owner, waiting while somebody else is. Cancellation may leave the claim with the session."""
+    async with aclosing(store.watch(paths.owner(topic))) as changes:  # type: ignore[type-var]
+        backoff = Backoff(clock)
+        async for _ in changes:
+            while True:
+                try:
+                    claimed = await _try_claim(store, topic, me, session, clock)
+                except (Transient, OutcomeUnknown) as error:
+                    await backoff.wait(error)
+                    continue
+                if claimed is not None:
+                    return claimed
+                break
+    raise Conflict(f"the watch on {topic}'s owner ended")
+
+
+async def _try_claim(
+    store: MetadataStore, topic: TopicName, me: DaemonNode, session: Session, clock: Clock
+) -> Claim | None:
+    """Claim a topic that nobody owns; None when somebody does. A claim whose answer was lost is found again."""
+    epoch_path, owner_path = paths.epoch(topic), paths.owner(topic)
+    try:
+        node = await store.get(epoch_path)
+    except NotFound:
+        node = None
+    before = epoch_record.decode(node.value, path=epoch_path).epoch if node else 0
+    held = await owner_of(store, topic)
+    if held is not None:
+        ours = held.daemon_id == me.daemon_id and held.session_id == session.session_id and held.epoch == before
+        return Claim(topic, before, node.version) if ours and node else None
+    epoch = epoch_record.Epoch(epoch=before + 1, daemon_id=me.daemon_id, claimed_ms=clock.wall_ms())
+    owner = owner_record.Owner(
+        daemon_id=me.daemon_id, address=me.address, session_id=session.session_id, epoch=epoch.epoch
+    )
+    encoded = epoch_record.encode(epoch)
+    raised = Replace(epoch_path, encoded, node.version) if node else Create(epoch_path, encoded)
+    try:
+        await store.transact([Create(owner_path, owner_record.encode(owner), ephemeral=True), raised])
+    except (Conflict, NotFound):
+        return None
+    log.info("topic.claimed", topic=str(topic), epoch=epoch.epoch)
+    return Claim(topic, epoch.epoch, node.version + 1 if node else 0)
+
+
+async def release(store: MetadataStore, held: Claim, clock: Clock, *, deadline_s: float = 5.0) -> None:
+    """Give a topic up so that another daemon can claim it at once; in doubt the session's end does it."""
+    backoff = Backoff(clock)
+    try:
+        async with asyncio.timeout(deadline_s):
+            while True:
+                try:
+                    owner = await owner_of(store, held.topic)
+                    if owner is not None and owner.epoch == held.epoch:
+                        await store.transact([Delete(paths.owner(held.topic))])
+                except (Transient, OutcomeUnknown) as error:
+                    await backoff.wait(error)
+                    continue
+                except (Conflict, NotFound):
+                    log.debug("topic.already_released", topic=str(held.topic))
+                return
+    except TimeoutError:
+        log.warning("topic.release_unknown", topic=str(held.topic), hint="it becomes free when the session ends")

@@ -1,0 +1,60 @@
+"""Brings the topics' gauges up to date every few seconds, so that the hot path keeps no gauge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from offloaderd.model import TopicName
+    from offloaderd.offload.status import TopicStatus
+    from offloaderd.offload.topic import Workshop
+
+REPORT_S = 2.0
+"""Pause between two updates."""
+
+
+class Reporter:
+    """Turns statuses into gauges."""
+
+    def __init__(self, shop: Workshop, statuses: Callable[[], Sequence[TopicStatus]]) -> None:
+        self._shop = shop
+        self._statuses = statuses
+        self._metrics = shop.uplink.metrics
+        self._stalled: dict[TopicName, str] = {}
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        while True:
+            self.report()
+            await self._shop.uplink.clock.sleep(REPORT_S)
+
+    def report(self) -> None:
+        """Set every gauge once."""
+        metrics, statuses = self._metrics, self._statuses()
+        metrics.ownership_topics.set(sum(1 for status in statuses if status.epoch))
+        metrics.buffer_bytes.set(self._shop.pool.used_bytes)
+        metrics.memory_used_bytes.labels(pool="buffer").set(self._shop.pool.used_bytes)
+        metrics.memory_used_bytes.labels(pool="upload").set(self._shop.uplink.budget.used_bytes)
+        metrics.pipeline_bytes.labels(stage="assembly").set(sum(status.open_segment_bytes for status in statuses))
+        metrics.oldest_open_segment_seconds.set(max((status.open_segment_age_s for status in statuses), default=0.0))
+        for status in statuses:
+            self._report_topic(status)
+
+    def _report_topic(self, status: TopicStatus) -> None:
+        topic = str(status.topic)
+        self._metrics.lag_entries.labels(topic=topic).set(status.lag_entries)
+        self._metrics.lag_bytes.labels(topic=topic).set(status.lag_bytes)
+        self._metrics.lag_seconds.labels(topic=topic).set(status.lag_seconds)
+        before = self._stalled.pop(status.topic, "")
+        if before and before != status.stalled_class:
+            self._metrics.stalled.remove(topic, before)
+        if status.stalled_class:
+            self._stalled[status.topic] = status.stalled_class
+            self._metrics.stalled.labels(topic=topic, reason=status.stalled_class).set(1)
+
+    def forget(self, topic: TopicName) -> None:
+        """Drop the series of a topic that this daemon no longer works on."""
+        self._stalled.pop(topic, None)
+        self._metrics.drop_topic(str(topic))

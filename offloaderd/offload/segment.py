@@ -1,0 +1,243 @@
+"""One open segment in memory: entries in, parts out; pure, no I/O.
+
+Blocks and parts are cut by entry sizes alone, never by how entries arrived, so the same entries under the same
+settings always give the same object (architecture section 6, 4). Payloads are referenced until their part is cut and
+copied once, into that part.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from offloaderd.format import broker_entry, manifest, v2
+from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.model import EntryBatch, Position, SegmentRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from uuid import UUID
+
+    from offloaderd.model import LedgerInfo
+
+PART_COUNT_MAX = 10_000
+"""S3's limit on the parts of one object."""
+
+SPARSE_BYTES = 64 * 1024
+"""Distance between the sparse positions that the manifest keeps inside a block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentLayout:
+    """The settings that decide an object's bytes: target sizes of blocks and parts, and the preamble option."""
+
+    block_bytes: int
+    part_bytes: int
+    preamble: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CutPart:
+    """One part, ready to be uploaded; `end` is the last entry in it."""
+
+    part_number: int
+    data: bytes
+    end: Position
+
+
+@dataclass(slots=True)
+class _OpenBlock:
+    ledger_id: int
+    first_entry_id: int
+    payloads: list[bytes]
+    entry_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _LedgerSums:
+    first_entry_id: int
+    last_entry_id: int
+    payload_bytes: int = 0
+
+
+class SegmentBuilder:
+    """Takes consecutive entries, gives parts; at the end the index and the manifest."""
+
+    def __init__(self, segment_id: UUID, layout: SegmentLayout, *, assigned_ms: int) -> None:
+        self.segment_id = segment_id
+        self.assigned_ms = assigned_ms
+        self.payload_bytes = 0
+        self.entries = 0
+        self.begin: Position | None = None
+        self.end: Position | None = None
+        self._layout = layout
+        self._open: _OpenBlock | None = None
+        self._closed: list[_OpenBlock] = []  # blocks that are full but not yet in a part
+        self._closed_bytes = 0
+        self._blocks: list[manifest.BlockInfo] = []
+        self._ledgers: dict[int, _LedgerSums] = {}
+        self._offset = len(v2.PREAMBLE) if layout.preamble else 0
+        self._part_count = 0
+
+    @property
+    def part_ready(self) -> bool:
+        """Say whether enough full blocks are there for a part."""
+        return self._closed_bytes >= self._layout.part_bytes
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that the next part will have if it is cut now."""
+        return self._closed_bytes
+
+    @property
+    def full(self) -> bool:
+        """Say whether the object has come near S3's limit on parts."""
+        return self._part_count >= PART_COUNT_MAX - 2
+
+    def add(self, batch: EntryBatch, payload_bytes_max: int | None = None) -> EntryBatch:
+        """Take entries of the batch until the segment holds `payload_bytes_max`, and return what was taken.
+
+        The entry that reaches the limit is still taken, so at least one is.
+        """
+        lengths = list(map(len, batch.payloads))
+        sums = list(accumulate(lengths))
+        if payload_bytes_max is not None and self.payload_bytes + sums[-1] > payload_bytes_max:
+            count = bisect_left(sums, payload_bytes_max - self.payload_bytes) + 1
+            batch = batch.between(batch.first_entry_id, batch.first_entry_id + count - 1)
+            lengths, sums = lengths[:count], sums[:count]
+        self._fill_blocks(batch, [length + ENTRY_OVERHEAD_BYTES for length in lengths])
+        self.payload_bytes += sums[-1]
+        self.entries += len(lengths)
+        if self.begin is None:
+            self.begin = batch.first
+        self.end = batch.last
+        ledger = self._ledgers.setdefault(batch.ledger_id, _LedgerSums(batch.first_entry_id, batch.last_entry_id))
+        ledger.last_entry_id = batch.last_entry_id
+        ledger.payload_bytes += sums[-1]
+        return batch
+
+    def _fill_blocks(self, batch: EntryBatch, framed: Sequence[int]) -> None:
+        sums = [0, *accumulate(framed)]
+        room = self._layout.block_bytes - v2.BLOCK_HEADER_BYTES - v2.PAD_BYTES_MIN
+        at = 0
+        while at < len(framed):
+            block = self._open
+            if block is not None and block.ledger_id != batch.ledger_id:
+                self._close_block()
+                block = None
+            if block is None:
+                block = self._open = _OpenBlock(batch.ledger_id, batch.first_entry_id + at, [])
+            # As many entries as fit; one that is larger than a whole block gets a block of its own.
+            end = bisect_right(sums, sums[at] + room - block.entry_bytes) - 1
+            if end <= at and not block.payloads:
+                end = at + 1
+            if end > at:
+                block.payloads += batch.payloads[at:end]
+                block.entry_bytes += sums[end] - sums[at]
+                at = end
+            if at < len(framed):
+                self._close_block()
+
+    def _close_block(self) -> None:
+        if self._open is not None:
+            self._closed.append(self._open)
+            self._closed_bytes += self._open.entry_bytes + v2.BLOCK_HEADER_BYTES + v2.PAD_BYTES_MIN
+            self._open = None
+
+    def finish_blocks(self) -> None:
+        """No more entries: the open block is closed as it is."""
+        self._close_block()
+
+    def cut_part(self, *, last: bool = False) -> CutPart | None:
+        """Make the next part of the blocks that are full; `last` takes the rest. None if there is nothing."""
+        count, size = 0, 0
+        while count < len(self._closed) and (last or size < self._layout.part_bytes):
+            size += self._closed[count].entry_bytes + v2.BLOCK_HEADER_BYTES + v2.PAD_BYTES_MIN
+            count += 1
+        if not count:
+            return None
+        blocks, self._closed = self._closed[:count], self._closed[count:]
+        self._closed_bytes -= size
+        self._part_count += 1
+        chunks: list[bytes] = []
+        if self._part_count == 1 and self._layout.preamble:
+            chunks.append(v2.PREAMBLE)
+        lengths = []
+        for block in blocks:
+            encoded = v2.encode_block(block.ledger_id, block.first_entry_id, block.payloads)
+            chunks += encoded.chunks
+            lengths.append(encoded.length)
+        data = b"".join(chunks)
+        at = len(data) - sum(lengths)
+        for block, length in zip(blocks, lengths, strict=True):
+            crc = google_crc32c.value(data[at : at + length])
+            self._blocks.append(self._describe(block, length, crc))
+            self._offset += length
+            at += length
+        end = blocks[-1]
+        return CutPart(
+            self._part_count, data, Position(end.ledger_id, end.first_entry_id + len(end.payloads) - 1)
+        )
+
+    def _describe(self, block: _OpenBlock, length: int, crc32c: int) -> manifest.BlockInfo:
+        starts = list(accumulate(map(len, block.payloads), lambda at, size: at + size + ENTRY_OVERHEAD_BYTES, initial=v2.BLOCK_HEADER_BYTES))
+        sparse = []
+        for wanted in range(v2.BLOCK_HEADER_BYTES + SPARSE_BYTES, starts[-1], SPARSE_BYTES):
+            entry = bisect_left(starts, wanted)
+            if entry < len(block.payloads) and (not sparse or sparse[-1][0] != entry):
+                sparse.append((entry, starts[entry]))
+        first, last = broker_entry.read_head(block.payloads[0]), broker_entry.read_head(block.payloads[-1])
+        return manifest.BlockInfo(
+            ledger_id=block.ledger_id,
+            first_entry_id=block.first_entry_id,
+            entry_count=len(block.payloads),
+            offset=self._offset,
+            length=length,
+            crc32c=crc32c,
+            sparse=tuple(sparse),
+            first_broker_timestamp=first.broker_timestamp if first else None,
+            last_broker_timestamp=last.broker_timestamp if last else None,
+            first_index=first.index if first else None,
+            last_index=last.index if last else None,
+        )
+
+    @property
+    def range(self) -> SegmentRange:
+        """The entries taken so far; only of a segment that holds any."""
+        assert self.begin is not None  # noqa: S101 - a segment is opened with its first entry at hand
+        assert self.end is not None  # noqa: S101
+        return SegmentRange(self.begin, self.end)
+
+    @property
+    def object_bytes(self) -> int:
+        """Length of the data object, once the last part has been cut."""
+        return self._offset
+
+    def ledgers(self, info: Callable[[int], LedgerInfo | None]) -> tuple[manifest.LedgerPart, ...]:
+        """Return what the segment holds of each ledger; `info` tells what is known of the whole ledger."""
+        parts = []
+        for ledger_id, sums in sorted(self._ledgers.items()):
+            known = info(ledger_id)
+            closed = known is not None and known.closed
+            parts.append(
+                manifest.LedgerPart(
+                    ledger_id=ledger_id,
+                    first_entry_id=sums.first_entry_id,
+                    last_entry_id=sums.last_entry_id,
+                    payload_bytes=sums.payload_bytes,
+                    closed=closed,
+                    ledger_entries=known.entries if known and closed else sums.last_entry_id + 1,
+                    ledger_bytes=known.size_bytes if known and closed else 0,
+                    closed_ms=known.closed_at_ms if known else 0,
+                )
+            )
+        return tuple(parts)
+
+    @property
+    def blocks(self) -> tuple[manifest.BlockInfo, ...]:
+        """All blocks, once the last part has been cut."""
+        return tuple(self._blocks)

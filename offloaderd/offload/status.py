@@ -1,0 +1,94 @@
+"""Where a topic stands, as values for status, metrics and logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import Transient
+from offloaderd.offload.uploader import error_class
+
+if TYPE_CHECKING:
+    from offloaderd.errors import OffloaderError
+    from offloaderd.model import Position, TopicName
+    from offloaderd.offload.topic import TopicOffloader
+
+STALLED_TRIES = 5
+"""After so many failures in a row of something that may pass, a topic counts as stalled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicStatus:
+    """One topic of this daemon; sizes in payload bytes, ages in seconds."""
+
+    topic: TopicName
+    state: str
+    owner: str = ""
+    epoch: int = 0
+    confirmed: Position | None = None
+    offloaded: Position | None = None
+    lag_entries: int = 0
+    lag_bytes: int = 0
+    lag_seconds: float = 0.0
+    open_segment_id: str = ""
+    open_segment_entries: int = 0
+    open_segment_bytes: int = 0
+    open_segment_age_s: float = 0.0
+    buffer_bytes: int = 0
+    segments_committed: int = 0
+    stalled_reason: str = ""
+    stalled_class: str = ""
+
+
+def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicStatus:
+    """Describe an offloader at a monotonic time."""
+    builder = topic.builder
+    error = topic.troubles.error
+    stalled = error is not None and (not isinstance(error, Transient) or topic.troubles.count >= STALLED_TRIES)
+    entries, size = lag_of(topic)
+    confirmed = topic.newest
+    return TopicStatus(
+        topic=topic.topic,
+        state="stalled" if stalled else "offloading",
+        owner=owner,
+        epoch=topic.claim.epoch,
+        confirmed=confirmed,
+        offloaded=topic.offloaded,
+        lag_entries=entries,
+        lag_bytes=size,
+        lag_seconds=topic.lag.age_s(now_s) if entries else 0.0,
+        open_segment_id=str(builder.segment_id) if builder else "",
+        open_segment_entries=builder.entries if builder else 0,
+        open_segment_bytes=builder.payload_bytes if builder else 0,
+        open_segment_age_s=topic.open_segment_age_s,
+        buffer_bytes=topic.buffer.used_bytes,
+        segments_committed=len(topic.map.segments),
+        stalled_reason=str(error) if stalled else "",
+        stalled_class=error_class(error) if stalled and error else "",
+    )
+
+
+def idle(topic: TopicName, error: OffloaderError | None) -> TopicStatus:
+    """Describe a topic that this daemon does not own, or stopped working on because of an error."""
+    if error is None:
+        return TopicStatus(topic=topic, state="claiming")
+    return TopicStatus(topic=topic, state="stalled", stalled_reason=str(error), stalled_class=error_class(error))
+
+
+def lag_of(topic: TopicOffloader) -> tuple[int, int]:
+    """Entries and payload bytes that are confirmed and not yet offloaded."""
+    if topic.tailer is None:
+        builder = topic.builder
+        pending = topic.buffer.pending_after(topic.taken)
+        taken = (builder.entries, builder.payload_bytes) if builder else (0, 0)
+        return pending[0] + taken[0], pending[1] + taken[1]
+    offloaded = topic.offloaded
+    entries = size = 0
+    for ledger_id, info in topic.tailer.ledgers.items():
+        if offloaded is None or ledger_id > offloaded.ledger_id:
+            entries += info.entries
+            size += info.size_bytes
+        elif ledger_id == offloaded.ledger_id:
+            entries += max(0, info.entries - offloaded.entry_id - 1)
+            size += max(0, info.size_bytes - topic.map.payload_bytes_of(ledger_id))
+    return entries, size
