@@ -51,7 +51,8 @@ OPEN: tuple[str, ...] = ()
 S3_CODES = frozenset({
     "200", "204", "206", "400", "403", "404", "409", "412", "416", "429", "500", "502", "503", "504",
     "AccessDenied", "EntityTooSmall", "ExpiredToken", "InternalError", "InvalidAccessKeyId", "InvalidPart",
-    "InvalidRange", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "PreconditionFailed", "RequestTimeout", "ServiceUnavailable",
+    "InvalidRange", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "PreconditionFailed", "RequestTimeout",
+    "ServiceUnavailable",
     "SignatureDoesNotMatch", "SlowDown", "error", "ok", "timeout", "unreachable",
 })  # fmt: skip
 """What `s3_requests` counts by name; any other answer of a server is `other`, so that no server can grow the label."""

@@ -1,0 +1,69 @@
+"""Kinds of settings: how a value is read from text, what form it must have, and how that form is said in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, SecretStr
+
+from offloaderd.config.units import parse_bytes
+from offloaderd.errors import InvalidInput
+from offloaderd.model import ReadPriority
+
+
+class SizeMark:
+    """Marks a field as a size, so that it is shown with a unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Says in words what a field's pattern asks for."""
+
+    text: str
+
+
+def _priority(value: object) -> object:
+    try:
+        return ReadPriority.parse(value) if isinstance(value, str) else value
+    except InvalidInput as error:
+        raise ValueError(error.message) from error
+
+
+def _absent(value: object) -> object:
+    """Read the empty text as `not set`: the only way to unset a value by an environment variable."""
+    return None if value == "" else value
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), SizeMark()]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Priority = Annotated[ReadPriority, BeforeValidator(_priority)]
+OptionalText = Annotated[str | None, BeforeValidator(_absent)]
+OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_absent)]
+NodeName = Annotated[str, Field(max_length=200, pattern=r"^[^/\x00-\x1f]*$"), Shape("up to 200 characters, no slash")]
+ClusterName = Annotated[
+    str, Field(max_length=200, pattern=r"^[-.\w]+$"), Shape("1 to 200 letters, digits, dots, dashes, underscores")
+]
+Address = Annotated[
+    Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")] | None, BeforeValidator(_absent), Shape("HOST:PORT")
+]
+Servers = Annotated[
+    str, Field(pattern=r"^[^\s,/:]+:\d{1,5}(,[^\s,/:]+:\d{1,5})*$"), Shape("HOST:PORT,HOST:PORT without blanks")
+]
+NodePath = Annotated[str, Field(pattern=r"^(/[^/\s]+)+$"), Shape("/NAME, no slash at the end")]
+Bucket = Annotated[
+    str,
+    Field(pattern=r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$"),
+    Shape("3 to 63 lower-case letters, digits, dots and dashes"),
+]
+KeyPrefix = Annotated[
+    str,
+    Field(max_length=500, pattern=r"^([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$"),
+    Shape("up to 500 characters, no slash at the start"),
+]
+Url = Annotated[
+    Annotated[str, Field(pattern=r"^https?://[^\s/]+/?$")] | None,
+    BeforeValidator(_absent),
+    Shape("http://HOST:PORT or https://HOST"),
+]

@@ -1,0 +1,368 @@
+"""The settings: one frozen value a section, each field with its default, its bounds and why it is so.
+
+Settings are values and hold no component. Constructing them reads neither file nor environment; `loading.py` does.
+Fields check themselves; what concerns two of them is in `rules.py`. configs/offloaderd.toml and docs/settings.md
+are generated from these fields. Sizes are bytes (`Bytes` reads "64MiB"), durations are seconds.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from offloaderd.config.kinds import (
+    Address,
+    Bucket,
+    Bytes,
+    ClusterName,
+    KeyPrefix,
+    NodeName,
+    NodePath,
+    OptionalSecret,
+    OptionalText,
+    Port,
+    Priority,
+    Seconds,
+    Servers,
+    Url,
+)
+from offloaderd.config.rules import broken_rules
+from offloaderd.model import ReadPriority
+
+KiB, MiB, GiB = 1024, 1024**2, 1024**3
+
+
+class Section(BaseModel):
+    """A table of the settings file: frozen, and without room for names that do not exist."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class DaemonSettings(Section):
+    """Who this daemon is."""
+
+    id: NodeName = Field(
+        default="",
+        description="Name of this daemon, unique in the cluster: two with one id would take turns at evicting each "
+        "other. Empty: the host's name, which is right for one daemon a machine or pod.",
+    )
+    cluster: ClusterName = Field(
+        default="pulsar",
+        description="Name of the Pulsar cluster; part of every metadata path, so that clusters can share a ZooKeeper.",
+    )
+
+    @field_validator("id")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        return value or socket.gethostname()
+
+
+class GrpcSettings(Section):
+    """The API: StreamingOffload, Read, Admin, health and reflection."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="Address to listen on. Loopback, because calls are neither encrypted nor authenticated.",
+    )
+    port: Port = Field(default=7650, description="Port to listen on; 0 takes any free one.")
+    advertise: Address = Field(
+        default=None,
+        examples=["offloaderd-0.example:7650"],
+        description="HOST:PORT under which others reach this daemon, told to clients of another daemon's topics. "
+        "Not set: grpc.host and the port in use.",
+    )
+    insecure_elsewhere: bool = Field(
+        default=False,
+        description="Allow grpc.host to be other than loopback although whoever reaches the port may read and "
+        "change everything. Off, so that nobody opens it by accident.",
+    )
+    message_bytes_max: Bytes = Field(
+        default=16 * MiB,
+        ge=6 * MiB,
+        le=1 * GiB,
+        description="Largest message taken or sent. Must hold a batch and one more entry of 5 MiB.",
+    )
+    streams_max: int = Field(
+        default=256,
+        ge=1,
+        le=100_000,
+        description="Calls served at the same time on one connection; more wait. Bounds what one client can hold.",
+    )
+
+
+class HttpSettings(Section):
+    """/metrics, /healthz and /readyz."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="Address to listen on. Loopback by default; it shows topic names but no data and takes no "
+        'orders, so "0.0.0.0" is what a scraper or a probe from elsewhere needs.',
+    )
+    port: Port = Field(default=7651, description="Port to listen on; 0 takes any free one.")
+    topic_metrics: bool = Field(
+        default=True,
+        description="Show per-topic metrics on /metrics. With thousands of topics turn it off and scrape "
+        "/metrics/topics less often.",
+    )
+
+
+class MetadataSettings(Section):
+    """ZooKeeper."""
+
+    servers: Servers = Field(
+        default="127.0.0.1:2181",
+        description="HOST:PORT of each server, separated by commas: the brokers' metadata store.",
+    )
+    root: NodePath = Field(
+        default="/offloaderd",
+        description="Node below which everything lies, under the cluster's name. Away from /ledgers and "
+        "/managed-ledgers, which are never written.",
+    )
+    session_timeout_s: Seconds = Field(
+        default=30.0,
+        ge=1,
+        le=600,
+        description="How long ZooKeeper waits for a silent daemon before others may take its topics. 30 s as "
+        "Pulsar's brokers: shorter moves topics at every pause, longer leaves them without an owner.",
+    )
+    connect_timeout_s: Seconds = Field(
+        default=10.0, gt=0, le=600, description="How long one try to connect may take; tries go on until one succeeds."
+    )
+
+
+class ObjectsSettings(Section):
+    """Where segments are stored."""
+
+    kind: Literal["s3", "filesystem"] = Field(
+        default="s3", description="Kind of object store: an S3 service, or a directory (PIP-76's filesystem offloader)."
+    )
+    bucket: Bucket = Field(
+        default="",
+        examples=["pulsar-offload"],
+        description="Bucket for all topics; must exist. There is no default, as a guess could be someone else's.",
+    )
+    prefix: KeyPrefix = Field(
+        default="",
+        description="What every key begins with, for a shared bucket; write a final slash for a folder. Empty, as "
+        "Pulsar's own reader looks for keys without any.",
+    )
+    endpoint: Url = Field(
+        default=None,
+        examples=["http://127.0.0.1:9000"],
+        description="URL of an S3 service other than AWS. Not set: AWS in objects.region.",
+    )
+    region: str = Field(
+        default="us-east-1",
+        min_length=1,
+        description="Region of the bucket; most other services ignore it.",
+    )
+    access_key: OptionalText = Field(
+        default=None,
+        examples=["AKIAIOSFODNN7EXAMPLE"],
+        description="Access key. Not set: the usual AWS chain (environment, profile, instance role).",
+    )
+    secret_key: OptionalSecret = Field(
+        default=None,
+        description="Its secret; better given as OFFLOADERD__OBJECTS__SECRET_KEY than in a file. Never shown.",
+    )
+    path_style: bool = Field(
+        default=True,
+        description="Name the bucket in the path rather than in the host's name, which services without wildcard "
+        "DNS need and AWS still accepts.",
+    )
+    connections_max: int = Field(
+        default=32,
+        ge=1,
+        le=1000,
+        description="Connections to the store. Enough for the default uploads and as many reads.",
+    )
+    connect_timeout_s: Seconds = Field(
+        default=5.0,
+        gt=0,
+        le=300,
+        description="How long one connection may take to open.",
+    )
+    read_timeout_s: Seconds = Field(
+        default=30.0, gt=0, le=3600, description="How long the store may be silent in the middle of a request."
+    )
+    directory: str = Field(
+        default="/var/lib/offloaderd/objects",
+        min_length=1,
+        description="Root of the filesystem store (kind = filesystem).",
+    )
+
+
+class LedgersSettings(Section):
+    """The ledger source: where entries can be read again."""
+
+    kind: Literal["embedded", "none"] = Field(
+        default="none",
+        description="embedded: the daemon keeps ledgers itself and takes entries over gRPC. none: topics are only "
+        "pushed by a broker, and nothing is written to the local disk unless asked for.",
+    )
+    directory: str = Field(
+        default="/var/lib/offloaderd/ledgers", min_length=1, description="Where the embedded store keeps its files."
+    )
+    ledger_entries_max: int = Field(
+        default=50_000, ge=1, le=2**31 - 1, description="Entries after which a ledger closes; Pulsar's default."
+    )
+    ledger_bytes_max: Bytes = Field(
+        default=2 * GiB, ge=1, description="Payload bytes after which a ledger closes; Pulsar's default."
+    )
+    ledger_age_max_s: Seconds = Field(
+        default=14_400.0,
+        gt=0,
+        description="Age after which a ledger with entries closes; Pulsar's default of four hours.",
+    )
+
+
+class OffloadSettings(Section):
+    """How entries become segments; a topic's policy may say otherwise for its rolling."""
+
+    segment_bytes_max: Bytes = Field(
+        default=1 * GiB,
+        ge=1,
+        description="Roll at this size (PIP-76 maxSizePerOffloadSegmentMbytes). Large enough that a topic's "
+        "metadata stays small, small enough to be read back after a crash in seconds.",
+    )
+    segment_age_max_s: Seconds = Field(
+        default=600.0,
+        gt=0,
+        description="Roll this long after the first entry (PIP-76 maxOffloadSegmentRolloverTimeMinutes): an upper "
+        "bound on what only the source holds. Shorter means more and smaller objects.",
+    )
+    segment_age_min_s: Seconds = Field(
+        default=0.0,
+        ge=0,
+        description="Do not roll by size before this age (PIP-76 minOffloadSegmentRolloverTimeMinutes). 0: roll as "
+        "soon as the size is reached.",
+    )
+    block_bytes: Bytes = Field(
+        default=1 * MiB,
+        ge=4 * KiB,
+        le=1 * GiB,
+        description="Soft size of a block, the unit that is checked and cached: a read of one entry fetches one. "
+        "Smaller blocks make single reads cheaper and the index longer.",
+    )
+    part_bytes: Bytes = Field(
+        default=8 * MiB,
+        ge=64 * KiB,
+        le=5 * GiB,
+        description="Size of a multipart part; S3 wants 5 MiB or more and takes 10,000. 8 MiB fills a connection "
+        "and is cheap to send again.",
+    )
+    parts_in_flight_max: int = Field(
+        default=4,
+        ge=1,
+        le=1000,
+        description="Parts of one segment uploaded at the same time. More helps only over long lines.",
+    )
+    topics_uploading_max: int = Field(
+        default=8, ge=1, le=10_000, description="Topics that upload at the same time, so that each gets on."
+    )
+    preamble: bool = Field(
+        default=False,
+        description="Begin data objects with four pad bytes, so that Pulsar's own reader manages segments that start "
+        "inside a ledger. Off: objects are exactly as PIP-76 says.",
+    )
+    verify: Literal["head", "readback"] = Field(
+        default="head",
+        description="What is done before a commit. head: size and checksum as the store reports them. readback: "
+        "every byte is read again and checked, which doubles the traffic.",
+    )
+
+
+class MemorySettings(Section):
+    """Budgets; together with a fixed base of about 100 MiB they bound the process."""
+
+    buffer_bytes: Bytes = Field(
+        default=256 * MiB,
+        ge=1 * MiB,
+        description="Tailing buffers of all topics. What does not fit is read from the source again.",
+    )
+    upload_bytes: Bytes = Field(
+        default=128 * MiB, ge=1 * MiB, description="Parts being assembled and uploaded; holds three parts or more."
+    )
+    cache_bytes: Bytes = Field(
+        default=128 * MiB,
+        ge=1 * MiB,
+        description="Blocks read from the store and read ahead; holds four blocks or more.",
+    )
+
+
+class ReadSettings(Section):
+    """Reading back."""
+
+    priority: Priority = Field(
+        default=ReadPriority.TIERED_STORAGE_FIRST,
+        description="Which tier is asked first when both have an entry (PIP-73); tiered-first is accepted too. The "
+        "store first spares the bookies.",
+    )
+    batch_bytes: Bytes = Field(
+        default=1 * MiB,
+        ge=1 * KiB,
+        le=256 * MiB,
+        description="Payload bytes of one answer of a read, at least one entry.",
+    )
+    read_ahead_bytes: Bytes = Field(
+        default=16 * MiB,
+        ge=0,
+        description="Most that a sequential read fetches ahead; it begins with one block and grows while it is used.",
+    )
+    readers_max: int = Field(
+        default=256,
+        ge=1,
+        le=100_000,
+        description="Reads open at the same time; the next is refused and may come again.",
+    )
+
+
+class ShutdownSettings(Section):
+    """Going down."""
+
+    drain_s: Seconds = Field(
+        default=25.0,
+        ge=0,
+        le=3600,
+        description="How long SIGTERM may take to finish open segments; then they are left for the next start. Below "
+        "the 30 s after which Kubernetes kills.",
+    )
+
+
+class LogSettings(Section):
+    """The log, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info",
+        description="Least level that is written.",
+    )
+    format: Literal["auto", "json", "console"] = Field(
+        default="auto",
+        description="json: one object a line. console: for people. auto: console on a terminal, else json.",
+    )
+
+
+class Settings(Section):
+    """All of it; `rules.broken_rules` holds between the sections."""
+
+    daemon: DaemonSettings = DaemonSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    http: HttpSettings = HttpSettings()
+    metadata: MetadataSettings = MetadataSettings()
+    objects: ObjectsSettings = ObjectsSettings()
+    ledgers: LedgersSettings = LedgersSettings()
+    offload: OffloadSettings = OffloadSettings()
+    memory: MemorySettings = MemorySettings()
+    read: ReadSettings = ReadSettings()
+    shutdown: ShutdownSettings = ShutdownSettings()
+    log: LogSettings = LogSettings()
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Settings:
+        if broken := broken_rules(self):
+            raise ValueError("; ".join(rule.text for rule in broken))
+        return self
