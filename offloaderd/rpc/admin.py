@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from offloaderd.errors import Conflict, NotFound, OffloaderError
+from offloaderd.errors import NotFound, Transient
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.model import TopicName
@@ -29,18 +29,19 @@ from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from grpc import aio
-
     from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.records.policy import TopicPolicy
     from offloaderd.model import Position
-    from offloaderd.offload.topic import TopicStatus
+    from offloaderd.offload.status import TopicStatus
+    from offloaderd.rpc.v1.admin_pb2_grpc import _ServicerContext as Context
 
 HEARTBEAT_S = 1.0
 """A waiting Offload call reports at least this often, so that a client can tell a slow upload from a dead daemon."""
+CLAIM_S = 10.0
+"""A topic that was enabled a moment ago is claimed well within this time."""
 
 
 class Signal(Protocol):
@@ -57,11 +58,6 @@ class TopicOffloader(Protocol):
     @property
     def offloaded(self) -> Position | None:
         """Newest committed position."""
-        ...
-
-    @property
-    def map(self) -> TopicMap:
-        """Committed segments."""
         ...
 
     @property
@@ -103,16 +99,32 @@ class Engine(Protocol):
         """Complete the open segment and stop. Raises NotFound."""
         ...
 
-    def topics(self) -> Sequence[TopicName]:
-        """Return the topics that this daemon works on."""
+    @property
+    def changed(self) -> Signal:
+        """Fires when a topic was claimed or released."""
         ...
 
-    def offloader(self, topic: TopicName) -> TopicOffloader:
-        """Return the topic's offloader. Raises NotFound (not enabled), Conflict (owned elsewhere)."""
+    def find(self, topic: TopicName) -> TopicOffloader | None:
+        """Return the topic's offloader if this daemon owns it."""
+        ...
+
+    async def owned(self, topic: TopicName) -> TopicOffloader:
+        """Return the topic's offloader.
+
+        Raises NotFound (not enabled), Conflict (owned elsewhere), Transient (being claimed), or what stalled it.
+        """
         ...
 
     async def owner_of(self, topic: TopicName) -> Owner | None:
         """Return the topic's owner, None when nobody holds it."""
+        ...
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return the topic's committed segments."""
+        ...
+
+    def statuses(self) -> Sequence[TopicStatus]:
+        """Describe every enabled topic that this daemon works on or waits for."""
         ...
 
 
@@ -169,8 +181,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._bucket = bucket
         self._prefix = prefix
 
-    async def ListTopics(
-        self, request: admin_pb2.ListTopicsRequest, context: aio.ServicerContext[object, object]
+    async def ListTopics(  # noqa: N802 - named by the proto
+        self, request: admin_pb2.ListTopicsRequest, context: Context
     ) -> admin_pb2.ListTopicsResponse:
         """Return enabled topics and those that the ledger source knows, in name order."""
         prefix = checked_prefix(request.prefix)
@@ -191,65 +203,67 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             )
         return response
 
-    async def EnableTopic(
-        self, request: admin_pb2.EnableTopicRequest, context: aio.ServicerContext[object, object]
+    async def EnableTopic(  # noqa: N802 - named by the proto
+        self, request: admin_pb2.EnableTopicRequest, context: Context
     ) -> admin_pb2.EnableTopicResponse:
         """Enable a topic, or change the policy of an enabled one."""
         await self._engine.enable(TopicName.parse(request.topic), checked_policy(request))
         return admin_pb2.EnableTopicResponse()
 
-    async def DisableTopic(
-        self, request: admin_pb2.DisableTopicRequest, context: aio.ServicerContext[object, object]
+    async def DisableTopic(  # noqa: N802 - named by the proto
+        self, request: admin_pb2.DisableTopicRequest, context: Context
     ) -> admin_pb2.DisableTopicResponse:
         """Complete the open segment and stop offloading; what was offloaded stays readable."""
         await self._engine.disable(TopicName.parse(request.topic))
         return admin_pb2.DisableTopicResponse()
 
-    async def ListSegments(
-        self, request: admin_pb2.ListSegmentsRequest, context: aio.ServicerContext[object, object]
+    async def ListSegments(  # noqa: N802 - named by the proto
+        self, request: admin_pb2.ListSegmentsRequest, context: Context
     ) -> AsyncIterator[admin_pb2.Segment]:
         """Yield the committed segments in order, then the open one."""
         topic = TopicName.parse(request.topic)
-        segments, attempt = await self._segments(topic)
-        if not segments and attempt is None:
+        stored = await self._engine.topic_map(topic)
+        attempt = await self._attempt(topic)
+        if not stored.segments and attempt is None:
             await self._known(topic)
-        for segment in segments:
+        for segment in stored.segments:
             yield committed_segment(segment)
-        if attempt is not None:
-            yield open_segment(attempt, self._open_status(topic, attempt), bucket=self._bucket, prefix=self._prefix)
+        if attempt is not None and (stored.offloaded is None or attempt.begin > stored.offloaded):
+            offloader = self._engine.find(topic)
+            status = offloader.status() if offloader is not None else None
+            yield open_segment(attempt, status, bucket=self._bucket, prefix=self._prefix)
 
-    async def Offload(
-        self, request: admin_pb2.OffloadRequest, context: aio.ServicerContext[object, object]
+    async def Offload(  # noqa: N802 - named by the proto
+        self, request: admin_pb2.OffloadRequest, context: Context
     ) -> AsyncIterator[admin_pb2.OffloadProgress]:
         """Seal the open segment; with `wait`, report until all that was confirmed at the call is committed.
 
-        Without `wait` there is one report. Raises the topic's own error when it has stopped meanwhile.
+        Without `wait` there is one report. A topic that is just being claimed is waited for. Raises NotFound (not
+        enabled), Conflict (owned elsewhere), and what stopped the topic meanwhile.
         """
         topic = TopicName.parse(request.topic)
-        offloader = self._engine.offloader(topic)
+        offloader = await self._claimed(topic)
         target = await offloader.request_roll()
         while True:
-            status = offloader.status()
-            progress = progress_of(target, offloader.offloaded, status)
+            seen = offloader.offloaded
+            progress = progress_of(target, seen, offloader.status())
             yield progress
             if progress.done or not request.wait:
                 return
-            self._engine.offloader(topic)
-            if status.state == "stopped":
-                raise Conflict(
-                    f"{topic} stopped at {offloader.offloaded}, before {target}: {status.stalled_reason or 'disabled'}",
-                    hint="see `offloadctl status` and the daemon's log",
-                )
-            await changed_or_heartbeat(offloader.changed)
+            if offloader.offloaded == seen:
+                await changed_or_heartbeat(offloader.changed)
+            if self._engine.find(topic) is not offloader:
+                offloader = await self._claimed(topic)
+                await offloader.request_roll()
 
-    async def Status(
-        self, request: admin_pb2.StatusRequest, context: aio.ServicerContext[object, object]
+    async def Status(  # noqa: N802 - named by the proto
+        self, request: admin_pb2.StatusRequest, context: Context
     ) -> admin_pb2.StatusResponse:
         """Return the daemon's state with one topic, or all topics that this daemon works on."""
         if request.topic:
             topics = [await self._topic_status(TopicName.parse(request.topic))]
         else:
-            topics = [await self._topic_status(topic) for topic in sorted(self._engine.topics())]
+            topics = [await self._supervised_status(status) for status in self._engine.statuses()]
         now = self._daemon.snapshot()
         return admin_pb2.StatusResponse(
             daemon_id=now.daemon_id,
@@ -266,24 +280,50 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         )
 
     async def _topic_status(self, topic: TopicName) -> admin_pb2.TopicStatus:
-        try:
-            return topic_status(self._engine.offloader(topic).status())
-        except Conflict:
-            state = "not-owner"
-        except NotFound:
-            state = "stopped"
-        stored = await catalog.load(self._metadata, topic)
-        owner = await self._engine.owner_of(topic)
-        if not stored.segments and owner is None:
+        for status in self._engine.statuses():
+            if status.topic == topic:
+                return await self._supervised_status(status)
+        stored = await self._engine.topic_map(topic)
+        if not stored.segments:
             await self._known(topic)
         return admin_pb2.TopicStatus(
             topic=str(topic),
-            state=state,
-            owner=owner.daemon_id if owner is not None else "",
-            epoch=owner.epoch if owner is not None else 0,
+            state="stopped",
             offloaded=position(stored.offloaded),
             segments_committed=len(stored.segments),
         )
+
+    async def _supervised_status(self, status: TopicStatus) -> admin_pb2.TopicStatus:
+        """Complete what the engine knows by who owns the topic, and by what its owner has committed."""
+        message = topic_status(status)
+        if self._engine.find(status.topic) is not None:
+            message.owner = status.owner or self._daemon.snapshot().daemon_id
+            return message
+        owner = await self._engine.owner_of(status.topic)
+        stored = await self._engine.topic_map(status.topic)
+        message.segments_committed = len(stored.segments)
+        if (offloaded := position(stored.offloaded)) is not None:
+            message.offloaded.CopyFrom(offloaded)
+        if owner is not None:
+            message.owner, message.epoch = owner.daemon_id, owner.epoch
+            if status.state == "claiming":
+                message.state = "not-owner"
+        return message
+
+    async def _claimed(self, topic: TopicName) -> TopicOffloader:
+        """Return the topic's offloader, waiting CLAIM_S for a claim that is under way."""
+        tries = round(CLAIM_S / HEARTBEAT_S)
+        while True:
+            tries -= 1
+            try:
+                return await self._engine.owned(topic)
+            except Transient:
+                if tries < 0:
+                    raise
+            except NotFound:
+                if tries < 0 or topic not in await catalog.enabled_topics(self._metadata):
+                    raise
+            await changed_or_heartbeat(self._engine.changed)
 
     async def _confirmed(self, topic: TopicName) -> tuple[int, int]:
         """Count ledgers and confirmed entries; a topic that vanished meanwhile has none."""
@@ -298,30 +338,21 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             return 0, 0
         return len(ledgers), entries
 
-    async def _segments(self, topic: TopicName) -> tuple[Sequence[CommittedSegment], Attempt | None]:
+    async def _attempt(self, topic: TopicName) -> Attempt | None:
+        """Return the open segment's record: the owner's live one, else as stored."""
+        offloader = self._engine.find(topic)
+        if offloader is not None:
+            return offloader.attempt
+        path = paths.attempt(topic)
         try:
-            offloader = self._engine.offloader(topic)
-        except (NotFound, Conflict):
-            stored = await catalog.load(self._metadata, topic)
-            path = paths.attempt(topic)
-            try:
-                node = await self._metadata.get(path)
-            except NotFound:
-                return stored.segments, None
-            return stored.segments, attempt_record.decode(node.value, path=path)
-        return offloader.map.segments, offloader.attempt
-
-    def _open_status(self, topic: TopicName, attempt: Attempt) -> TopicStatus | None:
-        """Return the live status if it speaks of this attempt."""
-        try:
-            status = self._engine.offloader(topic).status()
-        except OffloaderError:
+            node = await self._metadata.get(path)
+        except NotFound:
             return None
-        return status if status.open_segment_id == str(attempt.segment_id) else None
+        return attempt_record.decode(node.value, path=path)
 
     async def _known(self, topic: TopicName) -> None:
         """Raise NotFound unless the topic is enabled or the ledger source knows it."""
-        if topic in self._engine.topics() or topic in await catalog.enabled_topics(self._metadata):
+        if topic in await catalog.enabled_topics(self._metadata):
             return
         if self._source is not None and topic in await self._source.topics():
             return

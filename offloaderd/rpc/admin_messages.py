@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.catalog import CommittedSegment
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import Position
-    from offloaderd.offload.topic import TopicStatus
+    from offloaderd.offload.status import TopicStatus
 
 
 def checked_prefix(text: str) -> tuple[str, ...]:
@@ -76,6 +76,8 @@ def committed_segment(segment: CommittedSegment) -> admin_pb2.Segment:
 
 def open_segment(attempt: Attempt, status: TopicStatus | None, *, bucket: str, prefix: str) -> admin_pb2.Segment:
     """Return the open segment as a message; entries and bytes are known only to the daemon that writes it."""
+    if status is not None and status.open_segment_id != str(attempt.segment_id):
+        status = None
     return admin_pb2.Segment(
         segment_id=str(attempt.segment_id),
         status=attempt.status.name.capitalize(),
@@ -103,6 +105,7 @@ def progress_of(target: Position | None, offloaded: Position | None, status: Top
         remaining_entries=entries,
         remaining_bytes=0 if done else status.lag_bytes,
         done=done,
+        message="" if done else status.stalled_reason,
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 DEFAULT_ADDRESS = "127.0.0.1:7650"
-"""Where a daemon with default settings listens; said again here because reading the settings takes longer than a call."""
+"""Where a daemon with default settings listens; said again here, as loading them takes longer than a call."""
 CALL_TIMEOUT_S = 30.0
 
 

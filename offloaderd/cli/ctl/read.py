@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
     from offloaderd.model import Position, ReadPriority, TopicName
 
+    Encoder = Callable[[common_pb2.EntryBatch, str], Iterator[bytes]]
+
 TIERS = {common_pb2.TIER_BUFFER: "buffer", common_pb2.TIER_SOURCE: "source", common_pb2.TIER_OBJECTS: "objects"}
 FORMATS = ("text", "hex", "raw", "json")
 
@@ -73,7 +75,7 @@ async def _read(
     limit: int | None,
     priority: ReadPriority | None,
 ) -> None:
-    output = click.get_binary_stream("stdout")
+    output = sys.stdout.buffer
     async with session.client() as client:
         answers = client.read(
             topic,
@@ -87,10 +89,6 @@ async def _read(
         async for answer in answers:
             output.writelines(encode(answer.batch, TIERS.get(answer.tier, "unknown")))
             output.flush()
-
-
-if TYPE_CHECKING:
-    Encoder = Callable[[common_pb2.EntryBatch, str], Iterator[bytes]]
 
 
 def encoder(style: str, *, terminal: bool) -> Encoder:

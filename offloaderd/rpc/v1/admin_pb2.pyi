@@ -293,9 +293,12 @@ class OffloadProgress(_message.Message):
     REMAINING_ENTRIES_FIELD_NUMBER: _builtins.int
     REMAINING_BYTES_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
     remaining_entries: _builtins.int
     remaining_bytes: _builtins.int
     done: _builtins.bool
+    message: _builtins.str
+    """why it does not move at the moment; empty: it does"""
     @_builtins.property
     def target(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -308,10 +311,11 @@ class OffloadProgress(_message.Message):
         remaining_entries: _builtins.int = ...,
         remaining_bytes: _builtins.int = ...,
         done: _builtins.bool = ...,
+        message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["offloaded", b"offloaded", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "offloaded", b"offloaded", "remaining_bytes", b"remaining_bytes", "remaining_entries", b"remaining_entries", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "message", b"message", "offloaded", b"offloaded", "remaining_bytes", b"remaining_bytes", "remaining_entries", b"remaining_entries", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
