@@ -1,0 +1,57 @@
+"""What every test gets: the plugin of real servers, and the check that it leaves no task and no thread behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+pytest_plugins = ["tests.servers"]
+
+THREAD_GRACE_S = 2.0
+"""A thread that was told to stop may need a moment; one that still runs then has no owner."""
+
+FOREIGN_THREADS = (
+    "_poll_wrapper",  # gRPC's one poller a process: ends when the last of its objects is collected, not when closed
+)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    """Fail a test that ends with a thread running that did not run before it."""
+    before = set(threading.enumerate())
+    yield
+    left = [thread for thread in threading.enumerate() if thread not in before and not is_foreign(thread)]
+    for thread in left:
+        thread.join(THREAD_GRACE_S)
+    running = [thread.name for thread in left if thread.is_alive()]
+    assert not running, f"threads left running: {running}"
+
+
+def is_foreign(thread: threading.Thread) -> bool:
+    """Tell whether a library owns the thread for as long as the process lives."""
+    return any(mark in thread.name for mark in FOREIGN_THREADS)
+
+
+@pytest.fixture(autouse=True)
+def no_task_left(request: pytest.FixtureRequest, no_thread_left: None) -> None:
+    """Fail a coroutine test that ends with a task still on its loop (pytest-asyncio alone lets it pass)."""
+    if request.node.get_closest_marker("asyncio") is not None:
+        request.getfixturevalue("loop_without_tasks")
+
+
+@pytest.fixture
+async def loop_without_tasks() -> AsyncIterator[None]:
+    """Compare the loop's tasks at the end with those at the start."""
+    before = asyncio.all_tasks()
+    yield
+    left = [task for task in asyncio.all_tasks() - before if task is not asyncio.current_task()]
+    names = [f"{task.get_name()}: {task.get_coro()}" for task in left]
+    for task in left:
+        task.cancel()
+    assert not names, f"{len(names)} tasks left running: {names[:5]}"
