@@ -21,47 +21,49 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.registry import Collector
 
 from offloaderd import __version__
+from offloaderd.metric_values import (
+    BYTES_BUCKETS,
+    CACHES,
+    DEPENDENCIES,
+    ENTRIES_BUCKETS,
+    ERROR_CLASSES,
+    OPEN,
+    S3_CODES,
+    S3_THROTTLES,
+    SECONDS_BUCKETS,
+    TIERS,
+)
 from offloaderd.model import RollReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
+    from prometheus_client import Metric
     from prometheus_client.metrics import MetricWrapperBase
 
     from offloaderd.clock import Clock
     from offloaderd.health import HealthView
 
-SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""One set for all durations, 5 ms to 60 s, so that panels and alerts compare like with like."""
-
-BYTES_BUCKETS = tuple(float(4**power) for power in range(6, 17))
-"""4 KiB to 4 GiB, each four times the last."""
-
-ENTRIES_BUCKETS = tuple(float(10**power) for power in range(9))
-"""One entry to a hundred million."""
-
-TIERS = ("buffer", "source", "objects")
-DEPENDENCIES = ("metadata", "objects", "ledgers")
-ERROR_CLASSES = ("throttled", "transient", "denied", "no_space", "bucket_missing", "not_found", "other")
-OPEN: tuple[str, ...] = ()
-"""A label whose values are not known beforehand."""
-
-S3_CODES = frozenset({
-    "200", "204", "206", "400", "403", "404", "409", "412", "416", "429", "500", "502", "503", "504",
-    "AccessDenied", "EntityTooSmall", "ExpiredToken", "InternalError", "InvalidAccessKeyId", "InvalidPart",
-    "InvalidRange", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "PreconditionFailed", "RequestTimeout",
-    "ServiceUnavailable",
-    "SignatureDoesNotMatch", "SlowDown", "error", "ok", "timeout", "unreachable",
-})  # fmt: skip
-"""What `s3_requests` counts by name; any other answer of a server is `other`, so that no server can grow the label."""
-
-S3_THROTTLES = frozenset({"429", "503", "SlowDown", "ServiceUnavailable"})
-
 _Family = TypeVar("_Family", Counter, Gauge, Histogram)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series and no panel reads it
+
+
+class _View(Collector):
+    """A registry seen through a choice of families."""
+
+    def __init__(self, registry: CollectorRegistry, by_topic: Collection[str], topics: bool | None) -> None:
+        self._registry = registry
+        self._by_topic = by_topic
+        self._topics = topics
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            if self._topics is None or self._topics == (family.name in self._by_topic):
+                yield family
 
 
 class Metrics:
@@ -70,7 +72,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         """Register everything on `registry`, together with the default `process_*` and `python_gc_*` collectors."""
         self.registry = CollectorRegistry() if registry is None else registry
-        self._families: list[MetricWrapperBase] = []
+        self._by_topic: dict[str, MetricWrapperBase] = {}
         self._values: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self._identity()
         self._source_and_buffer()
@@ -290,17 +292,16 @@ class Metrics:
         self.readers = self._gauge("offloaderd_readers", "Reads open now; at most read.readers_max.")
 
     def _cache_and_integrity(self) -> None:
-        caches = ("blocks", "segments")
         self.cache_requests = self._counter(
             "offloaderd_cache_requests_total",
             "Look-ups by result. Under half hit with evictions rising: raise memory.cache_bytes.",
-            cache=caches,
+            cache=CACHES,
             result=("hit", "miss", "joined"),
         )
-        self.cache_bytes = self._gauge("offloaderd_cache_bytes", "Bytes held.", cache=caches)
-        self.cache_limit_bytes = self._gauge("offloaderd_cache_limit_bytes", "Bytes that may be held.", cache=caches)
+        self.cache_bytes = self._gauge("offloaderd_cache_bytes", "Bytes held.", cache=CACHES)
+        self.cache_limit_bytes = self._gauge("offloaderd_cache_limit_bytes", "Bytes that may be held.", cache=CACHES)
         self.cache_evictions = self._counter(
-            "offloaderd_cache_evictions_total", "Values dropped by cause.", cache=caches, cause=("size", "stale")
+            "offloaderd_cache_evictions_total", "Values dropped by cause.", cache=CACHES, cause=("size", "stale")
         )
         self.prefetch_bytes = self._counter(
             "offloaderd_prefetch_bytes_total",
@@ -352,9 +353,12 @@ class Metrics:
 
     def drop_topic(self, topic: str) -> None:
         """Forget every series of a topic that this daemon no longer serves; an unknown one is no error."""
-        for family in self._families:
-            if "topic" in family._labelnames:  # noqa: SLF001 - the client library has no public list of labels
-                family.remove_by_labels({"topic": topic})
+        for family in self._by_topic.values():
+            family.remove_by_labels({"topic": topic})
+
+    def view(self, *, topics: bool | None = None) -> Collector:
+        """Return what a scrape collects: all families (None), only those by topic (True), or only the others."""
+        return _View(self.registry, self._by_topic.keys(), topics)
 
     def label_values(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
         """Labels and their closed sets of values (empty: open) by metric name, for the documentation."""
@@ -373,8 +377,9 @@ class Metrics:
         return self._keep(name, family, labels)
 
     def _keep(self, name: str, family: _Family, labels: Mapping[str, tuple[str, ...]]) -> _Family:
-        self._families.append(family)
         self._values[name] = dict(labels)
+        if "topic" in labels:
+            self._by_topic[name] = family
         if labels and all(labels.values()):
             for values in product(*labels.values()):
                 family.labels(*values)

@@ -1,0 +1,106 @@
+"""/metrics, /metrics/topics, /healthz and /readyz over HTTP.
+
+Served by aiohttp on the daemon's own loop rather than by a thread: a blocked loop then fails its liveness probe,
+which is what the probe is for; numbers are read where they are written; and nothing has to be joined at the end.
+A scrape costs the loop a few milliseconds. aiohttp is here anyway, under the S3 client.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from prometheus_client.exposition import choose_encoder
+
+from offloaderd.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from offloaderd.health import Health
+    from offloaderd.metrics import Metrics
+
+CLOSE_S = 0.5
+"""How long answers in progress may take when the server closes."""
+
+HEADER_BYTES_MAX = 8192
+
+
+@asynccontextmanager
+async def serving(
+    host: str, port: int, *, metrics: Metrics, health: Health, topic_metrics: bool = True
+) -> AsyncIterator[int]:
+    """Serve until the context ends; yields the port in use. No task, thread or socket is left behind.
+
+    With `topic_metrics` off, per-topic families are on /metrics/topics only. Raises InvalidConfig when the address
+    cannot be listened on.
+    """
+    app = web.Application(client_max_size=0)
+    app.router.add_get("/metrics", _page(metrics, topics=None if topic_metrics else False))
+    app.router.add_get("/metrics/topics", _page(metrics, topics=True))
+    app.router.add_get("/healthz", _alive)
+    app.router.add_get("/readyz", _readiness(health))
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=CLOSE_S,
+        max_line_size=HEADER_BYTES_MAX,
+        max_field_size=HEADER_BYTES_MAX,
+    )
+    try:
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from error
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+async def _alive(_request: web.Request) -> web.Response:
+    """Answer at all: that is the message."""
+    return web.Response(text="alive\n")
+
+
+def _readiness(health: Health) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def readyz(_request: web.Request) -> web.Response:
+        view = health.view
+        body = {
+            "ready": view.ready,
+            "state": str(view.state),
+            "reason": view.reason,
+            "dependencies": {
+                dependency.name: {"up": dependency.up, "message": dependency.message}
+                for dependency in view.dependencies
+            },
+        }
+        return web.json_response(body, status=200 if view.ready else 503)
+
+    return readyz
+
+
+def _page(metrics: Metrics, *, topics: bool | None) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def page(request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(metrics.view(topics=topics)), headers={"Content-Type": content_type})
+
+    return page
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> InvalidConfig:
+    match error.errno:
+        case errno.EADDRINUSE:
+            what = f"port {port} on {host} is in use"
+            hint = "is another offloaderd running? set http.port to another port, or 0 for any free one"
+        case errno.EACCES | errno.EPERM:
+            what, hint = f"port {port} on {host} is not ours to open", "set http.port to 1024 or more"
+        case _:
+            what, hint = (
+                f"cannot listen on {host}: {error.strerror or error}",
+                "set http.host to an address of this machine",
+            )
+    return InvalidConfig(f"metrics and health server: {what}", hint=hint)

@@ -1,0 +1,30 @@
+"""Buckets of the histograms, and the closed sets of values that labels may take."""
+
+from __future__ import annotations
+
+SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""One set for all durations, 5 ms to 60 s, so that panels and alerts compare like with like."""
+
+BYTES_BUCKETS = tuple(float(4**power) for power in range(6, 17))
+"""4 KiB to 4 GiB, each four times the last."""
+
+ENTRIES_BUCKETS = tuple(float(10**power) for power in range(9))
+"""One entry to a hundred million."""
+
+TIERS = ("buffer", "source", "objects")
+DEPENDENCIES = ("metadata", "objects", "ledgers")
+ERROR_CLASSES = ("throttled", "transient", "denied", "no_space", "bucket_missing", "not_found", "other")
+CACHES = ("blocks", "segments")
+OPEN: tuple[str, ...] = ()
+"""A label whose values are not known beforehand."""
+
+S3_CODES = frozenset({
+    "200", "204", "206", "400", "403", "404", "409", "412", "416", "429", "500", "502", "503", "504",
+    "AccessDenied", "EntityTooSmall", "ExpiredToken", "InternalError", "InvalidAccessKeyId", "InvalidPart",
+    "InvalidRange", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "PreconditionFailed", "RequestTimeout",
+    "ServiceUnavailable",
+    "SignatureDoesNotMatch", "SlowDown", "error", "ok", "timeout", "unreachable",
+})  # fmt: skip
+"""What `s3_requests` counts by name; any other answer of a server is `other`, so that no server can grow the label."""
+
+S3_THROTTLES = frozenset({"429", "503", "SlowDown", "ServiceUnavailable"})
