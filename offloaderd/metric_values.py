@@ -1,6 +1,15 @@
-"""Buckets of the histograms, and the closed sets of values that labels may take."""
+"""What metrics are made of: buckets, the closed sets of values that labels may take, views and descriptions."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from prometheus_client import CollectorRegistry, Metric
 
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """One set for all durations, 5 ms to 60 s, so that panels and alerts compare like with like."""
@@ -28,3 +37,27 @@ S3_CODES = frozenset({
 """What `s3_requests` counts by name; any other answer of a server is `other`, so that no server can grow the label."""
 
 S3_THROTTLES = frozenset({"429", "503", "SlowDown", "ServiceUnavailable"})
+
+
+class Documented(NamedTuple):
+    """What the documentation says of a metric; a label without values takes any."""
+
+    name: str
+    kind: str
+    text: str
+    labels: Mapping[str, tuple[str, ...]]
+
+
+class View(Collector):
+    """A registry seen through a choice of families."""
+
+    def __init__(self, registry: CollectorRegistry, by_topic: Collection[str], topics: bool | None) -> None:
+        self._registry = registry
+        self._by_topic = by_topic
+        self._topics = topics
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the chosen families."""
+        for family in self._registry.collect():
+            if self._topics is None or self._topics == (family.name in self._by_topic):
+                yield family

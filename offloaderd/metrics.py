@@ -21,7 +21,6 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.registry import Collector
 
 from offloaderd import __version__
 from offloaderd.metric_values import (
@@ -35,14 +34,16 @@ from offloaderd.metric_values import (
     S3_THROTTLES,
     SECONDS_BUCKETS,
     TIERS,
+    Documented,
+    View,
 )
 from offloaderd.model import RollReason
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from prometheus_client import Metric
     from prometheus_client.metrics import MetricWrapperBase
+    from prometheus_client.registry import Collector
 
     from offloaderd.clock import Clock
     from offloaderd.health import HealthView
@@ -52,20 +53,6 @@ _Family = TypeVar("_Family", Counter, Gauge, Histogram)
 disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series and no panel reads it
 
 
-class _View(Collector):
-    """A registry seen through a choice of families."""
-
-    def __init__(self, registry: CollectorRegistry, by_topic: Collection[str], topics: bool | None) -> None:
-        self._registry = registry
-        self._by_topic = by_topic
-        self._topics = topics
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._registry.collect():
-            if self._topics is None or self._topics == (family.name in self._by_topic):
-                yield family
-
-
 class Metrics:
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
@@ -73,7 +60,7 @@ class Metrics:
         """Register everything on `registry`, together with the default `process_*` and `python_gc_*` collectors."""
         self.registry = CollectorRegistry() if registry is None else registry
         self._by_topic: dict[str, MetricWrapperBase] = {}
-        self._values: dict[str, Mapping[str, tuple[str, ...]]] = {}
+        self._documented: list[Documented] = []
         self._identity()
         self._source_and_buffer()
         self._pipeline_and_lag()
@@ -358,26 +345,26 @@ class Metrics:
 
     def view(self, *, topics: bool | None = None) -> Collector:
         """Return what a scrape collects: all families (None), only those by topic (True), or only the others."""
-        return _View(self.registry, self._by_topic.keys(), topics)
+        return View(self.registry, self._by_topic.keys(), topics)
 
-    def label_values(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        """Labels and their closed sets of values (empty: open) by metric name, for the documentation."""
-        return self._values
+    def documented(self) -> Sequence[Documented]:
+        """All of the daemon's own metrics, in the order of their declaration."""
+        return self._documented
 
     def _counter(self, name: str, text: str, **labels: tuple[str, ...]) -> Counter:
-        return self._keep(name, Counter(name, text, tuple(labels), registry=self.registry), labels)
+        return self._keep(name, text, Counter(name, text, tuple(labels), registry=self.registry), labels)
 
     def _gauge(self, name: str, text: str, **labels: tuple[str, ...]) -> Gauge:
-        return self._keep(name, Gauge(name, text, tuple(labels), registry=self.registry), labels)
+        return self._keep(name, text, Gauge(name, text, tuple(labels), registry=self.registry), labels)
 
     def _histogram(
         self, name: str, text: str, buckets: Iterable[float] = SECONDS_BUCKETS, **labels: tuple[str, ...]
     ) -> Histogram:
         family = Histogram(name, text, tuple(labels), buckets=tuple(buckets), registry=self.registry)
-        return self._keep(name, family, labels)
+        return self._keep(name, text, family, labels)
 
-    def _keep(self, name: str, family: _Family, labels: Mapping[str, tuple[str, ...]]) -> _Family:
-        self._values[name] = dict(labels)
+    def _keep(self, name: str, text: str, family: _Family, labels: Mapping[str, tuple[str, ...]]) -> _Family:
+        self._documented.append(Documented(name, family._type, text, dict(labels)))  # noqa: SLF001 - no public name
         if "topic" in labels:
             self._by_topic[name] = family
         if labels and all(labels.values()):

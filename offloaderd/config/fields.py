@@ -91,7 +91,7 @@ def _setting(section: str, name: str, info: FieldInfo) -> Setting:
         section=section,
         name=name,
         default=default,
-        example=literal((info.examples or [""])[0]) if info.default is None else default,
+        example=literal(info.examples[0]) if info.examples else default,
         allowed=_allowed(info, words, is_size=is_size),
         words=words,
         is_size=is_size,

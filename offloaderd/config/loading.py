@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr, ValidationError
 
@@ -67,7 +67,7 @@ def check(path: Path | None, environ: Mapping[str, str]) -> Report:
     values = {key: given for harvest in harvests for key, given in harvest.values.items()}
     mistakes = [mistake for harvest in harvests for mistake in harvest.mistakes]
     doubtful = {key for harvest in harvests for key in harvest.meant if key not in values}
-    sections: dict[str, Section] = {}
+    sections: dict[str, Any] = {}
     for name, kind in section_types().items():
         own = {given.key.rpartition(".")[2]: given for given in values.values() if given.key.startswith(f"{name}.")}
         sections[name], wrong = _section(name, kind, own)

@@ -167,6 +167,7 @@ class ObjectsSettings(Section):
     )
     secret_key: OptionalSecret = Field(
         default=None,
+        examples=[""],
         description="Its secret; better given as OFFLOADERD__OBJECTS__SECRET_KEY than in a file. Never shown.",
     )
     path_style: bool = Field(
