@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 Bytes = bytes | bytearray | memoryview
 """What may be stored; adapters send it without a copy."""
 
+PART_BYTES_MIN = 5 * 1024 * 1024
+"""S3's least size of every part but the last."""
+
+PARTS_MAX = 10_000
+"""S3's greatest part number."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:

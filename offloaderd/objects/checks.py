@@ -1,0 +1,80 @@
+"""What every adapter refuses in the same words before it does anything."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import InvalidInput
+from offloaderd.objects.port import PARTS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from offloaderd.objects.port import Bytes, PartInfo
+
+KEY_BYTES_MAX = 1024
+METADATA_BYTES_MAX = 2048
+_METADATA_KEY = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_METADATA_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that S3 would refuse or that no tool could show. Raises InvalidInput."""
+    if not key or len(key.encode("utf-8", "surrogatepass")) > KEY_BYTES_MAX:
+        raise InvalidInput(f"object key {key[:40]!r}... must have 1 to {KEY_BYTES_MAX} bytes")
+    if not key.isprintable():
+        raise InvalidInput(f"object key {key!r} has characters that cannot be printed")
+
+
+def check_range(key: str, first: int, length: int | None) -> None:
+    """Refuse a range that cannot be meant. Raises InvalidInput."""
+    if first < 0 or (length is not None and length < 1):
+        raise InvalidInput(f"range of {length} bytes from byte {first} of {key}: must be at least 1 byte from 0 on")
+
+
+def cut_range(key: str, size_bytes: int, first: int, length: int | None) -> tuple[int, int]:
+    """Return begin and end of the range within an object of that size.
+
+    Raises InvalidInput when it starts at or beyond the end; all of an empty object is (0, 0).
+    """
+    check_range(key, first, length)
+    if first == 0 and length is None:
+        return 0, size_bytes
+    if first >= size_bytes:
+        raise InvalidInput(f"range from byte {first} of {key}: the object has {size_bytes} bytes")
+    return first, size_bytes if length is None else min(size_bytes, first + length)
+
+
+def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """Return user metadata with keys in lower case, as every store hands it back.
+
+    Raises InvalidInput for what an HTTP header cannot carry unchanged, or more than S3 takes.
+    """
+    checked = {key.lower(): value for key, value in (metadata or {}).items()}
+    for key, value in checked.items():
+        if not (_METADATA_KEY.fullmatch(key) and _METADATA_VALUE.fullmatch(value)):
+            raise InvalidInput(f"user metadata {key!r}: {value!r} does not fit into an HTTP header")
+    if sum(len(key) + len(value) for key, value in checked.items()) > METADATA_BYTES_MAX:
+        raise InvalidInput(f"user metadata has more than {METADATA_BYTES_MAX} bytes")
+    return checked
+
+
+def check_part_number(part_number: int) -> None:
+    """Refuse a number that S3 does not have. Raises InvalidInput."""
+    if not 1 <= part_number <= PARTS_MAX:
+        raise InvalidInput(f"part number {part_number} is not one of 1 to {PARTS_MAX}")
+
+
+def check_parts(parts: Sequence[PartInfo]) -> None:
+    """Refuse a list that cannot complete an upload: empty, or not in ascending order. Raises InvalidInput."""
+    if not parts:
+        raise InvalidInput("an upload cannot be completed without parts")
+    numbers = [part.part_number for part in parts]
+    if any(later <= earlier for earlier, later in zip(numbers, numbers[1:], strict=False)):
+        raise InvalidInput("parts are not in ascending order of their numbers")
+
+
+def flat(data: Bytes) -> memoryview:
+    """Return a view of the bytes, counted one by one whatever the caller's view counts in."""
+    return memoryview(data).cast("B")
