@@ -51,8 +51,9 @@ class ByteBudget:
     def _grant(self) -> None:
         while self._queue and self._fits(self._queue[0][0]):
             wanted, turn = self._queue.popleft()
-            self.used_bytes += wanted
-            turn.set_result(None)
+            if not turn.cancelled():
+                self.used_bytes += wanted
+                turn.set_result(None)
 
 
 class Backoff:

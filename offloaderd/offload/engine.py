@@ -17,6 +17,7 @@ from offloaderd.errors import Closed, Conflict, Fenced, NotFound, OffloaderError
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import policy as policy_record
+from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.offload import ownership, recovery
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.commit import AttemptLog, Claim
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore, Session
-    from offloaderd.metadata.records.daemon import DaemonNode
     from offloaderd.metadata.records.owner import Owner
     from offloaderd.metadata.records.policy import TopicPolicy
     from offloaderd.model import EntryBatch, Position, TopicName
@@ -52,9 +52,9 @@ class _Supervised:
 class Engine:
     """All topics of one daemon."""
 
-    def __init__(self, shop: Workshop, me: DaemonNode, defaults: RollPolicy) -> None:
+    def __init__(self, shop: Workshop, defaults: RollPolicy) -> None:
         self._shop = shop
-        self._me = me
+        self._me = DaemonNode(daemon_id="", address="", version="", started_ms=0)
         self._defaults = defaults
         self._clock = shop.uplink.clock
         self._metrics = shop.uplink.metrics
@@ -162,8 +162,9 @@ class Engine:
         found = self.find(topic)
         return found.buffer.read(first, last, bytes_max) if found else None
 
-    async def run(self) -> None:
-        """Supervise all enabled topics until `drain` has been called and every topic is released."""
+    async def run(self, me: DaemonNode) -> None:
+        """Supervise all enabled topics as `me` until `drain` has been called and every topic is released."""
+        self._me = me
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._follow_topics(group), name="enabled topics")
             reporter = group.create_task(self._reporter.run(), name="topic metrics")

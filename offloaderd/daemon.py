@@ -1,0 +1,412 @@
+"""The composition root: opens what the daemon needs in order, runs its loops, drains, closes in reverse.
+
+Life cycle: starting (waiting for ZooKeeper and the bucket, telling why on /readyz), serving, draining. The first
+SIGTERM or SIGINT drains under a deadline, the second cuts everything short. A loop that crashes takes the daemon down
+with exit code 1. Configuration that cannot work (no such bucket, wrong credentials) ends the start with code 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack, aclosing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+
+from offloaderd import __version__
+from offloaderd.clock import SystemClock
+from offloaderd.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient
+from offloaderd.health import Health
+from offloaderd.http import HttpServer
+from offloaderd.ledgers.embedded import EmbeddedLedgers
+from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.metrics import Metrics, watch_loop
+from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.offload.budget import Backoff, ByteBudget
+from offloaderd.offload.buffer import BufferPool
+from offloaderd.offload.engine import Engine
+from offloaderd.offload.ownership import register
+from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.segment import SegmentLayout
+from offloaderd.offload.topic import Workshop, first_of
+from offloaderd.offload.uploader import Uplink, UploadLimits
+from offloaderd.offload.signal import race
+from offloaderd.read.reader import TopicReader
+from offloaderd.rpc.admin import AdminService, DaemonSnapshot
+from offloaderd.rpc.errors import ErrorInterceptor
+from offloaderd.rpc.ledgers import LedgerService
+from offloaderd.rpc.offload import OffloadService
+from offloaderd.rpc.read import ReadService
+from offloaderd.rpc.server import RpcServer, ServerOptions, Services
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+
+    from offloaderd.clock import Clock
+    from offloaderd.config import Settings
+    from offloaderd.ledgers.port import LedgerStore
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.objects.port import SegmentStore
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+PROBE_S = 5.0
+"""Pause between two looks at whether the bucket and the metadata store answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Where a serving daemon is reached."""
+
+    grpc: str
+    http: str
+
+
+async def run(settings: Settings, *, on_ready: Callable[[Addresses], None] | None = None) -> int:
+    """Run a daemon until it is told to stop; returns the exit code (0 after a complete drain, else 1).
+
+    Raises InvalidConfig when it cannot ever work as configured. `on_ready` is called once calls are welcome.
+    """
+    daemon = Daemon(settings, on_ready)
+    with stop_signals(daemon):
+        try:
+            await daemon.run()
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from errors
+    return daemon.exit_code
+
+
+@contextmanager
+def stop_signals(daemon: Daemon) -> Iterator[None]:
+    """First SIGTERM or SIGINT: drain. Second: cancel."""
+    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+
+    def on_signal(name: str) -> None:
+        if not daemon.stopping.is_set():
+            log.info("daemon.stop_requested", signal=name)
+            daemon.stop(f"received {name}")
+        elif main is not None:
+            log.warning("daemon.cut_short", signal=name)
+            main.cancel()
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, on_signal, number.name)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+class Daemon:
+    """One process's daemon."""
+
+    def __init__(
+        self, settings: Settings, on_ready: Callable[[Addresses], None] | None = None, *, clock: Clock | None = None
+    ) -> None:
+        self._settings = settings
+        self._on_ready = on_ready
+        self._clock: Clock = clock or SystemClock()
+        self._started_ms = self._clock.wall_ms()
+        self._pool = BufferPool(settings.memory.buffer_bytes)
+        self._uploads = ByteBudget(settings.memory.upload_bytes)
+        self.metrics = Metrics()
+        self.health = Health()
+        self.stopping = asyncio.Event()
+        self.exit_code = 0
+        self._why_stopping = ""
+
+    def stop(self, why: str) -> None:
+        """Begin to drain."""
+        self._why_stopping = why
+        self.stopping.set()
+
+    def snapshot(self) -> DaemonSnapshot:
+        """Describe the daemon for `offloadctl status`."""
+        view = self.health.view
+        memory = self._settings.memory
+        return DaemonSnapshot(
+            daemon_id=self._settings.daemon.id,
+            version=__version__,
+            state=view.state.value,
+            started_ms=self._started_ms,
+            dependencies=view.dependencies,
+            memory_used_bytes=self._pool.used_bytes + self._uploads.used_bytes,
+            memory_budget_bytes=memory.buffer_bytes + memory.upload_bytes + memory.cache_bytes,
+        )
+
+    async def run(self) -> None:
+        """Open, serve, drain, close. Raises InvalidConfig, or what crashed."""
+        settings = self._settings
+        self.metrics.set_build(__version__, "")
+        self.health.listen(self.metrics.show_health)
+        async with AsyncExitStack() as stack:
+            http = await stack.enter_async_context(HttpServer(settings.http, self.metrics, self.health))
+            metadata = await self._open_metadata(stack)
+            objects = await self._open_objects(stack)
+            ledgers = await self._open_ledgers(stack)
+            if metadata is None or objects is None:
+                return
+            await self._serve(stack, http, metadata, objects, ledgers)
+        log.info("daemon.stopped", exit_code=self.exit_code)
+
+    async def _open_metadata(self, stack: AsyncExitStack) -> MetadataStore | None:
+        options = self._settings.metadata
+
+        async def connect() -> MetadataStore:
+            return await stack.enter_async_context(
+                ZooKeeperStore(
+                    options.servers,
+                    root=f"{options.root}/{self._settings.daemon.cluster}",
+                    session_timeout_s=options.session_timeout_s,
+                    connect_timeout_s=options.connect_timeout_s,
+                    clock=self._clock,
+                    metrics=self.metrics,
+                )
+            )
+
+        return await self._until_there("metadata", f"ZooKeeper at {options.servers}", connect)
+
+    async def _open_objects(self, stack: AsyncExitStack) -> SegmentStore | None:
+        options = self._settings.objects
+        if options.kind == "filesystem":
+            return await stack.enter_async_context(FilesystemStore(options.directory, clock=self._clock))
+        store = await stack.enter_async_context(S3Store(s3_options(self._settings), metrics=self.metrics))
+
+        async def probe() -> SegmentStore:
+            await store.check()
+            return store
+
+        return await self._until_there("objects", f"bucket {options.bucket}", probe)
+
+    async def _open_ledgers(self, stack: AsyncExitStack) -> LedgerStore | None:
+        options = self._settings.ledgers
+        if options.kind == "none":
+            return None
+        store = await stack.enter_async_context(
+            EmbeddedLedgers(
+                options.directory,
+                clock=self._clock,
+                ledger_entries_max=options.ledger_entries_max,
+                ledger_bytes_max=options.ledger_bytes_max,
+                ledger_age_max_s=options.ledger_age_max_s,
+            )
+        )
+        self.health.up("ledgers")
+        return store
+
+    async def _until_there(self, name: str, what: str, connect: Callable[[], Awaitable[T]]) -> T | None:
+        """Try to reach a dependency until it answers; None when stopped meanwhile. Raises InvalidConfig."""
+        backoff = Backoff(self._clock)
+        while not self.stopping.is_set():
+            try:
+                found = await connect()
+            except (Denied, BucketMissing) as error:
+                raise InvalidConfig(error.message, hint=error.hint) from error
+            except Transient as error:
+                self.health.starting(f"waiting for {what}")
+                self.health.down(name, str(error))
+                log.warning("dependency.awaited", dependency=name, error=str(error))
+                await race(self.stopping.wait(), self._clock.sleep(backoff.pause_s(error)))
+            else:
+                self.health.up(name)
+                return found
+        return None
+
+    async def _serve(
+        self,
+        stack: AsyncExitStack,
+        http: HttpServer,
+        metadata: MetadataStore,
+        objects: SegmentStore,
+        ledgers: LedgerStore | None,
+    ) -> None:
+        settings = self._settings
+        engine = Engine(self._workshop(metadata, objects, ledgers), roll_policy(settings))
+        reader = TopicReader(
+            objects=objects,
+            source=ledgers,
+            maps=engine,
+            hot=engine,
+            options=reader_options(settings),
+            clock=self._clock,
+            metrics=self.metrics,
+        )
+        services = Services(
+            offload=OffloadService(engine, clock=self._clock, metrics=self.metrics),
+            read=ReadService(reader, settings.read.readers_max, metrics=self.metrics),
+            admin=AdminService(
+                engine=engine,
+                metadata=metadata,
+                source=ledgers,
+                daemon=self,
+                bucket=settings.objects.bucket,
+                prefix=settings.objects.prefix,
+            ),
+            ledgers=LedgerService(ledgers) if ledgers is not None else None,
+        )
+        options = ServerOptions(
+            host=settings.grpc.host,
+            port=settings.grpc.port,
+            message_bytes_max=settings.grpc.message_bytes_max,
+            streams_max=settings.grpc.streams_max,
+        )
+        rpc = await stack.enter_async_context(RpcServer(options, services, [ErrorInterceptor(self.metrics)]))
+        node = DaemonNode(
+            daemon_id=settings.daemon.id,
+            address=settings.grpc.advertise or f"{settings.grpc.host}:{rpc.port}",
+            version=__version__,
+            started_ms=self._started_ms,
+        )
+        self.health.starting(f"registering as {node.daemon_id}")
+        patience_s = settings.metadata.session_timeout_s * 1.5
+        if not await self._or_stopped(register(metadata, node, clock=self._clock, patience_s=patience_s)):
+            return
+        async with asyncio.TaskGroup() as group:
+            loops = [
+                group.create_task(watch_loop(self._clock, self.metrics), name="event-loop lag"),
+                group.create_task(self._probe(metadata, objects), name="dependency probe"),
+                group.create_task(self._stay_registered(metadata, node), name="registration"),
+            ]
+            running = group.create_task(engine.run(node), name="engine")
+            self.health.serving()
+            await rpc.show(serving=True)
+            log.info("daemon.serving", grpc=node.address, http=http.address, daemon_id=node.daemon_id)
+            if self._on_ready is not None:
+                self._on_ready(Addresses(grpc=node.address, http=http.address))
+            await self.stopping.wait()
+            await self._drain(engine, running, rpc)
+            for loop in loops:
+                loop.cancel()
+
+    async def _drain(self, engine: Engine, running: asyncio.Task[None], rpc: RpcServer) -> None:
+        """Refuse new work, complete open segments under the deadline, end the calls that still run."""
+        deadline_s = self._settings.shutdown.drain_s
+        self.health.draining(self._why_stopping)
+        await rpc.show(serving=False)
+        started = self._clock.monotonic()
+        engine.drain()
+        await race(wait_for(running), self._clock.sleep(deadline_s))
+        left = engine.topics()
+        if left:
+            self.exit_code = 1
+            log.error(
+                "daemon.drain_incomplete",
+                topics=[str(topic) for topic in left],
+                deadline_s=deadline_s,
+                hint="their open segments are taken up at the next start; nothing that was confirmed is lost",
+            )
+            running.cancel()
+        await rpc.stop(grace_s=1.0)
+        log.info("daemon.drained", duration_s=round(self._clock.monotonic() - started, 3))
+
+    async def _or_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do something unless the daemon is stopped first; says whether it was done."""
+        await race(work, self.stopping.wait())
+        return not self.stopping.is_set()
+
+    async def _stay_registered(self, metadata: MetadataStore, node: DaemonNode) -> None:
+        """Announce the daemon again whenever its session was lost."""
+        while True:
+            session = await metadata.session()
+            await session.lost.wait()
+            await metadata.session()
+            patience_s = self._settings.metadata.session_timeout_s * 1.5
+            await register(metadata, node, clock=self._clock, patience_s=patience_s)
+
+    async def _probe(self, metadata: MetadataStore, objects: SegmentStore) -> None:
+        """Look every few seconds whether the bucket and the metadata store answer, for health and metrics."""
+        while True:
+            for name, request in (("metadata", lambda: metadata.children("/")), ("objects", lambda: reach(objects))):
+                try:
+                    await request()
+                except OffloaderError as error:
+                    self.health.down(name, str(error))
+                else:
+                    self.health.up(name)
+            self.metrics.bucket_accessible.set(all(d.up for d in self.health.view.dependencies if d.name == "objects"))
+            await self._clock.sleep(PROBE_S)
+
+    def _workshop(self, metadata: MetadataStore, objects: SegmentStore, ledgers: LedgerStore | None) -> Workshop:
+        settings = self._settings
+        uplink = Uplink(
+            objects=objects,
+            prefix=settings.objects.prefix,
+            budget=self._uploads,
+            limits=UploadLimits(
+                parts_in_flight_max=settings.offload.parts_in_flight_max,
+                readback=settings.offload.verify == "readback",
+            ),
+            clock=self._clock,
+            metrics=self.metrics,
+        )
+        return Workshop(
+            metadata=metadata,
+            source=ledgers,
+            uplink=uplink,
+            pool=self._pool,
+            layout=SegmentLayout(
+                block_bytes=settings.offload.block_bytes,
+                part_bytes=settings.offload.part_bytes,
+                preamble=settings.offload.preamble,
+            ),
+            cluster=settings.daemon.cluster,
+            driver=driver_properties(settings),
+        )
+
+
+async def wait_for(task: asyncio.Task[None]) -> None:
+    """Wait until a task has ended, however it ended; its error belongs to its own group."""
+    await asyncio.wait([task])
+
+
+async def reach(objects: SegmentStore) -> None:
+    """Ask the bucket for something small."""
+    async with aclosing(objects.list("offloaderd-probe/")) as found:  # type: ignore[type-var]
+        async for _ in found:
+            return
+
+
+def roll_policy(settings: Settings) -> RollPolicy:
+    """Return the broker-level limits of a segment."""
+    return RollPolicy(
+        segment_bytes_max=settings.offload.segment_bytes_max,
+        segment_age_max_s=settings.offload.segment_age_max_s,
+        segment_age_min_s=settings.offload.segment_age_min_s,
+    )
+
+
+def s3_options(settings: Settings) -> S3Options:
+    """Return what the S3 adapter needs to know."""
+    objects = settings.objects
+    return S3Options(
+        endpoint=objects.endpoint,
+        region=objects.region,
+        bucket=objects.bucket,
+        access_key=objects.access_key,
+        secret_key=objects.secret_key.get_secret_value() if objects.secret_key else None,
+        path_style=objects.path_style,
+        connections_max=objects.connections_max,
+        connect_timeout_s=objects.connect_timeout_s,
+        read_timeout_s=objects.read_timeout_s,
+    )
+
+
+def driver_properties(settings: Settings) -> dict[str, str]:
+    """Return what a reader needs to find the objects later, whatever the configuration is then."""
+    objects = settings.objects
+    if objects.kind == "filesystem":
+        return {"driver": "filesystem", "directory": objects.directory, "prefix": objects.prefix}
+    return {
+        "driver": "s3",
+        "bucket": objects.bucket,
+        "region": objects.region,
+        "endpoint": objects.endpoint or "",
+        "prefix": objects.prefix,
+    }

@@ -1,0 +1,118 @@
+"""The gRPC server: all services, health and reflection behind one interceptor, on one port."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from offloaderd.errors import InvalidConfig
+from offloaderd.rpc.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    ledgers_pb2,
+    ledgers_pb2_grpc,
+    offload_pb2,
+    offload_pb2_grpc,
+    read_pb2,
+    read_pb2_grpc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Where to listen and what one client may ask for."""
+
+    host: str
+    port: int
+    message_bytes_max: int
+    streams_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What is served; `ledgers` only where the daemon has a store of its own."""
+
+    offload: offload_pb2_grpc.OffloadServiceServicer
+    read: read_pb2_grpc.ReadServiceServicer
+    admin: admin_pb2_grpc.AdminServiceServicer
+    ledgers: ledgers_pb2_grpc.LedgerServiceServicer | None = None
+
+
+class RpcServer:
+    """An async context manager: bound and starting inside, answering once `serve` is called, gone afterwards."""
+
+    def __init__(self, options: ServerOptions, services: Services, interceptors: Sequence[aio.ServerInterceptor]) -> None:
+        self._options = options
+        self._services = services
+        self._interceptors = interceptors
+        self._health = health_aio.HealthServicer()
+        self._names: list[str] = []
+        self.port = 0
+
+    async def __aenter__(self) -> RpcServer:
+        """Bind the port and answer health checks. Raises InvalidConfig when the port cannot be had."""
+        options = self._options
+        self._server = aio.server(
+            interceptors=list(self._interceptors),
+            options=[
+                ("grpc.max_receive_message_length", options.message_bytes_max),
+                ("grpc.max_send_message_length", options.message_bytes_max),
+                ("grpc.max_concurrent_streams", options.streams_max),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", 60_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ],
+        )
+        self._register()
+        address = f"[{options.host}]" if ":" in options.host else options.host
+        try:
+            self.port = self._server.add_insecure_port(f"{address}:{options.port}")
+        except RuntimeError as error:
+            raise InvalidConfig(
+                f"cannot listen on {address}:{options.port} for gRPC",
+                hint="the port is in use or not allowed: set grpc.port to another one (0 picks a free one)",
+            ) from error
+        await self.show(serving=False)
+        await self._server.start()
+        return self
+
+    def _register(self) -> None:
+        services = self._services
+        offload_pb2_grpc.add_OffloadServiceServicer_to_server(services.offload, self._server)
+        read_pb2_grpc.add_ReadServiceServicer_to_server(services.read, self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(services.admin, self._server)
+        files = [offload_pb2, read_pb2, admin_pb2]
+        if services.ledgers is not None:
+            ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(services.ledgers, self._server)
+            files.append(ledgers_pb2)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._names = [service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()]
+        shown = [*self._names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(shown, self._server)
+
+    async def show(self, *, serving: bool) -> None:
+        """Tell health checks whether calls are welcome, for the whole server and each service."""
+        status = health_pb2.HealthCheckResponse
+        for name in ("", *self._names):
+            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls, and cut those still running after `grace_s`."""
+        await self._server.stop(grace_s)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cut what still runs and free the port."""
+        async with asyncio.timeout(10):
+            await self._server.stop(0)

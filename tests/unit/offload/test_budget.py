@@ -1,0 +1,89 @@
+"""Bytes in transfer are bounded and handed out in turn; pauses between tries grow and are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from offloaderd.errors import BucketMissing, Denied, Throttled, Transient
+from offloaderd.offload.budget import Backoff, ByteBudget
+
+
+class NoJitter:
+    """A clock whose jitter is none."""
+
+    def jitter(self, seconds: float) -> float:
+        """Return what was given."""
+        return seconds
+
+
+async def test_the_budget_is_never_exceeded_and_waits_in_order() -> None:
+    """A large request at the front is not overtaken by small ones behind it."""
+    budget, order = ByteBudget(100), []
+
+    async def work(name: str, size: int) -> None:
+        await budget.acquire(size)
+        order.append(name)
+        assert budget.used_bytes <= 100
+
+    await budget.acquire(60)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(work("large", 90))
+        await asyncio.sleep(0)
+        group.create_task(work("small", 10))
+        await asyncio.sleep(0)
+        assert order == []
+        budget.release(60)
+    assert order == ["large", "small"]
+    assert budget.used_bytes == 100
+
+
+async def test_more_than_all_is_granted_alone() -> None:
+    """A part larger than the budget passes when nothing else is on its way."""
+    budget = ByteBudget(10)
+    await budget.acquire(50)
+    assert budget.used_bytes == 50
+    waiting = asyncio.ensure_future(budget.acquire(1))  # noqa: TID251 - to look at it while it waits
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    budget.release(50)
+    await waiting
+    assert budget.used_bytes == 1
+
+
+@pytest.mark.parametrize("granted_first", [False, True])
+async def test_a_cancelled_request_keeps_nothing(granted_first: bool) -> None:
+    """Cancelled before or just after its turn came, a request leaves the budget as it was."""
+    budget = ByteBudget(10)
+    await budget.acquire(10)
+    waiting = asyncio.ensure_future(budget.acquire(5))  # noqa: TID251 - to cancel it from outside
+    behind = asyncio.ensure_future(budget.acquire(7))  # noqa: TID251
+    await asyncio.sleep(0)
+    if granted_first:
+        budget.release(10)
+        waiting.cancel()
+    else:
+        waiting.cancel()
+        budget.release(10)
+    await behind
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert budget.used_bytes == 7
+
+
+def test_pauses_grow_with_tries_and_by_class_of_error() -> None:
+    """Throttling waits longer than a time-out, missing rights longest; all are bounded and reset."""
+    for error, first, most in [
+        (Transient("t"), 0.1, 10.0),
+        (Throttled("t"), 0.5, 20.0),
+        (Denied("d"), 1.0, 30.0),
+        (BucketMissing("b"), 1.0, 30.0),
+    ]:
+        backoff = Backoff(NoJitter())  # type: ignore[arg-type]
+        pauses = [backoff.pause_s(error) for _ in range(40)]
+        assert pauses[:3] == [first, first * 2, first * 4]
+        assert pauses == sorted(pauses)
+        assert pauses[-1] == most
+        backoff.reset()
+        assert backoff.pause_s(error) == first
