@@ -8,8 +8,7 @@ A scrape costs the loop a few milliseconds. aiohttp is here anyway, under the S3
 from __future__ import annotations
 
 import errno
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
@@ -17,8 +16,9 @@ from prometheus_client.exposition import choose_encoder
 from offloaderd.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
+    from offloaderd.config import HttpSettings
     from offloaderd.health import Health
     from offloaderd.metrics import Metrics
 
@@ -28,37 +28,53 @@ CLOSE_S = 0.5
 HEADER_BYTES_MAX = 8192
 
 
-@asynccontextmanager
-async def serving(
-    host: str, port: int, *, metrics: Metrics, health: Health, topic_metrics: bool = True
-) -> AsyncIterator[int]:
-    """Serve until the context ends; yields the port in use. No task, thread or socket is left behind.
+class HttpServer:
+    """The server, as an async context manager: it listens inside and leaves no task, thread or socket behind."""
 
-    With `topic_metrics` off, per-topic families are on /metrics/topics only. Raises InvalidConfig when the address
-    cannot be listened on.
-    """
-    app = web.Application(client_max_size=0)
-    app.router.add_get("/metrics", _page(metrics, topics=None if topic_metrics else False))
-    app.router.add_get("/metrics/topics", _page(metrics, topics=True))
-    app.router.add_get("/healthz", _alive)
-    app.router.add_get("/readyz", _readiness(health))
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=CLOSE_S,
-        max_line_size=HEADER_BYTES_MAX,
-        max_field_size=HEADER_BYTES_MAX,
-    )
-    try:
-        await runner.setup()
+    def __init__(self, settings: HttpSettings, metrics: Metrics, health: Health) -> None:
+        """Prepare to serve `metrics` and `health`; nothing is opened yet."""
+        self._settings = settings
+        app = web.Application(client_max_size=0)
+        app.router.add_get("/metrics", _page(metrics, topics=None if settings.topic_metrics else False))
+        app.router.add_get("/metrics/topics", _page(metrics, topics=True))
+        app.router.add_get("/healthz", _alive)
+        app.router.add_get("/readyz", _readiness(health))
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=CLOSE_S,
+            max_line_size=HEADER_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
+        )
+
+    @property
+    def port(self) -> int:
+        """The port in use; only inside the context."""
+        return int(self._runner.addresses[0][1])
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT in use; only inside the context."""
+        return f"{self._settings.host}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        """Listen. Raises InvalidConfig when the address cannot be listened on."""
+        host, port = self._settings.host, self._settings.port
+        await self._runner.setup()
         try:
-            await web.TCPSite(runner, host, port).start()
+            await web.TCPSite(self._runner, host, port).start()
         except OSError as error:
+            await self._runner.cleanup()
             raise _cannot_listen(host, port, error) from error
-        yield int(runner.addresses[0][1])
-    finally:
-        await runner.cleanup()
+        except BaseException:
+            await self._runner.cleanup()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop listening; answers in progress get CLOSE_S, idle connections are closed."""
+        await self._runner.cleanup()
 
 
 async def _alive(_request: web.Request) -> web.Response:

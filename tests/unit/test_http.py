@@ -1,0 +1,160 @@
+"""The metrics and health server: what each path answers in each state, and that nothing outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from offloaderd.config import HttpSettings
+from offloaderd.errors import InvalidConfig
+from offloaderd.health import Health
+from offloaderd.http import HttpServer
+from offloaderd.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    Get = Callable[[str], Awaitable[aiohttp.ClientResponse]]
+
+
+@asynccontextmanager
+async def served(metrics: Metrics, health: Health, **options: Any) -> AsyncIterator[Get]:
+    """Serve on a free port and yield a function that gets a path."""
+    async with (
+        HttpServer(HttpSettings(port=0, **options), metrics, health) as server,
+        aiohttp.ClientSession(f"http://{server.address}") as client,
+    ):
+
+        async def get(path: str) -> aiohttp.ClientResponse:
+            response = await client.get(path)
+            await response.read()
+            return response
+
+        yield get
+
+
+async def test_readiness_follows_the_three_states() -> None:
+    """Only while serving is /readyz 200, and its body says what it waits for or why it goes."""
+    health = Health()
+    async with served(Metrics(), health) as get:
+        health.starting("waiting for the metadata store")
+        starting = await get("/readyz")
+        assert starting.status == 503
+        assert await starting.json() == {
+            "ready": False,
+            "state": "starting",
+            "reason": "starting: waiting for the metadata store",
+            "dependencies": {},
+        }
+        health.serving()
+        assert (await get("/readyz")).status == 200
+        health.draining("SIGTERM")
+        draining = await get("/readyz")
+        assert draining.status == 503
+        assert (await draining.json())["reason"] == "draining: SIGTERM"
+
+
+async def test_a_dependency_that_is_down_is_named_but_does_not_take_the_daemon_out() -> None:
+    """The other tiers still answer, so /readyz stays 200 and says what is down."""
+    health = Health()
+    health.serving()
+    health.up("metadata")
+    health.down("objects", "bucket pulsar is missing")
+    async with served(Metrics(), health) as get:
+        response = await get("/readyz")
+        body = await response.json()
+    assert response.status == 200
+    assert body["reason"] == "serving; objects is down: bucket pulsar is missing"
+    assert body["dependencies"] == {
+        "metadata": {"up": True, "message": ""},
+        "objects": {"up": False, "message": "bucket pulsar is missing"},
+    }
+
+
+@pytest.mark.parametrize("state", ["starting", "serving", "draining"])
+async def test_liveness_does_not_depend_on_the_state(state: str) -> None:
+    """/healthz is 200 as long as the loop turns, whatever the daemon is doing."""
+    health = Health()
+    if state != "starting":
+        health.serving()
+    if state == "draining":
+        health.draining("SIGTERM")
+    async with served(Metrics(), health) as get:
+        response = await get("/healthz")
+        assert (response.status, await response.text()) == (200, "alive\n")
+
+
+async def test_metrics_are_served_in_the_text_format() -> None:
+    """/metrics carries our numbers, the process's own, and the content type that Prometheus expects."""
+    metrics = Metrics()
+    metrics.upload_bytes.inc(4096)
+    async with served(metrics, Health()) as get:
+        response = await get("/metrics")
+        text = await response.text()
+    assert response.headers["Content-Type"].startswith("text/plain; version=")
+    assert "\noffloaderd_upload_bytes_total 4096.0\n" in text
+    assert "\nprocess_resident_memory_bytes " in text
+    assert "\npython_gc_collections_total{" in text
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_topics_have_a_page_of_their_own(together: bool) -> None:
+    """With topic_metrics off /metrics leaves per-topic series to /metrics/topics, which has nothing else."""
+    metrics = Metrics()
+    metrics.lag_bytes.labels(topic="persistent://a/b/c").set(7)
+    line = 'offloaderd_lag_bytes{topic="persistent://a/b/c"} 7.0\n'
+    async with served(metrics, Health(), topic_metrics=together) as get:
+        page, topics = await (await get("/metrics")).text(), await (await get("/metrics/topics")).text()
+    assert (line in page) is together
+    assert line in topics
+    assert "offloaderd_ready" in page
+    assert "offloaderd_ready" not in topics
+
+
+async def test_other_paths_are_not_found() -> None:
+    """Nothing else is served."""
+    async with served(Metrics(), Health()) as get:
+        assert (await get("/")).status == 404
+        assert (await get("/metrics/../etc/passwd")).status == 404
+
+
+async def test_a_port_in_use_is_one_clear_line() -> None:
+    """The error names host and port and says what to set."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidConfig) as caught:
+            async with HttpServer(HttpSettings(port=port), Metrics(), Health()):
+                pytest.fail("listened on a port that was taken")
+    assert caught.value.message == f"metrics and health server: port {port} on 127.0.0.1 is in use"
+    assert "http.port" in caught.value.hint
+
+
+async def test_a_foreign_address_is_one_clear_line() -> None:
+    """An address that is not this machine's is a mistake in the settings, with a hint."""
+    with pytest.raises(InvalidConfig, match="cannot listen on 192.0.2.1") as caught:
+        async with HttpServer(HttpSettings(host="192.0.2.1", port=0), Metrics(), Health()):
+            pytest.fail("listened on an address of nobody")
+    assert "http.host" in caught.value.hint
+
+
+async def test_closing_waits_for_no_idle_connection_and_frees_the_port() -> None:
+    """A client that connects and says nothing, or keeps its connection, delays neither the end nor the next start."""
+    async with asyncio.timeout(5):
+        async with HttpServer(HttpSettings(port=0), Metrics(), Health()) as server:
+            port = server.port
+            silent = await asyncio.open_connection("127.0.0.1", port)
+            kept = await asyncio.open_connection("127.0.0.1", port)
+            kept[1].write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"200" in await kept[0].readline()
+        async with HttpServer(HttpSettings(port=port), Metrics(), Health()) as again:
+            assert again.port == port
+    for _, writer in (silent, kept):
+        writer.close()
+        await writer.wait_closed()
