@@ -197,7 +197,9 @@ class Metrics:
             **{"class": ERROR_CLASSES},
         )
         self.uploads_aborted = self._counter(
-            "offloaderd_uploads_aborted_total", "Multipart uploads given up, by class of error.", reason=ERROR_CLASSES
+            "offloaderd_uploads_aborted_total",
+            "Multipart uploads given up: failed, or left behind by the owner before (takeover).",
+            reason=("failed", "takeover"),
         )
         self.upload_last_success_timestamp_seconds = self._gauge(
             "offloaderd_upload_last_success_timestamp_seconds",
@@ -285,10 +287,10 @@ class Metrics:
             cache=CACHES,
             result=("hit", "miss", "joined"),
         )
-        self.cache_bytes = self._gauge("offloaderd_cache_bytes", "Bytes held.", cache=CACHES)
-        self.cache_limit_bytes = self._gauge("offloaderd_cache_limit_bytes", "Bytes that may be held.", cache=CACHES)
+        self.cache_bytes = self._gauge("offloaderd_cache_bytes", "Bytes held by the cache.", cache=CACHES)
+        self.cache_limit_bytes = self._gauge("offloaderd_cache_limit_bytes", "Bytes the cache may hold.", cache=CACHES)
         self.cache_evictions = self._counter(
-            "offloaderd_cache_evictions_total", "Values dropped by cause.", cache=CACHES, cause=("size", "stale")
+            "offloaderd_cache_evictions_total", "What caches dropped, by cause.", cache=CACHES, cause=("size", "stale")
         )
         self.prefetch_bytes = self._counter(
             "offloaderd_prefetch_bytes_total",

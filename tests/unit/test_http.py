@@ -138,7 +138,7 @@ async def test_a_port_in_use_is_one_clear_line() -> None:
 
 async def test_a_foreign_address_is_one_clear_line() -> None:
     """An address that is not this machine's is a mistake in the settings, with a hint."""
-    with pytest.raises(InvalidConfig, match="cannot listen on 192.0.2.1") as caught:
+    with pytest.raises(InvalidConfig, match=r"cannot listen on 192\.0\.2\.1") as caught:
         async with HttpServer(HttpSettings(host="192.0.2.1", port=0), Metrics(), Health()):
             pytest.fail("listened on an address of nobody")
     assert "http.host" in caught.value.hint
