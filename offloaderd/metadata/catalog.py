@@ -1,0 +1,314 @@
+"""The map of a topic: which segment holds which entry, rebuilt from the ledgers' offload contexts.
+
+Rules: segments are disjoint and ascend; inside a ledger they leave no gap (P2). A map never changes: a commit gives
+the transaction's steps and the map as it will be, so that the owner needs no second look at the store.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self
+
+import structlog
+
+from offloaderd.errors import Conflict, InvalidInput, NotFound, Transient
+from offloaderd.metadata import paths
+from offloaderd.metadata.each import each
+from offloaderd.metadata.port import Create, Replace, Versioned
+from offloaderd.metadata.records import codec, context, policy
+from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
+from offloaderd.model import Position, SegmentRange
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    from offloaderd.metadata.port import MetadataStore, Step
+    from offloaderd.metadata.records.policy import TopicPolicy
+    from offloaderd.model import TopicName
+
+log = structlog.get_logger(__name__)
+
+NODE_BYTES_WARN = 700_000
+"""A context larger than this nears the store's limit of about 1 MB: the topic's segments should be larger."""
+SNAPSHOT_TRIES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSlice:
+    """Consecutive entries of one ledger, `first_entry_id` to `last_entry_id`, both inclusive."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    payload_bytes: int
+
+    @property
+    def entries(self) -> int:
+        """Number of entries."""
+        return self.last_entry_id - self.first_entry_id + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedSegment:
+    """A segment that readers may trust: its slices by ascending ledger, and where its objects lie."""
+
+    segment_id: UUID
+    slices: tuple[LedgerSlice, ...]
+    object_bytes: int
+    assigned_ms: int
+    offloaded_ms: int
+    bucket: str
+    prefix: str
+
+    @property
+    def begin(self) -> Position:
+        """Position of the first entry."""
+        return Position(self.slices[0].ledger_id, self.slices[0].first_entry_id)
+
+    @property
+    def end(self) -> Position:
+        """Position of the last entry."""
+        return Position(self.slices[-1].ledger_id, self.slices[-1].last_entry_id)
+
+    @property
+    def range(self) -> SegmentRange:
+        """From the first to the last entry."""
+        return SegmentRange(self.begin, self.end)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries."""
+        return sum(part.entries for part in self.slices)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all payloads."""
+        return sum(part.payload_bytes for part in self.slices)
+
+    def holds(self, position: Position) -> bool:
+        """Whether the entry at this position is in the segment."""
+        return any(
+            part.ledger_id == position.ledger_id and part.first_entry_id <= position.entry_id <= part.last_entry_id
+            for part in self.slices
+        )
+
+    def checked(self) -> Self:
+        """Return itself if its slices can be a segment's; raises InvalidInput."""
+        slices = self.slices
+        sound = bool(slices) and all(0 <= part.first_entry_id <= part.last_entry_id for part in slices)
+        for before, after in pairwise(slices):
+            sound = sound and before.ledger_id < after.ledger_id and after.first_entry_id == 0
+        if not sound:
+            raise InvalidInput(f"segment {self.segment_id} does not hold consecutive entries: {slices}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMap:
+    """All committed segments of a topic, ascending, and the context nodes they came from by ledger id."""
+
+    topic: TopicName
+    segments: tuple[CommittedSegment, ...] = ()
+    contexts: Mapping[int, Versioned] = field(default_factory=dict)
+
+    @classmethod
+    def build(cls, topic: TopicName, contexts: Mapping[int, Versioned]) -> Self:
+        """Rebuild the map from context nodes; raises CorruptData for what cannot be one history."""
+        segments: list[CommittedSegment] = []
+        seen: set[UUID] = set()
+        for ledger_id in sorted(contexts):
+            path = paths.ledger(topic, ledger_id)
+            for index, found in enumerate(context.decode(contexts[ledger_id].value, path=path).segments):
+                if index == 0 and segments and segments[-1].segment_id == found.segment_id:
+                    segments[-1] = _continued(segments[-1], ledger_id, found, path)
+                    continue
+                if found.segment_id in seen:
+                    codec.corrupt(path, "segments that are each in one piece", f"{found.segment_id} in two")
+                seen.add(found.segment_id)
+                segments.append(_committed(ledger_id, found))
+        return cls(topic, tuple(segments), MappingProxyType(dict(contexts)))
+
+    @property
+    def offloaded(self) -> Position | None:
+        """The newest position that is durable and committed."""
+        return self.segments[-1].end if self.segments else None
+
+    @property
+    def node_bytes(self) -> int:
+        """Size of the largest context node; compare it with NODE_BYTES_WARN."""
+        return max((len(node.value) for node in self.contexts.values()), default=0)
+
+    def find(self, position: Position) -> CommittedSegment | None:
+        """Return the segment that holds the entry at `position`."""
+        index = self._ending_at_or_after(position)
+        if index < len(self.segments) and self.segments[index].holds(position):
+            return self.segments[index]
+        return None
+
+    def after(self, position: Position) -> CommittedSegment | None:
+        """Return the segment that comes next: the first with entries after `position`, not the one that holds it.
+
+        A position where no entry is (past the end of a ledger, say) may lie between two slices of one segment; then it
+        is that segment, whose later slices come next.
+        """
+        index = self._ending_at_or_after(position)
+        if index < len(self.segments) and self.segments[index].holds(position):
+            index += 1
+        return self.segments[index] if index < len(self.segments) else None
+
+    def with_commit(self, segment: CommittedSegment) -> tuple[list[Step], TopicMap]:
+        """Return the steps that write the segment into every ledger it touches, and the map afterwards.
+
+        Versions are carried along: a replace raises one, a created node has 0. Raises InvalidInput for slices that are
+        no segment, Conflict for one that overlaps with another or leaves a gap inside a ledger.
+        """
+        segment.checked()
+        index = bisect_left(self.segments, segment.begin, key=_begin)
+        before = self.segments[index - 1] if index else None
+        following = self.segments[index] if index < len(self.segments) else None
+        for other in (before, following):
+            if other is not None and other.begin <= segment.end and segment.begin <= other.end:
+                raise Conflict(f"segment {segment.segment_id} ({segment.range}) overlaps {other.range} of {self.topic}")
+        if any(known.segment_id == segment.segment_id for known in self.segments):
+            raise Conflict(f"segment {segment.segment_id} is already part of {self.topic}")
+        steps: list[Step] = []
+        contexts = dict(self.contexts)
+        for part in segment.slices:
+            path = paths.ledger(self.topic, part.ledger_id)
+            node = contexts.get(part.ledger_id)
+            value = self._inserted(node, part, segment, path)
+            if node is None:
+                steps.append(Create(path, value))
+            else:
+                steps.append(Replace(path, value, node.version))
+            contexts[part.ledger_id] = Versioned(value, node.version + 1 if node else 0)
+        segments = (*self.segments[:index], segment, *self.segments[index:])
+        return steps, TopicMap(self.topic, segments, MappingProxyType(contexts))
+
+    def _inserted(self, node: Versioned | None, part: LedgerSlice, segment: CommittedSegment, path: str) -> bytes:
+        """Return a ledger's context with one more segment, at its place between its neighbours."""
+        known = context.decode(node.value, path=path) if node else LedgerContext()
+        index = bisect_left(known.segments, part.first_entry_id, key=lambda found: found.begin_entry_id)
+        joints = []
+        if index:
+            joints.append((known.segments[index - 1].end_entry_id + 1, part.first_entry_id))
+        if index < len(known.segments):
+            joints.append((part.last_entry_id + 1, known.segments[index].begin_entry_id))
+        if any(end != begin for end, begin in joints):
+            raise Conflict(
+                f"segment {segment.segment_id} would leave a gap in ledger {part.ledger_id} of {self.topic}: it holds "
+                f"entries {part.first_entry_id} to {part.last_entry_id}"
+            )
+        added = _record(segment, part)
+        segments = (*known.segments[:index], added, *known.segments[index:])
+        return context.encode(replace(known, segments=segments))
+
+    def _ending_at_or_after(self, position: Position) -> int:
+        return bisect_left(self.segments, position, key=_end)
+
+
+async def load(store: MetadataStore, topic: TopicName) -> TopicMap:
+    """Read a topic's map as it was at one moment; empty when nothing is known of the topic.
+
+    The nodes are read until two passes agree, so a commit in between never shows by halves. Raises CorruptData, and
+    Transient when the map changes faster than it can be read.
+    """
+    before: dict[int, Versioned] | None = None
+    for _ in range(SNAPSHOT_TRIES):
+        found = await _contexts(store, topic)
+        if found == before or not (found or before):
+            return TopicMap.build(topic, found)
+        before = found
+    raise Transient(f"the segments of {topic} change faster than they can be read")
+
+
+async def topic_policies(store: MetadataStore) -> dict[TopicName, TopicPolicy]:
+    """Return every topic that has a policy, enabled or not. Raises CorruptData."""
+    folders = [paths.TOPICS]
+    for _ in ("tenant", "namespace", "domain", "topic"):
+        names = await each(folders, store.children)
+        folders = [f"{folder}/{name}" for folder, below in zip(folders, names, strict=True) for name in below]
+    topics = []
+    for folder in folders:
+        try:
+            topics.append(paths.parse_topic(folder))
+        except InvalidInput:
+            log.warning("metadata.foreign_node", path=folder, hint="no topic has this name; delete the node")
+
+    async def read(path: str) -> TopicPolicy | None:
+        try:
+            return policy.decode((await store.get(path)).value, path=path)
+        except NotFound:
+            return None
+
+    found = await each([paths.policy(topic) for topic in topics], read)
+    return {topic: one for topic, one in zip(topics, found, strict=True) if one is not None}
+
+
+async def enabled_topics(store: MetadataStore) -> list[TopicName]:
+    """Return the topics whose policy says that they are offloaded, in order. Raises CorruptData."""
+    return sorted(topic for topic, found in (await topic_policies(store)).items() if found.enabled)
+
+
+async def _contexts(store: MetadataStore, topic: TopicName) -> dict[int, Versioned]:
+    """One pass over the ledgers' nodes; one that vanishes meanwhile is left out."""
+    folder = paths.ledgers(topic)
+    names = await store.children(folder)
+    for name in names:
+        if not (name.isascii() and name.isdecimal() and str(int(name)) == name):
+            codec.corrupt(f"{folder}/{name}", "a ledger id as the node's name", repr(name))
+
+    async def read(name: str) -> Versioned | None:
+        try:
+            return await store.get(f"{folder}/{name}")
+        except NotFound:
+            return None
+
+    found = await each(names, read)
+    return {int(name): node for name, node in zip(names, found, strict=True) if node is not None}
+
+
+def _record(segment: CommittedSegment, part: LedgerSlice) -> LedgerSegment:
+    return LedgerSegment(
+        segment_id=segment.segment_id,
+        begin_entry_id=part.first_entry_id,
+        end_entry_id=part.last_entry_id,
+        assigned_ms=segment.assigned_ms,
+        offloaded_ms=segment.offloaded_ms,
+        object_bytes=segment.object_bytes,
+        payload_bytes=part.payload_bytes,
+        properties={"bucket": segment.bucket, "prefix": segment.prefix},
+    )
+
+
+def _committed(ledger_id: int, found: LedgerSegment) -> CommittedSegment:
+    return CommittedSegment(
+        segment_id=found.segment_id,
+        slices=(LedgerSlice(ledger_id, found.begin_entry_id, found.end_entry_id, found.payload_bytes),),
+        object_bytes=found.object_bytes,
+        assigned_ms=found.assigned_ms,
+        offloaded_ms=found.offloaded_ms,
+        bucket=found.properties.get("bucket", ""),
+        prefix=found.properties.get("prefix", ""),
+    )
+
+
+def _continued(segment: CommittedSegment, ledger_id: int, found: LedgerSegment, path: str) -> CommittedSegment:
+    """Add the next ledger's slice to a segment; raises CorruptData when it does not belong to it."""
+    more = _committed(ledger_id, found)
+    whole = replace(more, slices=(*segment.slices, *more.slices))
+    if found.begin_entry_id or replace(whole, slices=segment.slices) != segment:
+        codec.corrupt(path, f"segment {segment.segment_id} as in the ledger before, from entry 0", found)
+    return whole
+
+
+def _begin(segment: CommittedSegment) -> Position:
+    return segment.begin
+
+
+def _end(segment: CommittedSegment) -> Position:
+    return segment.end

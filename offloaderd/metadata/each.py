@@ -1,0 +1,37 @@
+"""Many small requests side by side, under a limit."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+IN_FLIGHT_MAX = 32
+
+
+async def each(items: Sequence[A], ask: Callable[[A], Awaitable[B]]) -> list[B]:
+    """Return `ask`'s answer for every item, in order; the first error ends all. At most IN_FLIGHT_MAX at a time."""
+    answers: dict[int, B] = {}
+    todo = iter(enumerate(items))
+
+    async def work() -> None:
+        for index, item in todo:
+            answers[index] = await ask(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(IN_FLIGHT_MAX, len(items))):
+                group.create_task(work(), name="metadata request")
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from None
+    return [answers[index] for index in range(len(items))]
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

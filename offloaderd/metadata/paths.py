@@ -1,0 +1,101 @@
+"""Names of the nodes, relative to the store's root (`<metadata.root>/<cluster>`); the only place that builds them.
+
+    /daemons/<id>                                          ephemeral
+    /topics/<tenant>/<namespace>/<domain>/<local>/
+        policy  owner  epoch  attempt
+        ledgers/<ledger id>
+        trash/<segment uuid>
+
+Rules: a topic's names are percent-encoded as in its managed ledger, so what a broker accepts is found under the name
+an operator knows; what ZooKeeper would refuse as a name (`.`, `..`, characters beyond ASCII) is encoded as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+from offloaderd.errors import InvalidInput
+from offloaderd.model import TopicName
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+DAEMONS = "/daemons"
+TOPICS = "/topics"
+_SAFE = "-_.*=:"
+_TOPIC_DEPTH = 6  # "", topics, tenant, namespace, domain, local
+
+
+def daemon(daemon_id: str) -> str:
+    """Registration of a daemon (ephemeral)."""
+    return f"{DAEMONS}/{_encoded(daemon_id)}"
+
+
+def topic(name: TopicName) -> str:
+    """Folder of everything that belongs to a topic."""
+    tenant, namespace, domain, local = map(_encoded, (name.tenant, name.namespace, name.domain, name.local))
+    return f"{TOPICS}/{tenant}/{namespace}/{domain}/{local}"
+
+
+def policy(name: TopicName) -> str:
+    """Topic policy; its presence makes the topic known."""
+    return f"{topic(name)}/policy"
+
+
+def owner(name: TopicName) -> str:
+    """Who works on the topic now (ephemeral)."""
+    return f"{topic(name)}/owner"
+
+
+def epoch(name: TopicName) -> str:
+    """Number of the ownership; the node's version fences commits."""
+    return f"{topic(name)}/epoch"
+
+
+def attempt(name: TopicName) -> str:
+    """The one open segment."""
+    return f"{topic(name)}/attempt"
+
+
+def ledgers(name: TopicName) -> str:
+    """Folder of the ledgers' offload contexts."""
+    return f"{topic(name)}/ledgers"
+
+
+def ledger(name: TopicName, ledger_id: int) -> str:
+    """Offload context of one ledger."""
+    return f"{ledgers(name)}/{ledger_id}"
+
+
+def trash(name: TopicName) -> str:
+    """Folder of the objects whose deletion has been decided."""
+    return f"{topic(name)}/trash"
+
+
+def trash_record(name: TopicName, segment_id: UUID) -> str:
+    """One segment whose objects are to be deleted."""
+    return f"{trash(name)}/{segment_id}"
+
+
+def folders(name: TopicName) -> tuple[str, ...]:
+    """Return the folders that must exist before a transaction may create nodes below them, parents first."""
+    return (topic(name), ledgers(name), trash(name))
+
+
+def parse_topic(path: str) -> TopicName:
+    """Return the topic whose folder `path` is, or in whose folder it lies. Raises InvalidInput."""
+    parts = path.split("/")
+    if len(parts) < _TOPIC_DEPTH or parts[0] or f"/{parts[1]}" != TOPICS:
+        raise InvalidInput(f"{path!r} is not the path of a topic")
+    tenant, namespace, domain, local = map(unquote, parts[2:_TOPIC_DEPTH])
+    name = TopicName(tenant, namespace, local, domain)
+    if topic(name) != "/".join(parts[:_TOPIC_DEPTH]) or name != TopicName.parse(str(name)):
+        raise InvalidInput(f"{path!r} is not the path of a topic")
+    return name
+
+
+def _encoded(part: str) -> str:
+    """Return a name as one path element that every metadata store accepts."""
+    text = quote(part, safe=_SAFE)
+    return text.replace(".", "%2E") if text in {".", ".."} else text

@@ -1,0 +1,154 @@
+"""`ledgers/<id>`: Pulsar's OffloadContext with one OffloadSegment for every segment that holds entries of the ledger.
+
+| field | ours |
+|---|---|
+| context.complete, uidMsb, uidLsb | false, unset: they speak of PIP-17's one object a ledger |
+| segment.uidMsb, uidLsb | the segment's uuid in two signed halves, the same in every ledger that it touches |
+| segment.complete | true: only what is committed gets here; the open segment is the topic's `attempt` |
+| assignedTimestamp, offloadedTimestamp | milliseconds |
+| endEntryId | last entry of this ledger in the segment |
+| driverMetadata | name `offloaderd`, properties `bucket`, `prefix` |
+| beginEntryId (1000) | only on a ledger's first segment, and only if that does not start at entry 0 |
+| dataObjectLength (1001), payloadBytes (1002) | bytes of the whole data object; payload bytes of this ledger in it |
+
+Rules: segments ascend without a gap, so each begins after the end of the one before. Fields that we do not know are
+kept when a node is rewritten, as Pulsar keeps ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext, OffloadDriverMetadata, OffloadSegment
+from offloaderd.metadata.records import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DRIVER = "offloaderd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSegment:
+    """The part of one ledger that one segment holds: entries `begin_entry_id` to `end_entry_id`, both inclusive.
+
+    `source` is the message it was read from, for the fields that we do not know.
+    """
+
+    segment_id: UUID
+    begin_entry_id: int
+    end_entry_id: int
+    assigned_ms: int
+    offloaded_ms: int
+    object_bytes: int
+    payload_bytes: int
+    driver: str = DRIVER
+    properties: Mapping[str, str] = field(default_factory=dict)
+    source: bytes = field(default=b"", repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerContext:
+    """All segments that hold entries of one ledger, ascending. `source` as in LedgerSegment."""
+
+    segments: tuple[LedgerSegment, ...] = ()
+    source: bytes = field(default=b"", repr=False, compare=False)
+
+
+def encode(value: LedgerContext) -> bytes:
+    """Return the node's content. Raises ValueError for segments that are not ascending and contiguous."""
+    message = OffloadContext.FromString(value.source)
+    message.complete = False
+    message.ClearField("uidMsb")
+    message.ClearField("uidLsb")
+    message.ClearField("offloadSegment")
+    expected = 0
+    for index, segment in enumerate(value.segments):
+        if segment.end_entry_id < segment.begin_entry_id or (index and segment.begin_entry_id != expected):
+            raise ValueError(f"segment {segment.segment_id} does not continue at entry {expected}")
+        message.offloadSegment.append(_segment_message(segment, explicit=segment.begin_entry_id != expected))
+        expected = segment.end_entry_id + 1
+    return message.SerializeToString(deterministic=True)
+
+
+def decode(data: bytes, *, path: str) -> LedgerContext:
+    """Read a node's content; raises CorruptData for a gap, an overlap or a segment that is not complete."""
+    message = codec.parse(OffloadContext, data, path)
+    if message.complete:
+        codec.corrupt(path, "a context of streaming segments", "one of a ledger that was offloaded as a whole")
+    segments: list[LedgerSegment] = []
+    for found in message.offloadSegment:
+        segments.append(_segment(found, segments[-1].end_entry_id + 1 if segments else None, path))
+    message.ClearField("offloadSegment")
+    return LedgerContext(segments=tuple(segments), source=message.SerializeToString(deterministic=True))
+
+
+def split_uuid(segment_id: UUID) -> tuple[int, int]:
+    """Return the halves of a uuid as Java has them: most and least significant, signed 64-bit."""
+    raw = segment_id.bytes
+    return int.from_bytes(raw[:8], "big", signed=True), int.from_bytes(raw[8:], "big", signed=True)
+
+
+def join_uuid(msb: int, lsb: int) -> UUID:
+    """Return the uuid of two signed 64-bit halves."""
+    return UUID(bytes=msb.to_bytes(8, "big", signed=True) + lsb.to_bytes(8, "big", signed=True))
+
+
+def _segment_message(segment: LedgerSegment, *, explicit: bool) -> OffloadSegment:
+    """Build the message; `explicit` writes down where it begins."""
+    message = OffloadSegment.FromString(segment.source)
+    message.uidMsb, message.uidLsb = split_uuid(segment.segment_id)
+    message.complete = True
+    message.assignedTimestamp = segment.assigned_ms
+    message.offloadedTimestamp = segment.offloaded_ms
+    message.endEntryId = segment.end_entry_id
+    if explicit:
+        message.beginEntryId = segment.begin_entry_id
+    else:
+        message.ClearField("beginEntryId")
+    message.dataObjectLength = segment.object_bytes
+    message.payloadBytes = segment.payload_bytes
+    driver = message.driverMetadata
+    if not message.HasField("driverMetadata") or _properties(driver) != (segment.driver, segment.properties):
+        driver.name = segment.driver
+        driver.ClearField("properties")
+        for key, value in sorted(segment.properties.items()):
+            driver.properties.add(key=key, value=value)
+    return message
+
+
+def _segment(message: OffloadSegment, expected: int | None, path: str) -> LedgerSegment:
+    """Check and read one segment; `expected` is where it must begin, None for a ledger's first."""
+    if not (message.HasField("uidMsb") and message.HasField("uidLsb") and message.HasField("endEntryId")):
+        codec.corrupt(path, "a segment with uuid and endEntryId", "one without")
+    segment_id = join_uuid(message.uidMsb, message.uidLsb)
+    if not message.complete:
+        codec.corrupt(path, f"segment {segment_id} complete", "one that is not")
+    begin = message.beginEntryId if message.HasField("beginEntryId") else (expected or 0)
+    if begin < 0 or (expected is not None and begin != expected):
+        codec.corrupt(path, f"segment {segment_id} to begin at entry {expected or 0}", begin)
+    if message.endEntryId < begin:
+        codec.corrupt(path, f"segment {segment_id} to end at entry {begin} or later", message.endEntryId)
+    times = (message.assignedTimestamp, message.offloadedTimestamp)
+    sizes = (message.dataObjectLength, message.payloadBytes)
+    if min(*times, *sizes) < 0:
+        codec.corrupt(path, f"times and sizes of segment {segment_id} of 0 or more", (*times, *sizes))
+    driver, properties = _properties(message.driverMetadata)
+    return LedgerSegment(
+        segment_id=segment_id,
+        begin_entry_id=begin,
+        end_entry_id=message.endEntryId,
+        assigned_ms=message.assignedTimestamp,
+        offloaded_ms=message.offloadedTimestamp,
+        object_bytes=message.dataObjectLength,
+        payload_bytes=message.payloadBytes,
+        driver=driver,
+        properties=properties,
+        source=message.SerializeToString(deterministic=True),
+    )
+
+
+def _properties(message: OffloadDriverMetadata) -> tuple[str, Mapping[str, str]]:
+    return message.name, {one.key: one.value for one in message.properties}

@@ -1,0 +1,36 @@
+"""`daemons/<id>`: a daemon that is alive, and where it is reached. Ephemeral."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offloaderd.format.pb.storage import records_pb2
+from offloaderd.metadata.records import codec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonNode:
+    """One run of a daemon; `address` is the `host:port` of its gRPC server."""
+
+    daemon_id: str
+    address: str
+    version: str
+    started_ms: int
+
+
+def encode(value: DaemonNode) -> bytes:
+    """Return the node's content."""
+    return records_pb2.DaemonRecord(
+        daemon_id=value.daemon_id, address=value.address, version=value.version, started_ms=value.started_ms
+    ).SerializeToString(deterministic=True)
+
+
+def decode(data: bytes, *, path: str) -> DaemonNode:
+    """Read a node's content; raises CorruptData."""
+    record = codec.parse(records_pb2.DaemonRecord, data, path)
+    return DaemonNode(
+        daemon_id=codec.present(path, "a daemon's id", record.daemon_id),
+        address=record.address,
+        version=record.version,
+        started_ms=record.started_ms,
+    )

@@ -1,0 +1,32 @@
+"""`epoch`: the number of a topic's ownership. It only grows; the node's version is what commits are checked against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offloaderd.format.pb.storage import records_pb2
+from offloaderd.metadata.records import codec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """One ownership of a topic, counted from 1."""
+
+    epoch: int
+    daemon_id: str
+    claimed_ms: int
+
+
+def encode(value: Epoch) -> bytes:
+    """Return the node's content."""
+    return records_pb2.EpochRecord(
+        epoch=value.epoch, daemon_id=value.daemon_id, claimed_ms=value.claimed_ms
+    ).SerializeToString(deterministic=True)
+
+
+def decode(data: bytes, *, path: str) -> Epoch:
+    """Read a node's content; raises CorruptData (an epoch of 0 included: nobody ever had it)."""
+    record = codec.parse(records_pb2.EpochRecord, data, path)
+    if not record.epoch:
+        codec.corrupt(path, "an epoch of 1 or more", record.epoch)
+    return Epoch(epoch=record.epoch, daemon_id=record.daemon_id, claimed_ms=record.claimed_ms)

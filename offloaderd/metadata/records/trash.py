@@ -1,0 +1,43 @@
+"""`trash/<uuid>`: a segment whose objects are to be deleted, recorded before the first of them goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.format.pb.storage import records_pb2
+from offloaderd.metadata.records import codec
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trash:
+    """A decided deletion; `upload_id` names an unfinished multipart upload, empty when there is none."""
+
+    segment_id: UUID
+    upload_id: str
+    reason: str
+    decided_ms: int
+
+
+def encode(value: Trash) -> bytes:
+    """Return the node's content."""
+    return records_pb2.TrashRecord(
+        segment_id=str(value.segment_id),
+        upload_id=value.upload_id,
+        reason=value.reason,
+        decided_ms=value.decided_ms,
+    ).SerializeToString(deterministic=True)
+
+
+def decode(data: bytes, *, path: str) -> Trash:
+    """Read a node's content; raises CorruptData."""
+    record = codec.parse(records_pb2.TrashRecord, data, path)
+    return Trash(
+        segment_id=codec.segment_id(path, record.segment_id),
+        upload_id=record.upload_id,
+        reason=record.reason,
+        decided_ms=record.decided_ms,
+    )
