@@ -29,6 +29,7 @@ from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from offloaderd.health import Dependency
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
@@ -83,9 +84,9 @@ class Owner(Protocol):
     """The daemon that owns a topic."""
 
     @property
-    def daemon_id(self) -> str: ...  # noqa: D102 - the record documents them
+    def daemon_id(self) -> str: ...
     @property
-    def epoch(self) -> int: ...  # noqa: D102
+    def epoch(self) -> int: ...
 
 
 class Engine(Protocol):
@@ -126,15 +127,6 @@ class Engine(Protocol):
     def statuses(self) -> Sequence[TopicStatus]:
         """Describe every enabled topic that this daemon works on or waits for."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dependency:
-    """Whether something that the daemon relies on works; `message` says what is wrong."""
-
-    name: str
-    up: bool
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ def checked_policy(request: admin_pb2.EnableTopicRequest) -> TopicPolicy:
         raise InvalidInput("segment_bytes_max must be greater than 0", hint="leave it out for the daemon's default")
     ages: dict[str, float | None] = {}
     for name in ("segment_age_max_s", "segment_age_min_s"):
-        value = getattr(request, name) if request.HasField(name) else None  # type: ignore[arg-type]
+        value = getattr(request, name) if request.HasField(name) else None
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise InvalidInput(f"{name} must be a number of seconds >= 0, not {value}")
         ages[name] = value

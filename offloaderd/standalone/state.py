@@ -82,7 +82,7 @@ def decoded(text: str) -> StandaloneState:
     if found["version"] != VERSION:
         raise ValueError(f"version {found['version']!r} is not {VERSION}")
     state = StandaloneState(**found)
-    if not all(isinstance(port, int) and 0 < port < 65_536 for port in state.ports.values()):
+    if not all(type(port) is int and 0 < port < 65_536 for port in state.ports.values()):  # not even True
         raise ValueError("a port is out of range")
     if not {"grpc", "http", "s3"} <= state.ports.keys():
         raise ValueError("a port is missing")

@@ -77,15 +77,11 @@ def daemon_facts(found: admin_pb2.StatusResponse) -> list[tuple[str, str]]:
         ("daemon", f"{found.daemon_id} {found.version}, {found.state} since {show.moment(found.started_ms)} UTC"),
         ("memory", f"{used} of {budget}"),
     ]
-    lines += [
-        (one.name, "up" if one.up else f"DOWN: {one.message or 'no reason given'}") for one in found.dependencies
-    ]
+    lines += [(one.name, "up" if one.up else f"DOWN: {one.message or 'no reason given'}") for one in found.dependencies]
     return lines
 
 
-def topic_facts(
-    one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsResponse | None
-) -> list[tuple[str, str]]:
+def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsResponse | None) -> list[tuple[str, str]]:
     """Return the lines about one topic."""
     lag = "none"
     if one.lag_entries:
@@ -115,9 +111,7 @@ def topic_facts(
     return lines
 
 
-def as_json(
-    found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsResponse | None
-) -> dict[str, object]:
+def as_json(found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsResponse | None) -> dict[str, object]:
     """Return the status as JSON shows it; `positions` is there for a single topic."""
     result: dict[str, object] = {
         "daemon": {

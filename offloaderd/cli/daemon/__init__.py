@@ -1,0 +1,1 @@
+"""offloaderd's subcommands, one a module."""

@@ -1,0 +1,89 @@
+"""`offloaderd check-config`: what the daemon would run with, or everything that is wrong with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.program import FAILED, OK, USAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.cli.daemon.connect import Connection
+    from offloaderd.config import Report
+
+CONFIG = click.option(
+    "--config",
+    metavar="PATH",
+    envvar="OFFLOADERD_CONFIG",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The settings file (TOML). [env: OFFLOADERD_CONFIG; default: none, the environment only]",
+)
+
+
+@click.command("check-config", short_help="Check the settings and show them.")
+@CONFIG
+@click.option("--connect", is_flag=True, help="Also try ZooKeeper, the bucket and the ports.")
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+def check_config(*, config: Path | None, connect: bool, as_json: bool) -> int:
+    """Check the settings; show each effective one and where it comes from, secrets masked.
+
+    All mistakes are reported at once, with exit code 2. With --connect, what cannot be reached gives exit code 1.
+
+    \b
+    Examples:
+      offloaderd check-config --config offloaderd.toml
+      offloaderd check-config --config offloaderd.toml --connect
+      offloaderd check-config --config offloaderd.toml --json | jq -r '.mistakes[]'
+    """
+    from offloaderd.config import check  # noqa: PLC0415 - --help need not wait for it
+
+    report = check(config, os.environ)
+    connections: Sequence[Connection] = ()
+    if connect and report.settings is not None:
+        from offloaderd.cli.daemon.connect import try_all  # noqa: PLC0415 - loads every adapter
+
+        connections = asyncio.run(try_all(report.settings))
+    if as_json:
+        show.document(as_document(report, connections if connect else None))
+    else:
+        for_people(report, connections)
+    if report.settings is None:
+        return USAGE
+    return OK if all(one.up for one in connections) else FAILED
+
+
+def as_document(report: Report, connections: Sequence[Connection] | None) -> dict[str, object]:
+    """Return the report as JSON shows it; `connections` is there when they were tried."""
+    found: dict[str, object] = {
+        "valid": report.settings is not None,
+        "mistakes": list(report.mistakes),
+        "settings": [{"key": row.key, "value": row.value, "source": row.source} for row in report.rows],
+    }
+    if connections is not None:
+        found["connections"] = [{"name": one.name, "up": one.up, "message": one.message} for one in connections]
+    return found
+
+
+def for_people(report: Report, connections: Sequence[Connection]) -> None:
+    """Show the settings, or the mistakes."""
+    if report.settings is None:
+        count = show.plural(len(report.mistakes), "mistake")
+        click.echo(f"error: {count} in the settings", err=True)
+        for mistake in report.mistakes:
+            click.echo(f"  {mistake}", err=True)
+        click.echo("hint: docs/settings.md describes each setting", err=True)
+        return
+    show.table(["SETTING", "VALUE", "SOURCE"], [(row.key, row.value, row.source) for row in report.rows])
+    if connections:
+        click.echo()
+        show.table(
+            ["CONNECTION", "STATE", "MESSAGE"],
+            [(one.name, "up" if one.up else "DOWN", one.message) for one in connections],
+        )

@@ -1,0 +1,98 @@
+"""`offloaderd check-config --connect`: whether what the settings name can be reached now."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.clock import SystemClock
+from offloaderd.daemon import reach, s3_options
+from offloaderd.errors import OffloaderError
+from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.metrics import Metrics
+from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.objects.s3 import S3Store
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from offloaderd.config import Settings
+
+DEADLINE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One thing that was tried; `message` says what is wrong with it."""
+
+    name: str
+    up: bool
+    message: str = ""
+
+
+async def try_all(settings: Settings) -> list[Connection]:
+    """Try everything once, one after the other; nothing is changed anywhere."""
+    tries: tuple[tuple[str, Callable[[Settings], Awaitable[None]]], ...] = (
+        (f"metadata {settings.metadata.servers}", try_metadata),
+        (f"objects {settings.objects.bucket or settings.objects.directory}", try_objects),
+        (f"grpc {settings.grpc.host}:{settings.grpc.port}", try_grpc),
+        (f"http {settings.http.host}:{settings.http.port}", try_http),
+    )
+    found = []
+    for name, attempt in tries:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await attempt(settings)
+        except TimeoutError:
+            found.append(Connection(name, up=False, message=f"no answer within {DEADLINE_S:g} s"))
+        except OffloaderError as error:
+            found.append(Connection(name, up=False, message=str(error)))
+        except OSError as error:
+            found.append(Connection(name, up=False, message=error.strerror or str(error)))
+        else:
+            found.append(Connection(name, up=True))
+    return found
+
+
+async def try_metadata(settings: Settings) -> None:
+    """Open a ZooKeeper session and read one node."""
+    options = settings.metadata
+    async with ZooKeeperStore(
+        options.servers,
+        root=f"{options.root}/{settings.daemon.cluster}",
+        session_timeout_s=options.session_timeout_s,
+        connect_timeout_s=options.connect_timeout_s,
+        clock=SystemClock(),
+        metrics=Metrics(),
+    ) as store:
+        await store.children("/")
+
+
+async def try_objects(settings: Settings) -> None:
+    """List a little of the bucket."""
+    if settings.objects.kind == "filesystem":
+        async with FilesystemStore(settings.objects.directory, clock=SystemClock()) as directory:
+            await reach(directory)
+        return
+    async with S3Store(s3_options(settings), metrics=Metrics()) as store:
+        await store.check()
+
+
+async def try_grpc(settings: Settings) -> None:
+    """See whether the port can be listened on."""
+    listen(settings.grpc.host, settings.grpc.port)
+
+
+async def try_http(settings: Settings) -> None:
+    """See whether the port can be listened on."""
+    listen(settings.http.host, settings.http.port)
+
+
+def listen(host: str, port: int) -> None:
+    """Bind a port and let it go. Raises OSError when it cannot be had, also while the daemon itself runs."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host.strip("[]"), port))

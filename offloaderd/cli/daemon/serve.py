@@ -1,0 +1,36 @@
+"""`offloaderd serve`: the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli.daemon.check_config import CONFIG
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@click.command(short_help="Run the daemon.")
+@CONFIG
+def serve(config: Path | None) -> int:
+    """Run the daemon until SIGTERM or SIGINT, which drain it; a second one cuts the drain short.
+
+    Every setting can also be given in the environment: OFFLOADERD__SECTION__SETTING. While ZooKeeper or the bucket
+    cannot be reached the daemon waits for them and says so on /readyz.
+
+    \b
+    Examples:
+      offloaderd serve --config /etc/offloaderd/offloaderd.toml
+      OFFLOADERD__OBJECTS__BUCKET=offload offloaderd serve
+    """
+    from offloaderd import log  # noqa: PLC0415 - the daemon's libraries take long to load; --help need not wait
+    from offloaderd.config import load  # noqa: PLC0415
+    from offloaderd.daemon import run  # noqa: PLC0415
+
+    settings = load(config, os.environ)
+    log.configure(settings.log.level, settings.log.format)
+    return asyncio.run(run(settings))

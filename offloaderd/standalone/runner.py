@@ -1,0 +1,194 @@
+"""One standalone from start to stop: servers, daemon, and perhaps a walkthrough, in one process tree.
+
+The first SIGINT or SIGTERM drains the daemon and then stops the servers; during the start it stops what is there.
+The second cuts everything short. A server that dies takes the whole down, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from offloaderd.daemon import Daemon
+from offloaderd.errors import OffloaderError
+from offloaderd.standalone.stack import stack
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+
+    from offloaderd.clock import Clock
+    from offloaderd.daemon import Addresses
+    from offloaderd.standalone.stack import Stack, StackOptions
+
+
+class Interrupted(OffloaderError):
+    """A signal came before the work was done."""
+
+
+class Guest(Protocol):
+    """What is done while the daemon serves; the standalone stops when it returns."""
+
+    async def __call__(self, running: Stack) -> None:
+        """Do it."""
+        ...
+
+
+class Stopper:
+    """The wish to stop, from signals: the first sets `asked`, and cancels what was not ready to be asked."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.polite = False
+        self._main = asyncio.current_task()
+
+    def stop(self) -> None:
+        """Ask to stop; whoever asks again, or too early to be heard, cancels."""
+        early = not self.polite or self.asked.is_set()
+        self.asked.set()
+        if early and self._main is not None:
+            self._main.cancel()
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Listen to SIGINT and SIGTERM."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+
+async def run(
+    options: StackOptions,
+    environ: Mapping[str, str],
+    clock: Clock,
+    *,
+    starting: Callable[[Stack], None],
+    ready: Callable[[Stack], None],
+    guest: Guest | None = None,
+    keep: bool = False,
+) -> int:
+    """Run until told to stop, or until the guest is done (unless `keep`); returns the daemon's exit code.
+
+    `starting` is called when the servers run, `ready` when the daemon serves. Raises Interrupted when a signal came
+    before that, or before the guest was done; what the guest raised, after the drain; and what stack() raises.
+    """
+    stopper = Stopper()
+    with stopper.signals():
+        try:
+            async with stack(options, environ, clock) as running:
+                starting(running)
+                return await _serve(running, clock, stopper, ready, guest, keep=keep)
+        except asyncio.CancelledError:
+            if stopper.asked.is_set():
+                raise Interrupted("interrupted") from None
+            raise
+
+
+async def _serve(
+    running: Stack,
+    clock: Clock,
+    stopper: Stopper,
+    ready: Callable[[Stack], None],
+    guest: Guest | None,
+    *,
+    keep: bool,
+) -> int:
+    serving = asyncio.Event()
+
+    def on_ready(_: Addresses) -> None:
+        serving.set()
+
+    daemon = Daemon(running.settings, on_ready, clock=clock)
+    failure: OffloaderError | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            watchers = [group.create_task(child.watch(), name=f"watch {child.name}") for child in running.children]
+            life = group.create_task(daemon.run(), name="daemon")
+            stopper.polite = True
+            await first(group, serving.wait(), stopper.asked.wait(), finished(life))
+            if serving.is_set() and not stopper.asked.is_set():
+                ready(running)
+                failure = await _entertain(group, running, guest, stopper, life, keep=keep)
+            daemon.stop("told to stop")
+            await finished(life)
+            for watcher in watchers:
+                watcher.cancel()
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from None
+    if failure is not None:
+        raise failure
+    return daemon.exit_code
+
+
+async def _entertain(
+    group: asyncio.TaskGroup,
+    running: Stack,
+    guest: Guest | None,
+    stopper: Stopper,
+    life: asyncio.Task[None],
+    *,
+    keep: bool,
+) -> OffloaderError | None:
+    """Wait until it is time to stop; returns what made the guest fail."""
+    failure: list[OffloaderError] = []
+
+    async def visit(guest: Guest) -> None:
+        try:
+            await guest(running)
+        except OffloaderError as error:
+            failure.append(error)
+        except BaseExceptionGroup as errors:
+            worst = first_error(errors)
+            if not isinstance(worst, OffloaderError):
+                raise
+            failure.append(worst)
+
+    if guest is not None:
+        visitor = group.create_task(visit(guest), name="guest")
+        await first(group, finished(visitor), stopper.asked.wait(), finished(life))
+        if not visitor.done():
+            visitor.cancel()
+            await finished(visitor)
+            return Interrupted("interrupted before the walkthrough was done")
+        if failure or not keep:
+            return failure[0] if failure else None
+    await first(group, stopper.asked.wait(), finished(life))
+    return None
+
+
+async def first(group: asyncio.TaskGroup, *works: Awaitable[object]) -> None:
+    """Return when one of the works is done; the others are cancelled."""
+
+    async def wait_for(work: Awaitable[object]) -> None:
+        await work
+
+    tasks = [group.create_task(wait_for(work)) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def finished(task: asyncio.Task[None]) -> None:
+    """Wait until a task has ended, however it ended; its error belongs to its own group."""
+    await asyncio.wait([task])
+
+
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error that says most: ours before others, of several the first."""
+    flat: list[BaseException] = []
+    todo: list[BaseException] = [errors]
+    while todo:
+        error = todo.pop(0)
+        todo[:0] = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        if not isinstance(error, BaseExceptionGroup):
+            flat.append(error)
+    return next((error for error in flat if isinstance(error, OffloaderError)), flat[0])

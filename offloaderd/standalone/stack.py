@@ -1,0 +1,177 @@
+"""Everything that a standalone daemon stands on: ZooKeeper, an S3 server, ports, credentials, settings.
+
+The first start over a directory chooses, `standalone.json` remembers, every later start is the same system again.
+All of it listens on the loopback interface only. The order down is the order up in reverse, with the daemon, which
+the caller runs inside this context, first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from offloaderd.config import load
+from offloaderd.errors import InvalidConfig, NotFound, OffloaderError
+from offloaderd.standalone import state
+from offloaderd.standalone.directory import prepare_directory
+from offloaderd.standalone.java import find_java
+from offloaderd.standalone.ports import LOOPBACK, free_ports, require_free
+from offloaderd.standalone.probe import ask
+from offloaderd.standalone.seaweed import SeaweedOptions, find_weed, seaweed
+from offloaderd.standalone.state import StandaloneState
+from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper, zookeeper_jars
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+    from offloaderd.clock import Clock
+    from offloaderd.config import Settings
+    from offloaderd.standalone.process import ChildProcess
+
+SEAWEED_PORTS = ("s3_master", "s3_volume", "s3_filer", "s3")
+OWN_PORTS = ("zookeeper", "grpc", "http")
+FREE_BYTES_MIN = 512 * 1024 * 1024
+BUCKET = "offloaderd"
+BUCKET_TRIES = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOptions:
+    """Where the data lies; `config` is a settings file for what the stack does not decide itself."""
+
+    directory: Path
+    config: Path | None = None
+    new_ports: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What runs, and the settings for a daemon on top of it."""
+
+    directory: Path
+    state: StandaloneState
+    settings: Settings
+    children: tuple[ChildProcess, ...]
+    restarted: bool
+
+
+@asynccontextmanager
+async def stack(options: StackOptions, environ: Mapping[str, str], clock: Clock) -> AsyncIterator[Stack]:
+    """Run the servers; both answer when the body starts and are gone when the context ends. The data stays.
+
+    Raises InvalidConfig (settings, no Java, nothing installed, port in use), NoSpace and Denied (directory),
+    Conflict (another standalone holds the directory), ServerDied.
+    """
+    directory = options.directory.absolute()
+    zookeeper_jars(), find_java(), find_weed()
+    prepare_directory(directory, FREE_BYTES_MIN)
+    with state.locked(directory):
+        restarted, chosen = remembered(directory, clock, new_ports=options.new_ports)
+        settings = settings_for(chosen, directory, options.config, environ)
+        require_free([chosen.ports["grpc"], chosen.ports["http"]], "the daemon")
+        async with AsyncExitStack() as exits:
+            keeper = zookeeper(
+                ZooKeeperOptions(directory=directory / "zookeeper", port=chosen.ports["zookeeper"]), clock
+            )
+            store = seaweed(seaweed_options(chosen, directory), clock)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    metadata = group.create_task(exits.enter_async_context(keeper), name="start ZooKeeper")
+                    objects = group.create_task(exits.enter_async_context(store), name="start SeaweedFS")
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+            await make_bucket(chosen, clock)
+            yield Stack(
+                directory=directory,
+                state=chosen,
+                settings=settings,
+                children=(metadata.result().child, objects.result().child),
+                restarted=restarted,
+            )
+
+
+def remembered(directory: Path, clock: Clock, *, new_ports: bool) -> tuple[bool, StandaloneState]:
+    """Return whether the directory was used before, and its state; the first time it is chosen and written."""
+    try:
+        found = state.load(directory)
+    except NotFound:
+        chosen = StandaloneState(
+            ports=choose_ports(clock),
+            bucket=BUCKET,
+            access_key=clock.uuid().hex,
+            secret_key=clock.uuid().hex + clock.uuid().hex,
+        )
+        state.save(directory, chosen)
+        return False, chosen
+    if not {*SEAWEED_PORTS, *OWN_PORTS} <= found.ports.keys():
+        raise InvalidConfig(f"{directory / state.FILE_NAME} lacks a port", hint="choose new ones with --new-ports")
+    if new_ports:
+        found = replace(found, ports=choose_ports(clock))
+        state.save(directory, found)
+    return True, found
+
+
+def choose_ports(clock: Clock) -> dict[str, int]:
+    """Return a free port for each purpose."""
+    names = (*SEAWEED_PORTS, *OWN_PORTS)
+    return dict(zip(names, free_ports(len(names), clock, grpc=True), strict=True))
+
+
+def seaweed_options(chosen: StandaloneState, directory: Path) -> SeaweedOptions:
+    """Return what the S3 server is started with."""
+    master, volume, filer, s3 = (chosen.ports[name] for name in SEAWEED_PORTS)
+    return SeaweedOptions(
+        directory=directory / "seaweedfs",
+        ports=(master, volume, filer, s3),
+        access_key=chosen.access_key,
+        secret_key=chosen.secret_key,
+    )
+
+
+def settings_for(chosen: StandaloneState, directory: Path, config: Path | None, environ: Mapping[str, str]) -> Settings:
+    """Return the daemon's settings: the user's own, with what the stack decides laid over them."""
+    decided = {
+        "DAEMON__ID": "standalone",
+        "DAEMON__CLUSTER": "standalone",
+        "GRPC__HOST": LOOPBACK,
+        "GRPC__PORT": str(chosen.ports["grpc"]),
+        "GRPC__ADVERTISE": "",
+        "HTTP__HOST": LOOPBACK,
+        "HTTP__PORT": str(chosen.ports["http"]),
+        "METADATA__SERVERS": f"{LOOPBACK}:{chosen.ports['zookeeper']}",
+        "METADATA__ROOT": "/offloaderd",
+        "OBJECTS__KIND": "s3",
+        "OBJECTS__BUCKET": chosen.bucket,
+        "OBJECTS__ENDPOINT": chosen.s3_endpoint,
+        "OBJECTS__REGION": "us-east-1",
+        "OBJECTS__ACCESS_KEY": chosen.access_key,
+        "OBJECTS__SECRET_KEY": chosen.secret_key,
+        "OBJECTS__PATH_STYLE": "true",
+        "LEDGERS__KIND": "embedded",
+        "LEDGERS__DIRECTORY": str(directory / "ledgers"),
+    }
+    laid_over = {f"OFFLOADERD__{key}": value for key, value in decided.items()}
+    own = {name: value for name, value in environ.items() if name.upper() not in laid_over}
+    return load(config, {**SHORTER, **own, **laid_over})
+
+
+SHORTER = {"OFFLOADERD__METADATA__SESSION_TIMEOUT_S": "6"}
+"""Defaults of a standalone that differ: with ZooKeeper on the same machine, a restart after a crash need not wait."""
+
+
+async def make_bucket(chosen: StandaloneState, clock: Clock) -> None:
+    """Make the bucket, a folder of SeaweedFS's filer; one that exists stays as it is."""
+    port, path = chosen.ports["s3_filer"], f"/buckets/{chosen.bucket}/"
+    question = f"POST {path} HTTP/1.0\r\nHost: {LOOPBACK}:{port}\r\nContent-Length: 0\r\n\r\n".encode()
+    answer = b""
+    for _ in range(BUCKET_TRIES):
+        answer = await ask(port, question)
+        status = answer.split(b" ", 2)[1:2]
+        if status and status[0] in (b"200", b"201", b"409"):
+            return
+        await clock.sleep(0.1)
+    said = answer.partition(b"\r\n")[0].decode("ascii", "replace") or "nothing"
+    raise OffloaderError(f"SeaweedFS did not make the bucket {chosen.bucket}: it answered {said}")

@@ -1,0 +1,245 @@
+"""The main job, from the outside: append a data set, watch it reach S3, read it back and compare.
+
+Everything goes over the daemon's public gRPC API, as a user's program would; what it shows goes to a Screen, so this
+module knows neither terminal nor table. It fails unless every entry came back from the bucket, bit for bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from offloaderd.errors import OffloaderError
+from offloaderd.model import ReadPriority, TopicName
+from offloaderd.rpc.client import RemoteError
+from offloaderd.rpc.v1 import common_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from offloaderd.clock import Clock
+    from offloaderd.rpc.client import DaemonClient
+    from offloaderd.rpc.v1 import admin_pb2
+    from offloaderd.standalone.dataset import Dataset
+
+SEGMENT_BYTES_MAX = 16 * 1024 * 1024
+"""Small, so that a data set of a hundred megabytes shows several segments."""
+POLL_S = 0.25
+NAMESPACE = "public/default"
+
+
+class WalkthroughFailed(OffloaderError):
+    """What came back is not what went in."""
+
+
+@dataclass(slots=True)
+class Digest:
+    """SHA-256 over entries, each behind its length (4 bytes, big endian), so that boundaries count as well."""
+
+    entries: int = 0
+    payload_bytes: int = 0
+    _hash: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    def add(self, payloads: Iterable[bytes]) -> None:
+        """Take entries in order."""
+        for payload in payloads:
+            self._hash.update(len(payload).to_bytes(4, "big"))
+            self._hash.update(payload)
+            self.entries += 1
+            self.payload_bytes += len(payload)
+
+    def hexdigest(self) -> str:
+        """Return the digest so far."""
+        return self._hash.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One moment of the flow, counted from its start; bytes are payload bytes except `uploaded_bytes`."""
+
+    seconds: float = 0.0
+    total_entries: int | None = None
+    appended_entries: int = 0
+    appended_bytes: int = 0
+    buffered_bytes: int = 0
+    open_entries: int = 0
+    open_bytes: int = 0
+    committed_entries: int = 0
+    committed_bytes: int = 0
+    segments: int = 0
+    lag_entries: int = 0
+    lag_bytes: int = 0
+    lag_seconds: float = 0.0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What went in beside what came back; `tiers` counts the entries by who served them."""
+
+    sent: Digest
+    received: Digest
+    tiers: dict[str, int]
+    seconds: float
+
+    def differences(self) -> list[str]:
+        """Return what differs, in words; empty when the copy in the bucket is proven."""
+        found = []
+        if self.sent.entries != self.received.entries:
+            found.append(f"{self.sent.entries:,} entries went in, {self.received.entries:,} came back")
+        if self.sent.payload_bytes != self.received.payload_bytes:
+            found.append(f"{self.sent.payload_bytes:,} bytes went in, {self.received.payload_bytes:,} came back")
+        if self.sent.hexdigest() != self.received.hexdigest():
+            found.append(f"SHA-256 in is {self.sent.hexdigest()}, out is {self.received.hexdigest()}")
+        elsewhere = {tier: count for tier, count in self.tiers.items() if tier != "objects"}
+        if elsewhere:
+            counts = ", ".join(f"{count:,} by {tier}" for tier, count in elsewhere.items())
+            found.append(f"not all entries were served from S3: {counts}")
+        return found
+
+
+class Screen(Protocol):
+    """Where the walkthrough shows what happens."""
+
+    def appending(self, title: str, topic: TopicName) -> None:
+        """Entries are going to be appended."""
+        ...
+
+    def progress(self, now: Progress) -> None:
+        """Show how far the flow is; called several times a second."""
+        ...
+
+    def offloading(self) -> None:
+        """Everything is appended; the open segment is sealed by hand."""
+        ...
+
+    def stored(self, segments: Sequence[admin_pb2.Segment]) -> None:
+        """Everything is committed: show what is where."""
+        ...
+
+    def reading(self, entries: int, total: int) -> None:
+        """Show how far the reading back is; called several times a second."""
+        ...
+
+    def compared(self, comparison: Comparison) -> None:
+        """Show the result, good or bad."""
+        ...
+
+
+class Walkthrough:
+    """One run over one new topic."""
+
+    def __init__(self, client: DaemonClient, dataset: Dataset, screen: Screen, clock: Clock) -> None:
+        self._client = client
+        self._dataset = dataset
+        self._screen = screen
+        self._clock = clock
+        self._started = clock.monotonic()
+        self._sent = Digest()
+        self._now = Progress(total_entries=dataset.total_entries)
+
+    async def run(self) -> TopicName:
+        """Do it all; returns the topic. Raises WalkthroughFailed when anything differs, and what the client raises."""
+        topic = await self._new_topic()
+        await self._client.enable(topic, segment_bytes_max=SEGMENT_BYTES_MAX)
+        self._screen.appending(self._dataset.title, topic)
+        self._started = self._clock.monotonic()
+        await self._watched(topic, self._append(topic))
+        if not self._sent.entries:
+            raise WalkthroughFailed(f"{self._dataset.title} holds no entries", hint="one entry a line is expected")
+        self._screen.offloading()
+        await self._watched(topic, self._offload(topic))
+        segments = await self._client.segments(topic)
+        self._screen.stored(segments)
+        comparison = await self._read_back(topic)
+        self._screen.compared(comparison)
+        differences = comparison.differences()
+        committed = sum(segment.entries for segment in segments if segment.status == "Offloaded")
+        if committed != self._sent.entries:
+            differences.append(f"{self._sent.entries:,} entries went in, the segments hold {committed:,}")
+        if differences:
+            raise WalkthroughFailed("; ".join(differences), hint="the daemon's log above may say why")
+        return topic
+
+    async def _new_topic(self) -> TopicName:
+        """Return a topic that nobody has used: the data set's name, with a number from the second run on."""
+        taken = {topic.topic for topic in await self._client.topics(NAMESPACE)}
+        number = 1
+        while True:
+            suffix = f"-{number}" if number > 1 else ""
+            topic = TopicName.parse(f"{NAMESPACE}/{self._dataset.name}{suffix}")
+            if str(topic) not in taken:
+                return topic
+            number += 1
+
+    async def _watched(self, topic: TopicName, work: AsyncIterator[None]) -> None:
+        """Do the work while another task shows the progress; the last thing shown is the end."""
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(self._watch(topic), name="walkthrough progress")
+            async for _ in work:
+                pass
+            watcher.cancel()
+        await self._look(topic)
+
+    async def _watch(self, topic: TopicName) -> None:
+        while True:
+            await self._look(topic)
+            await self._clock.sleep(POLL_S)
+
+    async def _look(self, topic: TopicName) -> None:
+        """Ask the daemon and show the answer; a topic that is not known yet is at zero."""
+        try:
+            status = (await self._client.status(topic)).topics[0]
+            segments = await self._client.segments(topic)
+        except RemoteError:
+            return
+        committed = [segment for segment in segments if segment.status == "Offloaded"]
+        self._now = replace(
+            self._now,
+            seconds=self._clock.monotonic() - self._started,
+            buffered_bytes=status.buffer_bytes,
+            open_entries=status.open_segment_entries,
+            open_bytes=status.open_segment_bytes,
+            committed_entries=sum(segment.entries for segment in committed),
+            committed_bytes=sum(segment.payload_bytes for segment in committed),
+            segments=len(committed),
+            lag_entries=status.lag_entries,
+            lag_bytes=status.lag_bytes,
+            lag_seconds=status.lag_seconds,
+            trouble=status.stalled_reason,
+        )
+        self._screen.progress(self._now)
+
+    async def _append(self, topic: TopicName) -> AsyncIterator[None]:
+        async for answer in self._client.append(topic, self._hashed()):
+            self._now = replace(
+                self._now,
+                appended_entries=self._now.appended_entries + answer.entry_count,
+                appended_bytes=self._sent.payload_bytes,
+            )
+            yield
+
+    async def _hashed(self) -> AsyncIterator[Sequence[bytes]]:
+        async for batch in self._dataset.batches():
+            self._sent.add(batch)
+            yield batch
+
+    async def _offload(self, topic: TopicName) -> AsyncIterator[None]:
+        async for _ in self._client.offload(topic, wait=True):
+            yield
+
+    async def _read_back(self, topic: TopicName) -> Comparison:
+        received, tiers = Digest(), dict[str, int]()
+        started = shown = self._clock.monotonic()
+        answers = self._client.read(topic, read_priority=ReadPriority.TIERED_STORAGE_FIRST)
+        async for answer in answers:
+            received.add(answer.batch.payloads)
+            tier = common_pb2.Tier.Name(answer.tier).removeprefix("TIER_").lower()
+            tiers[tier] = tiers.get(tier, 0) + len(answer.batch.payloads)
+            if self._clock.monotonic() - shown >= POLL_S:
+                shown = self._clock.monotonic()
+                self._screen.reading(received.entries, self._sent.entries)
+        seconds = self._clock.monotonic() - started
+        return Comparison(sent=self._sent, received=received, tiers=tiers, seconds=seconds)
