@@ -1,0 +1,76 @@
+"""Index entries, the same 20 bytes in V1 and V2 indexes (FORMAT.md, section 1): pointers from entry ids into the data.
+
+Lookups are by floor: the entry wanted is at or after the position that the last index entry not beyond it points to.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from operator import add, itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.errors import CorruptData
+from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INDEX_ENTRY = struct.Struct(">qiq")
+DATA_HEADER_BYTES = 128
+"""Length of a block header, in V1 and V2."""
+
+DATA_BYTES_MIN = DATA_HEADER_BYTES + ENTRY_OVERHEAD_BYTES
+"""Length of the smallest block, which holds one entry without payload."""
+
+
+class IndexEntry(NamedTuple):
+    """Where to find entries from `first_entry_id` on.
+
+    `part_id` counts the blocks of the data object from 1. The entry's bytes begin at `offset` plus the length of a
+    block header, so `offset` is that of the header for the first entry of a block.
+    """
+
+    first_entry_id: int
+    part_id: int
+    offset: int
+
+
+def floor(entries: Sequence[IndexEntry], entry_id: int) -> IndexEntry | None:
+    """Return the last index entry that is not beyond `entry_id`, or None."""
+    at = bisect_right(entries, entry_id, key=itemgetter(0))
+    return entries[at - 1] if at else None
+
+
+def encode_run(entries: Sequence[IndexEntry]) -> bytes:
+    """Return the bytes of the index entries; raises struct.error for a number that is too large."""
+    return b"".join(INDEX_ENTRY.pack(*entry) for entry in entries)
+
+
+def decode_run(data: bytes, *, start: int, count: int) -> tuple[IndexEntry, ...]:
+    """Return the `count` index entries from `data[start]` on, unchecked; `data` has to be long enough."""
+    stop = start + count * INDEX_ENTRY.size
+    return tuple(map(IndexEntry._make, INDEX_ENTRY.iter_unpack(data[start:stop])))
+
+
+def check_run(
+    entries: Sequence[IndexEntry], *, key: str, at: int, lowest: IndexEntry, step: IndexEntry, offset_max: int
+) -> IndexEntry:
+    """Check that no number is below `lowest` or, from the second index entry on, the one before plus `step`.
+
+    `at` is the offset of the first index entry in the object `key`. Returns the lowest that may follow. Raises
+    CorruptData.
+    """
+    for number, entry in enumerate(entries):
+        here = at + number * INDEX_ENTRY.size
+        if entry.first_entry_id < lowest.first_entry_id:
+            expected = f"an entry id of at least {lowest.first_entry_id}"
+            raise CorruptData(key=key, offset=here, expected=expected, found=entry.first_entry_id)
+        if entry.part_id < lowest.part_id:
+            expected = f"a part id of at least {lowest.part_id}"
+            raise CorruptData(key=key, offset=here + 8, expected=expected, found=entry.part_id)
+        if not lowest.offset <= entry.offset <= offset_max:
+            expected = f"an offset from {lowest.offset} to {offset_max}"
+            raise CorruptData(key=key, offset=here + 12, expected=expected, found=entry.offset)
+        lowest = IndexEntry(*map(add, entry, step))
+    return lowest

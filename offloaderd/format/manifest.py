@@ -1,0 +1,257 @@
+"""The manifest beside a V2 object: what a verified read, or a rebuild of the map from the bucket, needs.
+
+FORMAT.md, section 4. A header (magic, version, length, checksum) and a protobuf message. Whatever is written or read
+has passed `check`: blocks lie one after the other from the preamble to the end of the data object, and the ledgers
+are exactly what the blocks add up to.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from offloaderd.errors import CorruptData, InvalidInput
+from offloaderd.format.manifest_rules import Broken, canonical_uuid, check
+from offloaderd.format.messages import parse_message
+from offloaderd.format.pb.storage import manifest_pb2 as pb
+from offloaderd.model import Position, SegmentRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from uuid import UUID
+
+MAGIC = 0x8F4F464D
+VERSION = 1
+HEADER = struct.Struct(">IIQ4sI")
+
+_RESERVED = bytes(4)
+_CHECKED_BYTES = HEADER.size - 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockInfo:
+    """One block of the data object: its entries, where it lies, and the CRC-32C of all its bytes.
+
+    `sparse` has ascending pairs (entry, at): entry `first_entry_id + entry` begins at byte `at` of the block. The
+    timestamps and indexes are PIP-70's of the first and the last entry.
+    """
+
+    ledger_id: int
+    first_entry_id: int
+    entry_count: int
+    offset: int
+    length: int
+    crc32c: int
+    sparse: tuple[tuple[int, int], ...] = ()
+    first_broker_timestamp: int | None = None
+    last_broker_timestamp: int | None = None
+    first_index: int | None = None
+    last_index: int | None = None
+
+    @property
+    def last_entry_id(self) -> int:
+        """Id of the last entry in the block."""
+        return self.first_entry_id + self.entry_count - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerPart:
+    """What a segment holds of one ledger, and what was known of the whole ledger when the segment was sealed."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    payload_bytes: int
+    closed: bool
+    ledger_entries: int
+    ledger_bytes: int
+    closed_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentManifest:
+    """Everything about one segment; lengths are those of the objects in the bucket."""
+
+    segment_id: UUID
+    managed_ledger: str
+    cluster: str
+    epoch: int
+    assigned_ms: int
+    sealed_ms: int
+    data_bytes: int
+    preamble_bytes: int
+    index_bytes: int
+    index_crc32c: int
+    ledgers: tuple[LedgerPart, ...]
+    blocks: tuple[BlockInfo, ...]
+    software_version: str
+
+    @property
+    def range(self) -> SegmentRange:
+        """First and last position of the segment."""
+        first, last = self.ledgers[0], self.ledgers[-1]
+        return SegmentRange(
+            Position(first.ledger_id, first.first_entry_id), Position(last.ledger_id, last.last_entry_id)
+        )
+
+    def block_at(self, position: Position) -> int:
+        """Return the index of the last block that begins at or before `position`; -1 if there is none.
+
+        If the segment holds the position, that block does; after a ledger's last entry it is the ledger's last block.
+        """
+        return bisect_right(self.blocks, position, key=_begin_of) - 1
+
+
+def _begin_of(block: BlockInfo) -> Position:
+    return Position(block.ledger_id, block.first_entry_id)
+
+
+def encode(manifest: SegmentManifest) -> bytes:
+    """Return the manifest object; raises InvalidInput for a manifest that contradicts itself."""
+    try:
+        check(manifest)
+        body = _to_message(manifest).SerializeToString(deterministic=True)
+    except (Broken, ValueError) as error:
+        raise InvalidInput(f"manifest of segment {manifest.segment_id} cannot be stored: {error}") from None
+    head = HEADER.pack(MAGIC, VERSION, len(body), _RESERVED, 0)[:_CHECKED_BYTES]
+    return b"".join((head, google_crc32c.extend(google_crc32c.value(head), body).to_bytes(4, "big"), body))
+
+
+def decode(data: bytes | memoryview, *, key: str) -> SegmentManifest:
+    """Read a manifest object; `key` names it in errors. Raises CorruptData."""
+    data = bytes(data)
+    _check_header(data, key)
+    message = parse_message(pb.SegmentManifest, data[HEADER.size :], key=key, at=HEADER.size)
+    try:
+        manifest = _from_message(message)
+        check(manifest)
+    except Broken as error:
+        raise CorruptData(key=key, offset=HEADER.size, expected=error.expected, found=error.found) from None
+    return manifest
+
+
+def _check_header(data: bytes, key: str) -> None:
+    if len(data) < HEADER.size:
+        expected = f"a manifest header of {HEADER.size} bytes"
+        raise CorruptData(key=key, offset=0, expected=expected, found=f"{len(data)} bytes")
+    magic, version, body_bytes, reserved, crc32c = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise CorruptData(key=key, offset=0, expected=f"magic {MAGIC:08x} of a manifest", found=f"{magic:08x}")
+    if version != VERSION:
+        hint = "a newer offloaderd may have written it" if version > VERSION else ""
+        raise CorruptData(key=key, offset=4, expected=f"version {VERSION}", found=version, hint=hint)
+    if body_bytes != len(data) - HEADER.size:
+        expected = f"body length {len(data) - HEADER.size}"
+        raise CorruptData(key=key, offset=8, expected=expected, found=body_bytes)
+    actual = google_crc32c.extend(google_crc32c.value(data[:_CHECKED_BYTES]), data[HEADER.size :])
+    if actual != crc32c:
+        raise CorruptData(key=key, offset=20, expected=f"checksum {crc32c:08x}", found=f"{actual:08x}")
+    if reserved != _RESERVED:
+        raise CorruptData(key=key, offset=16, expected="4 reserved zeros", found=reserved.hex(" "))
+
+
+def _to_message(manifest: SegmentManifest) -> pb.SegmentManifest:
+    return pb.SegmentManifest(
+        segment_id=str(manifest.segment_id),
+        managed_ledger=manifest.managed_ledger,
+        cluster=manifest.cluster,
+        epoch=manifest.epoch,
+        assigned_ms=manifest.assigned_ms,
+        sealed_ms=manifest.sealed_ms,
+        data_bytes=manifest.data_bytes,
+        preamble_bytes=manifest.preamble_bytes,
+        index_bytes=manifest.index_bytes,
+        index_crc32c=manifest.index_crc32c,
+        ledgers=map(_part_to_message, manifest.ledgers),
+        blocks=map(_block_to_message, manifest.blocks),
+        software_version=manifest.software_version,
+    )
+
+
+def _part_to_message(part: LedgerPart) -> pb.SegmentLedger:
+    return pb.SegmentLedger(
+        ledger_id=part.ledger_id,
+        first_entry_id=part.first_entry_id,
+        last_entry_id=part.last_entry_id,
+        payload_bytes=part.payload_bytes,
+        closed=part.closed,
+        ledger_entries=part.ledger_entries,
+        ledger_bytes=part.ledger_bytes,
+        closed_ms=part.closed_ms,
+    )
+
+
+def _block_to_message(block: BlockInfo) -> pb.SegmentBlock:
+    return pb.SegmentBlock(
+        ledger_id=block.ledger_id,
+        first_entry_id=block.first_entry_id,
+        entry_count=block.entry_count,
+        offset=block.offset,
+        length=block.length,
+        crc32c=block.crc32c,
+        sparse_entry=[entry for entry, _ in block.sparse],
+        sparse_at=[at for _, at in block.sparse],
+        first_broker_timestamp=block.first_broker_timestamp,
+        last_broker_timestamp=block.last_broker_timestamp,
+        first_index=block.first_index,
+        last_index=block.last_index,
+    )
+
+
+def _from_message(message: pb.SegmentManifest) -> SegmentManifest:
+    """Return the manifest that a message describes; raises Broken where it cannot even be expressed."""
+    return SegmentManifest(
+        segment_id=canonical_uuid(message.segment_id),
+        managed_ledger=message.managed_ledger,
+        cluster=message.cluster,
+        epoch=message.epoch,
+        assigned_ms=message.assigned_ms,
+        sealed_ms=message.sealed_ms,
+        data_bytes=message.data_bytes,
+        preamble_bytes=message.preamble_bytes,
+        index_bytes=message.index_bytes,
+        index_crc32c=message.index_crc32c,
+        ledgers=tuple(map(_part_from_message, message.ledgers)),
+        blocks=tuple(map(_block_from_message, message.blocks)),
+        software_version=message.software_version,
+    )
+
+
+def _part_from_message(message: pb.SegmentLedger) -> LedgerPart:
+    return LedgerPart(
+        ledger_id=message.ledger_id,
+        first_entry_id=message.first_entry_id,
+        last_entry_id=message.last_entry_id,
+        payload_bytes=message.payload_bytes,
+        closed=message.closed,
+        ledger_entries=message.ledger_entries,
+        ledger_bytes=message.ledger_bytes,
+        closed_ms=message.closed_ms,
+    )
+
+
+def _block_from_message(message: pb.SegmentBlock) -> BlockInfo:
+    return BlockInfo(
+        ledger_id=message.ledger_id,
+        first_entry_id=message.first_entry_id,
+        entry_count=message.entry_count,
+        offset=message.offset,
+        length=message.length,
+        crc32c=message.crc32c,
+        sparse=_pairs(message.sparse_entry, message.sparse_at),
+        first_broker_timestamp=message.first_broker_timestamp if message.HasField("first_broker_timestamp") else None,
+        last_broker_timestamp=message.last_broker_timestamp if message.HasField("last_broker_timestamp") else None,
+        first_index=message.first_index if message.HasField("first_index") else None,
+        last_index=message.last_index if message.HasField("last_index") else None,
+    )
+
+
+def _pairs(entries: Iterable[int], ats: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    try:
+        return tuple(zip(entries, ats, strict=True))
+    except ValueError:
+        raise Broken("as many sparse positions as sparse entries", "others") from None

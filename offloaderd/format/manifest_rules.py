@@ -1,0 +1,134 @@
+"""What has to hold in a manifest, whoever wrote it (FORMAT.md, section 4.3).
+
+The rules are applied to what is written and to what is read, so a manifest that exists has passed them twice. They
+need nothing but the manifest; whether the data object is what it says is for checksums to tell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from offloaderd.errors import InvalidInput, OffloaderError
+from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES, framed_bytes
+from offloaderd.format.index_entries import INDEX_ENTRY
+from offloaderd.format.v2 import BLOCK_HEADER_BYTES, PAD_BYTES_MIN, PREAMBLE
+from offloaderd.format.v2_index import GROUP_HEAD, INDEX_HEADER
+from offloaderd.model import ENTRY_ID_MAX, LEDGER_ID_MAX, TopicName
+
+if TYPE_CHECKING:
+    from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
+
+
+class Broken(OffloaderError):
+    """A rule does not hold; never leaves the package."""
+
+    def __init__(self, expected: str, found: object) -> None:
+        super().__init__(f"expected {expected}, found {found}")
+        self.expected = expected
+        self.found = found
+
+
+def canonical_uuid(text: str) -> UUID:
+    """Read a UUID in its one canonical spelling, lower case with hyphens; raises Broken."""
+    try:
+        value = UUID(text)
+    except ValueError:
+        raise Broken("a UUID as segment id", ascii(text[:40])) from None
+    if str(value) != text:
+        raise Broken(f"segment id {value}", ascii(text[:50]))
+    return value
+
+
+def check(manifest: SegmentManifest) -> None:
+    """Check all rules; raises Broken at the first that does not hold."""
+    try:
+        TopicName.from_managed_ledger(manifest.managed_ledger)
+    except InvalidInput:
+        name = ascii(manifest.managed_ledger[:80])
+        raise Broken("TENANT/NAMESPACE/persistent/TOPIC as managed ledger", name) from None
+    if manifest.preamble_bytes not in {0, len(PREAMBLE)}:
+        raise Broken(f"a preamble of 0 or {len(PREAMBLE)} bytes", manifest.preamble_bytes)
+    if not manifest.blocks:
+        raise Broken("at least one block", "none")
+    _check_blocks(manifest)
+    _check_ledgers(manifest)
+    index_bytes = INDEX_HEADER.size + GROUP_HEAD.size * len(manifest.ledgers) + INDEX_ENTRY.size * len(manifest.blocks)
+    if manifest.index_bytes < index_bytes:
+        raise Broken(f"an index of at least {index_bytes} bytes", manifest.index_bytes)
+
+
+def _check_blocks(manifest: SegmentManifest) -> None:
+    """Blocks have to follow each other without a gap, in the data object and in each ledger's entry ids."""
+    offset = manifest.preamble_bytes
+    before: BlockInfo | None = None
+    for number, block in enumerate(manifest.blocks):
+        if block.offset != offset:
+            raise Broken(f"block {number} at offset {offset}", block.offset)
+        _check_block(number, block)
+        if before is not None and block.ledger_id < before.ledger_id:
+            raise Broken(f"block {number} of ledger {before.ledger_id} or a later one", block.ledger_id)
+        if before is not None and block.ledger_id == before.ledger_id:
+            wanted = before.last_entry_id + 1
+            if block.first_entry_id != wanted:
+                raise Broken(f"block {number} from entry {wanted} on", block.first_entry_id)
+        offset += block.length
+        before = block
+    if offset != manifest.data_bytes:
+        raise Broken(f"blocks up to the end of the data object at {manifest.data_bytes}", offset)
+
+
+def _check_block(number: int, block: BlockInfo) -> None:
+    if not 0 <= block.ledger_id <= LEDGER_ID_MAX:
+        raise Broken(f"ledger id of block {number} from 0 to {LEDGER_ID_MAX}", block.ledger_id)
+    if block.entry_count < 1:
+        raise Broken(f"at least one entry in block {number}", block.entry_count)
+    if not 0 <= block.first_entry_id <= block.last_entry_id <= ENTRY_ID_MAX:
+        raise Broken(f"entry ids of block {number} from 0 to {ENTRY_ID_MAX}", block.first_entry_id)
+    if _payload_bytes_max(block) < 0:
+        least = block.length - _payload_bytes_max(block)
+        raise Broken(f"length of block {number} of at least {least}", block.length)
+    entries_end = block.length - PAD_BYTES_MIN
+    entry_before, at_before = 0, BLOCK_HEADER_BYTES
+    for entry, at in block.sparse:
+        if not entry_before < entry < block.entry_count:
+            expected = f"sparse entry of block {number} from {entry_before + 1} to {block.entry_count - 1}"
+            raise Broken(expected, entry)
+        low = at_before + framed_bytes(0, entry - entry_before)
+        high = entries_end - framed_bytes(0, block.entry_count - entry)
+        if not low <= at <= high:
+            raise Broken(f"sparse position of block {number} from {low} to {high}", at)
+        entry_before, at_before = entry, at
+
+
+def _payload_bytes_max(block: BlockInfo) -> int:
+    """Return what the block's length leaves for payloads."""
+    return block.length - BLOCK_HEADER_BYTES - PAD_BYTES_MIN - block.entry_count * ENTRY_OVERHEAD_BYTES
+
+
+def _check_ledgers(manifest: SegmentManifest) -> None:
+    """The ledgers have to be those of the blocks, in the same order, with the same first and last entries."""
+    blocks: dict[int, list[BlockInfo]] = {}
+    for block in manifest.blocks:
+        blocks.setdefault(block.ledger_id, []).append(block)
+    found = [part.ledger_id for part in manifest.ledgers]
+    if found != list(blocks):
+        raise Broken("one entry for each of the ledgers that the blocks hold, in their order", _shortened(found))
+    for part in manifest.ledgers:
+        _check_part(part, blocks[part.ledger_id])
+
+
+def _check_part(part: LedgerPart, blocks: list[BlockInfo]) -> None:
+    name = f"ledger {part.ledger_id}"
+    first, last = blocks[0].first_entry_id, blocks[-1].last_entry_id
+    if (part.first_entry_id, part.last_entry_id) != (first, last):
+        raise Broken(f"entries {first} to {last} of {name}", f"{part.first_entry_id} to {part.last_entry_id}")
+    payload_bytes_max = sum(map(_payload_bytes_max, blocks))
+    if not 0 <= part.payload_bytes <= payload_bytes_max:
+        raise Broken(f"payload of {name} of at most {payload_bytes_max} bytes", part.payload_bytes)
+    if part.ledger_entries <= last:
+        raise Broken(f"at least {last + 1} entries in the whole of {name}", part.ledger_entries)
+
+
+def _shortened(ledger_ids: list[int]) -> str:
+    return ", ".join(map(str, ledger_ids[:8])) + (" and more" if len(ledger_ids) > 8 else "")
