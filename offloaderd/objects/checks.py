@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput
@@ -71,7 +72,7 @@ def check_parts(parts: Sequence[PartInfo]) -> None:
     if not parts:
         raise InvalidInput("an upload cannot be completed without parts")
     numbers = [part.part_number for part in parts]
-    if any(later <= earlier for earlier, later in zip(numbers, numbers[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(numbers)):
         raise InvalidInput("parts are not in ascending order of their numbers")
 
 

@@ -57,9 +57,7 @@ class MemoryStore:
         for key in sorted(key for key in self._objects if key.startswith(prefix)):
             if key in self._objects:
                 info = self._objects[key][0]
-                yield ObjectInfo(
-                    key=key, size_bytes=info.size_bytes, etag=info.etag, modified_ms=info.modified_ms
-                )
+                yield ObjectInfo(key=key, size_bytes=info.size_bytes, etag=info.etag, modified_ms=info.modified_ms)
 
     async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """See ObjectStore."""

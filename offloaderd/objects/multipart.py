@@ -24,9 +24,7 @@ def combined_etag(parts: Sequence[PartInfo]) -> str:
     return f"{md5(b''.join(bytes.fromhex(part.etag) for part in parts))}-{len(parts)}"
 
 
-def chosen_parts(
-    wanted: Sequence[PartInfo], stored: Mapping[int, PartInfo], part_bytes_min: int
-) -> Sequence[PartInfo]:
+def chosen_parts(wanted: Sequence[PartInfo], stored: Mapping[int, PartInfo], part_bytes_min: int) -> Sequence[PartInfo]:
     """Return the stored parts that complete the upload.
 
     Raises InvalidInput when one is missing, has another ETag, or is too small without being the last.

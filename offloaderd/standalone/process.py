@@ -93,7 +93,7 @@ class ChildProcess:
             if command.log.exists():
                 command.log.replace(command.log.with_suffix(".log.1"))
             with command.log.open("wb") as log:
-                self._process = subprocess.Popen(  # noqa: S603 - our own command line
+                self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), command.program, *command.arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -135,7 +135,10 @@ class ChildProcess:
             raise self.death(code)
 
     async def stop(self) -> None:
-        """Ask it to end, and after the command's `stop_grace_s` seconds make it; repeating is harmless. Cancelled, it is killed."""
+        """Ask it to end, and after the command's `stop_grace_s` seconds make it; repeating is harmless.
+
+        Cancelled, it is killed at once.
+        """
         self._stopping = True
         if self._process is None:
             return

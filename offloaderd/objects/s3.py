@@ -1,0 +1,396 @@
+"""The S3 adapter, on aiobotocore; works with any server that speaks S3's multipart protocol.
+
+Rules: one attempt a request, the engine retries; every request has a deadline that grows with its size; a body is sent
+from the caller's memory without a copy and is never hashed (TLS, or the format's own checksums, guard it); everything
+the libraries raise is translated in one place.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import re
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
+
+from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
+from aiobotocore.session import AioSession  # type: ignore[import-untyped]
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.loaders import Loader
+
+from offloaderd.clock import SystemClock
+from offloaderd.errors import Closed, NotFound, OffloaderError, Transient
+from offloaderd.objects.checks import check_key, check_part_number, check_parts, check_range, checked_metadata
+from offloaderd.objects.port import ObjectInfo, PartInfo, UploadInfo
+from offloaderd.objects.s3_errors import Request, invalid_options, verdict_for
+from offloaderd.objects.s3_request import BYTES_PER_S_MIN, Body, Call, RequestMetrics, calling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
+
+    from types_aiobotocore_s3 import S3Client
+
+    from offloaderd.clock import Clock
+    from offloaderd.objects.port import Bytes
+
+DELETE_KEYS_MAX = 1000
+"""S3's limit on the keys of one DeleteObjects."""
+
+KEEPALIVE_S = 12.0
+"""An idle connection is closed after this, before servers and balancers between drop it."""
+
+_CONTENT_TYPE = "application/octet-stream"
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Options:
+    """Where the bucket is and how to talk to it.
+
+    Without `endpoint` it is AWS in `region`; without keys, botocore's own search (environment, profile, role) applies.
+    """
+
+    bucket: str
+    endpoint: str | None = None
+    region: str = "us-east-1"
+    access_key: str | None = None
+    secret_key: str | None = None
+    path_style: bool = True
+    connections_max: int = 32
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 30.0
+    page_keys: int = 1000
+
+    def __repr__(self) -> str:
+        """Without the secrets."""
+        return f"S3Options(bucket={self.bucket!r}, endpoint={self.endpoint!r}, region={self.region!r})"
+
+
+class S3Store:
+    """Implements SegmentStore; an async context manager."""
+
+    def __init__(self, options: S3Options, metrics: RequestMetrics | None = None, clock: Clock | None = None) -> None:
+        self._options = options
+        self._metrics = metrics
+        self._clock = clock or SystemClock()
+        self._stack = AsyncExitStack()
+        self._open_client: S3Client | None = None
+        self._bucket_name = f"bucket {options.bucket} at {options.endpoint or f'S3 in {options.region}'}"
+
+    async def __aenter__(self) -> Self:
+        """Make the client; nothing is sent yet. Raises InvalidConfig."""
+        options = self._options
+        session = AioSession()
+        session.register_component("data_loader", _loader())
+        try:
+            client = session.create_client(
+                "s3",
+                region_name=options.region,
+                endpoint_url=options.endpoint,
+                aws_access_key_id=options.access_key,
+                aws_secret_access_key=options.secret_key,
+                # Without TLS there is nothing to verify, and loading the authorities takes a thread and a while.
+                verify=False if (options.endpoint or "").startswith("http://") else None,
+                config=_client_config(options),
+            )
+            self._open_client = await self._stack.enter_async_context(client)
+        except (BotoCoreError, ValueError) as error:
+            raise invalid_options(error, self._bucket_name) from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections; the store refuses everything afterwards."""
+        self._open_client = None
+        await self._stack.aclose()
+
+    async def check(self) -> None:
+        """Ask for the first key of the bucket. Raises BucketMissing, Denied and Transient with what to do about it."""
+        async with self._request("ListObjectsV2") as call:
+            call.note(await self._client.list_objects_v2(Bucket=self._options.bucket, MaxKeys=1))
+
+    async def create_bucket(self) -> None:
+        """Make the bucket; one that is there and ours is no error. Raises Conflict when it is somebody else's."""
+        options = self._options
+        place: Any = {}
+        if options.endpoint is None and options.region != "us-east-1":
+            place = {"CreateBucketConfiguration": {"LocationConstraint": options.region}}
+        async with self._request("CreateBucket", write=True) as call:
+            try:
+                call.note(await self._client.create_bucket(Bucket=options.bucket, **place))
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") != "BucketAlreadyOwnedByYou":
+                    raise
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """See ObjectReader."""
+        check_key(key)
+        check_range(key, first, length)
+        last = "" if length is None else first + length - 1
+        ranged: Any = {"Range": f"bytes={first}-{last}"} if first or length is not None else {}
+        async with self._request("GetObject", key) as call:
+            answer = call.note(await self._client.get_object(Bucket=self._options.bucket, Key=key, **ranged))
+            call.expect(answer["ContentLength"])
+            async with answer["Body"] as body:
+                data: bytes = await body.read()
+            call.bytes_in = len(data)
+            if len(data) != answer["ContentLength"]:
+                raise Transient(f"{call}: {len(data)} bytes came instead of {answer['ContentLength']}")
+            if ranged:
+                _check_answered_range(call, answer.get("ContentRange", ""), len(data), first, length)
+        return data
+
+    async def head(self, key: str) -> ObjectInfo:
+        """See ObjectReader. An answer to HEAD cannot say what is missing: a second one asks for the bucket."""
+        check_key(key)
+        try:
+            async with self._request("HeadObject", key) as call:
+                answer = call.note(await self._client.head_object(Bucket=self._options.bucket, Key=key))
+        except NotFound:
+            await self.check()
+            raise
+        return ObjectInfo(
+            key=key,
+            size_bytes=answer["ContentLength"],
+            etag=_bare(answer["ETag"]),
+            modified_ms=int(answer["LastModified"].timestamp() * 1000),
+            metadata={name.lower(): value for name, value in answer["Metadata"].items()},
+        )
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        """See ObjectReader."""
+        more: Any = {}
+        while True:
+            async with self._request("ListObjectsV2", prefix) as call:
+                page = call.note(
+                    await self._client.list_objects_v2(
+                        Bucket=self._options.bucket, Prefix=prefix, MaxKeys=self._options.page_keys, **more
+                    )
+                )
+            for found in page.get("Contents", []):
+                yield ObjectInfo(
+                    key=found["Key"],
+                    size_bytes=found["Size"],
+                    etag=_bare(found["ETag"]),
+                    modified_ms=int(found["LastModified"].timestamp() * 1000),
+                )
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """See ObjectStore."""
+        check_key(key)
+        named, body = checked_metadata(metadata), Body(data)
+        async with self._request("PutObject", key, size_bytes=len(body), write=True) as call:
+            answer = call.note(
+                await self._client.put_object(
+                    Bucket=self._options.bucket,
+                    Key=key,
+                    Body=body,
+                    Metadata=named,
+                    ContentType=_CONTENT_TYPE,
+                )
+            )
+            call.bytes_out = len(body)
+        return ObjectInfo(
+            key=key,
+            size_bytes=len(body),
+            etag=_bare(answer["ETag"]),
+            modified_ms=_date_ms(answer["ResponseMetadata"]["HTTPHeaders"]),
+            metadata=named,
+        )
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """See ObjectStore; the first refusal is raised once all pages have been sent."""
+        refused: OffloaderError | None = None
+        for start in range(0, len(keys), DELETE_KEYS_MAX):
+            page = keys[start : start + DELETE_KEYS_MAX]
+            for key in page:
+                check_key(key)
+            async with self._request("DeleteObjects", page[0], write=True) as call:
+                answer = call.note(
+                    await self._client.delete_objects(
+                        Bucket=self._options.bucket, Delete={"Objects": [{"Key": key} for key in page], "Quiet": True}
+                    )
+                )
+            for error in answer.get("Errors", []):
+                kind, hint = verdict_for(error.get("Code", ""), 500)
+                if not issubclass(kind, NotFound) and refused is None:
+                    what = f"{error.get('Code')}: {error.get('Message')}"
+                    refused = kind(f"delete {error.get('Key')} in {self._bucket_name}: {what}", hint=hint)
+        if refused is not None:
+            raise refused
+
+    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        """See MultipartStore."""
+        check_key(key)
+        named = checked_metadata(metadata)
+        async with self._request("CreateMultipartUpload", key, write=True) as call:
+            answer = call.note(
+                await self._client.create_multipart_upload(
+                    Bucket=self._options.bucket, Key=key, Metadata=named, ContentType=_CONTENT_TYPE
+                )
+            )
+        return answer["UploadId"]
+
+    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+        """See MultipartStore."""
+        check_key(key)
+        check_part_number(part_number)
+        body = Body(data)
+        async with self._request("UploadPart", key, size_bytes=len(body), write=True) as call:
+            answer = call.note(
+                await self._client.upload_part(
+                    Bucket=self._options.bucket,
+                    Key=key,
+                    UploadId=upload_id,
+                    PartNumber=part_number,
+                    Body=body,
+                )
+            )
+            call.bytes_out = len(body)
+        return PartInfo(part_number=part_number, etag=_bare(answer["ETag"]), size_bytes=len(body))
+
+    async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        """See MultipartStore."""
+        check_key(key)
+        parts: list[PartInfo] = []
+        marker: Any = {}
+        while True:
+            async with self._request("ListParts", key) as call:
+                page = call.note(
+                    await self._client.list_parts(
+                        Bucket=self._options.bucket,
+                        Key=key,
+                        UploadId=upload_id,
+                        MaxParts=self._options.page_keys,
+                        **marker,
+                    )
+                )
+            parts += [
+                PartInfo(part_number=part["PartNumber"], etag=_bare(part["ETag"]), size_bytes=part["Size"])
+                for part in page.get("Parts", [])
+            ]
+            if not page.get("IsTruncated"):
+                return sorted(parts, key=lambda part: part.part_number)
+            marker = {"PartNumberMarker": page["NextPartNumberMarker"]}
+
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        """See MultipartStore; the answer does not tell the object's metadata."""
+        check_key(key)
+        check_parts(parts)
+        async with self._request("CompleteMultipartUpload", key, write=True) as call:
+            answer = call.note(
+                await self._client.complete_multipart_upload(
+                    Bucket=self._options.bucket,
+                    Key=key,
+                    UploadId=upload_id,
+                    MultipartUpload={
+                        "Parts": [{"PartNumber": part.part_number, "ETag": f'"{part.etag}"'} for part in parts]
+                    },
+                )
+            )
+        return ObjectInfo(
+            key=key,
+            size_bytes=sum(part.size_bytes for part in parts),
+            etag=_bare(answer["ETag"]),
+            modified_ms=_date_ms(answer["ResponseMetadata"]["HTTPHeaders"]),
+        )
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        """See MultipartStore."""
+        check_key(key)
+        async with self._request("AbortMultipartUpload", key, write=True) as call:
+            try:
+                call.note(
+                    await self._client.abort_multipart_upload(Bucket=self._options.bucket, Key=key, UploadId=upload_id)
+                )
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") != "NoSuchUpload":
+                    raise
+
+    async def list_uploads(self, prefix: str = "") -> AsyncIterator[UploadInfo]:
+        """See MultipartStore."""
+        markers: Any = {}
+        while True:
+            async with self._request("ListMultipartUploads", prefix) as call:
+                page = call.note(
+                    await self._client.list_multipart_uploads(
+                        Bucket=self._options.bucket, Prefix=prefix, MaxUploads=self._options.page_keys, **markers
+                    )
+                )
+            for found in page.get("Uploads", []):
+                yield UploadInfo(
+                    key=found["Key"],
+                    upload_id=found["UploadId"],
+                    initiated_ms=int(found["Initiated"].timestamp() * 1000),
+                )
+            if not page.get("IsTruncated"):
+                return
+            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def _request(
+        self, operation: str, key: str = "", *, size_bytes: int = 0, write: bool = False
+    ) -> AbstractAsyncContextManager[Call]:
+        """Wrap one request; its deadline covers the wait for a free connection, and a body of `size_bytes`."""
+        where = f"{key} in {self._bucket_name}" if key else self._bucket_name
+        options = self._options
+        deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / BYTES_PER_S_MIN
+        request = Request(operation=operation, where=where, write=write)
+        return calling(request, deadline_s, self._clock, self._metrics)
+
+    @property
+    def _client(self) -> S3Client:
+        if self._open_client is None:
+            raise Closed("the S3 store is closed")
+        return self._open_client
+
+
+@cache
+def _loader() -> Loader:
+    """Share the parsed service descriptions: reading them is most of the time that a client takes to make."""
+    return Loader(include_default_search_paths=True)
+
+
+def _client_config(options: S3Options) -> AioConfig:
+    """Return botocore's settings: no retries, no hashing of bodies, no second look at arguments."""
+    return AioConfig(
+        s3={"addressing_style": "path" if options.path_style else "virtual", "payload_signing_enabled": False},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        connect_timeout=options.connect_timeout_s,
+        read_timeout=options.read_timeout_s,
+        max_pool_connections=options.connections_max,
+        parameter_validation=False,
+        connector_args={"keepalive_timeout": KEEPALIVE_S},
+    )
+
+
+def _date_ms(headers: Mapping[str, str]) -> int:
+    """The server's time of an answer, 0 when it does not say: what it then stored carries about this time."""
+    try:
+        return int(email.utils.parsedate_to_datetime(headers.get("date", "")).timestamp() * 1000)
+    except ValueError:
+        return 0
+
+
+def _bare(etag: str) -> str:
+    """An ETag without the quotes that HTTP puts round it."""
+    return etag.strip('"')
+
+
+def _check_answered_range(call: Call, answered: str, size_bytes: int, first: int, length: int | None) -> None:
+    """Make sure that the bytes are those that were asked for, cut only by the object's end. Raises Transient."""
+    found = _RANGE.fullmatch(answered)
+    if found is None:
+        raise Transient(f"{call}: the server does not say which bytes it sent ({answered!r})")
+    begin, last, total = map(int, found.groups())
+    end = total if length is None else min(total, first + length)
+    if (begin, last + 1, size_bytes) != (first, end, end - first):
+        raise Transient(f"{call}: asked for bytes {first} to {end - 1}, got {size_bytes} of {answered!r}")

@@ -1,0 +1,125 @@
+"""What surrounds one S3 request: its body, its deadline, its entry in the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from aiohttp.payload import Payload
+
+from offloaderd.errors import OffloaderError
+from offloaderd.objects.checks import flat
+from offloaderd.objects.s3_errors import Request, failure
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from aiohttp.abc import AbstractStreamWriter
+
+    from offloaderd.clock import Clock
+    from offloaderd.objects.port import Bytes
+
+T = TypeVar("T")
+
+BYTES_PER_S_MIN = 128 * 1024
+"""A transfer slower than this, after the time that every request has, counts as stuck."""
+
+SLICE_BYTES = 1024 * 1024
+"""How much of a body is handed to the transport at a time: what it cannot send at once, it copies."""
+
+
+class RequestMetrics(Protocol):
+    """Where requests are counted; `code` is the HTTP status, S3's error code, or how it failed."""
+
+    def request(self, operation: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
+        """Count one request to the object store."""
+        ...
+
+
+class Body(Payload):
+    """A request's body, sent slice by slice from the caller's memory.
+
+    botocore asks it for its length, and could send it again; it has no `read`, which would cost every request an
+    `Expect: 100-continue` and its answer.
+    """
+
+    _autoclose = True
+
+    def __init__(self, data: Bytes) -> None:
+        self._view = flat(data)
+        self._size = len(self._view)
+        super().__init__(self._view)
+
+    def __len__(self) -> int:
+        """Size in bytes."""
+        return len(self._view)
+
+    def seek(self, _offset: int) -> None:
+        """Nothing to wind back: every sending starts at the beginning."""
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """As aiohttp's debugging aids want it."""
+        return str(self._view, encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Send all of it."""
+        for begin in range(0, len(self._view), SLICE_BYTES):
+            await writer.write(self._view[begin : begin + SLICE_BYTES])
+
+
+class Call:
+    """One request that is on its way; the operation tells it what went over the wire."""
+
+    def __init__(self, request: Request, limit: asyncio.Timeout) -> None:
+        self._request = request
+        self._limit = limit
+        self._status = "error"
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    def __str__(self) -> str:
+        """Operation and object, for messages."""
+        return f"{self._request.operation} {self._request.where}"
+
+    @property
+    def status(self) -> str:
+        """HTTP status of the answer."""
+        return self._status
+
+    def note(self, answer: T) -> T:
+        """Remember the status of botocore's answer, and hand it back."""
+        self._status = str(answer["ResponseMetadata"]["HTTPStatusCode"])  # type: ignore[index]  # a typed dict, each
+        return answer
+
+    def expect(self, size_bytes: int) -> None:
+        """Allow the time that a body of this size may take, on top of what is left."""
+        until = self._limit.when()
+        if until is not None:
+            self._limit.reschedule(until + size_bytes / BYTES_PER_S_MIN)
+
+
+@asynccontextmanager
+async def calling(
+    request: Request, deadline_s: float, clock: Clock, metrics: RequestMetrics | None
+) -> AsyncIterator[Call]:
+    """Bound one request in time, count it, and translate what the libraries raise in it."""
+    limit = asyncio.timeout(deadline_s)
+    call = Call(request, limit)
+    started = clock.monotonic()
+    code = "error"
+    try:
+        async with limit:
+            yield call
+        code = call.status
+    except OffloaderError:
+        raise
+    except Exception as error:
+        failed = failure(error, request)
+        if failed is None:
+            raise
+        code = failed.code
+        raise failed.error from error
+    finally:
+        if metrics is not None:
+            metrics.request(request.operation, code, clock.monotonic() - started, call.bytes_in, call.bytes_out)
