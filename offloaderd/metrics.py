@@ -155,7 +155,7 @@ class Metrics:
             "offloaderd_stalled",
             "1 while a topic makes no progress, by class of error; `offloadctl status` has the message. Page on any.",
             topic=OPEN,
-            reason=OPEN,
+            reason=ERROR_CLASSES,
         )
         self.oldest_open_segment_seconds = self._gauge(
             "offloaderd_oldest_open_segment_seconds", "Age of the oldest segment that is not committed; 0 without one."

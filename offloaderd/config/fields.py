@@ -6,6 +6,7 @@ documentation cannot say anything else than what is checked.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -78,8 +79,12 @@ def literal(value: object, *, is_size: bool = False) -> str:
         return f'"{format_bytes(value)}"' if format_bytes(value).endswith("B") else str(value)
     if isinstance(value, int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
+    return json.dumps(printable(str(value)), ensure_ascii=False)
+
+
+def printable(text: str) -> str:
+    """Return the text with what is no character (bytes of the environment that are not UTF-8) written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _setting(section: str, name: str, info: FieldInfo) -> Setting:

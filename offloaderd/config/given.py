@@ -39,7 +39,8 @@ class Harvest:
     meant: set[str] = field(default_factory=set)
 
     def unknown(self, place: str, key: str, *, environment: bool) -> None:
-        """Note a name that does not exist."""
+        """Note a name that does not exist; a quoted TOML key may hold line breaks, which must not make more lines."""
+        place = place if place.isprintable() else ascii(place)
         nearest = nearest_key(key)
         if nearest is None:
             self.mistakes.append(f"{place}: no such setting")

@@ -13,7 +13,7 @@ UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
     unit: 1024**power for power, unit in enumerate(("kib", "mib", "gib", "tib"), start=1)
 }
 
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
+_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)")
 
 
 def parse_bytes(value: object) -> int:

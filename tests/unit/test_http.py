@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def served(metrics: Metrics, health: Health, **options: Any) -> AsyncIterator[Get]:
+async def served(metrics: Metrics, health: Health, topic_metrics: bool = True) -> AsyncIterator[Get]:
     """Serve on a free port and yield a function that gets a path."""
     async with (
-        HttpServer(HttpSettings(port=0, **options), metrics, health) as server,
+        HttpServer(HttpSettings(port=0, topic_metrics=topic_metrics), metrics, health) as server,
         aiohttp.ClientSession(f"http://{server.address}") as client,
     ):
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, PACKAGE = ROOT / "docs", ROOT / "offloaderd"
-OPEN_LABELS = {"topic", "reason", "operation", "code", "service", "method", "version", "revision"}
+OPEN_LABELS = {"topic", "operation", "code", "service", "method", "version", "revision"}
 
 
 def names_on(metrics: Metrics) -> set[str]:
