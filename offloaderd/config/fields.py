@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le
 from pydantic import SecretStr
 
 from offloaderd.config.kinds import Shape, SizeMark
@@ -122,15 +121,10 @@ def _allowed(info: FieldInfo, words: tuple[str, ...], *, is_size: bool) -> str:
         return "one of " + ", ".join(words)
     if info.annotation is bool:
         return "true or false"
-    bounds: dict[type, Any] = {type(mark): mark for mark in info.metadata}
     show = format_bytes if is_size else (lambda number: f"{number:,}".replace(",", "_"))
-    low = high = ""
-    if Ge in bounds:
-        low = show(bounds[Ge].ge)
-    if Gt in bounds:
-        low = f"more than {show(bounds[Gt].gt)}"
-    if Le in bounds:
-        high = show(bounds[Le].le)
+    bounds = {name: getattr(mark, name) for mark in info.metadata for name in ("ge", "gt", "le") if hasattr(mark, name)}
+    low = show(bounds["ge"]) if "ge" in bounds else f"more than {show(bounds['gt'])}" if "gt" in bounds else ""
+    high = show(bounds["le"]) if "le" in bounds else ""
     if low and high:
         return f"{low} to {high}"
     if low:
