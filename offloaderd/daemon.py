@@ -29,13 +29,15 @@ from offloaderd.objects.s3 import S3Options, S3Store
 from offloaderd.offload.budget import Backoff, ByteBudget
 from offloaderd.offload.buffer import BufferPool
 from offloaderd.offload.engine import Engine
+from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.ownership import register
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.offload.topic import Workshop, first_of
 from offloaderd.offload.uploader import Uplink, UploadLimits
 from offloaderd.offload.signal import race
-from offloaderd.read.reader import TopicReader
+from offloaderd.read.ports import StoredMaps
+from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.rpc.admin import AdminService, DaemonSnapshot
 from offloaderd.rpc.errors import ErrorInterceptor
 from offloaderd.rpc.ledgers import LedgerService
@@ -229,14 +231,18 @@ class Daemon:
     ) -> None:
         settings = self._settings
         engine = Engine(self._workshop(metadata, objects, ledgers), roll_policy(settings))
-        reader = TopicReader(
-            objects=objects,
-            source=ledgers,
-            maps=engine,
-            hot=engine,
-            options=reader_options(settings),
-            clock=self._clock,
-            metrics=self.metrics,
+        stored = StoredMaps(metadata)
+        reader = await stack.enter_async_context(
+            TopicReader(
+                maps=engine,
+                policies=stored,
+                objects=objects,
+                source=ledgers,
+                hot=HotBuffers(engine),
+                clock=self._clock,
+                metrics=self.metrics,
+                options=read_options(settings),
+            )
         )
         services = Services(
             offload=OffloadService(engine, clock=self._clock, metrics=self.metrics),

@@ -164,4 +164,3 @@ class AttemptLog:
             f"another daemon has taken over {self._claim.topic} (epoch {self._claim.epoch} is over)",
             hint="nothing to do: this daemon stops working on the topic and changes nothing",
         ) from error
-

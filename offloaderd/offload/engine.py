@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore, Session
     from offloaderd.metadata.records.owner import Owner
     from offloaderd.metadata.records.policy import TopicPolicy
-    from offloaderd.model import EntryBatch, Position, TopicName
+    from offloaderd.model import TopicName
     from offloaderd.offload.status import TopicStatus
 
 log = structlog.get_logger(__name__)
+
 
 @dataclass(slots=True)
 class _Supervised:
@@ -155,13 +156,6 @@ class Engine:
                 found.append(idle(topic, held.error))
         return found
 
-    def read_hot(
-        self, topic: TopicName, first: Position, last: Position | None, bytes_max: int
-    ) -> EntryBatch | None:
-        """Return entries from the tailing buffer, None when it does not hold `first`."""
-        found = self.find(topic)
-        return found.buffer.read(first, last, bytes_max) if found else None
-
     async def run(self, me: DaemonNode) -> None:
         """Supervise all enabled topics as `me` until `drain` has been called and every topic is released."""
         self._me = me
@@ -234,7 +228,9 @@ class Engine:
                     held.error = None
                 except OffloaderError as error:
                     held.error = error
-                    log.error("topic.stalled", topic=str(topic), error=str(error), error_class=type(error).__name__)
+                    log.error(  # noqa: TRY400 - an operator needs the message; a trace of expected errors hides it
+                        "topic.stalled", topic=str(topic), error=str(error), error_class=type(error).__name__
+                    )
                     await race(held.stop.wait(), self._clock.sleep(backoff.pause_s(error)))
         finally:
             del self._supervised[topic]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.model import Position
+if TYPE_CHECKING:
+    from offloaderd.model import Position
 
 SAMPLES_MAX = 4096
 SAMPLE_GAP_S = 0.05

@@ -101,9 +101,7 @@ def index_groups(ledgers: tuple[LedgerPart, ...], blocks: tuple[BlockInfo, ...])
     entries: dict[int, list[v2.IndexEntry]] = {part.ledger_id: [] for part in ledgers}
     for number, block in enumerate(blocks, start=1):
         entries[block.ledger_id].append(v2.IndexEntry(block.first_entry_id, number, block.offset))
-    return [
-        v2.LedgerIndex(part.ledger_id, ledger_message(part), tuple(entries[part.ledger_id])) for part in ledgers
-    ]
+    return [v2.LedgerIndex(part.ledger_id, ledger_message(part), tuple(entries[part.ledger_id])) for part in ledgers]
 
 
 def ledger_message(part: LedgerPart) -> bytes:

@@ -152,14 +152,12 @@ class SegmentBuilder:
         """No more entries: the open block is closed as it is."""
         self._close_block()
 
-    def cut_part(self, *, last: bool = False) -> CutPart | None:
-        """Make the next part of the blocks that are full; `last` takes the rest. None if there is nothing."""
+    def cut_part(self, *, last: bool = False) -> CutPart:
+        """Make the next part of the blocks that are full (there must be one); `last` takes them all."""
         count, size = 0, 0
         while count < len(self._closed) and (last or size < self._layout.part_bytes):
             size += self._closed[count].entry_bytes + v2.BLOCK_HEADER_BYTES + v2.PAD_BYTES_MIN
             count += 1
-        if not count:
-            return None
         blocks, self._closed = self._closed[:count], self._closed[count:]
         self._closed_bytes -= size
         self._part_count += 1
@@ -179,13 +177,17 @@ class SegmentBuilder:
             self._offset += length
             at += length
         end = blocks[-1]
-        return CutPart(
-            self._part_count, data, Position(end.ledger_id, end.first_entry_id + len(end.payloads) - 1)
-        )
+        return CutPart(self._part_count, data, Position(end.ledger_id, end.first_entry_id + len(end.payloads) - 1))
 
     def _describe(self, block: _OpenBlock, length: int, crc32c: int) -> manifest.BlockInfo:
-        starts = list(accumulate(map(len, block.payloads), lambda at, size: at + size + ENTRY_OVERHEAD_BYTES, initial=v2.BLOCK_HEADER_BYTES))
-        sparse = []
+        starts = list(
+            accumulate(
+                map(len, block.payloads),
+                lambda at, size: at + size + ENTRY_OVERHEAD_BYTES,
+                initial=v2.BLOCK_HEADER_BYTES,
+            )
+        )
+        sparse: list[tuple[int, int]] = []
         for wanted in range(v2.BLOCK_HEADER_BYTES + SPARSE_BYTES, starts[-1], SPARSE_BYTES):
             entry = bisect_left(starts, wanted)
             if entry < len(block.payloads) and (not sparse or sparse[-1][0] != entry):

@@ -90,5 +90,15 @@ def lag_of(topic: TopicOffloader) -> tuple[int, int]:
             size += info.size_bytes
         elif ledger_id == offloaded.ledger_id:
             entries += max(0, info.entries - offloaded.entry_id - 1)
-            size += max(0, info.size_bytes - topic.map.payload_bytes_of(ledger_id))
+            size += max(0, info.size_bytes - offloaded_bytes(topic, ledger_id))
     return entries, size
+
+
+def offloaded_bytes(topic: TopicOffloader, ledger_id: int) -> int:
+    """Payload bytes of the newest offloaded ledger that are committed."""
+    size = 0
+    for segment in reversed(topic.map.segments):
+        if segment.end.ledger_id < ledger_id:
+            break
+        size += sum(part.payload_bytes for part in segment.slices if part.ledger_id == ledger_id)
+    return size

@@ -55,7 +55,6 @@ class Tailer:
         pushing: Callable[[], bool],
         lag: LagTracker,
         troubles: Troubles,
-        ends: dict[int, int],
         clock: Clock,
         metrics: Metrics,
     ) -> None:
@@ -67,7 +66,7 @@ class Tailer:
         self._pushing = pushing
         self._lag = lag
         self._troubles = troubles
-        self._ends = ends  # last entry of ledgers that are known to be closed
+        self._ends: dict[int, int] = {}  # last entry of ledgers that were seen closed
         self._clock = clock
         self._metrics = metrics
         self._wake = Signal()

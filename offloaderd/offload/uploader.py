@@ -168,7 +168,7 @@ class SegmentUpload:
             self._up.budget.release(reserved_bytes)
 
     async def complete(self, object_bytes: int) -> None:
-        """Make the data object visible. An upload that is gone may have been completed by a try whose answer was lost."""
+        """Make the data object visible. An upload that is gone may be one whose completion was never answered."""
         parts = [self._parts[number] for number in sorted(self._parts)]
 
         async def once() -> None:

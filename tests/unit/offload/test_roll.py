@@ -10,7 +10,7 @@ from offloaderd.offload.roll import RollPolicy
 POLICY = RollPolicy(segment_bytes_max=1000, segment_age_max_s=60, segment_age_min_s=5)
 
 
-def decide(  # noqa: PLR0913 - one argument an input of the decision
+def decide(
     *,
     payload_bytes: int = 1,
     age_s: float = 1.0,

@@ -1,0 +1,176 @@
+"""A whole engine on in-memory adapters, with the real clock and small segments."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from offloaderd.metadata.memory import MemoryTree
+
+from offloaderd.clock import SystemClock
+from offloaderd.format import manifest, v2
+from offloaderd.ledgers.memory import MemoryLedgers
+from offloaderd.metadata import catalog
+from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.metrics import Metrics
+from offloaderd.model import Position, TopicName
+from offloaderd.objects import keys
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.offload.budget import ByteBudget
+from offloaderd.offload.buffer import BufferPool
+from offloaderd.offload.engine import Engine
+from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.segment import SegmentLayout
+from offloaderd.offload.topic import Workshop
+from offloaderd.offload.uploader import Uplink, UploadLimits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from offloaderd.ledgers.port import LedgerStore
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.objects.port import SegmentStore
+    from offloaderd.offload.topic import TopicOffloader
+
+TOPIC = TopicName.parse("public/default/orders")
+LAYOUT = SegmentLayout(block_bytes=4096, part_bytes=16_384)
+DEADLINE_S = 20.0
+
+
+@dataclass
+class Rig:
+    """What one test's daemons share, and the settings of those that it starts."""
+
+    clock: SystemClock = field(default_factory=SystemClock)
+    tree: MemoryTree = field(default_factory=MemoryTree)
+    ledgers: LedgerStore | None = None
+    objects: SegmentStore | None = None
+    policy: RollPolicy = field(default_factory=lambda: RollPolicy(segment_bytes_max=100_000, segment_age_max_s=3600.0))
+    layout: SegmentLayout = LAYOUT
+    buffer_bytes: int = 4 << 20
+    upload_bytes: int = 256 << 10
+    readback: bool = False
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def __post_init__(self) -> None:
+        """Make the stores that the test did not bring."""
+        self.objects = self.objects or MemoryStore(self.clock, part_bytes_min=1)
+
+    @property
+    def store(self) -> SegmentStore:
+        """The bucket."""
+        assert self.objects is not None
+        return self.objects
+
+    def workshop(self, metadata: MetadataStore, *, source: LedgerStore | None) -> Workshop:
+        """Put the shared parts of an engine together."""
+        uplink = Uplink(
+            objects=self.store,
+            prefix="seg/",
+            budget=ByteBudget(self.upload_bytes),
+            limits=UploadLimits(parts_in_flight_max=3, readback=self.readback),
+            clock=self.clock,
+            metrics=self.metrics,
+        )
+        return Workshop(
+            metadata=metadata,
+            source=source,
+            uplink=uplink,
+            pool=BufferPool(self.buffer_bytes),
+            layout=self.layout,
+            cluster="test",
+            driver={"driver": "memory", "bucket": "b", "prefix": "seg/"},
+        )
+
+    @asynccontextmanager
+    async def engine(
+        self, name: str = "one", *, metadata: MetadataStore | None = None, push_only: bool = False
+    ) -> AsyncIterator[Engine]:
+        """Run an engine; at the end it drains."""
+        store = metadata or self.tree.connect()
+        engine = Engine(self.workshop(store, source=None if push_only else self.ledgers), self.policy)
+        node = DaemonNode(daemon_id=name, address=f"{name}:1", version="0", started_ms=1)
+        async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
+            running = group.create_task(engine.run(node))
+            try:
+                yield engine
+                engine.drain()
+                await running
+            except BaseException:
+                running.cancel()
+                raise
+
+    async def committed(self, topic: TopicName = TOPIC) -> list[tuple[Position, bytes]]:
+        """Return every committed entry in order, from the bucket alone, checked against index and manifest."""
+        found: list[tuple[Position, bytes]] = []
+        for segment in (await catalog.load(self.tree.connect(), topic)).segments:
+            key = keys.data_key("seg/", segment.segment_id)
+            data = await self.store.get(key)
+            described = manifest.decode(
+                await self.store.get(keys.manifest_key("seg/", segment.segment_id)), key="manifest"
+            )
+            index = v2.decode_index(await self.store.get(keys.index_key("seg/", segment.segment_id)), key="index")
+            assert described.data_bytes == index.data_bytes == len(data) == segment.object_bytes
+            assert described.range == segment.range
+            assert [(e.ledger_id, e.first_entry_id, e.offset, e.length) for e in index.extents()] == [
+                (b.ledger_id, b.first_entry_id, b.offset, b.length) for b in described.blocks
+            ]
+            before = len(found)
+            for block in described.blocks:
+                batch = v2.decode_block(data[block.offset : block.offset + block.length], key=key, at=block.offset)
+                found += [
+                    (Position(batch.ledger_id, batch.first_entry_id + i), payload)
+                    for i, payload in enumerate(batch.payloads)
+                ]
+            assert found[before][0] == segment.range.begin
+            assert found[-1][0] == segment.range.end
+        return found
+
+    async def leftovers(self) -> list[str]:
+        """Return keys and uploads that belong to no committed segment."""
+        known = {str(s.segment_id) for s in (await catalog.load(self.tree.connect(), TOPIC)).segments}
+        stray = [info.key async for info in self.store.list() if info.key[4:40] not in known]
+        return stray + [f"upload of {upload.key}" async for upload in self.store.list_uploads()]
+
+
+async def enabled(engine: Engine, policy: TopicPolicy | None = None, topic: TopicName = TOPIC) -> TopicOffloader:
+    """Enable a topic and wait for its offloader."""
+    await engine.enable(topic, policy or TopicPolicy(enabled=True))
+    return await offloader_of(engine, topic)
+
+
+async def offloader_of(engine: Engine, topic: TopicName = TOPIC) -> TopicOffloader:
+    """Wait for a topic's offloader."""
+    while (found := engine.find(topic)) is None:
+        await engine.changed.wait()
+    return found
+
+
+async def until_offloaded(topic: TopicOffloader, position: Position) -> None:
+    """Wait until everything up to a position is committed."""
+    while topic.offloaded is None or topic.offloaded < position:
+        await topic.changed.wait()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something holds that nobody announces."""
+    while not condition():  # noqa: ASYNC110 - that is what it is for
+        await asyncio.sleep(0.005)  # noqa: TID251 - real time, for the real clock of the rig
+
+
+async def turn() -> None:
+    """Let everything that is ready run once."""
+    await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
+
+
+def payloads(count: int, size: int = 100, *, seed: int = 0) -> list[bytes]:
+    """Make distinguishable payloads."""
+    return [f"{seed}/{number}/".encode().ljust(size, b".") for number in range(count)]
+
+
+def memory_ledgers(clock: SystemClock, *, ledger_entries_max: int = 1000) -> MemoryLedgers:
+    """Make an in-memory ledger store with small ledgers."""
+    return MemoryLedgers(clock=clock, ledger_entries_max=ledger_entries_max)
