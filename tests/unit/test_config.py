@@ -209,7 +209,8 @@ class TestMistakes:
     def test_a_rule_is_not_reported_for_what_was_wrong_already(self) -> None:
         """A misspelt bucket or an impossible part size gives one line, not two."""
         assert len(mistakes(None, {"OFFLOADERD__OBJECTS__BUKET": "pulsar"})) == 1
-        assert len(mistakes(None, BUCKET | {"OFFLOADERD__OFFLOAD__PART_BYTES": "1KiB"})) == 1
+        wrong_part = BUCKET | {"OFFLOADERD__OFFLOAD__PART_BYTES": "many", "OFFLOADERD__OFFLOAD__BLOCK_BYTES": "9MiB"}
+        assert len(mistakes(None, wrong_part)) == 1
 
     def test_a_wrong_value_in_the_file_does_not_matter_once_it_is_overridden(self, file: Path) -> None:
         """Only what holds is checked, so that one variable can repair a deployed file."""
@@ -368,6 +369,13 @@ class TestSecrets:
             "environment OFFLOADERD__OBJECTS__SECRET_KEY: objects.secret_key is set without objects.access_key: "
             "set both, or neither for the AWS chain"
         ]
+
+    def test_masked_when_its_quotes_were_forgotten(self, file: Path) -> None:
+        """A secret of digits is a number to TOML: wrong, but no less secret."""
+        file.write_text('[objects]\nbucket = "pulsar"\nsecret_key = 20250711\n')
+        (line,) = mistakes(file, {})
+        assert line.startswith("o.toml: objects.secret_key: ")
+        assert "20250711" not in line
 
     def test_masked_when_toml_breaks_on_its_line(self, file: Path) -> None:
         """A syntax error says where, not what."""
