@@ -80,6 +80,17 @@ class Program(click.Group):
             code = outcome_of(error)
         sys.exit(code)
 
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's signature
+        """Run the command; a broken pipe is told from a failure before click makes one of it."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
+
+
+class ReaderGone(Exception):
+    """Whoever read our output closed the pipe."""
+
 
 def outcome_of(error: BaseException) -> int:
     """Tell the user what went wrong and return the exit code.
@@ -93,7 +104,7 @@ def outcome_of(error: BaseException) -> int:
         return USAGE if isinstance(error, click.UsageError) else FAILED
     if isinstance(error, click.Abort | KeyboardInterrupt | asyncio.CancelledError):
         return INTERRUPTED
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, ReaderGone | BrokenPipeError):
         return broken_pipe()
     if isinstance(error, OffloaderError):
         return report(error)

@@ -60,7 +60,8 @@ def sentence(topic: TopicName, last: admin_pb2.OffloadProgress) -> str:
     if last.done:
         return f"offloaded {topic} up to {show.position_of(last, 'offloaded')}"
     remaining = show.plural(last.remaining_entries, "entry", "entries")
-    return f"offloading {topic} up to {target}: {remaining} ({show.size(last.remaining_bytes)}) to go"
+    trouble = f"; it does not move: {last.message}" if last.message else ""
+    return f"offloading {topic} up to {target}: {remaining} ({show.size(last.remaining_bytes)}) to go{trouble}"
 
 
 def as_json(topic: TopicName, last: admin_pb2.OffloadProgress) -> dict[str, object]:
@@ -72,6 +73,7 @@ def as_json(topic: TopicName, last: admin_pb2.OffloadProgress) -> dict[str, obje
         "offloaded": show.position_of(last, "offloaded"),
         "remaining_entries": last.remaining_entries,
         "remaining_bytes": last.remaining_bytes,
+        "message": last.message or None,
     }
 
 
@@ -106,6 +108,7 @@ class Bar:
         """Draw one report."""
         self._most = max(self._most, progress.remaining_entries)
         left = "" if progress.done else f"{show.plural(progress.remaining_entries, 'entry', 'entries')} left"
+        left += f"; {progress.message}" if progress.message else ""
         self._progress.update(
             self._task,
             total=self._most or None,

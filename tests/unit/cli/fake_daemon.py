@@ -1,0 +1,151 @@
+"""A daemon made of canned answers, on a real port: what offloadctl is tested against.
+
+It is gRPC's threaded server, as the command under test runs an event loop of its own.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+
+from offloaderd.rpc.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    ledgers_pb2,
+    ledgers_pb2_grpc,
+    read_pb2,
+    read_pb2_grpc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+TOPIC = "persistent://public/default/orders"
+SEGMENT_ID = "2c2f8f6e-8d4f-4b8f-9f36-0d8a6a1f2b11"
+OPEN_ID = "5e0b1c9a-1111-4222-8333-444455556666"
+
+
+def at(ledger_id: int, entry_id: int) -> common_pb2.Position:
+    """Write a position shortly."""
+    return common_pb2.Position(ledger_id=ledger_id, entry_id=entry_id)
+
+
+@dataclass
+class Failure:
+    """How the next call ends."""
+
+    code: grpc.StatusCode
+    text: str
+    reason: str = ""
+    hint: str = ""
+
+
+@dataclass
+class FakeDaemon(admin_pb2_grpc.AdminServiceServicer, read_pb2_grpc.ReadServiceServicer, ledgers_pb2_grpc.LedgerServiceServicer):
+    """Answers every call with what a test put here, and keeps the requests."""
+
+    address: str = ""
+    failure: Failure | None = None
+    requests: list[Any] = field(default_factory=list)
+    deadlines: list[float | None] = field(default_factory=list)
+    topics: list[admin_pb2.TopicSummary] = field(default_factory=list)
+    segments: list[admin_pb2.Segment] = field(default_factory=list)
+    progress: list[admin_pb2.OffloadProgress] = field(default_factory=list)
+    batches: list[read_pb2.ReadResponse] = field(default_factory=list)
+    status: admin_pb2.StatusResponse = field(default_factory=admin_pb2.StatusResponse)
+    positions: read_pb2.LastPositionsResponse = field(default_factory=read_pb2.LastPositionsResponse)
+    appended: list[bytes] = field(default_factory=list)
+    rolled: int = 0
+
+    def _seen(self, request: object, context: grpc.ServicerContext) -> None:
+        self.requests.append(request)
+        self.deadlines.append(context.time_remaining())
+        if self.failure is not None:
+            self._fail(context)
+
+    def _fail(self, context: grpc.ServicerContext) -> NoReturn:
+        failure = self.failure
+        assert failure is not None
+        if failure.reason:
+            detail = common_pb2.ErrorDetail(reason=failure.reason, hint=failure.hint)
+            context.set_trailing_metadata((("offloaderd-error-bin", detail.SerializeToString()),))
+        context.abort(failure.code, failure.text)
+
+    def ListTopics(self, request: Any, context: Any) -> Any:
+        """Answer with the topics."""
+        self._seen(request, context)
+        return admin_pb2.ListTopicsResponse(topics=self.topics)
+
+    def EnableTopic(self, request: Any, context: Any) -> Any:
+        """Agree."""
+        self._seen(request, context)
+        return admin_pb2.EnableTopicResponse()
+
+    def DisableTopic(self, request: Any, context: Any) -> Any:
+        """Agree."""
+        self._seen(request, context)
+        return admin_pb2.DisableTopicResponse()
+
+    def ListSegments(self, request: Any, context: Any) -> Any:
+        """Answer with the segments."""
+        self._seen(request, context)
+        yield from self.segments
+
+    def Offload(self, request: Any, context: Any) -> Any:
+        """Answer with the reports."""
+        self._seen(request, context)
+        yield from self.progress
+
+    def Status(self, request: Any, context: Any) -> Any:
+        """Answer with the status."""
+        self._seen(request, context)
+        return self.status
+
+    def Read(self, request: Any, context: Any) -> Any:
+        """Answer with the batches; a failure that is set after the start comes after them."""
+        self.requests.append(request)
+        self.deadlines.append(context.time_remaining())
+        yield from self.batches
+        if self.failure is not None:
+            self._fail(context)
+
+    def LastPositions(self, request: Any, context: Any) -> Any:
+        """Answer with the positions."""
+        self._seen(request, context)
+        return self.positions
+
+    def Append(self, request_iterator: Iterable[Any], context: Any) -> Any:
+        """Take the entries."""
+        for request in request_iterator:
+            self._seen(request.topic, context)
+            self.appended.extend(request.payloads)
+            last = at(3, len(self.appended) - 1)
+            yield ledgers_pb2.AppendResponse(last=last, entry_count=len(request.payloads))
+
+    def Roll(self, request: Any, context: Any) -> Any:
+        """Count the rolls."""
+        self._seen(request, context)
+        self.rolled += 1
+        return ledgers_pb2.RollResponse()
+
+
+@contextmanager
+def running_fake() -> Iterator[FakeDaemon]:
+    """Serve a fake daemon on a free port; no thread is left."""
+    fake = FakeDaemon()
+    with ThreadPoolExecutor(4) as threads:
+        server = grpc.server(threads)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(fake, server)
+        read_pb2_grpc.add_ReadServiceServicer_to_server(fake, server)
+        ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(fake, server)
+        fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        try:
+            yield fake
+        finally:
+            server.stop(None).wait()

@@ -1,0 +1,255 @@
+"""offloadctl topics, status, segments and offload: what is asked, what is shown, what the JSON looks like."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.rpc.v1 import admin_pb2, read_pb2
+from tests.unit.cli.fake_daemon import OPEN_ID, SEGMENT_ID, TOPIC, at
+
+if TYPE_CHECKING:
+    from tests.unit.cli.conftest import Ctl
+    from tests.unit.cli.fake_daemon import FakeDaemon
+
+
+def test_topics_list_shows_a_table(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Every topic is a line with its counts in thousands."""
+    fake.topics = [
+        admin_pb2.TopicSummary(topic=TOPIC, enabled=True, owner="d-1", ledgers=2, entries=336_776),
+        admin_pb2.TopicSummary(topic="persistent://public/default/idle"),
+    ]
+    answer = ctl("topics", "list", "public")
+    assert answer.code == 0
+    header, first, second = answer.out.splitlines()
+    assert header.split() == ["TOPIC", "OFFLOADED", "OWNER", "LEDGERS", "ENTRIES"]
+    assert first.split() == [TOPIC, "yes", "d-1", "2", "336,776"]
+    assert second.split() == ["persistent://public/default/idle", "no", "-", "0", "0"]
+    assert fake.requests[0].prefix == "public"
+
+
+def test_topics_list_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
+    """The document has one object a topic; nobody as owner is null."""
+    fake.topics = [admin_pb2.TopicSummary(topic=TOPIC, enabled=True, ledgers=2, entries=7)]
+    assert ctl("topics", "list", "--json").json == {
+        "topics": [{"topic": TOPIC, "enabled": True, "owner": None, "ledgers": 2, "entries": 7}]
+    }
+
+
+def test_no_topics_is_said_on_stderr(ctl: Ctl) -> None:
+    """An empty list leaves stdout empty for a script and tells a person."""
+    answer = ctl("topics", "list")
+    assert (answer.code, answer.out) == (0, "")
+    assert "no topics" in answer.err
+
+
+def test_enable_sends_only_what_was_given(ctl: Ctl, fake: FakeDaemon) -> None:
+    """A policy option that is left out stays unset in the request."""
+    answer = ctl("topics", "enable", "orders", "--segment-size", "256M", "--read-priority", "tiered-first")
+    assert answer.code == 0
+    assert answer.out == f"enabled {TOPIC}\n"
+    request = fake.requests[0]
+    assert request.topic == TOPIC
+    assert request.segment_bytes_max == 256 * 1024 * 1024
+    assert request.read_priority == "tiered-storage-first"
+    assert not request.HasField("segment_age_max_s")
+
+
+def test_enable_and_disable_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Both confirm with the same shape."""
+    assert ctl("topics", "enable", "orders", "--json").json == {"topic": TOPIC, "enabled": True}
+    assert ctl("topics", "disable", "orders", "--json").json == {"topic": TOPIC, "enabled": False}
+    assert [type(request).__name__ for request in fake.requests] == ["EnableTopicRequest", "DisableTopicRequest"]
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1.5M", "many", "1X", ""])
+def test_a_wrong_size_is_a_usage_error(ctl: Ctl, fake: FakeDaemon, size: str) -> None:
+    """What is no size never reaches the daemon."""
+    answer = ctl("topics", "enable", "orders", "--segment-size", size)
+    assert answer.code == 2
+    assert "not a size" in answer.err
+    assert not fake.requests
+
+
+def committed() -> admin_pb2.Segment:
+    """A committed segment."""
+    return admin_pb2.Segment(
+        segment_id=SEGMENT_ID,
+        status="Offloaded",
+        begin=at(1, 0),
+        end=at(2, 9),
+        entries=1_234,
+        payload_bytes=16 * 1024 * 1024,
+        object_bytes=16 * 1024 * 1024 + 512,
+        assigned_ms=1_000,
+        offloaded_ms=1_700_000_000_000,
+        data_key=SEGMENT_ID,
+        bucket="b",
+    )
+
+
+def test_segments_table_ends_with_the_open_one(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Range, sizes, time and object of each segment; an open one says so."""
+    opened = admin_pb2.Segment(segment_id=OPEN_ID, status="Assigned", begin=at(2, 10), bucket="b", data_key=OPEN_ID)
+    fake.segments = [committed(), opened]
+    lines = ctl("segments", "orders").out.splitlines()
+    assert lines[1].split() == [
+        SEGMENT_ID[:8], "Offloaded", "1:0", "2:9", "1,234", "16.0", "MiB", "16.0", "MiB",
+        "2023-11-14", "22:13:20", f"b/{SEGMENT_ID}",
+    ]  # fmt: skip
+    assert lines[2].split()[:4] == [OPEN_ID[:8], "Assigned", "2:10", "open"]
+
+
+def test_segments_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Positions are text, what is not known yet is null, numbers are numbers."""
+    fake.segments = [committed(), admin_pb2.Segment(segment_id=OPEN_ID, status="Assigned", begin=at(2, 10))]
+    found = ctl("segments", "orders", "--json").json
+    assert found["topic"] == TOPIC
+    assert found["segments"][0] == {
+        "segment_id": SEGMENT_ID,
+        "status": "Offloaded",
+        "begin": "1:0",
+        "end": "2:9",
+        "entries": 1_234,
+        "payload_bytes": 16_777_216,
+        "object_bytes": 16_777_728,
+        "assigned_ms": 1_000,
+        "offloaded_ms": 1_700_000_000_000,
+        "bucket": "b",
+        "data_key": SEGMENT_ID,
+    }
+    assert found["segments"][1]["end"] is None
+    assert found["segments"][1]["offloaded_ms"] is None
+
+
+def full_status() -> admin_pb2.StatusResponse:
+    """A daemon with one busy topic and a bucket that is down."""
+    return admin_pb2.StatusResponse(
+        daemon_id="d-1",
+        version="0.1.0",
+        state="serving",
+        started_ms=1_700_000_000_000,
+        dependencies=[
+            admin_pb2.StatusResponse.Dependency(name="metadata", up=True),
+            admin_pb2.StatusResponse.Dependency(name="objects", message="refused"),
+        ],
+        memory_used_bytes=1024,
+        memory_budget_bytes=1024 * 1024,
+        topics=[
+            admin_pb2.TopicStatus(
+                topic=TOPIC,
+                state="stalled",
+                stalled_reason="Denied: no",
+                owner="d-1",
+                epoch=4,
+                confirmed=at(3, 20),
+                offloaded=at(3, 9),
+                lag_entries=11,
+                lag_bytes=2048,
+                lag_seconds=3.21,
+                open_segment_id=OPEN_ID,
+                open_segment_entries=11,
+                open_segment_bytes=2048,
+                open_segment_age_s=65,
+                segments_committed=2,
+            )
+        ],
+    )
+
+
+def test_status_shows_daemon_dependencies_and_topics(ctl: Ctl, fake: FakeDaemon) -> None:
+    """One look says what is down, what lags and why."""
+    fake.status = full_status()
+    out = ctl("status").out
+    assert "d-1 0.1.0, serving since 2023-11-14 22:13:20 UTC" in out
+    assert "1.0 KiB of 1.0 MiB" in out
+    assert "DOWN: refused" in out
+    row = next(line for line in out.splitlines() if line.startswith(TOPIC))
+    assert row.split() == [TOPIC, "stalled", "3:20", "3:9", "11", "2.0", "KiB", "3.2", "s", "2.0", "KiB", "2"]
+    assert f"{TOPIC}: Denied: no" in out
+
+
+def test_status_of_a_topic_has_its_positions(ctl: Ctl, fake: FakeDaemon) -> None:
+    """A single topic is shown in full, with what LastPositions says."""
+    fake.status = full_status()
+    fake.positions = read_pb2.LastPositionsResponse(first=at(1, 0), confirmed=at(3, 20))
+    out = ctl("status", "orders").out
+    assert "stalled: Denied: no" in out
+    assert "11 entries, 2.0 KiB, oldest 3.2 s ago" in out
+    assert f"{OPEN_ID} (11 entries, 2.0 KiB, 1 min 05 s old)" in out
+    assert [line.split()[-1] for line in out.splitlines() if line.startswith(("oldest", "buffered to"))] == ["1:0", "-"]
+
+
+def test_status_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
+    """The shape that scripts rely on: daemon, topics, and positions for one topic."""
+    fake.status = full_status()
+    fake.positions = read_pb2.LastPositionsResponse(first=at(1, 0), confirmed=at(3, 20), offloaded=at(3, 9))
+    found = ctl("status", "orders", "--json").json
+    assert found["daemon"]["id"] == "d-1"
+    assert found["daemon"]["dependencies"][1] == {"name": "objects", "up": False, "message": "refused"}
+    topic = found["topics"][0]
+    assert (topic["confirmed"], topic["offloaded"], topic["lag_entries"]) == ("3:20", "3:9", 11)
+    assert topic["open_segment"] == {"segment_id": OPEN_ID, "entries": 11, "bytes": 2048, "age_s": 65.0}
+    assert found["positions"] == {
+        "first": "1:0",
+        "confirmed": "3:20",
+        "offloaded": "3:9",
+        "buffered_first": None,
+        "buffered_last": None,
+    }
+    assert "positions" not in ctl("status", "--json").json
+
+
+def reports() -> list[admin_pb2.OffloadProgress]:
+    """An offload that takes two steps."""
+    return [
+        admin_pb2.OffloadProgress(target=at(3, 9), offloaded=at(3, 4), remaining_entries=5, remaining_bytes=500),
+        admin_pb2.OffloadProgress(target=at(3, 9), offloaded=at(3, 9), done=True),
+    ]
+
+
+def test_offload_with_wait_ends_with_one_result_line(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Off a terminal nothing but the result is shown, and there is no deadline unless one is asked for."""
+    fake.progress = reports()
+    answer = ctl("offload", "orders", "--wait")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out == f"offloaded {TOPIC} up to 3:9\n"
+    assert fake.requests[0].wait
+    assert fake.deadlines[0] is None or fake.deadlines[0] > 10_000
+
+
+def test_offload_without_wait_says_what_is_left(ctl: Ctl, fake: FakeDaemon) -> None:
+    """The first report is the result, under the usual deadline."""
+    fake.progress = reports()[:1]
+    assert ctl("offload", "orders").out == f"offloading {TOPIC} up to 3:9: 5 entries (500 B) to go\n"
+    assert fake.deadlines[0] is not None
+    assert fake.deadlines[0] < 31
+
+
+def test_offload_as_json_is_one_document(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Only the end is given."""
+    fake.progress = reports()
+    assert ctl("offload", "orders", "--wait", "--json").json == {
+        "topic": TOPIC,
+        "done": True,
+        "target": "3:9",
+        "offloaded": "3:9",
+        "remaining_entries": 0,
+        "remaining_bytes": 0,
+        "message": None,
+    }
+
+
+def test_offload_of_an_empty_topic_is_no_failure(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Nothing to do is said and succeeds."""
+    fake.progress = [admin_pb2.OffloadProgress(done=True)]
+    answer = ctl("offload", "orders", "--wait")
+    assert (answer.code, answer.out) == (0, f"{TOPIC} holds nothing to offload\n")
+
+
+def test_an_offload_that_ends_without_an_answer_fails(ctl: Ctl) -> None:
+    """A server that says nothing has not offloaded anything."""
+    answer = ctl("offload", "orders", "--wait")
+    assert answer.code == 1
+    assert answer.err.startswith("error: the daemon ended the call without an answer")

@@ -1,0 +1,194 @@
+"""offloadctl read and produce: bytes in, bytes out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from offloaderd.cli.ctl.read import encoder
+from offloaderd.rpc.v1 import common_pb2, read_pb2
+from tests.unit.cli.fake_daemon import TOPIC, Failure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import Ctl
+    from tests.unit.cli.fake_daemon import FakeDaemon
+
+
+def batch(first: int, *payloads: bytes, tier: common_pb2.Tier = common_pb2.TIER_OBJECTS) -> read_pb2.ReadResponse:
+    """An answer of ledger 7."""
+    entries = common_pb2.EntryBatch(ledger_id=7, first_entry_id=first, payloads=payloads)
+    return read_pb2.ReadResponse(batch=entries, tier=tier)
+
+
+def test_read_gives_lines_as_they_are(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Away from a terminal, text is the bytes and a line feed."""
+    fake.batches = [batch(0, b"one", b"\xff\x1b[2J"), batch(2, b"three")]
+    answer = ctl("read", "orders")
+    assert answer.code == 0
+    assert answer.raw == b"one\n\xff\x1b[2J\nthree\n"
+
+
+def test_read_sends_range_limits_and_priority(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Every option arrives; what is left out is unset, and there is no deadline."""
+    ctl("read", "orders", "--from", "7:1", "--to", "8:2", "--follow", "--max", "5", "--priority", "bookkeeper-first")
+    request = fake.requests[0]
+    assert (request.topic, request.follow, request.entries_max) == (TOPIC, True, 5)
+    assert (request.first.entry_id, request.last.ledger_id) == (1, 8)
+    assert request.read_priority == "bookkeeper-first"
+    ctl("read", "orders")
+    assert not fake.requests[1].HasField("first")
+    assert not fake.requests[1].HasField("last")
+    assert fake.deadlines[1] is None or fake.deadlines[1] > 10_000
+
+
+def test_read_as_json_lines(ctl: Ctl, fake: FakeDaemon) -> None:
+    """One object an entry with position and tier; what is no UTF-8 is base64."""
+    fake.batches = [batch(4, b"caf\xc3\xa9", b"\xff\x00", tier=common_pb2.TIER_BUFFER)]
+    assert ctl("read", "orders", "--json").lines == [
+        {"ledger_id": 7, "entry_id": 4, "tier": "buffer", "bytes": 5, "encoding": "utf-8", "payload": "café"},
+        {"ledger_id": 7, "entry_id": 5, "tier": "buffer", "bytes": 2, "encoding": "base64", "payload": "/wA="},
+    ]
+    assert ctl("read", "orders", "--format", "json").out == ctl("read", "orders", "--json").out
+
+
+def test_read_as_hex_and_raw(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Hex has the position; raw has nothing but the bytes."""
+    fake.batches = [batch(4, b"ab", b"")]
+    assert ctl("read", "orders", "--format", "hex").out == "7:4\t6162\n7:5\t\n"
+    assert ctl("read", "orders", "--format", "raw").raw == b"ab"
+
+
+def test_text_on_a_terminal_cannot_take_it_over() -> None:
+    """Control characters, and bytes that are no text, are shown as escapes; tabs and accents stay."""
+    encode = encoder("text", terminal=True)
+    shown = b"".join(encode(batch(0, b"a\x1b[2J\tcaf\xc3\xa9\xff\r\n").batch, "objects"))
+    assert shown.decode() == "a\\x1b[2J\tcafé\\xff\\r\\n\n"
+
+
+def test_a_reversed_range_never_reaches_the_daemon(ctl: Ctl, fake: FakeDaemon) -> None:
+    """The mistake is named with exit code 2."""
+    answer = ctl("read", "orders", "--from", "7:2", "--to", "7:1")
+    assert answer.code == 2
+    assert "the range 7:2..7:1 is reversed" in answer.err
+    assert not fake.requests
+
+
+@pytest.mark.parametrize("position", ["7", "7:", ":1", "-1:0", "7:-1", "a:b", "9223372036854775808:0"])
+def test_a_malformed_position_is_a_usage_error(ctl: Ctl, position: str) -> None:
+    """What is no position is refused before any call."""
+    answer = ctl("read", "orders", "--from", position)
+    assert answer.code == 2
+    assert "position" in answer.err
+
+
+def test_corrupt_data_ends_a_read_with_code_5(ctl: Ctl, fake: FakeDaemon) -> None:
+    """What was good is printed, then the error in one line; nothing after it."""
+    fake.batches = [batch(0, b"good")]
+    fake.failure = Failure(grpc.StatusCode.DATA_LOSS, "corrupt data in x at byte 4", "CORRUPT_DATA", "check it")
+    answer = ctl("read", "orders")
+    assert answer.code == 5
+    assert answer.out == "good\n"
+    assert answer.err == "error: corrupt data in x at byte 4\nhint: check it\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(fake: FakeDaemon) -> None:
+    """A pipe that closes early ends the command quietly with code 141."""
+    fake.batches = [batch(number * 100, *[b"x" * 1000] * 100) for number in range(50)]
+    command = [sys.executable, "-m", "offloaderd.cli.offloadctl", "read", "orders", "--address", fake.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (141, b"")
+
+
+def test_produce_appends_every_line(ctl: Ctl, fake: FakeDaemon, tmp_path: Path) -> None:
+    """One entry a line, order kept, empty lines skipped and counted, a last line without line feed taken."""
+    file = tmp_path / "lines"
+    file.write_bytes(b"one\n\ntwo\r\n\nthree")
+    answer = ctl("produce", "orders", str(file), "--json")
+    assert answer.code == 0
+    assert fake.appended == [b"one", b"two\r", b"three"]
+    found = answer.json
+    assert found.pop("seconds") >= 0
+    assert found == {
+        "topic": TOPIC,
+        "entries": 3,
+        "payload_bytes": 12,
+        "skipped_empty_lines": 2,
+        "last": "3:2",
+    }
+
+
+def test_produce_says_what_was_appended(ctl: Ctl, fake: FakeDaemon, tmp_path: Path) -> None:
+    """The result for people: counts, size, last position; --roll closes the ledger afterwards."""
+    file = tmp_path / "lines"
+    file.write_bytes(b"x" * 100 + b"\n" * 2)
+    answer = ctl("produce", "orders", str(file), "--roll")
+    assert answer.out.startswith(f"appended 1 entry (100 B) to {TOPIC} in ")
+    assert answer.out.endswith("last position 3:0; 1 empty line skipped\n")
+    assert fake.rolled == 1
+
+
+def test_produce_of_nothing_succeeds(ctl: Ctl, fake: FakeDaemon, tmp_path: Path) -> None:
+    """An empty file appends nothing and says so."""
+    file = tmp_path / "lines"
+    file.touch()
+    answer = ctl("produce", "orders", str(file))
+    assert answer.code == 0
+    assert "appended 0 entries" in answer.out
+    assert not fake.appended
+
+
+def test_produce_refuses_an_oversized_line_by_number(ctl: Ctl, fake: FakeDaemon, tmp_path: Path) -> None:
+    """The line is named; the daemon never sees it."""
+    file = tmp_path / "lines"
+    file.write_bytes(b"ok\n" + b"x" * (5 * 1024 * 1024 + 1) + b"\nmore\n")
+    answer = ctl("produce", "orders", str(file))
+    assert answer.code == 2
+    assert "line 2 has 5,242,881 bytes; an entry has at most 5,242,880" in answer.err
+    assert b"more" not in fake.appended
+
+
+def test_produce_of_a_missing_file_is_a_usage_error(ctl: Ctl) -> None:
+    """A path that does not exist is refused at once."""
+    assert ctl("produce", "orders", "nowhere").code == 2
+
+
+def test_produce_from_a_pipe_appends_before_the_end(fake: FakeDaemon) -> None:
+    """A line on standard input arrives while the pipe is still open: `tail -f` works."""
+    command = [sys.executable, "-m", "offloaderd.cli.offloadctl", "produce", "orders", "--address", fake.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"early\nla")
+        process.stdin.flush()
+        for _ in range(200):
+            if fake.appended:
+                break
+            try:
+                process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+        assert fake.appended == [b"early"]
+        out, err = process.communicate(b"te\n")
+    assert (process.returncode, err) == (0, b"")
+    assert b"appended 2 entries" in out
+    assert fake.appended == [b"early", b"late"]
+
+
+def test_produce_without_an_embedded_store_says_so(ctl: Ctl, fake: FakeDaemon, tmp_path: Path) -> None:
+    """A daemon without a store does not know the call; the hint says what is needed."""
+    file = tmp_path / "lines"
+    file.write_bytes(b"one\n")
+    fake.failure = Failure(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+    answer = ctl("produce", "orders", str(file))
+    assert answer.code == 1
+    assert "embedded ledger store" in answer.err
