@@ -1,0 +1,295 @@
+"""A metadata store in memory: one tree, any number of sessions; the same rules as ZooKeeper, for tests and rehearsals.
+
+    tree = MemoryTree()
+    one, two = tree.connect(), tree.connect()
+    one.expire()    # its ephemeral nodes vanish, its session is lost, a new one follows
+
+Every call yields to the loop once before it looks at the tree, so that callers interleave as they do with a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from offloaderd.errors import Closed, Conflict, NotFound, OffloaderError
+from offloaderd.metadata import rules
+from offloaderd.metadata.port import Check, Create, Delete, Replace, Versioned
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+    from types import TracebackType
+
+    from offloaderd.metadata.port import Step
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A node's content; `owner` is the session of an ephemeral one, empty for others."""
+
+    value: bytes
+    version: int
+    owner: str = ""
+
+
+class MemorySession:
+    """One session with a MemoryTree."""
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._lost = asyncio.Event()
+
+    @property
+    def session_id(self) -> str:
+        """Id of the session."""
+        return self._session_id
+
+    @property
+    def lost(self) -> asyncio.Event:
+        """Set once the session is over."""
+        return self._lost
+
+
+class _Watcher:
+    """Wakes one watch; many wakes before it looks are one."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.changed = asyncio.Event()
+
+
+class MemoryTree:
+    """The nodes, the sessions and who watches what."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = {"/": _Node(b"", 0)}
+        self._session_count = 0
+        self._watchers: set[_Watcher] = set()
+
+    def connect(self) -> MemoryMetadata:
+        """Return a store with a new session."""
+        return MemoryMetadata(self)
+
+    def new_session(self) -> MemorySession:
+        """Begin a session."""
+        self._session_count += 1
+        return MemorySession(f"memory-{self._session_count}")
+
+    def end_session(self, session: MemorySession) -> None:
+        """End a session: its ephemeral nodes vanish and `lost` is set."""
+        if not session.lost.is_set():
+            session.lost.set()
+            owned = [path for path, node in self._nodes.items() if node.owner == session.session_id]
+            self._commit({**self._nodes}, owned)
+
+    def node(self, path: str) -> Versioned:
+        """Return a node. Raises NotFound."""
+        found = _found(self._nodes, path)
+        return Versioned(found.value, found.version)
+
+    def children(self, path: str) -> list[str]:
+        """Return the names below a node, sorted."""
+        return sorted(_below(self._nodes, path))
+
+    def missing_parents(self, path: str) -> list[str]:
+        """Return the nodes above `path` that do not exist, highest first."""
+        missing = []
+        while (path := rules.parent(path)) not in self._nodes:
+            missing.append(path)
+        return missing[::-1]
+
+    def apply(self, steps: Sequence[Step], session_id: str) -> None:
+        """Carry out all steps or none. Raises the first failing step's Conflict or NotFound, `.step` its number."""
+        nodes = dict(self._nodes)
+        for number, step in enumerate(steps):
+            try:
+                _carry_out(nodes, step, session_id)
+            except OffloaderError as error:
+                raise _StepFailed(number, step, error) from error
+        self._commit(nodes, [])
+
+    def watch(self, path: str) -> _Watcher:
+        """Begin to watch a node and its list of children."""
+        watcher = _Watcher(path)
+        self._watchers.add(watcher)
+        return watcher
+
+    def unwatch(self, watcher: _Watcher) -> None:
+        """End a watch."""
+        self._watchers.discard(watcher)
+
+    @property
+    def watcher_count(self) -> int:
+        """How many watches are open."""
+        return len(self._watchers)
+
+    def _commit(self, nodes: dict[str, _Node], gone: Sequence[str]) -> None:
+        """Make a new state the tree's, and wake those who watch what it changed."""
+        for path in gone:
+            del nodes[path]
+        before, self._nodes = self._nodes, nodes
+        changed = {path for path in before.keys() | nodes.keys() if before.get(path) is not nodes.get(path)}
+        listed = {rules.parent(path) for path in changed if (path in before) is not (path in nodes)}
+        for watcher in self._watchers:
+            if watcher.path in changed or watcher.path in listed:
+                watcher.changed.set()
+
+
+class _StepFailed(Exception):
+    """Which step of a transaction failed, and why."""
+
+    def __init__(self, number: int, step: Step, cause: OffloaderError) -> None:
+        super().__init__(str(cause))
+        self.number = number
+        self.step = step
+        self.cause = cause
+
+
+class MemoryMetadata:
+    """A MetadataStore over a MemoryTree, with a session of its own. Closing it ends the session."""
+
+    def __init__(self, tree: MemoryTree) -> None:
+        self._tree = tree
+        self._session = tree.new_session()
+        self._watchers: set[_Watcher] = set()
+        self._closed = False
+
+    async def get(self, path: str) -> Versioned:
+        """Return a node's value and version. Raises NotFound."""
+        await self._turn()
+        return self._tree.node(rules.checked_path(path))
+
+    async def children(self, path: str) -> Sequence[str]:
+        """Return the sorted names below a node; a node that does not exist has none."""
+        await self._turn()
+        return self._tree.children(rules.checked_path(path))
+
+    async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
+        """Create a node, making its parents. Raises Conflict when it exists or its parent is ephemeral."""
+        step = Create(path, value, ephemeral)
+        rules.checked_steps([step])
+        await self._turn()
+        parents = [Create(missing, b"") for missing in self._tree.missing_parents(path)]
+        self._apply_one([*parents, step])
+
+    async def replace(self, path: str, value: bytes, version: int) -> int:
+        """Set a node's value if its version is `version`; returns the new version. Raises Conflict, NotFound."""
+        step = Replace(path, value, version)
+        rules.checked_steps([step])
+        await self._turn()
+        self._apply_one([step])
+        return version + 1
+
+    async def delete(self, path: str, version: int | None = None) -> None:
+        """Delete a node without children. Raises Conflict (version differs, or it has children), NotFound."""
+        step = Delete(path, version)
+        rules.checked_steps([step])
+        await self._turn()
+        self._apply_one([step])
+
+    async def transact(self, steps: Sequence[Step]) -> None:
+        """Carry out all steps or none. Raises Conflict naming the step that failed."""
+        rules.checked_steps(steps)
+        await self._turn()
+        try:
+            self._tree.apply(steps, self._session.session_id)
+        except _StepFailed as failed:
+            raise rules.failed_step(failed.number, steps, str(failed.cause)) from failed.cause
+
+    async def watch(self, path: str) -> AsyncGenerator[None, None]:
+        """Yield at once, then whenever the node's value or its list of children may have changed."""
+        rules.checked_path(path)
+        self._check_open()
+        watcher = self._tree.watch(path)
+        self._watchers.add(watcher)
+        watcher.changed.set()
+        try:
+            while True:
+                await watcher.changed.wait()
+                self._check_open()
+                watcher.changed.clear()
+                yield
+        finally:
+            self._tree.unwatch(watcher)
+            self._watchers.discard(watcher)
+
+    async def session(self) -> MemorySession:
+        """Return the current session."""
+        await self._turn()
+        return self._session
+
+    def expire(self) -> None:
+        """End the session as a server does that heard nothing for too long; a new one follows at once."""
+        self._tree.end_session(self._session)
+        self._session = self._tree.new_session()
+        for watcher in self._watchers:
+            watcher.changed.set()
+
+    def close(self) -> None:
+        """End the session for good; every later call, and every open watch, raises Closed."""
+        self._closed = True
+        self._tree.end_session(self._session)
+        for watcher in self._watchers:
+            watcher.changed.set()
+
+    async def __aenter__(self) -> Self:
+        """Return itself: it is connected from the start."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _apply_one(self, steps: Sequence[Step]) -> None:
+        try:
+            self._tree.apply(steps, self._session.session_id)
+        except _StepFailed as failed:
+            raise failed.cause from None
+
+    async def _turn(self) -> None:
+        await asyncio.sleep(0)  # noqa: TID251 - yields to the loop, waits for nothing
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the metadata store is closed")
+
+
+def _carry_out(nodes: dict[str, _Node], step: Step, session_id: str) -> None:
+    """Do one step on a copy of the tree. Raises Conflict, NotFound."""
+    if isinstance(step, Create):
+        if step.path in nodes:
+            raise Conflict(f"{step.path} exists")
+        above = _found(nodes, rules.parent(step.path))
+        if above.owner:
+            raise Conflict(f"{rules.parent(step.path)} is ephemeral and cannot have children")
+        nodes[step.path] = _Node(step.value, 0, session_id if step.ephemeral else "")
+        return
+    node = _found(nodes, step.path)
+    if step.version is not None and step.version != node.version:
+        raise Conflict(f"{step.path} is at version {node.version}, not {step.version}")
+    if isinstance(step, Replace):
+        nodes[step.path] = _Node(step.value, node.version + 1, node.owner)
+    elif isinstance(step, Delete):
+        if _below(nodes, step.path):
+            raise Conflict(f"{step.path} has children")
+        del nodes[step.path]
+    else:
+        assert isinstance(step, Check)  # noqa: S101 - the type checker sees that nothing else is left
+
+
+def _found(nodes: dict[str, _Node], path: str) -> _Node:
+    found = nodes.get(path)
+    if found is None:
+        raise NotFound(f"no node {path}")
+    return found
+
+
+def _below(nodes: dict[str, _Node], path: str) -> list[str]:
+    start = path.rstrip("/") + "/"
+    return [
+        name[len(start) :] for name in nodes if name.startswith(start) and name != "/" and "/" not in name[len(start) :]
+    ]

@@ -1,0 +1,81 @@
+"""What every adapter checks before it asks its store, so that all refuse the same things in the same words.
+
+A store that is asked anyway answers oddly: ZooKeeper drops the connection over a request that is too large.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import Conflict, InvalidInput, NoSpace
+from offloaderd.metadata.port import Create, Delete, Replace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.metadata.port import Step
+
+REQUEST_BYTES_MAX = 1_000_000
+"""Largest write, as one node or one transaction; ZooKeeper's `jute.maxbuffer` is 1,048,575 bytes by default."""
+STEP_OVERHEAD_BYTES = 128
+VERSION_MAX = 2**31 - 1
+
+
+def checked_path(path: str) -> str:
+    """Return an absolute path as it is; raises InvalidInput for one that no node can have."""
+    if path == "/":
+        return path
+    parts = path.split("/")
+    if parts[0] or len(parts) < 2 or not all(map(_is_name, parts[1:])):
+        raise InvalidInput(f"{path!r} cannot be the path of a node")
+    return path
+
+
+def checked_version(version: int | None) -> int | None:
+    """Return a version to compare with; raises InvalidInput for one that no node can have."""
+    if version is not None and not 0 <= version <= VERSION_MAX:
+        raise InvalidInput(f"{version} cannot be the version of a node")
+    return version
+
+
+def checked_steps(steps: Sequence[Step]) -> Sequence[Step]:
+    """Return the steps of a transaction; raises InvalidInput, and NoSpace when they are too large together."""
+    size = 0
+    for step in steps:
+        checked_path(step.path)
+        if not isinstance(step, Create):
+            checked_version(step.version)
+        value = step.value if isinstance(step, Create | Replace) else b""
+        size += STEP_OVERHEAD_BYTES + len(step.path.encode()) + len(value)
+    if size > REQUEST_BYTES_MAX:
+        raise NoSpace(
+            f"a metadata write of {size} bytes, the first for {steps[0].path}, is too large: "
+            f"{REQUEST_BYTES_MAX} bytes is the most",
+            hint="too many small segments in one ledger: raise offload.segment_bytes_max and segment_age_max_s",
+        )
+    return steps
+
+
+def parent(path: str) -> str:
+    """Return the path of the node above."""
+    return path.rpartition("/")[0] or "/"
+
+
+def described(step: Step) -> str:
+    """Name a step in an error: what it does, where, and the version that it expects."""
+    text = f"{type(step).__name__.lower()} {step.path}"
+    if isinstance(step, Create) or (isinstance(step, Delete) and step.version is None):
+        return text
+    return f"{text} at version {step.version}"
+
+
+def _is_name(part: str) -> bool:
+    """Whether ZooKeeper takes it as a name: not relative, no control or private character, first plane only."""
+    return part not in {"", ".", ".."} and not any(
+        char <= "\x1f" or "\x7f" <= char <= "\x9f" or "\ud800" <= char <= "\uf8ff" or char >= "\ufff0" for char in part
+    )
+
+
+def failed_step(number: int, steps: Sequence[Step], why: str) -> Conflict:
+    """Return the error of a transaction of which nothing was carried out because of one step."""
+    return Conflict(f"step {number + 1} of {len(steps)} ({described(steps[number])}) failed: {why}")

@@ -1,0 +1,67 @@
+"""Random topics, records and segments for the property tests of this folder."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import Position, ReadPriority, TopicName
+
+INT63 = st.integers(0, 2**63 - 1)
+UINT64 = st.integers(0, 2**64 - 1)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+SECONDS = st.floats(0, 1e9)
+
+topic_parts = st.from_regex(r"[-=:.\w]{1,10}", fullmatch=True)
+local_names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=12)
+topic_names = st.builds(TopicName, topic_parts, topic_parts, local_names)
+
+positions = st.builds(Position, INT63, INT63)
+properties = st.dictionaries(TEXT, TEXT, max_size=4)
+attempts = st.builds(
+    Attempt,
+    segment_id=st.uuids(),
+    begin=positions,
+    assigned_ms=UINT64,
+    epoch=UINT64,
+    status=st.sampled_from(AttemptStatus),
+    upload_id=TEXT,
+    driver=TEXT,
+    driver_properties=properties,
+    tries=st.integers(0, 2**32 - 1),
+    last_error=TEXT,
+)
+policies = st.builds(
+    TopicPolicy,
+    enabled=st.booleans(),
+    segment_bytes_max=st.none() | UINT64,
+    segment_age_max_s=st.none() | SECONDS,
+    segment_age_min_s=st.none() | SECONDS,
+    read_priority=st.none() | st.sampled_from(ReadPriority),
+)
+
+
+@st.composite
+def ledger_contexts(draw: st.DrawFn) -> LedgerContext:
+    """A ledger's segments, contiguous; the first may begin anywhere."""
+    begin = draw(st.sampled_from([0, 1, 1000, 2**40]) | st.integers(0, 2**50))
+    segments = []
+    for length in draw(st.lists(st.integers(1, 2**40), max_size=5)):
+        segments.append(
+            LedgerSegment(
+                segment_id=draw(st.uuids()),
+                begin_entry_id=begin,
+                end_entry_id=begin + length - 1,
+                assigned_ms=draw(INT63),
+                offloaded_ms=draw(INT63),
+                object_bytes=draw(INT63),
+                payload_bytes=draw(INT63),
+                driver=draw(TEXT),
+                properties=draw(properties),
+            )
+        )
+        begin += length
+    return LedgerContext(segments=tuple(segments))

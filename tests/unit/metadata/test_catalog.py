@@ -1,0 +1,348 @@
+"""The map of a topic against a naive model that knows every entry, and how it is loaded while others commit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, Transient
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap
+from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
+from offloaderd.metadata.port import Create, Replace, Versioned
+from offloaderd.metadata.records import context, policy
+from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import Position, SegmentRange, TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.metadata.port import Step
+
+TOPIC = TopicName("public", "default", "orders")
+
+
+def _made(number: int, *slices: tuple[int, int, int]) -> CommittedSegment:
+    """A segment of (ledger, first, last) slices; a payload byte an entry."""
+    return CommittedSegment(
+        segment_id=UUID(int=number << 64 | 0xF << 60 | number),
+        slices=tuple(LedgerSlice(ledger, first, last, last - first + 1) for ledger, first, last in slices),
+        object_bytes=1000 + number,
+        assigned_ms=number,
+        offloaded_ms=number + 1,
+        bucket="bucket",
+        prefix="p/",
+    )
+
+
+def _apply(contexts: dict[int, Versioned], steps: Sequence[Step]) -> None:
+    """Do what a store does with the steps of a commit."""
+    for step in steps:
+        ledger_id = int(step.path.rpartition("/")[2])
+        if isinstance(step, Create):
+            assert ledger_id not in contexts
+            contexts[ledger_id] = Versioned(step.value, 0)
+        else:
+            assert isinstance(step, Replace)
+            assert contexts[ledger_id].version == step.version
+            contexts[ledger_id] = Versioned(step.value, step.version + 1)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[CommittedSegment], list[int]]:
+    """Segments over a topic's ledgers, some entries at the start perhaps never offloaded, and an order to commit in.
+
+    The order is the natural one, or one in which a later part came first and what is before it backwards.
+    """
+    gaps = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    ledger_ids = [sum(gaps[: index + 1]) for index in range(len(gaps))]
+    start = draw(st.integers(0, 4))
+    entries = [
+        Position(ledger_id, entry)
+        for index, ledger_id in enumerate(ledger_ids)
+        for entry in range(0 if index else start, (0 if index else start) + draw(st.integers(1, 6)))
+    ]
+    cuts = sorted(draw(st.sets(st.integers(1, len(entries)), max_size=5)) | {len(entries)})
+    segments = []
+    for number, (low, high) in enumerate(zip([0, *cuts[:-1]], cuts, strict=True), start=1):
+        held = entries[low:high]
+        slices = [
+            (ledger_id, min(ids), max(ids))
+            for ledger_id in ledger_ids
+            if (ids := [entry.entry_id for entry in held if entry.ledger_id == ledger_id])
+        ]
+        segments.append(_made(number, *slices))
+    turn = draw(st.integers(0, len(segments) - 1))
+    order = list(range(len(segments)))
+    return segments, order[turn:] + order[:turn][::-1]
+
+
+def _naive(segments: Sequence[CommittedSegment]) -> list[tuple[Position, CommittedSegment]]:
+    """Every entry with its segment, in order."""
+    return sorted(
+        (
+            (Position(part.ledger_id, entry), segment)
+            for segment in segments
+            for part in segment.slices
+            for entry in range(part.first_entry_id, part.last_entry_id + 1)
+        ),
+        key=lambda pair: pair[0],
+    )
+
+
+@given(histories())
+def test_the_map_answers_as_a_list_of_all_entries_would(
+    history: tuple[list[CommittedSegment], list[int]],
+) -> None:
+    """find, after, offloaded and segments agree with the model after every commit, and so does a rebuilt map."""
+    segments, order = history
+    current = TopicMap(TOPIC)
+    contexts: dict[int, Versioned] = {}
+    done: list[CommittedSegment] = []
+    for index in order:
+        before = (current.segments, dict(current.contexts))
+        steps, following = current.with_commit(segments[index])
+        assert (current.segments, dict(current.contexts)) == before
+        _apply(contexts, steps)
+        current = following
+        done.append(segments[index])
+        model = _naive(done)
+        assert current.contexts == contexts
+        assert current == TopicMap.build(TOPIC, contexts)
+        assert list(current.segments) == sorted(done, key=lambda segment: segment.begin)
+        assert current.offloaded == model[-1][0]
+        assert current.node_bytes == max(len(node.value) for node in contexts.values())
+        for ledger in range(max(contexts) + 2):
+            for entry in range(12):
+                position = Position(ledger, entry)
+                holding = dict(model).get(position)
+                later = [segment for at, segment in model if at > position and segment is not holding]
+                assert current.find(position) == holding
+                assert current.after(position) == (later[0] if later else None)
+
+
+def test_an_empty_map_knows_nothing() -> None:
+    """A topic without segments has no offloaded position and finds nothing."""
+    empty = TopicMap(TOPIC)
+    assert empty.offloaded is None
+    assert empty.find(Position(0, 0)) is None
+    assert empty.after(Position(0, 0)) is None
+    assert empty.node_bytes == 0
+    assert TopicMap.build(TOPIC, {}) == empty
+
+
+def test_a_segment_knows_its_range_and_sizes() -> None:
+    """Range, entries and payload bytes sum over all slices."""
+    segment = _made(1, (3, 5, 9), (7, 0, 1))
+    assert segment.range == SegmentRange(Position(3, 5), Position(7, 1))
+    assert segment.entries == 7
+    assert segment.payload_bytes == 7
+
+
+def test_a_commit_creates_new_contexts_and_replaces_known_ones() -> None:
+    """One step a touched ledger: replace at the version known, create where there is none."""
+    _, first = TopicMap(TOPIC).with_commit(_made(1, (3, 0, 9)))
+    steps, second = first.with_commit(_made(2, (3, 10, 12), (4, 0, 5)))
+    assert isinstance(steps[0], Replace)
+    assert (steps[0].path, steps[0].version) == (paths.ledger(TOPIC, 3), 0)
+    assert isinstance(steps[1], Create)
+    assert (steps[1].path, steps[1].ephemeral) == (paths.ledger(TOPIC, 4), False)
+    assert [second.contexts[ledger].version for ledger in (3, 4)] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        _made(9, (3, 11, 12)),
+        _made(9, (3, 1, 2)),
+        _made(9, (3, 12, 20)),
+        _made(9, (5, 1, 1)),
+        _made(9, (5, 6, 7)),
+    ],
+    ids=lambda segment: str(segment.range),
+)
+def test_a_gap_inside_a_ledger_is_refused(segment: CommittedSegment) -> None:
+    """A commit that would leave entries between two segments of one ledger never becomes a transaction."""
+    current = TopicMap(TOPIC)
+    for known in (_made(1, (3, 4, 9)), _made(2, (5, 3, 4))):
+        _, current = current.with_commit(known)
+    with pytest.raises(Conflict, match="gap in ledger"):
+        current.with_commit(segment)
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        _made(9, (3, 4, 9)),
+        _made(9, (3, 9, 12)),
+        _made(9, (3, 0, 4)),
+        _made(9, (2, 0, 1), (3, 0, 20)),
+        _made(9, (2, 0, 1), (6, 0, 0)),
+        _made(9, (5, 0, 3)),
+    ],
+    ids=lambda segment: str(segment.range),
+)
+def test_an_overlap_is_refused(segment: CommittedSegment) -> None:
+    """A commit of entries that are committed already, or around them, never becomes a transaction."""
+    current = TopicMap(TOPIC)
+    for known in (_made(1, (3, 4, 9)), _made(2, (5, 3, 4))):
+        _, current = current.with_commit(known)
+    with pytest.raises(Conflict, match="overlaps"):
+        current.with_commit(segment)
+
+
+def test_a_segment_is_committed_once() -> None:
+    """The same id at another range is refused as well."""
+    _, current = TopicMap(TOPIC).with_commit(_made(1, (3, 0, 9)))
+    with pytest.raises(Conflict, match="already part"):
+        current.with_commit(_made(1, (3, 10, 12)))
+
+
+@pytest.mark.parametrize(
+    "slices", [(), ((3, 5, 4),), ((3, -1, 4),), ((3, 0, 4), (3, 0, 2)), ((4, 0, 4), (3, 0, 2)), ((3, 0, 4), (4, 1, 2))]
+)
+def test_slices_that_are_no_segment_are_refused(slices: tuple[tuple[int, int, int], ...]) -> None:
+    """Nothing, reversed entries, a ledger twice, ledgers out of order, a later ledger not from its start."""
+    with pytest.raises(InvalidInput):
+        TopicMap(TOPIC).with_commit(_made(1, *slices))
+
+
+def test_foreign_fields_of_a_context_survive_a_commit() -> None:
+    """A commit rewrites the node of a ledger without losing what another program put there."""
+    _, current = TopicMap(TOPIC).with_commit(_made(1, (3, 0, 9)))
+    foreign = b"\xfa\x7f\x03new"
+    nodes = {3: Versioned(current.contexts[3].value + foreign, 4)}
+    steps, _ = TopicMap.build(TOPIC, nodes).with_commit(_made(2, (3, 10, 11)))
+    assert isinstance(steps[0], Replace)
+    assert foreign in steps[0].value
+    assert steps[0].version == 4
+
+
+def _node(*segments: CommittedSegment, ledger: int) -> Versioned:
+    """A context that holds each segment's slice of one ledger, with no check of the whole."""
+    held = [
+        LedgerSegment(
+            segment_id=segment.segment_id,
+            begin_entry_id=part.first_entry_id,
+            end_entry_id=part.last_entry_id,
+            assigned_ms=segment.assigned_ms,
+            offloaded_ms=segment.offloaded_ms,
+            object_bytes=segment.object_bytes,
+            payload_bytes=part.payload_bytes,
+            properties={"bucket": segment.bucket, "prefix": segment.prefix},
+        )
+        for segment in segments
+        for part in segment.slices
+        if part.ledger_id == ledger
+    ]
+    return Versioned(context.encode(LedgerContext(segments=tuple(held))), 0)
+
+
+def test_contexts_that_contradict_each_other_are_corrupt() -> None:
+    """A segment in two pieces, one that differs between ledgers, and one that goes on in mid-ledger are told."""
+    whole, other = _made(1, (3, 0, 4), (7, 0, 2)), _made(2, (5, 0, 1))
+    sound = {3: _node(whole, ledger=3), 7: _node(whole, ledger=7)}
+    assert TopicMap.build(TOPIC, sound).segments == (whole,)
+    two_pieces = {**sound, 5: _node(other, ledger=5)}
+    differing = {3: sound[3], 7: _node(replace(whole, object_bytes=9), ledger=7)}
+    late = {3: sound[3], 7: _node(_made(1, (7, 1, 2)), ledger=7)}
+    twice = {3: _node(whole, _made(1, (3, 5, 6)), ledger=3)}
+    for contexts in (two_pieces, differing, late, twice):
+        with pytest.raises(CorruptData, match=paths.ledgers(TOPIC)):
+            TopicMap.build(TOPIC, contexts)
+
+
+async def test_a_loaded_map_is_what_was_committed() -> None:
+    """Through a store and back: transact the steps, load, compare, for a topic of several ledgers."""
+    store = MemoryTree().connect()
+    assert await catalog.load(store, TOPIC) == TopicMap(TOPIC)
+    await store.create(paths.ledgers(TOPIC), b"")
+    current = TopicMap(TOPIC)
+    for segment in (_made(1, (3, 2, 9), (10, 0, 4)), _made(2, (10, 5, 6)), _made(3, (10, 7, 7), (11, 0, 0))):
+        steps, current = current.with_commit(segment)
+        await store.transact(steps)
+    assert await catalog.load(store, TOPIC) == current
+
+
+async def test_a_stray_node_among_the_contexts_is_corrupt() -> None:
+    """A name that is no ledger id is told with its path."""
+    store = MemoryTree().connect()
+    await store.create(f"{paths.ledgers(TOPIC)}/007", b"")
+    with pytest.raises(CorruptData, match="ledgers/007"):
+        await catalog.load(store, TOPIC)
+
+
+class _Busy(MemoryMetadata):
+    """A store where somebody commits the next segment right after the listing, `commits` times."""
+
+    commits = 0
+    current = TopicMap(TOPIC)
+
+    async def children(self, path: str) -> Sequence[str]:
+        names = await super().children(path)
+        if self.commits > 0 and path == paths.ledgers(TOPIC):
+            self.commits -= 1
+            number = len(self.current.segments) + 1
+            begin = self.current.offloaded or Position(1, -1)
+            ledger = begin.ledger_id
+            segment = _made(number, (ledger, begin.entry_id + 1, begin.entry_id + 2), (ledger + 1, 0, 1))
+            steps, self.current = self.current.with_commit(segment)
+            await self.transact(steps)
+        return names
+
+
+async def test_a_commit_during_the_load_never_shows_by_halves() -> None:
+    """The map is that of one moment: a segment over two ledgers is there with both slices."""
+    store = _Busy(MemoryTree())
+    await store.create(paths.ledgers(TOPIC), b"")
+    for _ in range(3):
+        store.commits = 1
+        found = await catalog.load(store, TOPIC)
+        assert all(len(segment.slices) == 2 for segment in found.segments)
+    assert await catalog.load(store, TOPIC) == store.current
+
+
+async def test_a_map_that_never_stands_still_is_given_up() -> None:
+    """Loading ends with Transient when every pass finds something else."""
+    store = _Busy(MemoryTree())
+    await store.create(paths.ledgers(TOPIC), b"")
+    store.commits = 1
+    await store.children(paths.ledgers(TOPIC))
+    store.commits = 1000
+    with pytest.raises(Transient, match="change faster"):
+        await catalog.load(store, TOPIC)
+
+
+async def test_topics_are_listed_by_their_policies() -> None:
+    """Enabled topics in order; disabled ones in the policies alone; folders without a policy and foreign nodes nowhere."""
+    store = MemoryTree().connect()
+    assert await catalog.enabled_topics(store) == []
+    names = ["persistent://a/b/z", "persistent://a/b/c d/e", "persistent://a/a/off", "persistent://b/b/bare"]
+    last, first, off, bare = map(TopicName.parse, names)
+    for topic, enabled in ((last, True), (first, True), (off, False)):
+        await store.create(paths.policy(topic), policy.encode(TopicPolicy(enabled=enabled)))
+    await store.create(paths.ledgers(bare), b"")
+    await store.create("/topics/a/b/persistent/not encoded/policy", b"")
+    await store.create("/topics/a/b/non-persistent/x/policy", b"")
+    assert await catalog.enabled_topics(store) == [first, last]
+    assert await catalog.topic_policies(store) == {
+        first: TopicPolicy(enabled=True),
+        last: TopicPolicy(enabled=True),
+        off: TopicPolicy(enabled=False),
+    }
+
+
+async def test_a_broken_policy_is_told() -> None:
+    """A policy that cannot be read is CorruptData with its path, and nothing else."""
+    store = MemoryTree().connect()
+    await store.create(paths.policy(TOPIC), b"\xff\xff")
+    with pytest.raises(CorruptData, match=paths.policy(TOPIC)):
+        await catalog.topic_policies(store)
+    with pytest.raises(NotFound):
+        await store.get(paths.epoch(TOPIC))

@@ -1,0 +1,128 @@
+"""Round trips of the record kinds, and what happens to bytes that are none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offloaderd.errors import CorruptData
+from offloaderd.format.pb.storage import records_pb2
+from offloaderd.metadata.records import attempt, context, daemon, epoch, owner, policy, trash
+from offloaderd.model import Position, ReadPriority
+from tests.unit.metadata.strategies import NAME, TEXT, UINT64, attempts, policies
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from google.protobuf.message import Message
+
+PATH = "/topics/t/n/persistent/x/node"
+KINDS = [attempt, context, daemon, epoch, owner, policy, trash]
+SEGMENT = UUID("11223344-5566-7788-99aa-bbccddeeff00")
+
+
+@given(attempts)
+def test_an_attempt_reads_back(value: attempt.Attempt) -> None:
+    """Every field of an attempt survives, and equal attempts give equal bytes."""
+    data = attempt.encode(value)
+    assert attempt.decode(data, path=PATH) == value
+    assert attempt.encode(attempt.decode(data, path=PATH)) == data
+
+
+@given(st.builds(owner.Owner, daemon_id=NAME, address=TEXT, session_id=TEXT, epoch=UINT64))
+def test_an_owner_reads_back(value: owner.Owner) -> None:
+    """Every field of an owner survives."""
+    assert owner.decode(owner.encode(value), path=PATH) == value
+
+
+@given(st.builds(daemon.DaemonNode, daemon_id=NAME, address=TEXT, version=TEXT, started_ms=UINT64))
+def test_a_daemon_reads_back(value: daemon.DaemonNode) -> None:
+    """Every field of a daemon's registration survives."""
+    assert daemon.decode(daemon.encode(value), path=PATH) == value
+
+
+@given(st.builds(epoch.Epoch, epoch=st.integers(1, 2**64 - 1), daemon_id=TEXT, claimed_ms=UINT64))
+def test_an_epoch_reads_back(value: epoch.Epoch) -> None:
+    """Every field of an epoch survives."""
+    assert epoch.decode(epoch.encode(value), path=PATH) == value
+
+
+@given(policies)
+def test_a_policy_reads_back(value: policy.TopicPolicy) -> None:
+    """What is set survives with its value (0 included); what is inherited stays unset."""
+    assert policy.decode(policy.encode(value), path=PATH) == value
+
+
+@given(st.builds(trash.Trash, segment_id=st.uuids(), upload_id=TEXT, reason=TEXT, decided_ms=UINT64))
+def test_trash_reads_back(value: trash.Trash) -> None:
+    """Every field of a trash record survives."""
+    assert trash.decode(trash.encode(value), path=PATH) == value
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.__name__).rpartition(".")[2])
+@given(data=st.binary(max_size=200))
+def test_arbitrary_bytes_are_a_record_or_corrupt(kind: ModuleType, data: bytes) -> None:
+    """Whatever lies in a node, decoding returns a value or raises CorruptData with the node's path."""
+    try:
+        found = kind.decode(data, path=PATH)
+    except CorruptData as error:
+        found = error.key
+    assert found is not None
+    assert found == PATH or not isinstance(found, str)
+
+
+def test_a_disabled_policy_keeps_its_settings() -> None:
+    """Switching a topic off and on again loses no setting."""
+    value = policy.TopicPolicy(segment_bytes_max=5, read_priority=ReadPriority.BOOKKEEPER_FIRST)
+    off = policy.disabled(value)
+    assert not off.enabled
+    assert off.segment_bytes_max == 5
+    assert off.read_priority is ReadPriority.BOOKKEEPER_FIRST
+
+
+def _attempt(changes: dict[str, Any]) -> bytes:
+    fields: dict[str, Any] = {"segment_id": str(SEGMENT), "begin_ledger_id": 1, "begin_entry_id": 2, "status": 1}
+    return records_pb2.AttemptRecord(**{**fields, **changes}).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"segment_id": ""},
+        {"segment_id": str(SEGMENT).upper()},
+        {"segment_id": "{" + str(SEGMENT) + "}"},
+        {"status": 0},
+        {"status": 9},
+        {"begin_ledger_id": -1},
+        {"begin_entry_id": -1},
+    ],
+    ids=str,
+)
+def test_an_impossible_attempt_is_corrupt(changes: dict[str, Any]) -> None:
+    """A missing, odd or unknown value in an attempt is told, never guessed."""
+    assert attempt.decode(_attempt({}), path=PATH).begin == Position(1, 2)
+    with pytest.raises(CorruptData, match=PATH):
+        attempt.decode(_attempt(changes), path=PATH)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (epoch, records_pb2.EpochRecord(daemon_id="d")),
+        (owner, records_pb2.OwnerRecord(epoch=1)),
+        (daemon, records_pb2.DaemonRecord(address="a:1")),
+        (trash, records_pb2.TrashRecord(reason="r")),
+        (policy, records_pb2.TopicPolicyRecord(read_priority="newest-first")),
+        (policy, records_pb2.TopicPolicyRecord(segment_age_max_s=float("nan"))),
+        (policy, records_pb2.TopicPolicyRecord(segment_age_min_s=-1.0)),
+    ],
+    ids=str,
+)
+def test_impossible_values_are_corrupt(kind: ModuleType, data: Message) -> None:
+    """Each kind refuses what it could not have written."""
+    with pytest.raises(CorruptData):
+        kind.decode(data.SerializeToString(), path=PATH)
