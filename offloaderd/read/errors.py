@@ -1,0 +1,17 @@
+"""Errors that only a read gives; each is a kind of what `offloaderd.errors` knows."""
+
+from __future__ import annotations
+
+from offloaderd.errors import InvalidInput, NotFound
+
+
+class TopicNotFound(NotFound):
+    """Neither the ledger source, nor the bucket, nor a policy knows the topic."""
+
+
+class OutOfRange(InvalidInput):
+    """The range lies, wholly or in part, beyond the newest entry; the message says what exists."""
+
+
+class EntriesMissing(NotFound):
+    """Entries of the range are in no tier, or nobody can say whether there are any: a gap is never skipped."""

@@ -1,0 +1,76 @@
+"""Getting bytes out of the bucket: exact ranges, and retries of what may pass.
+
+Transient errors are tried again a bounded number of times with jittered, growing pauses; everything else is final.
+An object that ends too early is corrupt: it was stored longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from offloaderd.errors import CorruptData, InvalidInput, Transient
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from offloaderd.clock import Clock
+    from offloaderd.objects.port import ObjectReader
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often to try, and how long to pause: `pause_s` doubles up to `pause_max_s`; each pause is jittered."""
+
+    tries_max: int = 5
+    pause_s: float = 0.1
+    pause_max_s: float = 2.0
+
+
+async def retried(call: Callable[[], Awaitable[T]], *, clock: Clock, policy: RetryPolicy) -> T:
+    """Return what `call` returns, calling again after Transient. Raises the last error."""
+    pause_s = policy.pause_s
+    for tries in range(1, policy.tries_max + 1):
+        try:
+            return await call()
+        except Transient:
+            if tries == policy.tries_max:
+                raise
+        await clock.sleep(clock.jitter(pause_s))
+        pause_s = min(2 * pause_s, policy.pause_max_s)
+    raise AssertionError("tries_max must be at least 1")
+
+
+class Fetcher:
+    """Reads objects whole or in exact ranges."""
+
+    def __init__(self, objects: ObjectReader, *, clock: Clock, retry: RetryPolicy) -> None:
+        self._objects = objects
+        self._clock = clock
+        self._retry = retry
+
+    async def whole(self, key: str) -> bytes:
+        """Return an object. Raises NotFound, and what the store raises."""
+        return await retried(lambda: self._objects.get(key), clock=self._clock, policy=self._retry)
+
+    async def exactly(self, key: str, first: int, length: int) -> bytes:
+        """Return exactly `length` bytes from byte `first`. Raises NotFound, CorruptData when there are fewer."""
+        try:
+            data = await retried(lambda: self._objects.get(key, first, length), clock=self._clock, policy=self._retry)
+        except InvalidInput:
+            raise _short(key, first, first, length) from None
+        if len(data) != length:
+            raise _short(key, first, first + len(data), length)
+        return data
+
+
+def _short(key: str, first: int, end: int, length: int) -> CorruptData:
+    return CorruptData(
+        key=key,
+        offset=end,
+        expected=f"bytes {first} to {first + length - 1}",
+        found=f"an object that ends at byte {end}" if end > first else f"an object that ends before byte {first + 1}",
+        hint="the object is shorter than when it was committed; restore it, or read from the ledger source",
+    )

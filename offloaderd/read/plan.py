@@ -1,0 +1,281 @@
+"""Where the next entries of a read come from: a pure function of what is known of the topic.
+
+A read is a cursor that moves through the ledgers. For each cursor the plan gives one step: a run of entries that one
+tier holds, a hop to the next ledger, a question to a manifest, or waiting. A cursor leaves a ledger only when it is
+known where the ledger ended:
+- the ledger source says that it is closed, or
+- a manifest says that it was closed when the segment was sealed, or
+- the next committed segment begins in a later ledger: segments of a topic are committed without gaps.
+
+Entries that are known to exist but are in no tier are an error, as is a ledger that vanishes under a reader.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.model import ENTRY_ID_MAX, Position, ReadPriority
+from offloaderd.read.errors import EntriesMissing, OutOfRange
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
+
+
+class Tier(StrEnum):
+    """Where entries come from, as metrics and logs name it."""
+
+    BUFFER = "buffer"
+    SOURCE = "source"
+    OBJECTS = "objects"
+
+
+class SourceLedger(NamedTuple):
+    """One ledger of the source: its newest readable entry (-1: none), and whether it will get no more."""
+
+    ledger_id: int
+    last_entry_id: int
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """What is known of a topic at one moment.
+
+    `ends` holds what manifests said, by segment and ledger: the last entry of a ledger that was closed, None for one
+    that was still open.
+    """
+
+    segments: Sequence[CommittedSegment] = ()
+    source: Sequence[SourceLedger] = ()
+    hot: tuple[Position, Position] | None = None
+    ends: Mapping[tuple[UUID, int], int | None] = field(default_factory=dict)
+
+    def is_empty(self) -> bool:
+        """Whether no tier has a trace of the topic: it is empty, or unknown."""
+        return not (self.segments or self.source or self.hot)
+
+    def ledger(self, ledger_id: int) -> SourceLedger | None:
+        """Return what the source has of a ledger."""
+        at = bisect_left(self.source, ledger_id, key=lambda one: one.ledger_id)
+        return self.source[at] if at < len(self.source) and self.source[at].ledger_id == ledger_id else None
+
+    def oldest(self) -> Position | None:
+        """Return the oldest entry of any tier."""
+        known = [Position(one.ledger_id, 0) for one in self.source if one.last_entry_id >= 0][:1]
+        known += [one.begin for one in self.segments[:1]]
+        known += [self.hot[0]] if self.hot else []
+        return min(known, default=None)
+
+    def newest(self) -> Position | None:
+        """Return the newest entry of any tier."""
+        known = [Position(one.ledger_id, one.last_entry_id) for one in self.source if one.last_entry_id >= 0][-1:]
+        known += [one.end for one in self.segments[-1:]]
+        known += [self.hot[1]] if self.hot else []
+        return max(known, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Entries of one ledger to be read from one tier (SOURCE, or OBJECTS with the segment)."""
+
+    tier: Tier
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    segment: CommittedSegment | None = None
+
+    @property
+    def holder(self) -> object:
+        """What would be to blame if the run failed: the segment, or the ledger in the source."""
+        return self.segment.segment_id if self.segment else self.ledger_id
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """The ledger is over: go on at the first entry of the next one."""
+
+    to: Position
+
+
+@dataclass(frozen=True, slots=True)
+class AskEnd:
+    """Only this segment's manifest can say whether the ledger is over."""
+
+    ledger_id: int
+    segment: CommittedSegment
+
+
+class Stop(Enum):
+    """Nothing to read now."""
+
+    DONE = "done"
+    WAIT = "wait"
+
+
+Step = Run | Hop | AskEnd | Stop
+
+
+def checked_range(
+    view: TopicView, first: Position | None, last: Position | None, *, follow: bool
+) -> tuple[Position | None, Position | None]:
+    """Return the range to read; a missing end is the newest entry, or stays open when following.
+
+    (None, ...) means that there is nothing yet. Raises InvalidInput for a reversed range or a negative position,
+    OutOfRange beyond the newest entry, NotFound before the oldest.
+    """
+    for bound in (first, last):
+        if bound is not None:
+            bound.checked()
+    if first is not None and last is not None and first > last:
+        raise InvalidInput(f"the range {first}..{last} is reversed", hint="the first position comes before the last")
+    oldest, newest = view.oldest(), view.newest()
+    if oldest is None or newest is None:
+        if not follow and (first is not None or last is not None):
+            raise OutOfRange("the topic has no entries yet", hint="leave the range out, or follow")
+        return first, last
+    for bound in (first, last):
+        if bound is not None and bound > newest and not follow:
+            raise OutOfRange(f"position {bound} is beyond the end", hint=f"the topic holds {oldest} to {newest}")
+    for bound in (first, last):
+        if bound is not None and bound < oldest:
+            raise NotFound(f"position {bound} is older than anything that is kept", hint=f"the oldest is {oldest}")
+    return first or oldest, last if last is not None or follow else newest
+
+
+def next_step(
+    view: TopicView,
+    cursor: Position,
+    last: Position | None,
+    *,
+    priority: ReadPriority,
+    entered: bool,
+    failed: Mapping[object, Position],
+) -> Step:
+    """Return what to do at `cursor`, the position of the entry wanted next.
+
+    `entered` says that the cursor's ledger is known to exist, because the read came from there or was sent there.
+    `failed` holds where a segment or a ledger of the source last failed: it is taken again only if nothing else is
+    left and the cursor has moved on. Raises EntriesMissing.
+    """
+    if last is not None and cursor > last:
+        return Stop.DONE
+    runs = _runs(view, cursor, last, priority)
+    for run in runs:
+        if run.holder not in failed:
+            return run
+    for run in runs:
+        if failed[run.holder] < cursor:
+            return run
+    if runs or _has_later(view, cursor):
+        raise EntriesMissing(f"entry {cursor} is in no tier", hint="`offloadctl segments` shows what is kept")
+    return _leave(view, cursor, entered=entered)
+
+
+def _runs(view: TopicView, cursor: Position, last: Position | None, priority: ReadPriority) -> list[Run]:
+    """The runs that could begin at the cursor, best first; each ends where another choice begins."""
+    ledger_id, entry_id = cursor
+    limit = last.entry_id if last is not None and last.ledger_id == ledger_id else ENTRY_ID_MAX
+    if view.hot and view.hot[0].ledger_id == ledger_id and view.hot[0].entry_id > entry_id:
+        limit = min(limit, view.hot[0].entry_id - 1)
+    runs = []
+    at = bisect_right(view.segments, cursor, key=_begin) - 1
+    segment = view.segments[at] if at >= 0 else None
+    held = _slice(segment, ledger_id) if segment else None
+    if held and held.first_entry_id <= entry_id <= held.last_entry_id:
+        runs.append(Run(Tier.OBJECTS, ledger_id, entry_id, min(limit, held.last_entry_id), segment))
+    source = view.ledger(ledger_id)
+    if source and entry_id <= source.last_entry_id:
+        end = min(limit, source.last_entry_id)
+        if priority is ReadPriority.BOOKKEEPER_FIRST:
+            runs.insert(0, Run(Tier.SOURCE, ledger_id, entry_id, end))
+        else:
+            if runs:
+                end = runs[0].last_entry_id
+            elif at + 1 < len(view.segments) and view.segments[at + 1].begin.ledger_id == ledger_id:
+                end = min(end, view.segments[at + 1].begin.entry_id - 1)
+            runs.append(Run(Tier.SOURCE, ledger_id, entry_id, end))
+    return runs
+
+
+def _begin(segment: CommittedSegment) -> Position:
+    return segment.begin
+
+
+def _slice(segment: CommittedSegment, ledger_id: int) -> LedgerSlice | None:
+    return next((one for one in segment.slices if one.ledger_id == ledger_id), None)
+
+
+def _last_segment(view: TopicView, ledger_id: int) -> int:
+    """Index of the last segment that begins in the ledger or before it, -1 for none."""
+    return bisect_right(view.segments, Position(ledger_id, ENTRY_ID_MAX), key=_begin) - 1
+
+
+def _has_later(view: TopicView, cursor: Position) -> bool:
+    """Whether the bucket holds later entries of the cursor's ledger than the cursor."""
+    at = _last_segment(view, cursor.ledger_id)
+    held = _slice(view.segments[at], cursor.ledger_id) if at >= 0 else None
+    return held is not None and cursor.entry_id <= held.last_entry_id
+
+
+def _leave(view: TopicView, cursor: Position, *, entered: bool) -> Step:
+    """The cursor is behind everything that is known of its ledger: say whether the ledger is over."""
+    ledger_id = cursor.ledger_id
+    source = view.ledger(ledger_id)
+    if source is not None:
+        return _hop(view, cursor, source.last_entry_id) if source.closed else Stop.WAIT
+    at = _last_segment(view, ledger_id)
+    held = _slice(view.segments[at], ledger_id) if at >= 0 else None
+    if held is None:
+        if not entered:
+            return _hop(view, cursor, -1)
+        if _later_ledgers(view, ledger_id):
+            raise EntriesMissing(
+                f"ledger {ledger_id} has vanished while it was read", hint="it was deleted; begin after it"
+            )
+        return Stop.WAIT
+    asked = (view.segments[at].segment_id, ledger_id)
+    if asked not in view.ends:
+        return AskEnd(ledger_id, view.segments[at])
+    end = view.ends[asked]
+    if end is not None:
+        return _hop(view, cursor, max(end, held.last_entry_id))
+    if view.segments[at].end.ledger_id > ledger_id or at + 1 < len(view.segments):
+        return _hop(view, cursor, held.last_entry_id)
+    if view.source and view.source[-1].ledger_id > ledger_id:
+        raise EntriesMissing(
+            f"nobody can say whether ledger {ledger_id} ended at entry {held.last_entry_id}",
+            hint="the ledger source has dropped it, and its segment was sealed before it was closed",
+        )
+    return Stop.WAIT
+
+
+def _later_ledgers(view: TopicView, ledger_id: int) -> list[int]:
+    """The next later ledger of the source, of the bucket and of the buffer, as far as each has one."""
+    at = bisect_right(view.source, ledger_id, key=lambda one: one.ledger_id)
+    later = [one.ledger_id for one in view.source[at : at + 1]]
+    at = _last_segment(view, ledger_id)
+    for segment in view.segments[max(at, 0) : at + 2]:
+        later += [one.ledger_id for one in segment.slices if one.ledger_id > ledger_id][:1]
+    if view.hot:
+        later += [one.ledger_id for one in view.hot if one.ledger_id > ledger_id][:1]
+    return later
+
+
+def _hop(view: TopicView, cursor: Position, end_entry_id: int) -> Step:
+    """The ledger ended at `end_entry_id`: go to the next one, if there is one yet."""
+    if cursor.entry_id <= end_entry_id:
+        raise EntriesMissing(
+            f"entries {cursor} to {cursor.ledger_id}:{end_entry_id} are in no tier",
+            hint="the ledger source has dropped them before they were offloaded",
+        )
+    later = _later_ledgers(view, cursor.ledger_id)
+    if not later:
+        return Stop.WAIT
+    return Hop(Position(min(later), 0))

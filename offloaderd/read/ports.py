@@ -1,0 +1,73 @@
+"""What reading needs of the rest of the daemon, as narrow Protocols, with defaults that ask the metadata store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from offloaderd.errors import NotFound
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.records import policy as policy_record
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.policy import TopicPolicy
+    from offloaderd.model import EntryBatch, Position, TopicName
+
+
+class HotTier(Protocol):
+    """The tailing buffers of the topics that this daemon owns. It answers at once, and only what it is sure of."""
+
+    def read(self, topic: TopicName, first: Position, last: Position | None, max_bytes: int) -> EntryBatch | None:
+        """Return entries of one ledger from `first` on (at least one), at most to `last`; None without `first`."""
+        ...
+
+    def range(self, topic: TopicName) -> tuple[Position, Position] | None:
+        """Return the oldest and newest position held; there may be gaps between."""
+        ...
+
+    def next_after(self, topic: TopicName, position: Position) -> Position | None:
+        """Return the position held that directly follows `position`, in its ledger or the next; None if unknown."""
+        ...
+
+    def changed(self, topic: TopicName) -> Awaitable[object]:
+        """Return something that ends when the buffer may hold more; never, for a topic that is not here."""
+        ...
+
+
+class Maps(Protocol):
+    """Where the committed segments of a topic are known."""
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return what is committed now; an unknown topic has an empty map. Raises Transient."""
+        ...
+
+
+class Policies(Protocol):
+    """Where the policy of a topic is known."""
+
+    async def policy(self, topic: TopicName) -> TopicPolicy | None:
+        """Return the topic's policy, None when it was never enabled. Raises Transient."""
+        ...
+
+
+class StoredMaps:
+    """Maps and policies as the metadata store holds them, nothing cached."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Load the map."""
+        return await catalog.load(self._store, topic)
+
+    async def policy(self, topic: TopicName) -> TopicPolicy | None:
+        """Load the policy."""
+        path = paths.policy(topic)
+        try:
+            node = await self._store.get(path)
+        except NotFound:
+            return None
+        return policy_record.decode(node.value, path=path)

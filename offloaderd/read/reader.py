@@ -1,0 +1,198 @@
+"""Reading a topic from whichever tier holds it: the reader that the daemon owns, and what it knows of topics.
+
+The order of looking (buffer, source, map) matters: entries move from the first to the last, so what has just left one
+tier is found in the next. How one read goes on is in `stream.py`, what it decides in `plan.py`.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+
+from offloaderd.errors import InvalidInput, NotFound, Transient
+from offloaderd.model import Position, ReadPriority
+from offloaderd.read.errors import TopicNotFound
+from offloaderd.read.fetch import retried
+from offloaderd.read.follow import Newsroom
+from offloaderd.read.plan import SourceLedger, TopicView
+from offloaderd.read.segment import SegmentOptions, SegmentReader
+from offloaderd.read.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from types import TracebackType
+
+    from offloaderd.clock import Clock
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metrics import Metrics
+    from offloaderd.model import EntryBatch, TopicName
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.read.plan import Tier
+    from offloaderd.read.ports import HotTier, Maps, Policies
+
+BATCH_BYTES = 1024 * 1024
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How to read: `priority` is for topics whose policy has none, `batch_bytes` for reads that say nothing."""
+
+    priority: ReadPriority = ReadPriority.TIERED_STORAGE_FIRST
+    batch_bytes: int = BATCH_BYTES
+    segments: SegmentOptions = field(default_factory=SegmentOptions)
+
+
+class LastPositions(NamedTuple):
+    """How far a topic reaches, in all and by tier; None where there is nothing."""
+
+    first: Position | None
+    confirmed: Position | None
+    offloaded: Position | None
+    buffered_first: Position | None
+    buffered_last: Position | None
+
+
+class TopicReader:
+    """Reads any topic that the daemon can see; an async context manager that outlives all its reads.
+
+    `source` is None for a daemon that only sees what was pushed and offloaded.
+    """
+
+    def __init__(
+        self,
+        *,
+        maps: Maps,
+        policies: Policies,
+        objects: ObjectReader,
+        source: LedgerSource | None,
+        hot: HotTier,
+        clock: Clock,
+        metrics: Metrics,
+        options: ReadOptions | None = None,
+    ) -> None:
+        self.options = options or ReadOptions()
+        self.source = source
+        self.hot = hot
+        self.clock = clock
+        self.metrics = metrics
+        self.segments = SegmentReader(objects, clock=clock, metrics=metrics, options=self.options.segments)
+        self._maps = maps
+        self._policies = policies
+        self._newsroom = Newsroom(hot=hot, source=source, clock=clock, loader=self.segments.loader)
+
+    async def __aenter__(self) -> Self:
+        """Be ready to read."""
+        await self.segments.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel what is read ahead; reads that still run get Closed."""
+        await self.segments.__aexit__(kind, error, trace)
+
+    async def read(
+        self,
+        topic: TopicName,
+        *,
+        first: Position | None = None,
+        last: Position | None = None,
+        follow: bool = False,
+        priority: ReadPriority | None = None,
+        batch_bytes: int = 0,
+        entries_max: int = 0,
+    ) -> AsyncIterator[tuple[EntryBatch, Tier]]:
+        """Yield the entries of [first, last] in order, each once, in batches of one ledger and one tier.
+
+        `first` None is the oldest entry; `last` None the newest at the time of the call, or none when following.
+        A batch has at most `batch_bytes` of payload (0: the default) or one entry. `entries_max` 0 is no limit.
+        Following, the read waits for new entries until `last`. Raises TopicNotFound, InvalidInput (OutOfRange beyond
+        the newest entry), NotFound before the oldest; EntriesMissing, CorruptData, Transient and Denied when no tier
+        can give an entry. What was yielded is right whatever comes after. Close the iterator when done with it.
+        """
+        if batch_bytes < 0 or entries_max < 0:
+            raise InvalidInput("batch_bytes and entries_max must be 0 or greater")
+        started = self.clock.monotonic()
+        waiting = True
+        with self._newsroom.following(topic) if follow else nullcontext() as news:
+            stream = Stream(self, topic, news, batch_bytes or self.options.batch_bytes)
+            await stream.begin(first, last, priority)
+            async with aclosing(stream.batches()) as batches:  # type: ignore[type-var]
+                async for batch, tier in batches:
+                    kept = batch
+                    if entries_max:
+                        kept = batch.between(batch.first_entry_id, batch.first_entry_id + entries_max - 1)
+                    if waiting:
+                        self.metrics.read_first_byte_seconds.observe(self.clock.monotonic() - started)
+                        waiting = False
+                    self.metrics.read_entries.labels(source=tier).inc(len(kept.payloads))
+                    self.metrics.read_bytes.labels(source=tier).inc(kept.payload_bytes())
+                    yield kept, tier
+                    if entries_max:
+                        entries_max -= len(kept.payloads)
+                        if not entries_max:
+                            break
+        if not follow:
+            self.metrics.read_duration_seconds.observe(self.clock.monotonic() - started)
+
+    async def last_positions(self, topic: TopicName) -> LastPositions:
+        """Return how far the topic reaches. Raises TopicNotFound, Transient."""
+        view = await self.view(topic)
+        if view.is_empty():
+            await self.priority(topic)
+        return LastPositions(
+            first=view.oldest(),
+            confirmed=view.newest(),
+            offloaded=view.segments[-1].range.end if view.segments else None,
+            buffered_first=view.hot[0] if view.hot else None,
+            buffered_last=view.hot[1] if view.hot else None,
+        )
+
+    async def priority(self, topic: TopicName) -> ReadPriority:
+        """Return the topic's read priority. Raises TopicNotFound when there is no trace of the topic."""
+        policy = await self.patiently(lambda: self._policies.policy(topic))
+        if policy is None and not (await self.patiently(lambda: self._maps.topic_map(topic))).segments:
+            known = None if self.source is None else await self._source_ledgers(self.source, topic)
+            if known is None and self.hot.range(topic) is None:
+                raise TopicNotFound(f"unknown topic {topic}", hint="`offloadctl topics list` shows what there is")
+        chosen = policy.read_priority if policy is not None else None
+        return chosen or self.options.priority
+
+    async def view(self, topic: TopicName, last: Position | None = None) -> TopicView:
+        """Look at all tiers. A source that cannot be reached matters only if something up to `last` may be in it.
+
+        Raises Transient.
+        """
+        hot = self.hot.range(topic)
+        source: Sequence[SourceLedger] | None = None
+        trouble: Transient | None = None
+        if self.source is not None:
+            try:
+                source = await self._source_ledgers(self.source, topic)
+            except Transient as error:
+                trouble = error
+        topic_map: TopicMap = await self.patiently(lambda: self._maps.topic_map(topic))
+        if trouble is not None and not (last and topic_map.offloaded and last <= topic_map.offloaded):
+            raise trouble
+        return TopicView(segments=topic_map.segments, source=source or (), hot=hot)
+
+    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call, and again a few times after Transient."""
+        return await retried(call, clock=self.clock, policy=self.options.segments.retry)
+
+    async def _source_ledgers(self, source: LedgerSource, topic: TopicName) -> Sequence[SourceLedger] | None:
+        """Return what the source has of a topic, None when it does not know it."""
+        try:
+            infos = await self.patiently(lambda: source.ledgers(topic))
+            ledgers = [SourceLedger(info.ledger_id, info.entries - 1, True) for info in infos if info.closed]
+            if infos and not infos[-1].closed:
+                open_id = infos[-1].ledger_id
+                confirmed = await self.patiently(lambda: source.confirmed(topic, open_id))
+                ledgers.append(SourceLedger(open_id, confirmed.last_entry_id, confirmed.closed))
+        except NotFound:
+            return None
+        return ledgers

@@ -1,0 +1,272 @@
+"""Reading one committed segment: ranged GETs over whole blocks, each block checked before an entry is handed out.
+
+Rules:
+- Index and manifest are fetched once (in parallel) and kept; `table.py` says what they must agree on.
+- Neighbouring blocks are fetched with one GET. A read begins with one block; each time the consumer comes back the
+  window doubles, up to `read_ahead_bytes`, and half of it is fetched while the other half is handed out.
+- What is fetched ahead is pinned in the shared block cache, so all readers together stay within its budget; only the
+  block that a reader needs next is fetched regardless.
+- Decoding runs block by block with the loop let go in between; nothing here awaits for an entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+import structlog
+
+from offloaderd.errors import CorruptData
+from offloaderd.format import v2
+from offloaderd.objects import keys
+from offloaderd.read.blocks import Cache, Loader
+from offloaderd.read.fetch import Fetcher, RetryPolicy
+from offloaderd.read.table import SegmentTable, check_block, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from types import TracebackType
+
+    from offloaderd.clock import Clock
+    from offloaderd.format.manifest import BlockInfo
+    from offloaderd.metadata.catalog import CommittedSegment
+    from offloaderd.metrics import Metrics
+    from offloaderd.model import EntryBatch, Position, TopicName
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.read.blocks import Slot
+
+ENTRY_BYTES = 48
+"""Memory of one small `bytes` object beyond its content, with its place in a list."""
+
+WINDOW_BYTES_MIN = 256 * 1024
+"""A read begins with this much, at least one block: about what one round trip to S3 costs anyway."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentOptions:
+    """Budgets in bytes, and how patient to be with the store."""
+
+    cache_bytes: int = 128 * 1024 * 1024
+    tables_bytes: int = 16 * 1024 * 1024
+    read_ahead_bytes: int = 16 * 1024 * 1024
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+class SegmentReader:
+    """Reads committed segments out of one bucket; an async context manager that owns all that runs ahead."""
+
+    def __init__(self, objects: ObjectReader, *, clock: Clock, metrics: Metrics, options: SegmentOptions) -> None:
+        self._fetcher = Fetcher(objects, clock=clock, retry=options.retry)
+        self._metrics = metrics
+        self._options = options
+        self.loader = Loader()
+        self._blocks: Cache[EntryBatch] = Cache("blocks", options.cache_bytes, loader=self.loader, metrics=metrics)
+        self._tables: Cache[SegmentTable] = Cache("segments", options.tables_bytes, loader=self.loader, metrics=metrics)
+
+    async def __aenter__(self) -> Self:
+        """Be ready to read."""
+        await self.loader.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel what is being fetched; reads that still wait get Closed."""
+        await self.loader.__aexit__(kind, error, trace)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of blocks and tables in memory."""
+        return self._blocks.used_bytes + self._tables.used_bytes
+
+    @asynccontextmanager
+    async def table(self, topic: TopicName, segment: CommittedSegment) -> AsyncIterator[SegmentTable]:
+        """Give the segment's checked tables. Raises NotFound, CorruptData, Transient, Denied."""
+        estimate = len(segment.slices) * 1024
+        slot, new = self._tables.claim(segment.segment_id, estimate)
+        try:
+            if new:
+                self._tables.load(
+                    [slot], lambda: self._load_table(topic, segment, slot), name=f"tables of {segment.segment_id}"
+                )
+            yield await slot.get()
+        finally:
+            self._tables.release(slot)
+
+    async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[SegmentTable]) -> None:
+        index_key = keys.index_key(segment.prefix, segment.segment_id)
+        manifest_key = keys.manifest_key(segment.prefix, segment.segment_id)
+        try:
+            async with asyncio.TaskGroup() as group:
+                index = group.create_task(self._fetcher.whole(index_key), name=f"get {index_key}")
+                manifest = group.create_task(self._fetcher.whole(manifest_key), name=f"get {manifest_key}")
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        try:
+            table = table_of(topic, segment, index.result(), manifest.result())
+        except CorruptData as error:
+            self._report(error)
+            raise
+        self._tables.fill(slot, table, table.cost_bytes)
+
+    async def read(
+        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position
+    ) -> AsyncIterator[EntryBatch]:
+        """Yield every entry of [first, last], which the segment must hold, once and in order, a batch for each block.
+
+        Raises NotFound for a missing object, CorruptData for one that is not what was committed, Transient and
+        Denied; what was yielded before is right. Close the iterator when done with it.
+        """
+        async with self.table(topic, segment) as table:
+            window = _Window(self, table, table.block_at(first), table.block_at(last))
+            try:
+                while (slot := window.next()) is not None:
+                    try:
+                        batch = await slot.get()
+                        low = first.entry_id if batch.ledger_id == first.ledger_id else 0
+                        high = last.entry_id if batch.ledger_id == last.ledger_id else batch.last_entry_id
+                        yield batch.between(low, high)
+                    finally:
+                        self._blocks.release(slot)
+            finally:
+                window.close()
+
+    def claim(self, table: SegmentTable, number: int) -> tuple[Slot[EntryBatch], bool]:
+        """Pin a block; says whether the caller has to fetch it."""
+        block = table.manifest.blocks[number]
+        return self._blocks.claim((table.manifest.segment_id, number), _cost_bytes(block))
+
+    def fetch(self, table: SegmentTable, first_block: int, slots: Sequence[Slot[EntryBatch]], *, ahead: bool) -> None:
+        """Fetch neighbouring new blocks with one request."""
+        blocks = table.manifest.blocks[first_block : first_block + len(slots)]
+        if ahead:
+            self._metrics.prefetch_bytes.inc(sum(block.length for block in blocks))
+        self._blocks.load(slots, lambda: self._load_blocks(table, blocks, slots), name=f"get {table.data_key}")
+
+    def give_up(self, slot: Slot[EntryBatch]) -> None:
+        """Unpin a block that is not wanted any more."""
+        self._blocks.release(slot)
+
+    def room_bytes(self) -> int:
+        """Bytes that may be fetched ahead now."""
+        return self._blocks.room_bytes
+
+    @property
+    def read_ahead_bytes(self) -> int:
+        """The most that one read fetches ahead."""
+        return self._options.read_ahead_bytes
+
+    async def _load_blocks(
+        self, table: SegmentTable, blocks: Sequence[BlockInfo], slots: Sequence[Slot[EntryBatch]]
+    ) -> None:
+        start = blocks[0].offset
+        try:
+            data = await self._fetcher.exactly(table.data_key, start, blocks[-1].offset + blocks[-1].length - start)
+        except CorruptData as error:
+            self._report(error)
+            raise
+        for block, slot in zip(blocks, slots, strict=True):
+            at = block.offset - start
+            try:
+                # The checksum takes nothing but `bytes`: the one copy of a block, none when it was fetched alone.
+                batch = _checked(block, data[at : at + block.length], table.data_key)
+            except CorruptData as error:
+                self._report(error)
+                self._blocks.fail(slot, error)
+            else:
+                self._blocks.fill(slot, batch, _cost_bytes(block))
+            await asyncio.sleep(0)  # noqa: TID251 - lets the loop go between blocks, takes no time
+
+    def _report(self, error: CorruptData) -> None:
+        self._metrics.checksum_failures.labels(where="read").inc()
+        log.error(
+            "data.corrupt", key=error.key, offset=error.offset, expected=str(error.expected), found=str(error.found)
+        )
+
+
+def _cost_bytes(block: BlockInfo) -> int:
+    return block.length + ENTRY_BYTES * block.entry_count
+
+
+def _checked(block: BlockInfo, data: bytes, key: str) -> EntryBatch:
+    """Decode one block after its checksum; what it holds must be what the manifest says."""
+    check_block(block, data, key)
+    batch = v2.decode_block(data, key=key, at=block.offset)
+    found = (batch.ledger_id, batch.first_entry_id, len(batch.payloads))
+    expected = (block.ledger_id, block.first_entry_id, block.entry_count)
+    if found != expected:
+        raise CorruptData(key=key, offset=block.offset, expected=expected, found=found)
+    return batch
+
+
+class _Window:
+    """The blocks that one read has claimed and not yet handed out, oldest first."""
+
+    def __init__(self, reader: SegmentReader, table: SegmentTable, first_block: int, last_block: int) -> None:
+        self._reader = reader
+        self._table = table
+        self._next = first_block
+        self._last = last_block
+        self._bytes = 0
+        self._limit_bytes = WINDOW_BYTES_MIN
+        self._slots: deque[tuple[Slot[EntryBatch], int]] = deque()
+
+    def next(self) -> Slot[EntryBatch] | None:
+        """Return the next block, which the caller releases; None after the last. Fetches ahead."""
+        self._top_up()
+        if not self._slots:
+            return None
+        slot, length = self._slots.popleft()
+        self._bytes -= length
+        self._limit_bytes = min(2 * self._limit_bytes, max(WINDOW_BYTES_MIN, self._reader.read_ahead_bytes))
+        return slot
+
+    def _top_up(self) -> None:
+        """Claim more while half of the window, or more, is empty; always the block that comes next."""
+        half = self._limit_bytes // 2
+        while self._next <= self._last and (not self._slots or self._bytes <= self._limit_bytes - half):
+            length = self._length(self._next)
+            if self._slots and self._bytes + length > self._limit_bytes:
+                return
+            if not self._claim_run(max(half, length)):
+                return
+
+    def _claim_run(self, run_bytes: int) -> bool:
+        """Claim neighbouring blocks of about `run_bytes`, fetching the new ones together; False when none fits."""
+        ahead = bool(self._slots)
+        fresh: list[Slot[EntryBatch]] = []
+        first = self._next
+        claimed = 0
+        while self._next <= self._last and claimed < run_bytes:
+            length = self._length(self._next)
+            needed = not self._slots
+            if not needed and (claimed + length > run_bytes or self._reader.room_bytes() < length):
+                break
+            slot, new = self._reader.claim(self._table, self._next)
+            self._slots.append((slot, length))
+            self._bytes += length
+            claimed += length
+            if new:
+                if not fresh:
+                    first = self._next
+                fresh.append(slot)
+            elif fresh:
+                self._next += 1
+                break
+            self._next += 1
+        if fresh:
+            self._reader.fetch(self._table, first, fresh, ahead=ahead)
+        return claimed > 0
+
+    def _length(self, number: int) -> int:
+        return self._table.manifest.blocks[number].length
+
+    def close(self) -> None:
+        """Give up what was not handed out."""
+        while self._slots:
+            self._reader.give_up(self._slots.popleft()[0])

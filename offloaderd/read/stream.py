@@ -1,0 +1,249 @@
+"""One read: a cursor that moves through the topic, tier by tier.
+
+The buffer is asked first, at every step. Else PIP-73's priority decides between the bucket and the ledger source, and
+when the one that is asked cannot give the entries (missing, corrupt, not reachable), the other one is. The topic is
+looked at again only when the last look has no answer, so that a long read costs no metadata.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.errors import CorruptData, Denied, NotFound, OffloaderError, Transient
+from offloaderd.model import EntryBatch, Position, ReadPriority
+from offloaderd.read import plan
+from offloaderd.read.errors import EntriesMissing
+from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, Tier, TopicView
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.model import TopicName
+    from offloaderd.read.follow import News
+    from offloaderd.read.reader import TopicReader
+
+log = structlog.get_logger(__name__)
+
+FALL_BACK_ON = (NotFound, CorruptData, Transient, Denied)
+URGENCY = (Transient, CorruptData, Denied)
+"""When no tier can give an entry: trying again comes first, then the alarm, then what an operator can mend."""
+
+
+class Stream:
+    """The state of one read. `news` is None for a read that does not follow."""
+
+    def __init__(self, reader: TopicReader, topic: TopicName, news: News | None, batch_bytes: int) -> None:
+        self._reader = reader
+        self._topic = topic
+        self._news = news
+        self._batch_bytes = batch_bytes
+        self._priority = ReadPriority.TIERED_STORAGE_FIRST
+        self._view = TopicView()
+        self._cursor: Position | None = None
+        self._last: Position | None = None
+        self._entered = False
+        self._failed: dict[object, Position] = {}
+        self._troubles: list[tuple[Tier, OffloaderError]] = []
+        self._missing: EntriesMissing | None = None
+        self._source_tries = 0
+
+    async def begin(self, first: Position | None, last: Position | None, priority: ReadPriority | None) -> None:
+        """Look at the topic and check the range. Raises what `TopicReader.read` names for that."""
+        self._view = await self._reader.view(self._topic, last)
+        if priority is None or self._view.is_empty():
+            configured = await self._reader.priority(self._topic)
+            priority = priority or configured
+        self._priority = priority
+        follow = self._news is not None
+        self._cursor, self._last = plan.checked_range(self._view, first, last, follow=follow)
+
+    async def batches(self) -> AsyncIterator[tuple[EntryBatch, Tier]]:
+        """Yield the entries of the range."""
+        while True:
+            seen = self._news.count if self._news is not None else 0
+            if (batch := self._hot_batch()) is not None:
+                self._advance(batch)
+                self._reader.metrics.read_requests.labels(source=Tier.BUFFER, outcome="ok").inc()
+                yield batch, Tier.BUFFER
+                continue
+            step = await self._step()
+            if isinstance(step, Run):
+                async with aclosing(self._run(step)) as run:  # type: ignore[type-var]
+                    async for batch in run:
+                        for piece in split(batch, self._batch_bytes):
+                            yield piece, step.tier
+            elif isinstance(step, Hop):
+                self._cursor, self._entered = step.to, True
+            elif isinstance(step, AskEnd):
+                await self._ask_end(step)
+            elif step is Stop.DONE:
+                return
+            else:
+                await self._wait(seen)
+
+    def _hot_batch(self) -> EntryBatch | None:
+        """Return what the buffer holds at the cursor."""
+        if self._cursor is None or (self._last is not None and self._cursor > self._last):
+            return None
+        return self._reader.hot.read(self._topic, self._cursor, self._last, self._batch_bytes)
+
+    def _advance(self, batch: EntryBatch) -> None:
+        self._cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
+        self._entered = True
+        for tier, _ in self._troubles:
+            self._reader.metrics.read_requests.labels(source=tier, outcome="fallback").inc()
+        self._troubles.clear()
+        self._source_tries = 0
+
+    async def _step(self) -> Step:
+        """Decide what comes next, looking again before waiting or giving up. Raises the reason to give up."""
+        step = self._decide()
+        if step is None or step is Stop.WAIT:
+            ends = self._view.ends
+            self._view = replace(await self._reader.view(self._topic, self._last), ends=ends)
+            step = self._decide()
+        if step is None:
+            for tier, _ in self._troubles:
+                self._reader.metrics.read_requests.labels(source=tier, outcome="error").inc()
+            raise self._worst()
+        return step
+
+    def _decide(self) -> Step | None:
+        """Return the next step, None when an entry cannot be had."""
+        if self._cursor is None:
+            self._cursor = self._view.oldest()
+        if self._cursor is None:
+            return Stop.WAIT if self._news is not None else Stop.DONE
+        self._missing = None
+        step: Step | None = None
+        try:
+            step = plan.next_step(
+                self._view,
+                self._cursor,
+                self._last,
+                priority=self._priority,
+                entered=self._entered,
+                failed=self._failed,
+            )
+        except EntriesMissing as error:
+            self._missing = error
+        if step is None or step is Stop.WAIT:
+            following = self._hot_hop(self._cursor)
+            if following is not None:
+                return Hop(following)
+        return step
+
+    def _hot_hop(self, cursor: Position) -> Position | None:
+        """Return where the buffer goes on in a later ledger, if it knows that nothing lies between."""
+        if not cursor.entry_id:
+            return None
+        following = self._reader.hot.next_after(self._topic, Position(cursor.ledger_id, cursor.entry_id - 1))
+        return following if following is not None and following.ledger_id > cursor.ledger_id else None
+
+    def _worst(self) -> OffloaderError:
+        """Return the error that tells most about why an entry cannot be had: what a tier said, if one was asked."""
+        for kind in URGENCY:
+            for _, error in self._troubles:
+                if isinstance(error, kind):
+                    return error
+        return self._troubles[0][1] if self._troubles else self._missing or NotFound(f"no entry {self._cursor}")
+
+    async def _wait(self, seen: int) -> None:
+        if self._news is None:
+            raise Transient(
+                f"entry {self._cursor} of {self._topic} is not readable yet", hint="try again, or follow the topic"
+            )
+        await self._news.after(seen)
+
+    async def _ask_end(self, step: AskEnd) -> None:
+        """Let the segment's manifest say whether, and where, the ledger ended."""
+        end: int | None = None
+        try:
+            async with self._reader.segments.table(self._topic, step.segment) as table:
+                part = table.part(step.ledger_id)
+                if part is not None and part.closed:
+                    end = part.ledger_entries - 1
+        except FALL_BACK_ON as error:
+            log.warning("read.end_unknown", topic=str(self._topic), ledger_id=step.ledger_id, error=str(error))
+        ends = {**self._view.ends, (step.segment.segment_id, step.ledger_id): end}
+        self._view = replace(self._view, ends=ends)
+
+    async def _run(self, run: Run) -> AsyncIterator[EntryBatch]:
+        """Yield what the tier gives; a tier that fails is noted, and the next step chooses another."""
+        requests = self._reader.metrics.read_requests
+        outcome = "cancelled"
+        try:
+            async with aclosing(self._open(run)) as batches:  # type: ignore[type-var]
+                async for batch in batches:
+                    self._expect(batch, run)
+                    self._advance(batch)
+                    yield batch
+            if self._cursor is None or self._cursor.entry_id <= run.last_entry_id:
+                raise EntriesMissing(f"the {run.tier} tier ended before {run.ledger_id}:{run.last_entry_id}")
+            outcome = "ok"
+        except FALL_BACK_ON as error:
+            outcome = ""
+            await self._failed_at(run, error)
+        finally:
+            if outcome:
+                requests.labels(source=run.tier, outcome=outcome).inc()
+
+    def _open(self, run: Run) -> AsyncIterator[EntryBatch]:
+        if run.segment is not None:
+            first = Position(run.ledger_id, run.first_entry_id)
+            last = Position(run.ledger_id, run.last_entry_id)
+            return self._reader.segments.read(self._topic, run.segment, first, last)
+        source: LedgerSource | None = self._reader.source
+        if source is None:
+            raise EntriesMissing("there is no ledger source")
+        return source.read(
+            self._topic, run.ledger_id, run.first_entry_id, run.last_entry_id, batch_bytes=self._batch_bytes
+        )
+
+    def _expect(self, batch: EntryBatch, run: Run) -> None:
+        """A tier that gives other entries than the next ones must not be passed on."""
+        if batch.first != self._cursor or not batch.payloads or batch.last_entry_id > run.last_entry_id:
+            raise CorruptData(
+                key=f"ledger {run.ledger_id} ({run.tier})",
+                offset=0,
+                expected=f"entries {self._cursor} to {run.last_entry_id}",
+                found=f"{batch.first} to {batch.last_entry_id}",
+            )
+
+    async def _failed_at(self, run: Run, error: OffloaderError) -> None:
+        """Note that a tier failed at the cursor; a source that only stumbled is tried again after a pause."""
+        reader, cursor = self._reader, self._cursor or Position(run.ledger_id, run.first_entry_id)
+        if run.tier is Tier.SOURCE and isinstance(error, Transient):
+            self._source_tries += 1
+            retry = reader.options.segments.retry
+            if self._source_tries < retry.tries_max:
+                pause_s = min(retry.pause_s * 2 ** (self._source_tries - 1), retry.pause_max_s)
+                await reader.clock.sleep(reader.clock.jitter(pause_s))
+                return
+        if run.tier is Tier.SOURCE and isinstance(error, CorruptData):
+            reader.metrics.checksum_failures.labels(where="read").inc()
+        self._failed[run.holder] = cursor
+        self._troubles.append((run.tier, error))
+        log.warning(
+            "read.tier_failed", topic=str(self._topic), tier=run.tier.value, position=str(cursor), error=str(error)
+        )
+
+
+def split(batch: EntryBatch, batch_bytes: int) -> Iterator[EntryBatch]:
+    """Yield a batch in pieces of at most `batch_bytes` of payload, or one entry."""
+    lengths = list(map(len, batch.payloads))
+    if len(lengths) <= 1 or sum(lengths) <= batch_bytes:
+        yield batch
+        return
+    start, size = 0, 0
+    for at, length in enumerate(lengths):
+        if at > start and size + length > batch_bytes:
+            yield EntryBatch(batch.ledger_id, batch.first_entry_id + start, batch.payloads[start:at])
+            start, size = at, 0
+        size += length
+    yield EntryBatch(batch.ledger_id, batch.first_entry_id + start, batch.payloads[start:])

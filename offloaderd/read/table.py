@@ -1,0 +1,114 @@
+"""What must be known of a segment to read it: where its blocks are, from index and manifest, which must agree.
+
+The manifest carries a checksum of itself (checked when it is decoded) and of the index; the index is what other
+readers of the format go by. A segment whose two tables disagree with each other, or with what was committed, is not
+read at all.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from offloaderd.errors import CorruptData
+from offloaderd.format import manifest as manifest_format
+from offloaderd.format import v2
+from offloaderd.objects import keys
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
+    from offloaderd.metadata.catalog import CommittedSegment
+    from offloaderd.model import Position, TopicName
+
+TABLE_BYTES = 2048
+BLOCK_BYTES = 768
+"""Memory that a decoded manifest takes: in all, and for each block."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTable:
+    """A segment's checked manifest, with what finds a block fast."""
+
+    data_key: str
+    manifest: SegmentManifest
+    starts: Sequence[tuple[int, int]]
+
+    def block_at(self, position: Position) -> int:
+        """Return the number of the block that holds `position`, from 0; -1 when it lies before the first."""
+        return bisect_right(self.starts, (position.ledger_id, position.entry_id)) - 1
+
+    def part(self, ledger_id: int) -> LedgerPart | None:
+        """Return what the segment says of a ledger."""
+        return next((part for part in self.manifest.ledgers if part.ledger_id == ledger_id), None)
+
+    @property
+    def cost_bytes(self) -> int:
+        """Memory that the table takes, about."""
+        return TABLE_BYTES + BLOCK_BYTES * len(self.starts)
+
+
+def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, manifest_data: bytes) -> SegmentTable:
+    """Decode and cross-check a segment's tables. Raises CorruptData that names the object and what differs."""
+    index_key = keys.index_key(segment.prefix, segment.segment_id)
+    manifest_key = keys.manifest_key(segment.prefix, segment.segment_id)
+    manifest = manifest_format.decode(manifest_data, key=manifest_key)
+    _check_identity(topic, segment, manifest, manifest_key)
+    if len(index_data) != manifest.index_bytes:
+        end = min(len(index_data), manifest.index_bytes)
+        raise _differs(index_key, end, f"{manifest.index_bytes} bytes", f"{len(index_data)} bytes")
+    crc = google_crc32c.value(index_data)
+    if crc != manifest.index_crc32c:
+        raise _differs(index_key, 0, f"CRC-32C {manifest.index_crc32c:08x}", f"{crc:08x}")
+    index = v2.decode_index(index_data, key=index_key)
+    if index.data_bytes != manifest.data_bytes:
+        raise _differs(index_key, 8, f"a data object of {manifest.data_bytes} bytes", index.data_bytes)
+    listed = sorted(
+        (entry.part_id, group.ledger_id, entry.first_entry_id, entry.offset)
+        for group in index.groups
+        for entry in group.entries
+    )
+    blocks = [
+        (number, block.ledger_id, block.first_entry_id, block.offset)
+        for number, block in enumerate(manifest.blocks, start=1)
+    ]
+    if listed != blocks:
+        raise _differs(index_key, 24, f"the {len(blocks)} blocks of the manifest", "other blocks")
+    starts = [(block.ledger_id, block.first_entry_id) for block in manifest.blocks]
+    return SegmentTable(keys.data_key(segment.prefix, segment.segment_id), manifest, starts)
+
+
+def _check_identity(topic: TopicName, segment: CommittedSegment, manifest: SegmentManifest, key: str) -> None:
+    """The manifest must be this segment's, of this topic, and hold what was committed."""
+    if manifest.segment_id != segment.segment_id:
+        raise _differs(key, 0, f"segment {segment.segment_id}", manifest.segment_id)
+    if manifest.managed_ledger != topic.managed_ledger:
+        raise _differs(key, 0, f"entries of {topic.managed_ledger}", manifest.managed_ledger)
+    committed = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in segment.slices]
+    stored = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in manifest.ledgers]
+    # Ledgers that have been marked deleted are no longer in the map, so it may hold only a run of the segment's.
+    start = stored.index(committed[0]) if committed and committed[0] in stored else len(stored)
+    if not committed or committed != stored[start : start + len(committed)]:
+        raise _differs(key, 0, f"entries {segment.range}", manifest.range)
+
+
+def check_block(block: BlockInfo, data: bytes, key: str) -> None:
+    """Raise CorruptData unless `data` is exactly the block that was written."""
+    crc = google_crc32c.value(data)
+    if crc != block.crc32c:
+        expected = f"a block of {block.length} bytes with CRC-32C {block.crc32c:08x}"
+        raise _differs(key, block.offset, expected, f"{crc:08x}")
+
+
+def _differs(key: str, offset: int, expected: object, found: object) -> CorruptData:
+    return CorruptData(
+        key=key,
+        offset=offset,
+        expected=expected,
+        found=found,
+        hint="the object is not what was committed; restore it, or read from the ledger source",
+    )

@@ -1,0 +1,90 @@
+"""ReadService: entries by range or as they come, and how far a topic reaches.
+
+A client that stops reading holds only its own stream: gRPC takes no further answer until the client makes room, so
+the read pauses with what it has fetched ahead, which the block cache bounds. A client that vanishes ends the read.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import InvalidInput, Throttled
+from offloaderd.model import ReadPriority, TopicName
+from offloaderd.rpc.convert import from_position, to_position, to_read_response
+from offloaderd.rpc.v1 import read_pb2, read_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from grpc import aio
+
+    from offloaderd.metrics import Metrics
+    from offloaderd.read.reader import TopicReader
+
+    Context = aio.ServicerContext[object, object]
+
+BATCH_BYTES_MAX = 16 * 1024 * 1024
+"""Payload bytes of one answer; clients take messages of 32 MiB, and small entries need room for their framing."""
+
+
+class ReadService(read_pb2_grpc.ReadServiceServicer):
+    """Serves reads from a TopicReader, at most `readers_max` at a time."""
+
+    def __init__(
+        self, reader: TopicReader, *, metrics: Metrics, readers_max: int, batch_bytes_max: int = BATCH_BYTES_MAX
+    ) -> None:
+        self._reader = reader
+        self._metrics = metrics
+        self._readers_max = readers_max
+        self._batch_bytes_max = batch_bytes_max
+        self._readers = 0
+
+    async def Read(self, request: read_pb2.ReadRequest, context: Context) -> AsyncIterator[read_pb2.ReadResponse]:  # noqa: N802 - named by the proto
+        """Stream a range. Raises what TopicReader.read raises, Throttled when there are too many readers."""
+        topic = TopicName.parse(request.topic)
+        if request.batch_bytes > self._batch_bytes_max:
+            raise InvalidInput(
+                f"batch_bytes of {request.batch_bytes} is too large", hint=f"at most {self._batch_bytes_max}, or 0"
+            )
+        entries = self._reader.read(
+            topic,
+            first=from_position(request.first) if request.HasField("first") else None,
+            last=from_position(request.last) if request.HasField("last") else None,
+            follow=request.follow,
+            priority=ReadPriority.parse(request.read_priority) if request.read_priority else None,
+            batch_bytes=request.batch_bytes,
+            entries_max=request.entries_max,
+        )
+        with self._counted():
+            async with aclosing(entries) as batches:  # type: ignore[type-var]
+                async for batch, tier in batches:
+                    yield to_read_response(batch, tier)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Hold one of the readers' places. Raises Throttled."""
+        if self._readers >= self._readers_max:
+            raise Throttled(
+                f"{self._readers} reads are open already", hint="try again later, or raise read.readers_max"
+            )
+        self._readers += 1
+        self._metrics.readers.set(self._readers)
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            self._metrics.readers.set(self._readers)
+
+    async def LastPositions(  # noqa: N802 - named by the proto
+        self, request: read_pb2.LastPositionsRequest, context: Context
+    ) -> read_pb2.LastPositionsResponse:
+        """Say how far a topic reaches. Raises TopicNotFound."""
+        found = await self._reader.last_positions(TopicName.parse(request.topic))
+        return read_pb2.LastPositionsResponse(
+            first=to_position(found.first),
+            confirmed=to_position(found.confirmed),
+            offloaded=to_position(found.offloaded),
+            buffered_first=to_position(found.buffered_first),
+            buffered_last=to_position(found.buffered_last),
+        )
