@@ -313,6 +313,12 @@ class Metrics:
             method=OPEN,
             code=OPEN,
         )
+        self.grpc_server_handling_seconds = self._histogram(
+            "grpc_server_handling_seconds",
+            "From a call's start to its status; streams last as long as their client wants.",
+            service=OPEN,
+            method=OPEN,
+        )
         self.event_loop_lag_seconds = self._histogram(
             "offloaderd_event_loop_lag_seconds", "How late timers fire. p99 above 250 ms: the loop is blocked."
         )
