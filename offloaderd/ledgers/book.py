@@ -1,0 +1,248 @@
+"""What a ledger store knows of its topics, without payloads and without I/O: the rules that all stores share.
+
+A `Book` is what has been stored for certain. Changes are planned on a `Draft` over it, which several callers may
+share; the store makes the draft durable and only then lets the book take it over. A draft that failed is dropped.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.model import ENTRY_BYTES_MAX, Confirmed, LedgerInfo, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.model import TopicName
+
+LEDGER_ENTRIES_MAX = 50_000
+LEDGER_BYTES_MAX = 2 * 1024 * 1024 * 1024
+LEDGER_AGE_MAX_S = 14_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollLimits:
+    """When a ledger is full: at so many entries, at so many payload bytes, or at such an age with an entry to come."""
+
+    entries_max: int = LEDGER_ENTRIES_MAX
+    bytes_max: int = LEDGER_BYTES_MAX
+    age_max_s: float = LEDGER_AGE_MAX_S
+
+    def __post_init__(self) -> None:
+        """Raise InvalidInput for limits under which nothing could be written."""
+        if self.entries_max < 1 or self.bytes_max < 1 or not self.age_max_s > 0:
+            raise InvalidInput(f"ledger limits must be positive: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """State of one ledger. `opened_s` is of the monotonic clock: a restart starts the age of an open ledger anew."""
+
+    ledger_id: int
+    opened_s: float
+    entries: int = 0
+    size_bytes: int = 0
+    closed: bool = False
+    closed_at_ms: int = 0
+
+    def info(self) -> LedgerInfo:
+        """Return the ledger as callers see it."""
+        return LedgerInfo(
+            ledger_id=self.ledger_id,
+            closed=self.closed,
+            entries=self.entries,
+            size_bytes=self.size_bytes,
+            closed_at_ms=self.closed_at_ms,
+        )
+
+
+class Run(NamedTuple):
+    """Consecutive entries that go into one ledger; `bytes_before` is the ledger's length in front of them."""
+
+    ledger_id: int
+    first_entry_id: int
+    bytes_before: int
+    payloads: Sequence[bytes]
+
+
+class Now(NamedTuple):
+    """One reading of the clock."""
+
+    wall_ms: int
+    monotonic_s: float
+
+
+class Book:
+    """All topics and ledgers that are stored."""
+
+    def __init__(self) -> None:
+        self._topics: dict[TopicName, dict[int, Ledger]] = {}
+        self.next_ledger_id = 0
+
+    def restore(self, topic: TopicName, ledgers: Sequence[Ledger]) -> None:
+        """Take a topic over from what was stored before; `ledgers` ascend."""
+        self._topics[topic] = {ledger.ledger_id: ledger for ledger in ledgers}
+
+    def topics(self) -> list[TopicName]:
+        """Return all topics in name order."""
+        return sorted(self._topics, key=str)
+
+    def __contains__(self, topic: TopicName) -> bool:
+        """Tell whether the topic is known."""
+        return topic in self._topics
+
+    def ledgers(self, topic: TopicName) -> list[LedgerInfo]:
+        """Return the topic's ledgers in order. Raises NotFound."""
+        return [ledger.info() for ledger in self._of(topic).values()]
+
+    def ledger(self, topic: TopicName, ledger_id: int) -> Ledger:
+        """Return one ledger. Raises NotFound."""
+        found = self._of(topic).get(ledger_id)
+        if found is None:
+            raise NotFound(f"no ledger {ledger_id} in {topic}", hint="it may have been deleted")
+        return found
+
+    def peek(self, topic: TopicName, ledger_id: int) -> Ledger | None:
+        """Return one ledger, None when the topic or the ledger is not there."""
+        return self._topics.get(topic, {}).get(ledger_id)
+
+    def open_ledger(self, topic: TopicName) -> Ledger | None:
+        """Return the topic's open ledger: its last one, unless that is closed."""
+        ledgers = self._topics.get(topic)
+        last = next(reversed(ledgers.values()), None) if ledgers else None
+        return last if last is not None and not last.closed else None
+
+    def confirmed(self, topic: TopicName, ledger_id: int) -> Confirmed:
+        """Return how far a ledger may be read. Raises NotFound."""
+        ledger = self.ledger(topic, ledger_id)
+        return Confirmed(ledger.entries - 1, ledger.closed)
+
+    def check_range(self, topic: TopicName, ledger_id: int, first: int, last: int) -> None:
+        """Raise InvalidInput for a range that cannot be, NotFound for one that is not there."""
+        if first < 0 or last < first:
+            raise InvalidInput(f"no range of entries: {first} to {last}")
+        if last >= self.ledger(topic, ledger_id).entries:
+            raise NotFound(f"no entry {ledger_id}:{last} in {topic}", hint="it has not been written")
+
+    def take_over(self, draft: Draft) -> None:
+        """Make a draft that is stored now part of the book."""
+        for topic, changes in draft.changes.items():
+            ledgers = self._topics.setdefault(topic, {})
+            for ledger_id, ledger in changes.items():
+                if ledger is None:
+                    ledgers.pop(ledger_id, None)  # it may have come and gone within the draft
+                else:
+                    ledgers[ledger_id] = ledger
+        self.next_ledger_id = draft.next_ledger_id
+
+    def _of(self, topic: TopicName) -> dict[int, Ledger]:
+        found = self._topics.get(topic)
+        if found is None:
+            raise NotFound(f"unknown topic {topic}", hint="it has no entries and was never created")
+        return found
+
+
+@dataclass(slots=True)
+class Draft:
+    """Changes that are planned over a book: by topic, the new state of each ledger touched (None: deleted).
+
+    A topic that is there with no ledger is a topic to create. Each method either plans its change whole or raises.
+    """
+
+    book: Book
+    limits: RollLimits
+    changes: dict[TopicName, dict[int, Ledger | None]] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    next_ledger_id: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start numbering where the book ends."""
+        self.next_ledger_id = self.book.next_ledger_id
+
+    def create(self, topic: TopicName) -> None:
+        """Plan a topic; one that exists is no error."""
+        if topic not in self.book:
+            self.changes.setdefault(topic, {})
+
+    def append(self, topic: TopicName, payloads: Sequence[bytes], now: Now) -> Position:
+        """Plan entries (at least one), over as many ledgers as the limits ask for; returns the last one's position."""
+        ends = list(accumulate(map(len, payloads)))
+        open_ledger = self._open_ledger(topic)
+        if open_ledger is not None and now.monotonic_s - open_ledger.opened_s >= self.limits.age_max_s:
+            self._close(topic, open_ledger, now)
+            open_ledger = None
+        taken, last = 0, Position(0, 0)
+        while taken < len(payloads):
+            ledger = open_ledger or self._new_ledger(now)
+            open_ledger = None
+            before = ends[taken - 1] if taken else 0
+            # The entry that reaches the limit is the last one in: a ledger is never cut before its first entry.
+            full_at = bisect_left(ends, before + self.limits.bytes_max - ledger.size_bytes, taken) + 1
+            end = min(len(payloads), taken + self.limits.entries_max - ledger.entries, max(full_at, taken + 1))
+            self.runs.append(Run(ledger.ledger_id, ledger.entries, ledger.size_bytes, payloads[taken:end]))
+            grown = replace(
+                ledger, entries=ledger.entries + end - taken, size_bytes=ledger.size_bytes + ends[end - 1] - before
+            )
+            taken, last = end, Position(grown.ledger_id, grown.entries - 1)
+            self._put(topic, grown)
+            if grown.entries >= self.limits.entries_max or grown.size_bytes >= self.limits.bytes_max:
+                self._close(topic, grown, now)
+        return last
+
+    def roll(self, topic: TopicName, now: Now) -> None:
+        """Plan the end of the open ledger, if there is one. Raises NotFound for an unknown topic."""
+        if topic not in self.book and topic not in self.changes:
+            raise NotFound(f"unknown topic {topic}", hint="it has no entries and was never created")
+        open_ledger = self._open_ledger(topic)
+        if open_ledger is not None:
+            self._close(topic, open_ledger, now)
+
+    def delete(self, topic: TopicName, ledger_id: int) -> bool:
+        """Plan the end of a closed ledger; False when it is gone already. Raises InvalidInput for an open one."""
+        planned = self.changes.get(topic, {})
+        ledger = planned[ledger_id] if ledger_id in planned else self.book.peek(topic, ledger_id)
+        if ledger is None:
+            return False
+        if not ledger.closed:
+            raise InvalidInput(f"ledger {ledger_id} of {topic} is open", hint="only a closed ledger can be deleted")
+        self.changes.setdefault(topic, {})[ledger_id] = None
+        return True
+
+    def _open_ledger(self, topic: TopicName) -> Ledger | None:
+        planned = self.changes.get(topic)
+        newest = max(planned, default=None) if planned else None
+        last = self.book.open_ledger(topic)
+        if newest is None or planned is None or (last is not None and newest < last.ledger_id):
+            return last
+        ledger = planned[newest]
+        return ledger if ledger is not None and not ledger.closed else None
+
+    def _new_ledger(self, now: Now) -> Ledger:
+        ledger = Ledger(ledger_id=self.next_ledger_id, opened_s=now.monotonic_s)
+        self.next_ledger_id += 1
+        return ledger
+
+    def _close(self, topic: TopicName, ledger: Ledger, now: Now) -> None:
+        self._put(topic, replace(ledger, closed=True, closed_at_ms=now.wall_ms))
+
+    def _put(self, topic: TopicName, ledger: Ledger) -> None:
+        self.changes.setdefault(topic, {})[ledger.ledger_id] = ledger
+
+
+def check_payloads(payloads: Sequence[bytes]) -> None:
+    """Raise InvalidInput for an append without entries, or with one too large or not of bytes; b"" is legal."""
+    if not payloads:
+        raise InvalidInput("an append without entries", hint="hand over at least one entry")
+    strangers = set(map(type, payloads)) - {bytes}
+    if strangers:
+        raise InvalidInput(f"payloads must be bytes, not {', '.join(sorted(kind.__name__ for kind in strangers))}")
+    largest = max(map(len, payloads))
+    if largest > ENTRY_BYTES_MAX:
+        raise InvalidInput(
+            f"an entry of {largest} bytes is larger than the {ENTRY_BYTES_MAX} bytes that an entry may have",
+            hint="split it, or store it elsewhere and append a reference",
+        )

@@ -1,0 +1,44 @@
+"""What the operating system says about a disk, in the words of the error tree."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import Denied, NoSpace, Transient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG}
+_FREE_BYTES_MIN = 1024 * 1024
+
+
+def full_disk(directory: Path) -> bool:
+    """Tell whether the disk has no room left worth mentioning; SQLite calls some of it an I/O error."""
+    try:
+        stat = os.statvfs(directory)
+    except OSError:
+        return False
+    return stat.f_bavail * stat.f_frsize < _FREE_BYTES_MIN
+
+
+@contextmanager
+def translated_os_errors(directory: Path) -> Iterator[None]:
+    """Turn OSError into NoSpace, Denied or Transient, naming the directory."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in _FULL:
+            raise NoSpace(f"no space left in {directory}: {reason}", hint="free some") from error
+        if error.errno in _DENIED:
+            raise Denied(
+                f"the ledger store in {directory} cannot be written: {reason}",
+                hint="check that the disk is not mounted read-only and who owns the directory",
+            ) from error
+        raise Transient(f"the ledger store in {directory} failed: {reason}") from error
