@@ -8,10 +8,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
-import grpc
 
 from offloaderd.errors import CorruptData, InvalidConfig, InvalidInput, NotFound, OffloaderError
-from offloaderd.rpc.client import RemoteError, Unreachable
+from offloaderd.rpc.client import TimedOut, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,21 +34,11 @@ Exit codes:
 DEBUG = "OFFLOADERD_DEBUG"
 """Set in the environment, it lets unexpected errors through with their traceback."""
 
-_BY_STATUS = {
-    grpc.StatusCode.INVALID_ARGUMENT: USAGE,
-    grpc.StatusCode.OUT_OF_RANGE: USAGE,
-    grpc.StatusCode.NOT_FOUND: NOT_FOUND,
-    grpc.StatusCode.DATA_LOSS: CORRUPT,
-    grpc.StatusCode.DEADLINE_EXCEEDED: TIMED_OUT,
-}
-
-
 def exit_code(error: OffloaderError) -> int:
     """Return the exit code that tells a script what happened."""
-    if isinstance(error, RemoteError):
-        return _BY_STATUS.get(error.code, FAILED)
     kinds = (
         (Unreachable, UNREACHABLE),
+        (TimedOut, TIMED_OUT),
         (InvalidInput, USAGE),
         (InvalidConfig, USAGE),
         (NotFound, NOT_FOUND),

@@ -1,7 +1,7 @@
 """A daemon as seen by its users: one asyncio client over all services, used by offloadctl and the walkthrough.
 
 Rules: every call has a deadline unless the caller says otherwise; message sizes are limited both ways; an error
-status becomes a RemoteError with the daemon's reason and hint, a daemon that cannot be reached an Unreachable.
+status becomes the error that the daemon raised (see errors.py), a daemon that is not there an Unreachable.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc import aio
 
 from offloaderd.errors import InvalidInput, OffloaderError, Transient
+from offloaderd.rpc.errors import DETAIL_KEY, from_rpc_error
 from offloaderd.rpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -34,27 +34,21 @@ if TYPE_CHECKING:
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 """Largest message that is sent or taken; an entry is at most 5 MiB, a batch a little more than the batch size."""
 CONNECT_S = 5.0
-ERROR_DETAIL_KEY = "offloaderd-error-bin"
-
-
-class RemoteError(OffloaderError):
-    """The daemon answered with an error status; `reason` is its stable word for it, empty when it gave none."""
-
-    def __init__(self, message: str, *, code: grpc.StatusCode, reason: str = "", hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.code = code
-        self.reason = reason
 
 
 class Unreachable(Transient):
     """No daemon answers at the address."""
 
 
+class TimedOut(Transient):
+    """The call's deadline passed before its result was there."""
+
+
 class DaemonClient:
     """Async context manager over one channel to `address` (`host:port`).
 
     `timeout_s` is the deadline of each call that is not a stream; streams take their own (None: no limit). Every
-    method raises RemoteError and Unreachable.
+    method raises what the daemon raised, Unreachable and TimedOut.
     """
 
     def __init__(
@@ -241,33 +235,21 @@ class DaemonClient:
 def translated(error: aio.AioRpcError, address: str) -> OffloaderError:
     """Return what a failed call means to the caller.
 
-    UNAVAILABLE without the daemon's own detail was said by the transport: the daemon is gone.
+    What the daemon said itself carries its detail; UNAVAILABLE without it was said by the transport: nobody is there.
     """
     code = error.code()
-    text = " ".join((error.details() or code.name).split())
-    detail = error_detail(error)
-    if detail is not None:
-        return RemoteError(text, code=code, reason=detail.reason, hint=detail.hint)
+    if any(key == DETAIL_KEY for key, _ in error.trailing_metadata() or ()):
+        return from_rpc_error(error)
     if code is grpc.StatusCode.UNAVAILABLE:
-        return Unreachable(f"lost the daemon at {address}: {text}", hint="it may be restarting; try again")
+        return Unreachable(f"lost the daemon at {address}: {error.details()}", hint="it may be restarting; try again")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return RemoteError("no result before the deadline", code=code, hint="allow more with --timeout SECONDS")
+        return TimedOut("no result before the deadline", hint="allow more with --timeout SECONDS")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return RemoteError(
-            "the daemon does not offer this", code=code, hint="appending needs a daemon with an embedded ledger store"
+        return InvalidInput(
+            f"the daemon at {address} does not offer this call",
+            hint="appending needs a daemon with an embedded ledger store, as standalone has",
         )
-    return RemoteError(text, code=code)
-
-
-def error_detail(error: aio.AioRpcError) -> common_pb2.ErrorDetail | None:
-    """Return the detail that the daemon attached to an error, None when there is none that can be read."""
-    for key, value in error.trailing_metadata() or ():
-        if key == ERROR_DETAIL_KEY and isinstance(value, bytes):
-            try:
-                return common_pb2.ErrorDetail.FromString(value)
-            except DecodeError:
-                return None
-    return None
+    return from_rpc_error(error)
 
 
 def position_message(value: Position | None) -> common_pb2.Position | None:

@@ -11,9 +11,8 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from offloaderd.errors import OffloaderError
+from offloaderd.errors import NotFound, OffloaderError, Transient
 from offloaderd.model import ReadPriority, TopicName
-from offloaderd.rpc.client import RemoteError
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ class Walkthrough:
         try:
             status = (await self._client.status(topic)).topics[0]
             segments = await self._client.segments(topic)
-        except RemoteError:
+        except (NotFound, Transient):
             return
         committed = [segment for segment in segments if segment.status == "Offloaded"]
         self._now = replace(

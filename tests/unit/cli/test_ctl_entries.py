@@ -190,5 +190,5 @@ def test_produce_without_an_embedded_store_says_so(ctl: Ctl, fake: FakeDaemon, t
     file.write_bytes(b"one\n")
     fake.failure = Failure(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
     answer = ctl("produce", "orders", str(file))
-    assert answer.code == 1
+    assert answer.code == 2
     assert "embedded ledger store" in answer.err

@@ -21,7 +21,7 @@ from offloaderd.cli.ctl import options
 from offloaderd.cli.program import Program, exit_code, outcome_of
 from offloaderd.config import GrpcSettings
 from offloaderd.errors import CorruptData, Denied, InvalidConfig, InvalidInput, NotFound, OffloaderError
-from offloaderd.rpc.client import RemoteError, Unreachable
+from offloaderd.rpc.client import TimedOut, Unreachable
 from offloaderd.standalone import state
 from offloaderd.standalone.state import StandaloneState
 from tests.unit.cli.conftest import Ctl
@@ -37,7 +37,6 @@ CODES = [
     (grpc.StatusCode.DATA_LOSS, 5),
     (grpc.StatusCode.INVALID_ARGUMENT, 2),
     (grpc.StatusCode.OUT_OF_RANGE, 2),
-    (grpc.StatusCode.DEADLINE_EXCEEDED, 6),
     (grpc.StatusCode.FAILED_PRECONDITION, 1),
     (grpc.StatusCode.UNAVAILABLE, 1),
     (grpc.StatusCode.INTERNAL, 1),
@@ -47,10 +46,21 @@ CODES = [
 @pytest.mark.parametrize(("status", "code"), CODES)
 def test_status_codes_become_exit_codes(ctl: Ctl, fake: FakeDaemon, status: grpc.StatusCode, code: int) -> None:
     """Each kind of error has the documented code, one error line and the daemon's hint."""
-    fake.failure = Failure(status, "it went\nwrong", "REASON", "do this")
+    reason = "CORRUPT_DATA" if status is grpc.StatusCode.DATA_LOSS else "REASON"
+    fake.failure = Failure(status, "it went wrong", reason, "do this")
     answer = ctl("segments", "orders")
     assert answer.code == code
     assert answer.err == "error: it went wrong\nhint: do this\n"
+
+
+def test_a_call_that_takes_too_long_gives_code_6(ctl: Ctl, fake: FakeDaemon) -> None:
+    """The deadline is that of --timeout, and the hint says how to allow more."""
+    fake.failure = Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    answer = ctl("status", "--timeout", "7")
+    assert answer.code == 6
+    assert "--timeout" in answer.err
+    assert fake.deadlines[0] is not None
+    assert fake.deadlines[0] < 8
 
 
 def test_a_daemon_that_is_not_there_gives_code_3(ctl: Ctl) -> None:
@@ -96,7 +106,7 @@ def test_a_malformed_topic_is_a_usage_error(ctl: Ctl, fake: FakeDaemon, topic: s
         (Unreachable("x"), 3),
         (NotFound("x"), 4),
         (CorruptData(key="k", offset=0, expected=1, found=2), 5),
-        (RemoteError("x", code=grpc.StatusCode.CANCELLED), 1),
+        (TimedOut("x"), 6),
     ],
 )
 def test_every_error_of_ours_has_its_code(error: OffloaderError, code: int) -> None:
