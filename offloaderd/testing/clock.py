@@ -1,0 +1,93 @@
+"""A clock that stands still until a test moves it; ids and jitter come from a seed.
+
+`advance` wakes sleepers in the order of their deadlines, each at its own time, and lets them run until they sleep
+again: a loop that sleeps 1 s ten times runs ten times in `advance(10)`. What waits for other things (a thread, a
+socket) is not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+import uuid
+from itertools import count
+
+START_MS = 1_700_000_000_000
+TURNS = 50
+"""Turns that the loop gets for each sleeper that was woken: what one of them sets in motion without sleeping."""
+
+
+class FakeClock:
+    """A Clock whose time is the test's. Sleeping 0 s or less only gives the loop a turn."""
+
+    def __init__(self, *, start_ms: int = START_MS, seed: int = 0) -> None:
+        self._start_ms = start_ms
+        self._now = 0.0
+        self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self._order = count()
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch: the start plus what has been advanced and jumped."""
+        return self._start_ms + round(self._now * 1000)
+
+    def monotonic(self) -> float:
+        """Seconds that have been advanced."""
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        """Return once the test has advanced the clock by `seconds`."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._now + seconds, next(self._order), woken))
+        await woken
+
+    def uuid(self) -> uuid.UUID:
+        """Return the next id of the seed, in the form of version 4."""
+        return uuid.UUID(int=self._random.getrandbits(128), version=4)
+
+    def jitter(self, seconds: float) -> float:
+        """Return the next duration of the seed from [seconds / 2, seconds]."""
+        return self._random.uniform(seconds / 2, seconds)
+
+    def jump(self, milliseconds: int) -> None:
+        """Move the wall clock alone, forwards or back, as an operator or NTP does."""
+        self._start_ms += milliseconds
+
+    @property
+    def sleeper_count(self) -> int:
+        """How many are asleep."""
+        return sum(not woken.done() for _, _, woken in self._sleepers)
+
+    @property
+    def next_wake_s(self) -> float | None:
+        """Seconds until the first sleeper wakes, None when nobody sleeps."""
+        self._forget_cancelled()
+        return self._sleepers[0][0] - self._now if self._sleepers else None
+
+    async def advance(self, seconds: float) -> None:
+        """Move the time on, waking sleepers on the way; returns when the last of them has had its turns."""
+        end = self._now + seconds
+        await self.settle()
+        while True:
+            self._forget_cancelled()
+            if not self._sleepers or self._sleepers[0][0] > end:
+                break
+            deadline, _, woken = heapq.heappop(self._sleepers)
+            self._now = max(self._now, deadline)
+            woken.set_result(None)
+            await self.settle()
+        self._now = end
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Give everybody who can run the time to do so, without moving the clock."""
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
+    def _forget_cancelled(self) -> None:
+        while self._sleepers and self._sleepers[0][2].done():
+            heapq.heappop(self._sleepers)
