@@ -67,7 +67,10 @@ class ObjectReader(Protocol):
         ...
 
     def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        """Yield every object whose key starts with `prefix`, in key order, page by page."""
+        """Yield every object whose key starts with `prefix`, in key order, page by page.
+
+        Some servers order folder by folder (`a/b` before `a.b`); the keys of one prefix of ours are all in one.
+        """
         ...
 
 

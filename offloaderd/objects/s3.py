@@ -7,8 +7,6 @@ the libraries raise is translated in one place.
 
 from __future__ import annotations
 
-import email.utils
-import re
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +21,7 @@ from offloaderd.clock import SystemClock
 from offloaderd.errors import Closed, NotFound, OffloaderError, Transient
 from offloaderd.objects.checks import check_key, check_part_number, check_parts, check_range, checked_metadata
 from offloaderd.objects.port import ObjectInfo, PartInfo, UploadInfo
+from offloaderd.objects.s3_answers import bare, check_answered_range, date_ms
 from offloaderd.objects.s3_errors import Request, invalid_options, verdict_for
 from offloaderd.objects.s3_request import BYTES_PER_S_MIN, Body, Call, RequestMetrics, calling
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from types_aiobotocore_s3 import S3Client
+    from types_aiobotocore_s3.type_defs import PartTypeDef
 
     from offloaderd.clock import Clock
     from offloaderd.objects.port import Bytes
@@ -43,7 +43,6 @@ KEEPALIVE_S = 12.0
 """An idle connection is closed after this, before servers and balancers between drop it."""
 
 _CONTENT_TYPE = "application/octet-stream"
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +140,7 @@ class S3Store:
             if len(data) != answer["ContentLength"]:
                 raise Transient(f"{call}: {len(data)} bytes came instead of {answer['ContentLength']}")
             if ranged:
-                _check_answered_range(call, answer.get("ContentRange", ""), len(data), first, length)
+                check_answered_range(call, answer.get("ContentRange", ""), len(data), first, length)
         return data
 
     async def head(self, key: str) -> ObjectInfo:
@@ -156,7 +155,7 @@ class S3Store:
         return ObjectInfo(
             key=key,
             size_bytes=answer["ContentLength"],
-            etag=_bare(answer["ETag"]),
+            etag=bare(answer["ETag"]),
             modified_ms=int(answer["LastModified"].timestamp() * 1000),
             metadata={name.lower(): value for name, value in answer["Metadata"].items()},
         )
@@ -175,7 +174,7 @@ class S3Store:
                 yield ObjectInfo(
                     key=found["Key"],
                     size_bytes=found["Size"],
-                    etag=_bare(found["ETag"]),
+                    etag=bare(found["ETag"]),
                     modified_ms=int(found["LastModified"].timestamp() * 1000),
                 )
             if not page.get("IsTruncated"):
@@ -200,8 +199,8 @@ class S3Store:
         return ObjectInfo(
             key=key,
             size_bytes=len(body),
-            etag=_bare(answer["ETag"]),
-            modified_ms=_date_ms(answer["ResponseMetadata"]["HTTPHeaders"]),
+            etag=bare(answer["ETag"]),
+            modified_ms=date_ms(answer["ResponseMetadata"]["HTTPHeaders"]),
             metadata=named,
         )
 
@@ -254,14 +253,15 @@ class S3Store:
                 )
             )
             call.bytes_out = len(body)
-        return PartInfo(part_number=part_number, etag=_bare(answer["ETag"]), size_bytes=len(body))
+        return PartInfo(part_number=part_number, etag=bare(answer["ETag"]), size_bytes=len(body))
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        """See MultipartStore."""
+        """See MultipartStore. SeaweedFS lists a replaced part as well: the newest of a number counts."""
         check_key(key)
-        parts: list[PartInfo] = []
+        found: list[PartTypeDef] = []
         marker: Any = {}
-        while True:
+        more = True
+        while more:
             async with self._request("ListParts", key) as call:
                 page = call.note(
                     await self._client.list_parts(
@@ -272,13 +272,14 @@ class S3Store:
                         **marker,
                     )
                 )
-            parts += [
-                PartInfo(part_number=part["PartNumber"], etag=_bare(part["ETag"]), size_bytes=part["Size"])
-                for part in page.get("Parts", [])
-            ]
-            if not page.get("IsTruncated"):
-                return sorted(parts, key=lambda part: part.part_number)
-            marker = {"PartNumberMarker": page["NextPartNumberMarker"]}
+            found += page.get("Parts", [])
+            more = page.get("IsTruncated", False)
+            marker = {"PartNumberMarker": page.get("NextPartNumberMarker", 0)}
+        newest = {part["PartNumber"]: part for part in sorted(found, key=lambda part: part["LastModified"])}
+        return [
+            PartInfo(part_number=number, etag=bare(part["ETag"]), size_bytes=part["Size"])
+            for number, part in sorted(newest.items())
+        ]
 
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """See MultipartStore; the answer does not tell the object's metadata."""
@@ -298,8 +299,8 @@ class S3Store:
         return ObjectInfo(
             key=key,
             size_bytes=sum(part.size_bytes for part in parts),
-            etag=_bare(answer["ETag"]),
-            modified_ms=_date_ms(answer["ResponseMetadata"]["HTTPHeaders"]),
+            etag=bare(answer["ETag"]),
+            modified_ms=date_ms(answer["ResponseMetadata"]["HTTPHeaders"]),
         )
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
@@ -315,24 +316,30 @@ class S3Store:
                     raise
 
     async def list_uploads(self, prefix: str = "") -> AsyncIterator[UploadInfo]:
-        """See MultipartStore."""
+        """See MultipartStore. All pages are read first: SeaweedFS lists by id, and pages by it alone."""
+        uploads: list[UploadInfo] = []
         markers: Any = {}
-        while True:
+        more = True
+        while more:
             async with self._request("ListMultipartUploads", prefix) as call:
                 page = call.note(
                     await self._client.list_multipart_uploads(
                         Bucket=self._options.bucket, Prefix=prefix, MaxUploads=self._options.page_keys, **markers
                     )
                 )
-            for found in page.get("Uploads", []):
-                yield UploadInfo(
+            uploads += [
+                UploadInfo(
                     key=found["Key"],
                     upload_id=found["UploadId"],
                     initiated_ms=int(found["Initiated"].timestamp() * 1000),
                 )
-            if not page.get("IsTruncated"):
-                return
-            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+                for found in page.get("Uploads", [])
+            ]
+            more = page.get("IsTruncated", False)
+            names = {"NextKeyMarker": "KeyMarker", "NextUploadIdMarker": "UploadIdMarker"}
+            markers = {names[name]: page[name] for name in names if page.get(name)}  # type: ignore[literal-required]
+        for upload in sorted(uploads, key=lambda upload: (upload.key, upload.initiated_ms, upload.upload_id)):
+            yield upload
 
     def _request(
         self, operation: str, key: str = "", *, size_bytes: int = 0, write: bool = False
@@ -370,27 +377,3 @@ def _client_config(options: S3Options) -> AioConfig:
         parameter_validation=False,
         connector_args={"keepalive_timeout": KEEPALIVE_S},
     )
-
-
-def _date_ms(headers: Mapping[str, str]) -> int:
-    """The server's time of an answer, 0 when it does not say: what it then stored carries about this time."""
-    try:
-        return int(email.utils.parsedate_to_datetime(headers.get("date", "")).timestamp() * 1000)
-    except ValueError:
-        return 0
-
-
-def _bare(etag: str) -> str:
-    """An ETag without the quotes that HTTP puts round it."""
-    return etag.strip('"')
-
-
-def _check_answered_range(call: Call, answered: str, size_bytes: int, first: int, length: int | None) -> None:
-    """Make sure that the bytes are those that were asked for, cut only by the object's end. Raises Transient."""
-    found = _RANGE.fullmatch(answered)
-    if found is None:
-        raise Transient(f"{call}: the server does not say which bytes it sent ({answered!r})")
-    begin, last, total = map(int, found.groups())
-    end = total if length is None else min(total, first + length)
-    if (begin, last + 1, size_bytes) != (first, end, end - first):
-        raise Transient(f"{call}: asked for bytes {first} to {end - 1}, got {size_bytes} of {answered!r}")

@@ -1,0 +1,38 @@
+"""Small truths about what an S3 server answers."""
+
+from __future__ import annotations
+
+import email.utils
+import re
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import Transient
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+def date_ms(headers: Mapping[str, str]) -> int:
+    """The server's time of an answer, 0 when it does not say: what it then stored carries about this time."""
+    try:
+        return int(email.utils.parsedate_to_datetime(headers.get("date", "")).timestamp() * 1000)
+    except ValueError:
+        return 0
+
+
+def bare(etag: str) -> str:
+    """An ETag without the quotes that HTTP puts round it."""
+    return etag.strip('"')
+
+
+def check_answered_range(call: object, answered: str, size_bytes: int, first: int, length: int | None) -> None:
+    """Make sure that the bytes are those that were asked for, cut only by the object's end. Raises Transient."""
+    found = _RANGE.fullmatch(answered)
+    if found is None:
+        raise Transient(f"{call}: the server does not say which bytes it sent ({answered!r})")
+    begin, last, total = map(int, found.groups())
+    end = total if length is None else min(total, first + length)
+    if (begin, last + 1, size_bytes) != (first, end, end - first):
+        raise Transient(f"{call}: asked for bytes {first} to {end - 1}, got {size_bytes} of {answered!r}")

@@ -1,0 +1,344 @@
+"""The contract of an object store, run against every adapter: memory, a directory, and S3 over a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.clock import SystemClock
+from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.objects.port import PART_BYTES_MIN, PartInfo
+from offloaderd.objects.s3 import S3Options, S3Store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from offloaderd.objects.port import ObjectInfo, SegmentStore
+
+KEY = "prefix/0c1f4bd1-6e4f-4a0e-8c7d-2f8f2a1b3c4d"
+METADATA = {"s3managedledgeroffloaderformatversion": "1", "PulsarClusterName": "a b/c"}
+PART = hashlib.shake_128(b"part").digest(PART_BYTES_MIN)
+
+
+@pytest.fixture(params=["memory", "filesystem", "s3"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryStore | FilesystemStore | S3Store:
+    """An adapter over an empty bucket; S3 answers in pages of two."""
+    if request.param == "memory":
+        return MemoryStore(SystemClock())
+    if request.param == "filesystem":
+        return FilesystemStore(tmp_path)
+    bucket, server = request.getfixturevalue("s3_bucket"), request.getfixturevalue("s3_server")
+    options = S3Options(
+        bucket=bucket,
+        endpoint=server.endpoint,
+        access_key=server.access_key,
+        secret_key=server.secret_key,
+        page_keys=2,
+    )
+    return S3Store(options)
+
+
+@pytest.fixture
+async def store(opened: MemoryStore | FilesystemStore | S3Store) -> AsyncIterator[SegmentStore]:
+    """The same, ready to be used."""
+    if isinstance(opened, MemoryStore):
+        yield opened
+    else:
+        async with opened as ready:
+            yield ready
+
+
+async def listed(store: SegmentStore, prefix: str = "") -> list[ObjectInfo]:
+    """Everything that a listing yields."""
+    return [info async for info in store.list(prefix)]
+
+
+async def two_parts(store: SegmentStore, key: str = KEY) -> tuple[str, list[PartInfo]]:
+    """An upload with a full part and a last small one."""
+    upload = await store.create_upload(key, metadata=METADATA)
+    last = await store.upload_part(key, upload, 2, b"tail")
+    first = await store.upload_part(key, upload, 1, PART)
+    return upload, [first, last]
+
+
+async def test_put_get_head(store: SegmentStore) -> None:
+    """What was put comes back bit for bit, with its size, ETag and metadata (keys in lower case)."""
+    data = bytes(range(256)) * 5
+    info = await store.put(KEY, data, metadata=METADATA)
+    assert await store.get(KEY) == data
+    head = await store.head(KEY)
+    assert (head.key, head.size_bytes, head.etag) == (
+        KEY,
+        len(data),
+        hashlib.md5(data, usedforsecurity=False).hexdigest(),
+    )
+    assert head.metadata == {"s3managedledgeroffloaderformatversion": "1", "pulsarclustername": "a b/c"}
+    assert (info.key, info.size_bytes, info.etag, dict(info.metadata)) == (
+        KEY,
+        len(data),
+        head.etag,
+        dict(head.metadata),
+    )
+    assert abs(head.modified_ms - SystemClock().wall_ms()) < 60_000
+    assert abs(info.modified_ms - head.modified_ms) <= 2_000
+
+
+@pytest.mark.parametrize("data", [b"bytes", bytearray(b"bytes"), memoryview(b"..bytes..")[2:7]], ids=["b", "ba", "mv"])
+async def test_any_bytes(store: SegmentStore, data: bytes | bytearray | memoryview) -> None:
+    """Every kind of bytes is stored alike, whole and as a part."""
+    await store.put(KEY, data)
+    assert await store.get(KEY) == b"bytes"
+    upload = await store.create_upload("parts")
+    part = await store.upload_part("parts", upload, 1, data)
+    await store.complete_upload("parts", upload, [part])
+    assert await store.get("parts") == b"bytes"
+
+
+async def test_ranges(store: SegmentStore) -> None:
+    """A range is cut at the object's end, from any byte on."""
+    await store.put(KEY, b"0123456789")
+    assert await store.get(KEY, 0, 1) == b"0"
+    assert await store.get(KEY, 3, 4) == b"3456"
+    assert await store.get(KEY, 8, 100) == b"89"
+    assert await store.get(KEY, 9) == b"9"
+    assert await store.get(KEY, 0, 10) == b"0123456789"
+
+
+@pytest.mark.parametrize(("first", "length"), [(10, 1), (11, None), (10, None), (-1, 5), (0, 0), (2, -1)])
+async def test_bad_ranges(store: SegmentStore, first: int, length: int | None) -> None:
+    """A range that starts at or beyond the end, or has no bytes, is refused."""
+    await store.put(KEY, b"0123456789")
+    with pytest.raises(InvalidInput):
+        await store.get(KEY, first, length)
+
+
+async def test_empty_object(store: SegmentStore) -> None:
+    """An empty object can be read whole and in no other way."""
+    await store.put(KEY, b"")
+    assert await store.get(KEY) == b""
+    assert (await store.head(KEY)).size_bytes == 0
+    with pytest.raises(InvalidInput):
+        await store.get(KEY, 0, 1)
+
+
+async def test_missing(store: SegmentStore) -> None:
+    """What is not there is NotFound, whole, in part and by HEAD."""
+    for attempt in (store.get("absent"), store.get("absent", 1, 2), store.head("absent")):
+        with pytest.raises(NotFound):
+            await attempt
+
+
+async def test_overwrite(store: SegmentStore) -> None:
+    """The second put replaces content and metadata, also when the new object is shorter."""
+    await store.put(KEY, b"first and long", metadata={"a": "1"})
+    await store.put(KEY, b"second", metadata={"b": "2"})
+    assert await store.get(KEY) == b"second"
+    assert dict((await store.head(KEY)).metadata) == {"b": "2"}
+    assert len(await listed(store)) == 1
+
+
+async def test_delete(store: SegmentStore) -> None:
+    """Deleting many at once, some of them missing, is no error, and neither is doing it again."""
+    for key in ("a", "b", "c"):
+        await store.put(key, b"x")
+    for _ in range(2):
+        await store.delete(["a", "absent", "c"])
+    assert [info.key for info in await listed(store)] == ["b"]
+    await store.delete([])
+
+
+async def test_list_order_and_pages(store: SegmentStore) -> None:
+    """Listings are in key order over all pages, and only of the prefix."""
+    keys = ["p/b", "p/a-index", "p/a", "q", "p/a-manifest", "p/c", "p/A"]
+    for key in keys:
+        await store.put(key, key.encode(), metadata={"a": "1"})
+    assert [info.key for info in await listed(store)] == sorted(keys)
+    found = await listed(store, "p/")
+    assert [info.key for info in found] == ["p/A", "p/a", "p/a-index", "p/a-manifest", "p/b", "p/c"]
+    assert [info.size_bytes for info in found] == [3, 3, 9, 12, 3, 3]
+    assert [info.key for info in await listed(store, "p/a-")] == ["p/a-index", "p/a-manifest"]
+    assert await listed(store, "nothing") == []
+    assert all(not info.metadata for info in found)
+
+
+async def test_keys_with_odd_characters(store: SegmentStore) -> None:
+    """Spaces, percent signs, plus signs and letters beyond ASCII are part of a key like any other."""
+    keys = ["a b", "a%2Fb", "a+b", "ä/ö", "a&b=c?d#e"]
+    for key in keys:
+        await store.put(key, key.encode())
+    assert sorted(info.key for info in await listed(store)) == sorted(keys)
+    for key in keys:
+        assert await store.get(key) == key.encode()
+
+
+async def test_multipart(store: SegmentStore) -> None:
+    """Parts that came out of order make one object, bit for bit, with the metadata of its upload."""
+    upload, parts = await two_parts(store)
+    with pytest.raises(NotFound):
+        await store.head(KEY)
+    assert list(await store.list_parts(KEY, upload)) == parts
+    info = await store.complete_upload(KEY, upload, parts)
+    head = await store.head(KEY)
+    assert (info.size_bytes, head.size_bytes) == (PART_BYTES_MIN + 4,) * 2
+    assert info.etag == head.etag
+    assert head.metadata["pulsarclustername"] == "a b/c"
+    assert await store.get(KEY) == PART + b"tail"
+    assert await store.get(KEY, PART_BYTES_MIN - 2, 4) == PART[-2:] + b"ta"
+    assert [upload async for upload in store.list_uploads()] == []
+
+
+async def test_parts_at_once(store: SegmentStore) -> None:
+    """Parts may be on their way side by side."""
+    upload = await store.create_upload(KEY)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(store.upload_part(KEY, upload, n, bytes([n]) + PART)) for n in (3, 1, 2)]
+    parts = sorted((task.result() for task in tasks), key=lambda part: part.part_number)
+    await store.complete_upload(KEY, upload, parts)
+    assert await store.get(KEY) == b"".join(bytes([n]) + PART for n in (1, 2, 3))
+
+
+async def test_part_again(opened: MemoryStore | FilesystemStore | S3Store, store: SegmentStore) -> None:
+    """A part that is uploaded again replaces the first; the first's ETag no longer completes the upload.
+
+    The S3 server of the tests keeps both until then and takes either: there only the object can be right.
+    """
+    upload = await store.create_upload(KEY)
+    old = await store.upload_part(KEY, upload, 1, b"old")
+    new = await store.upload_part(KEY, upload, 1, b"newer")
+    listed_parts = await store.list_parts(KEY, upload)
+    assert [part.part_number for part in listed_parts] == [1]
+    if not isinstance(opened, S3Store):
+        assert list(listed_parts) == [new]
+        with pytest.raises(InvalidInput):
+            await store.complete_upload(KEY, upload, [old])
+    await store.complete_upload(KEY, upload, [new])
+    assert await store.get(KEY) == b"newer"
+
+
+async def test_list_parts_pages(store: SegmentStore) -> None:
+    """All parts are listed, over several pages, in order; there may be none."""
+    upload = await store.create_upload(KEY)
+    assert list(await store.list_parts(KEY, upload)) == []
+    parts = [await store.upload_part(KEY, upload, number, bytes(number)) for number in (5, 1, 4, 2, 7)]
+    assert list(await store.list_parts(KEY, upload)) == sorted(parts, key=lambda part: part.part_number)
+
+
+async def test_complete_with_wrong_parts(store: SegmentStore) -> None:
+    """A wrong ETag, a part that was never stored, none at all and a wrong order are refused; the upload stays."""
+    upload, parts = await two_parts(store)
+    wrong = PartInfo(part_number=2, etag="0" * 32, size_bytes=4)
+    absent = PartInfo(part_number=3, etag=parts[1].etag, size_bytes=4)
+    for bad in ([parts[0], wrong], [*parts, absent], [], parts[::-1], [parts[0], parts[0]]):
+        with pytest.raises(InvalidInput):
+            await store.complete_upload(KEY, upload, bad)
+    assert list(await store.list_parts(KEY, upload)) == parts
+    await store.complete_upload(KEY, upload, parts)
+
+
+async def test_small_part(store: SegmentStore) -> None:
+    """A part below 5 MiB that is not the last is refused when the upload is completed."""
+    upload = await store.create_upload(KEY)
+    parts = [await store.upload_part(KEY, upload, number, b"small") for number in (1, 2)]
+    with pytest.raises(InvalidInput):
+        await store.complete_upload(KEY, upload, parts)
+    with pytest.raises(NotFound):
+        await store.head(KEY)
+
+
+async def test_complete_twice(store: SegmentStore) -> None:
+    """A second completion says NotFound, or the same again; the object stays what it was."""
+    upload, parts = await two_parts(store)
+    first = await store.complete_upload(KEY, upload, parts)
+    try:
+        again = await store.complete_upload(KEY, upload, parts)
+    except NotFound:
+        pass
+    else:
+        assert again.etag == first.etag
+    assert (await store.head(KEY)).etag == first.etag
+
+
+async def test_abort(store: SegmentStore) -> None:
+    """An aborted upload is gone with its parts, leaves no object, and may be aborted again."""
+    upload, parts = await two_parts(store)
+    await store.abort_upload(KEY, upload)
+    await store.abort_upload(KEY, upload)
+    assert [upload async for upload in store.list_uploads()] == []
+    with pytest.raises(NotFound):
+        await store.list_parts(KEY, upload)
+    with pytest.raises(NotFound):
+        await store.complete_upload(KEY, upload, parts)
+    with pytest.raises(NotFound):
+        await store.upload_part(KEY, upload, 1, b"late")
+
+
+async def test_unknown_upload(store: SegmentStore) -> None:
+    """Parts of an upload that never was, or of another key's, are NotFound."""
+    upload = await store.create_upload(KEY)
+    stranger = "0123456789abcdef0123456789abcdef"
+    for key, upload_id in ((KEY, stranger), ("other", upload)):
+        with pytest.raises(NotFound):
+            await store.upload_part(key, upload_id, 1, b"x")
+        with pytest.raises(NotFound):
+            await store.list_parts(key, upload_id)
+    await store.abort_upload("other", stranger)
+
+
+async def test_list_uploads(store: SegmentStore) -> None:
+    """Open uploads are listed by key over all pages, two of one key both, and only of the prefix."""
+    keys = ["p/b", "p/a", "q", "p/a", "p/c"]
+    ids = [await store.create_upload(key) for key in keys]
+    found = [upload async for upload in store.list_uploads()]
+    assert [upload.key for upload in found] == sorted(keys)
+    assert {upload.upload_id for upload in found} == set(ids)
+    assert all(abs(upload.initiated_ms - SystemClock().wall_ms()) < 60_000 for upload in found)
+    assert [upload.key async for upload in store.list_uploads("p/")] == ["p/a", "p/a", "p/b", "p/c"]
+
+
+async def test_put_during_upload(store: SegmentStore) -> None:
+    """An upload does not show in the object of its key until it is completed, and then replaces it."""
+    await store.put(KEY, b"before")
+    upload, parts = await two_parts(store)
+    assert await store.get(KEY) == b"before"
+    await store.complete_upload(KEY, upload, parts)
+    assert await store.get(KEY, 0, 4) == PART[:4]
+
+
+@pytest.mark.parametrize("number", [0, -1, 10_001])
+async def test_bad_part_number(store: SegmentStore, number: int) -> None:
+    """Part numbers go from 1 to 10,000."""
+    upload = await store.create_upload(KEY)
+    with pytest.raises(InvalidInput):
+        await store.upload_part(KEY, upload, number, b"x")
+
+
+@pytest.mark.parametrize("key", ["", "a\x00b", "a\nb", "k" * 1025])
+async def test_bad_key(store: SegmentStore, key: str) -> None:
+    """A key that cannot be is refused before anything is done."""
+    for attempt in (store.put(key, b"x"), store.get(key), store.head(key), store.create_upload(key)):
+        with pytest.raises(InvalidInput):
+            await attempt
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"a b": "x"}, {"a": "ä"}, {"a": " x"}, {"a": "x\n"}, {"a": "x" * 2100}, {"": "x"}]
+)
+async def test_bad_metadata(store: SegmentStore, metadata: dict[str, str]) -> None:
+    """Metadata that a header cannot carry unchanged is refused."""
+    with pytest.raises(InvalidInput):
+        await store.put(KEY, b"x", metadata=metadata)
+    with pytest.raises(InvalidInput):
+        await store.create_upload(KEY, metadata=metadata)
+
+
+async def test_check(opened: MemoryStore | FilesystemStore | S3Store, store: SegmentStore) -> None:
+    """The start-up probe is content with a bucket that is there, as is making it again; neither leaves an object."""
+    await opened.create_bucket()
+    await opened.check()
+    assert await listed(store) == []
