@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 import grpc
 from grpc import aio
 
+from offloaderd.clock import SystemClock
 from offloaderd.errors import InvalidInput, OffloaderError, Transient
 from offloaderd.rpc.errors import DETAIL_KEY, from_rpc_error
 from offloaderd.rpc.v1 import (
@@ -26,14 +27,18 @@ from offloaderd.rpc.v1 import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
     from types import TracebackType
 
+    from offloaderd.clock import Clock
     from offloaderd.model import Position, ReadPriority, TopicName
 
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 """Largest message that is sent or taken; an entry is at most 5 MiB, a batch a little more than the batch size."""
 CONNECT_S = 5.0
+WINDOW_BATCHES = 8
+CORE_ERROR = "Internal error from Core"
+STATUS_S, STATUS_TRIES = 0.5, 50
 
 
 class Unreachable(Transient):
@@ -58,10 +63,12 @@ class DaemonClient:
         timeout_s: float | None = 30.0,
         connect_s: float = CONNECT_S,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        clock: Clock | None = None,
     ) -> None:
         self.address = checked_address(address)
         self._timeout_s = timeout_s
         self._connect_s = connect_s
+        self._clock = clock or SystemClock()
         self._options = (
             ("grpc.max_receive_message_length", message_bytes_max),
             ("grpc.max_send_message_length", message_bytes_max),
@@ -189,36 +196,56 @@ class DaemonClient:
                 yield response
 
     async def append(
-        self, topic: TopicName, batches: AsyncIterable[Sequence[bytes]], *, timeout_s: float | None = None
-    ) -> AsyncIterator[ledgers_pb2.AppendResponse]:
-        """Append batches to the daemon's ledger store; yields an answer to each, in order, once it is durable.
+        self,
+        topic: TopicName,
+        batches: AsyncIterable[Sequence[bytes]],
+        answered: Callable[[ledgers_pb2.AppendResponse], None],
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Append batches to the daemon's ledger store; `answered` is called for each, in order, once it is durable.
 
         What `batches` raises is raised here.
         """
-        failure: list[Exception] = []
-
-        async def requests() -> AsyncIterator[ledgers_pb2.AppendRequest]:
+        call = self._ledgers.Append(timeout=timeout_s)
+        window = Window(WINDOW_BATCHES)
+        with self._errors(call):
             try:
-                async for payloads in batches:
-                    yield ledgers_pb2.AppendRequest(topic=str(topic), payloads=payloads)
-            except Exception as error:
-                failure.append(error)
-                raise
-
-        call = self._ledgers.Append(requests(), timeout=timeout_s)
-        try:
-            with self._errors(call):
-                async for response in call:
-                    yield response
-        except (OffloaderError, asyncio.CancelledError):
-            if failure:
-                raise failure[0] from None
-            raise
+                async with asyncio.TaskGroup() as group:
+                    writer = group.create_task(send(call, topic, batches, window), name=f"append to {topic}")
+                    async for response in call:
+                        window.answered()
+                        answered(response)
+                    if not window.complete:
+                        raise OffloaderError("the daemon ended the append before everything was acknowledged")
+                    writer.cancel()
+            except* aio.AioRpcError as errors:
+                raise await self._true_status(call, errors.exceptions[0]) from None
+            except* OffloaderError as errors:
+                raise errors.exceptions[0] from None
 
     async def roll(self, topic: TopicName) -> None:
         """Close the open ledger of the daemon's ledger store."""
         with self._errors():
             await self._ledgers.Roll(ledgers_pb2.RollRequest(topic=str(topic)), timeout=self._timeout_s)
+
+    async def _true_status(self, call: aio.Call, error: BaseException) -> BaseException:
+        """Return what the daemon said, where gRPC has only noticed yet that it stopped listening.
+
+        A write that fails is reported before the status that explains it; the status follows within moments.
+        """
+        if not isinstance(error, aio.AioRpcError) or error.details() != CORE_ERROR:
+            return error
+        for _ in range(STATUS_TRIES):
+            await self._clock.sleep(STATUS_S / STATUS_TRIES)
+            if await call.details() != CORE_ERROR:
+                break
+        return aio.AioRpcError(
+            await call.code(),
+            aio.Metadata(),
+            aio.Metadata(*(await call.trailing_metadata() or ())),
+            details=await call.details(),
+        )
 
     @contextmanager
     def _errors(self, call: aio.Call | None = None) -> Iterator[None]:
@@ -230,6 +257,57 @@ class DaemonClient:
         finally:
             if call is not None:
                 call.cancel()
+
+
+class Window:
+    """How many batches may be unanswered: one at first, so that a refusal is heard, then more with each answer."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._allowed = 1
+        self._sent = 0
+        self._all_sent = False
+        self._room = asyncio.Event()
+        self._room.set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was sent and answered."""
+        return self._all_sent and self._sent == 0
+
+    def end(self) -> None:
+        """Note that nothing more will be sent."""
+        self._all_sent = True
+
+    async def take(self) -> None:
+        """Wait until one more may be sent."""
+        await self._room.wait()
+        self._sent += 1
+        if self._sent >= self._allowed:
+            self._room.clear()
+
+    def answered(self) -> None:
+        """One was answered."""
+        self._sent -= 1
+        self._allowed = min(self._limit, self._allowed + 1)
+        self._room.set()
+
+
+async def send(
+    call: aio.StreamStreamCall[ledgers_pb2.AppendRequest, ledgers_pb2.AppendResponse],
+    topic: TopicName,
+    batches: AsyncIterable[Sequence[bytes]],
+    window: Window,
+) -> None:
+    """Write all batches; a call that has ended ends this as well, its reader knows why."""
+    async for payloads in batches:
+        await window.take()
+        try:
+            await call.write(ledgers_pb2.AppendRequest(topic=str(topic), payloads=payloads))
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            return
+    window.end()
+    await call.done_writing()
 
 
 def translated(error: aio.AioRpcError, address: str) -> OffloaderError:

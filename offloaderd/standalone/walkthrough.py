@@ -16,11 +16,11 @@ from offloaderd.model import ReadPriority, TopicName
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.rpc.client import DaemonClient
-    from offloaderd.rpc.v1 import admin_pb2
+    from offloaderd.rpc.v1 import admin_pb2, ledgers_pb2
     from offloaderd.standalone.dataset import Dataset
 
 SEGMENT_BYTES_MAX = 16 * 1024 * 1024
@@ -173,12 +173,11 @@ class Walkthrough:
                 return topic
             number += 1
 
-    async def _watched(self, topic: TopicName, work: AsyncIterator[None]) -> None:
+    async def _watched(self, topic: TopicName, work: Awaitable[None]) -> None:
         """Do the work while another task shows the progress; the last thing shown is the end."""
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._watch(topic), name="walkthrough progress")
-            async for _ in work:
-                pass
+            await work
             watcher.cancel()
         await self._look(topic)
 
@@ -211,23 +210,21 @@ class Walkthrough:
         )
         self._screen.progress(self._now)
 
-    async def _append(self, topic: TopicName) -> AsyncIterator[None]:
-        async for answer in self._client.append(topic, self._hashed()):
-            self._now = replace(
-                self._now,
-                appended_entries=self._now.appended_entries + answer.entry_count,
-                appended_bytes=self._sent.payload_bytes,
-            )
-            yield
+    async def _append(self, topic: TopicName) -> None:
+        def answered(answer: ledgers_pb2.AppendResponse) -> None:
+            appended = self._now.appended_entries + answer.entry_count
+            self._now = replace(self._now, appended_entries=appended, appended_bytes=self._sent.payload_bytes)
+
+        await self._client.append(topic, self._hashed(), answered)
 
     async def _hashed(self) -> AsyncIterator[Sequence[bytes]]:
         async for batch in self._dataset.batches():
             self._sent.add(batch)
             yield batch
 
-    async def _offload(self, topic: TopicName) -> AsyncIterator[None]:
+    async def _offload(self, topic: TopicName) -> None:
         async for _ in self._client.offload(topic, wait=True):
-            yield
+            pass
 
     async def _read_back(self, topic: TopicName) -> Comparison:
         received, tiers = Digest(), dict[str, int]()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from offloaderd.cli.ctl.options import Session
     from offloaderd.model import TopicName
+    from offloaderd.rpc.v1 import ledgers_pb2
 
 
 @dataclass(slots=True)
@@ -57,11 +58,14 @@ async def _produce(session: Session, topic: TopicName, lines: Lines, *, roll: bo
     async with session.client() as client:
         with bar(hidden=session.json) as progress:
             task = progress.add_task("append", total=None, said="")
-            async for answer in client.append(topic, counted(lines, total), timeout_s=session.timeout_s):
+
+            def answered(answer: ledgers_pb2.AppendResponse) -> None:
                 total.entries += answer.entry_count
                 total.last = show.position_of(answer, "last") or total.last
                 said = f"{show.plural(total.entries, 'entry', 'entries')}, {show.size(total.sent_bytes)}"
                 progress.update(task, total=lines.total_bytes, completed=total.sent_bytes, said=said)
+
+            await client.append(topic, counted(lines, total), answered, timeout_s=session.timeout_s)
         if roll:
             await client.roll(topic)
     seconds = clock.monotonic() - started
