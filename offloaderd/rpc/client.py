@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Self
 import grpc
 from grpc import aio
 
-from offloaderd.clock import SystemClock
 from offloaderd.errors import InvalidInput, OffloaderError, Transient
 from offloaderd.rpc.errors import DETAIL_KEY, from_rpc_error
 from offloaderd.rpc.v1 import (
@@ -30,15 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
     from types import TracebackType
 
-    from offloaderd.clock import Clock
     from offloaderd.model import Position, ReadPriority, TopicName
 
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 """Largest message that is sent or taken; an entry is at most 5 MiB, a batch a little more than the batch size."""
 CONNECT_S = 5.0
-WINDOW_BATCHES = 8
-CORE_ERROR = "Internal error from Core"
-STATUS_S, STATUS_TRIES = 0.5, 50
 
 
 class Unreachable(Transient):
@@ -63,12 +58,10 @@ class DaemonClient:
         timeout_s: float | None = 30.0,
         connect_s: float = CONNECT_S,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
-        clock: Clock | None = None,
     ) -> None:
         self.address = checked_address(address)
         self._timeout_s = timeout_s
         self._connect_s = connect_s
-        self._clock = clock or SystemClock()
         self._options = (
             ("grpc.max_receive_message_length", message_bytes_max),
             ("grpc.max_send_message_length", message_bytes_max),
@@ -208,19 +201,19 @@ class DaemonClient:
         What `batches` raises is raised here.
         """
         call = self._ledgers.Append(timeout=timeout_s)
-        window = Window(WINDOW_BATCHES)
+        turn = Turn()
         with self._errors(call):
             try:
                 async with asyncio.TaskGroup() as group:
-                    writer = group.create_task(send(call, topic, batches, window), name=f"append to {topic}")
+                    writer = group.create_task(send(call, topic, batches, turn), name=f"append to {topic}")
                     async for response in call:
-                        window.answered()
+                        turn.answered()
                         answered(response)
-                    if not window.complete:
+                    if not turn.complete:
                         raise OffloaderError("the daemon ended the append before everything was acknowledged")
                     writer.cancel()
             except* aio.AioRpcError as errors:
-                raise await self._true_status(call, errors.exceptions[0]) from None
+                raise errors.exceptions[0] from None
             except* OffloaderError as errors:
                 raise errors.exceptions[0] from None
 
@@ -228,24 +221,6 @@ class DaemonClient:
         """Close the open ledger of the daemon's ledger store."""
         with self._errors():
             await self._ledgers.Roll(ledgers_pb2.RollRequest(topic=str(topic)), timeout=self._timeout_s)
-
-    async def _true_status(self, call: aio.Call, error: BaseException) -> BaseException:
-        """Return what the daemon said, where gRPC has only noticed yet that it stopped listening.
-
-        A write that fails is reported before the status that explains it; the status follows within moments.
-        """
-        if not isinstance(error, aio.AioRpcError) or error.details() != CORE_ERROR:
-            return error
-        for _ in range(STATUS_TRIES):
-            await self._clock.sleep(STATUS_S / STATUS_TRIES)
-            if await call.details() != CORE_ERROR:
-                break
-        return aio.AioRpcError(
-            await call.code(),
-            aio.Metadata(),
-            aio.Metadata(*(await call.trailing_metadata() or ())),
-            details=await call.details(),
-        )
 
     @contextmanager
     def _errors(self, call: aio.Call | None = None) -> Iterator[None]:
@@ -259,54 +234,51 @@ class DaemonClient:
                 call.cancel()
 
 
-class Window:
-    """How many batches may be unanswered: one at first, so that a refusal is heard, then more with each answer."""
+class Turn:
+    """Whose turn it is in an append: a batch is sent only when the one before was answered.
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._allowed = 1
-        self._sent = 0
+    So the daemon is never cut off in the middle of a refusal: gRPC would report the write that failed in place of what
+    the daemon said. The next batch is being made meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._ours = asyncio.Event()
+        self._ours.set()
         self._all_sent = False
-        self._room = asyncio.Event()
-        self._room.set()
 
     @property
     def complete(self) -> bool:
         """Whether everything was sent and answered."""
-        return self._all_sent and self._sent == 0
+        return self._all_sent and self._ours.is_set()
+
+    async def take(self) -> None:
+        """Wait until the next batch may be sent."""
+        await self._ours.wait()
+        self._ours.clear()
+
+    def answered(self) -> None:
+        """The batch was answered."""
+        self._ours.set()
 
     def end(self) -> None:
         """Note that nothing more will be sent."""
         self._all_sent = True
-
-    async def take(self) -> None:
-        """Wait until one more may be sent."""
-        await self._room.wait()
-        self._sent += 1
-        if self._sent >= self._allowed:
-            self._room.clear()
-
-    def answered(self) -> None:
-        """One was answered."""
-        self._sent -= 1
-        self._allowed = min(self._limit, self._allowed + 1)
-        self._room.set()
 
 
 async def send(
     call: aio.StreamStreamCall[ledgers_pb2.AppendRequest, ledgers_pb2.AppendResponse],
     topic: TopicName,
     batches: AsyncIterable[Sequence[bytes]],
-    window: Window,
+    turn: Turn,
 ) -> None:
     """Write all batches; a call that has ended ends this as well, its reader knows why."""
     async for payloads in batches:
-        await window.take()
+        await turn.take()
         try:
             await call.write(ledgers_pb2.AppendRequest(topic=str(topic), payloads=payloads))
         except (aio.AioRpcError, asyncio.InvalidStateError):
             return
-    window.end()
+    turn.end()
     await call.done_writing()
 
 

