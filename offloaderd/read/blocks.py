@@ -136,6 +136,11 @@ class Cache(Generic[V]):
         """Bytes that could be claimed without exceeding the budget, evicting whatever nobody pins."""
         return self.limit_bytes - self.used_bytes + self._idle_bytes
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes that readers hold, or wait for, at this moment."""
+        return self.used_bytes - self._idle_bytes
+
     def claim(self, key: Hashable, cost_bytes: int) -> tuple[Slot[V], bool]:
         """Pin the value; says whether it is new, and therefore the caller's to load (with `load`).
 

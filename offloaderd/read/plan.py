@@ -155,12 +155,10 @@ def next_step(
     last: Position | None,
     *,
     priority: ReadPriority,
-    entered: bool,
     failed: Mapping[object, Position],
 ) -> Step:
     """Return what to do at `cursor`, the position of the entry wanted next.
 
-    `entered` says that the cursor's ledger is known to exist, because the read came from there or was sent there.
     `failed` holds where a segment or a ledger of the source last failed: it is taken again only if nothing else is
     left and the cursor has moved on. Raises EntriesMissing.
     """
@@ -175,7 +173,7 @@ def next_step(
             return run
     if runs or _has_later(view, cursor):
         raise EntriesMissing(f"entry {cursor} is in no tier", hint="`offloadctl segments` shows what is kept")
-    return _leave(view, cursor, entered=entered)
+    return _leave(view, cursor)
 
 
 def _runs(view: TopicView, cursor: Position, last: Position | None, priority: ReadPriority) -> list[Run]:
@@ -224,7 +222,7 @@ def _has_later(view: TopicView, cursor: Position) -> bool:
     return held is not None and cursor.entry_id <= held.last_entry_id
 
 
-def _leave(view: TopicView, cursor: Position, *, entered: bool) -> Step:
+def _leave(view: TopicView, cursor: Position) -> Step:
     """The cursor is behind everything that is known of its ledger: say whether the ledger is over."""
     ledger_id = cursor.ledger_id
     source = view.ledger(ledger_id)
@@ -233,12 +231,8 @@ def _leave(view: TopicView, cursor: Position, *, entered: bool) -> Step:
     at = _last_segment(view, ledger_id)
     held = _slice(view.segments[at], ledger_id) if at >= 0 else None
     if held is None:
-        if not entered:
-            return _hop(view, cursor, -1)
         if _later_ledgers(view, ledger_id):
-            raise EntriesMissing(
-                f"ledger {ledger_id} has vanished while it was read", hint="it was deleted; begin after it"
-            )
+            raise EntriesMissing(f"no tier knows ledger {ledger_id} of {cursor}", hint="it was deleted; begin after it")
         return Stop.WAIT
     asked = (view.segments[at].segment_id, ledger_id)
     if asked not in view.ends:

@@ -84,6 +84,11 @@ class SegmentReader:
         """Bytes of blocks and tables in memory."""
         return self._blocks.used_bytes + self._tables.used_bytes
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes that reads hold, or wait for, at this moment."""
+        return self._blocks.pinned_bytes + self._tables.pinned_bytes
+
     @asynccontextmanager
     async def table(self, topic: TopicName, segment: CommittedSegment) -> AsyncIterator[SegmentTable]:
         """Give the segment's checked tables. Raises NotFound, CorruptData, Transient, Denied."""

@@ -46,7 +46,6 @@ class Stream:
         self._view = TopicView()
         self._cursor: Position | None = None
         self._last: Position | None = None
-        self._entered = False
         self._failed: dict[object, Position] = {}
         self._troubles: list[tuple[Tier, OffloaderError]] = []
         self._missing: EntriesMissing | None = None
@@ -78,7 +77,7 @@ class Stream:
                         for piece in split(batch, self._batch_bytes):
                             yield piece, step.tier
             elif isinstance(step, Hop):
-                self._cursor, self._entered = step.to, True
+                self._cursor = step.to
             elif isinstance(step, AskEnd):
                 await self._ask_end(step)
             elif step is Stop.DONE:
@@ -94,7 +93,6 @@ class Stream:
 
     def _advance(self, batch: EntryBatch) -> None:
         self._cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
-        self._entered = True
         for tier, _ in self._troubles:
             self._reader.metrics.read_requests.labels(source=tier, outcome="fallback").inc()
         self._troubles.clear()
@@ -127,7 +125,6 @@ class Stream:
                 self._cursor,
                 self._last,
                 priority=self._priority,
-                entered=self._entered,
                 failed=self._failed,
             )
         except EntriesMissing as error:

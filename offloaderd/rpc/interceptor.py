@@ -37,10 +37,10 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
-class ServerInterceptor(aio.ServerInterceptor):
+class ErrorInterceptor(aio.ServerInterceptor):
     """The one interceptor of the daemon's server."""
 
-    def __init__(self, *, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, clock: Clock) -> None:
         self._clock = clock
         self._metrics = metrics
 

@@ -32,7 +32,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     """Serves reads from a TopicReader, at most `readers_max` at a time."""
 
     def __init__(
-        self, reader: TopicReader, *, metrics: Metrics, readers_max: int, batch_bytes_max: int = BATCH_BYTES_MAX
+        self, reader: TopicReader, readers_max: int, *, metrics: Metrics, batch_bytes_max: int = BATCH_BYTES_MAX
     ) -> None:
         self._reader = reader
         self._metrics = metrics

@@ -1,0 +1,290 @@
+"""Segments, buffers and clocks for the tests of reading: small, deterministic, and made with the real encoders."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from offloaderd.clock import SystemClock
+from offloaderd.format import manifest as manifest_format
+from offloaderd.format import v2
+from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
+from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
+from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.metrics import Metrics
+from offloaderd.model import EntryBatch, Position, ReadPriority, TopicName
+from offloaderd.objects import keys
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.read.fetch import RetryPolicy
+from offloaderd.read.reader import ReadOptions, TopicReader
+from offloaderd.read.segment import SegmentOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.objects.port import ObjectReader
+
+TOPIC = TopicName("public", "default", "orders")
+PREFIX = "p/"
+
+
+class FastClock(SystemClock):
+    """Sleeps a thousandth of what is asked; remembers every pause; ids in order."""
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+        self._ids = 0
+
+    async def sleep(self, seconds: float) -> None:
+        """Give the loop a short turn."""
+        self.pauses.append(seconds)
+        await asyncio.sleep(seconds / 1000)  # noqa: TID251 - this is the clock
+
+    def jitter(self, seconds: float) -> float:
+        """No chance here."""
+        return seconds
+
+    def uuid(self) -> uuid.UUID:
+        """Return the next id."""
+        self._ids += 1
+        return uuid.UUID(int=self._ids)
+
+
+@dataclass
+class Piece:
+    """What a segment holds of one ledger; `closed` with the ledger's entries, None for one that is open."""
+
+    ledger_id: int
+    first_entry_id: int
+    payloads: Sequence[bytes]
+    closed: int | None = None
+
+
+async def put_segment(
+    store: MemoryStore,
+    pieces: Sequence[Piece],
+    *,
+    segment_id: uuid.UUID,
+    block_entries: int = 3,
+    topic: TopicName = TOPIC,
+    preamble: bool = False,
+) -> CommittedSegment:
+    """Store a segment's three objects and return what a commit would say of it."""
+    data = bytearray(v2.PREAMBLE if preamble else b"")
+    blocks: list[BlockInfo] = []
+    groups: list[v2.LedgerIndex] = []
+    parts: list[LedgerPart] = []
+    for piece in pieces:
+        entries: list[v2.IndexEntry] = []
+        for at in range(0, len(piece.payloads), block_entries):
+            payloads = piece.payloads[at : at + block_entries]
+            first = piece.first_entry_id + at
+            encoded = b"".join(v2.encode_block(piece.ledger_id, first, payloads).chunks)
+            entries.append(v2.IndexEntry(first, len(blocks) + 1, len(data)))
+            blocks.append(
+                BlockInfo(
+                    ledger_id=piece.ledger_id,
+                    first_entry_id=first,
+                    entry_count=len(payloads),
+                    offset=len(data),
+                    length=len(encoded),
+                    crc32c=google_crc32c.value(encoded),
+                )
+            )
+            data += encoded
+        last = piece.first_entry_id + len(piece.payloads) - 1
+        info = LedgerInfo(ledgerId=piece.ledger_id, entries=last + 1, timestamp=0).SerializeToString()
+        groups.append(v2.LedgerIndex(piece.ledger_id, info, tuple(entries)))
+        size = sum(map(len, piece.payloads))
+        parts.append(
+            LedgerPart(
+                ledger_id=piece.ledger_id,
+                first_entry_id=piece.first_entry_id,
+                last_entry_id=last,
+                payload_bytes=size,
+                closed=piece.closed is not None,
+                ledger_entries=last + 1 if piece.closed is None else piece.closed,
+                ledger_bytes=size,
+                closed_ms=0 if piece.closed is None else 1,
+            )
+        )
+    index = v2.encode_index(len(data), groups)
+    manifest = SegmentManifest(
+        segment_id=segment_id,
+        managed_ledger=topic.managed_ledger,
+        cluster="test",
+        epoch=1,
+        assigned_ms=1,
+        sealed_ms=2,
+        data_bytes=len(data),
+        preamble_bytes=len(v2.PREAMBLE) if preamble else 0,
+        index_bytes=len(index),
+        index_crc32c=google_crc32c.value(index),
+        ledgers=tuple(parts),
+        blocks=tuple(blocks),
+        software_version="test",
+    )
+    await store.put(keys.data_key(PREFIX, segment_id), bytes(data))
+    await store.put(keys.index_key(PREFIX, segment_id), index)
+    await store.put(keys.manifest_key(PREFIX, segment_id), manifest_format.encode(manifest))
+    slices = tuple(
+        LedgerSlice(part.ledger_id, part.first_entry_id, part.last_entry_id, part.payload_bytes) for part in parts
+    )
+    return CommittedSegment(
+        segment_id=segment_id,
+        slices=slices,
+        object_bytes=len(data),
+        assigned_ms=1,
+        offloaded_ms=2,
+        bucket="bucket",
+        prefix=PREFIX,
+    )
+
+
+@dataclass
+class Map:
+    """Maps and policies that a test sets."""
+
+    segments: list[CommittedSegment] = field(default_factory=list)
+    enabled: bool = False
+    priority: ReadPriority | None = None
+    looks: int = 0
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return the segments as they are now."""
+        self.looks += 1
+        await asyncio.sleep(0)  # noqa: TID251 - a real store takes a turn
+        return TopicMap(topic, tuple(self.segments))
+
+    async def policy(self, topic: TopicName) -> TopicPolicy | None:
+        """Return the policy if the topic is enabled."""
+        return TopicPolicy(enabled=True, read_priority=self.priority) if self.enabled else None
+
+
+class Hot:
+    """A buffer of whole ledgers' runs. `follows` says which position each run directly follows, if that is known."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[Position | None, EntryBatch]] = []
+        self._changed = asyncio.Event()
+
+    def add(self, batch: EntryBatch, follows: Position | None = None) -> None:
+        """Hold one more run, behind the others."""
+        self.runs.append((follows, batch))
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.runs.clear()
+
+    def read(self, topic: TopicName, first: Position, last: Position | None, max_bytes: int) -> EntryBatch | None:
+        """See HotTier."""
+        for _, batch in self.runs:
+            if batch.first <= first <= batch.last:
+                end = batch.last_entry_id
+                if last is not None and last.ledger_id == batch.ledger_id:
+                    end = min(end, last.entry_id)
+                found = batch.between(first.entry_id, end)
+                keep, size = 0, 0
+                while keep < len(found.payloads) and (not keep or size + len(found.payloads[keep]) <= max_bytes):
+                    size += len(found.payloads[keep])
+                    keep += 1
+                return found.between(found.first_entry_id, found.first_entry_id + keep - 1)
+        return None
+
+    def range(self, topic: TopicName) -> tuple[Position, Position] | None:
+        """See HotTier."""
+        return (self.runs[0][1].first, self.runs[-1][1].last) if self.runs else None
+
+    def next_after(self, topic: TopicName, position: Position) -> Position | None:
+        """See HotTier."""
+        following = Position(position.ledger_id, position.entry_id + 1)
+        for follows, batch in self.runs:
+            if batch.first <= following <= batch.last:
+                return following
+            if follows == position:
+                return batch.first
+        return None
+
+    async def changed(self, topic: TopicName) -> None:
+        """See HotTier."""
+        await self._changed.wait()
+
+
+@dataclass
+class House:
+    """A TopicReader with everything that it reads from. Enter `reader` before use."""
+
+    store: MemoryStore
+    map: Map
+    hot: Hot
+    metrics: Metrics
+    clock: FastClock
+    reader: TopicReader
+
+
+def make_house(
+    *,
+    source: LedgerSource | None = None,
+    objects: ObjectReader | None = None,
+    store: MemoryStore | None = None,
+    cache_bytes: int = 1 << 20,
+    read_ahead_bytes: int = 1 << 16,
+    batch_bytes: int = 1 << 20,
+) -> House:
+    """Put a reader together over an empty bucket."""
+    clock = FastClock()
+    store = store or MemoryStore(clock)
+    metrics = Metrics()
+    found, hot = Map(), Hot()
+    options = ReadOptions(
+        batch_bytes=batch_bytes,
+        segments=SegmentOptions(
+            cache_bytes=cache_bytes,
+            tables_bytes=1 << 20,
+            read_ahead_bytes=read_ahead_bytes,
+            retry=RetryPolicy(tries_max=3, pause_s=0.1, pause_max_s=0.2),
+        ),
+    )
+    reader = TopicReader(
+        maps=found,
+        policies=found,
+        objects=objects or store,
+        source=source,
+        hot=hot,
+        clock=clock,
+        metrics=metrics,
+        options=options,
+    )
+    return House(store, found, hot, metrics, clock, reader)
+
+
+def payload(ledger_id: int, entry_id: int) -> bytes:
+    """Return what entry `ledger_id:entry_id` holds in all tests; lengths vary and include 0."""
+    return f"{ledger_id}:{entry_id};".encode() * (entry_id % 4)
+
+
+def payloads(ledger_id: int, first: int, last: int) -> list[bytes]:
+    """Return the payloads of a run of entries."""
+    return [payload(ledger_id, entry_id) for entry_id in range(first, last + 1)]
+
+
+def flat(batches: Sequence[EntryBatch]) -> list[tuple[int, int, bytes]]:
+    """Return ledger, entry and payload of each entry in the order in which they came."""
+    return [
+        (batch.ledger_id, entry_id, data)
+        for batch in batches
+        for entry_id, data in enumerate(batch.payloads, batch.first_entry_id)
+    ]
+
+
+def sample(metrics: Metrics, name: str, labels: Mapping[str, str] | None = None) -> float:
+    """Return a metric's value, 0 when it has none."""
+    return metrics.registry.get_sample_value(name, dict(labels or {})) or 0.0
