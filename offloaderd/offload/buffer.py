@@ -57,18 +57,22 @@ class BufferPool:
     def admit(self, wanted: int) -> bool:
         """Make room for `wanted` bytes by evicting what is already in cut parts; False if there is none.
 
-        When there is none, the buffer that pins the most is asked to have its segment sealed early.
+        When there is none, the buffer that pins the most is asked to have its segment sealed early. What is larger
+        than the whole budget is let in alone, as one entry can be.
         """
-        if self.used_bytes + wanted <= self.limit_bytes:
+        if self._fits(wanted):
             return True
         for buffer in sorted(self._buffers, key=lambda one: one.evictable_bytes, reverse=True):
             buffer.evict(self.used_bytes + wanted - self.limit_bytes)
-            if self.used_bytes + wanted <= self.limit_bytes:
+            if self._fits(wanted):
                 return True
         largest = max(self._buffers, key=lambda one: one.used_bytes, default=None)
         if largest is not None and largest.used_bytes:
             largest.on_pressure()
         return False
+
+    def _fits(self, wanted: int) -> bool:
+        return self.used_bytes == 0 or self.used_bytes + wanted <= self.limit_bytes
 
     def add(self, buffer: TailingBuffer) -> None:
         """Count a buffer in."""
@@ -238,6 +242,13 @@ class TailingBuffer:
             after = self._lasts[at]
         at = bisect_right(self._lasts, after)
         return Gap(after, self._stored[at].batch.first if at < len(self._stored) else None)
+
+    def connect(self, gap: Gap) -> None:
+        """The source has nothing between the two ends of a gap: what was pushed behind it follows directly."""
+        at = bisect_right(self._lasts, gap.after)
+        if at < len(self._stored) and self._stored[at].batch.first == gap.before:
+            self._stored[at] = self._stored[at]._replace(follows=gap.after)
+            self.changed.notify()
 
     def read(self, first: Position, last: Position | None, bytes_max: int) -> EntryBatch | None:
         """Return entries of one ledger from `first` on, at most to `last`; None when `first` is not here."""

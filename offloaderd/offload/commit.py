@@ -63,8 +63,9 @@ class AttemptLog:
         async def recorded() -> bool:
             return await self.load() == attempt
 
-        await self._settle([Replace(self._path, attempt_record.encode(attempt), self._version)], recorded)
-        self._version += 1
+        version = self._version
+        await self._settle([Replace(self._path, attempt_record.encode(attempt), version)], recorded)
+        self._version = version + 1
 
     async def load(self) -> Attempt | None:
         """Read the attempt that is recorded, if any."""

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 READ_BYTES = 1 << 20
+"""Most that is read at once; less under a small budget, so that reads fit in beside each other."""
+
 PUSH_PATIENCE_S = 1.0
 """How long confirmed entries may be missing before they are read although a broker is pushing."""
 
@@ -69,6 +71,7 @@ class Tailer:
         self._ends: dict[int, int] = {}  # last entry of ledgers that were seen closed
         self._clock = clock
         self._metrics = metrics
+        self._read_bytes = min(READ_BYTES, pool.limit_bytes // 8)
         self._wake = Signal()
         self._dirty = False
         self._waiting_at: tuple[Position, float] | None = None
@@ -134,7 +137,10 @@ class Tailer:
             if run is None:
                 self._waiting_at = None
                 return
-            await self._fill(*run, follows=gap.after)
+            if gap.before == run[:2]:
+                self._buffer.connect(gap)
+            else:
+                await self._fill(*run, follows=gap.after)
 
     def _leave_to_pusher(self, edge: Position) -> bool:
         """Say whether a pushing broker should still get the chance to deliver what follows `edge`."""
@@ -189,7 +195,7 @@ class Tailer:
     async def _fill(self, ledger_id: int, first: int, last: int, *, follows: Position) -> None:
         """Read a range into the buffer; stops early when the buffer's need has changed meanwhile."""
         need = self._buffer.need
-        entries = self._source.read(self._topic, ledger_id, first, last, batch_bytes=READ_BYTES)
+        entries = self._source.read(self._topic, ledger_id, first, last, batch_bytes=self._read_bytes)
         async with aclosing(entries) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 while self._buffer.need == need and not self._buffer.fill(batch, follows):

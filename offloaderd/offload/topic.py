@@ -200,7 +200,6 @@ class TopicOffloader:
     async def _entries_wait(self) -> bool:
         """Wait for the first entry of the next segment; False when stopping."""
         while not self._stopping:
-            self._pressed = False
             if self.buffer.take(self._taken, 1):
                 return True
             await self.buffer.changed.wait()
@@ -303,6 +302,7 @@ class TopicOffloader:
         end = builder.range.end
         self._roll_to = None if self._roll_to is not None and self._roll_to <= end else self._roll_to
         self.buffer.release(end)
+        self._pressed = False
         self.segments_committed += 1
         now = self._clock.monotonic()
         for sample in self.lag.durable(end):

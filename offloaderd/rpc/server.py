@@ -51,7 +51,9 @@ class Services:
 class RpcServer:
     """An async context manager: bound and starting inside, answering once `serve` is called, gone afterwards."""
 
-    def __init__(self, options: ServerOptions, services: Services, interceptors: Sequence[aio.ServerInterceptor]) -> None:
+    def __init__(
+        self, options: ServerOptions, services: Services, interceptors: Sequence[aio.ServerInterceptor]
+    ) -> None:
         self._options = options
         self._services = services
         self._interceptors = interceptors

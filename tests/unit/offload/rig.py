@@ -7,12 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from offloaderd.metadata.memory import MemoryTree
-
 from offloaderd.clock import SystemClock
 from offloaderd.format import manifest, v2
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog
+from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics

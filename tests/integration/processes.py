@@ -1,0 +1,211 @@
+"""A daemon as a process of its own, and a TCP proxy in front of a server that a test can cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from offloaderd.clock import SystemClock
+from offloaderd.rpc.client import DaemonClient, Unreachable
+from offloaderd.standalone.ports import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from types import TracebackType
+
+    from tests.servers import S3Server
+
+CLOCK = SystemClock()
+START_S = 30.0
+
+
+@dataclass
+class Site:
+    """What a daemon is configured with: the servers, and one section of settings after the other."""
+
+    directory: Path
+    zookeeper: str
+    endpoint: str
+    access_key: str
+    secret_key: str
+    bucket: str
+    cluster: str = field(default_factory=lambda: f"c{CLOCK.uuid().hex[:12]}")
+    daemon_id: str = "one"
+    settings: dict[str, dict[str, object]] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, directory: Path, zookeeper: str, s3: S3Server, bucket: str) -> Self:
+        """Describe a site on the test's servers."""
+        return cls(directory, zookeeper, s3.endpoint, s3.access_key, s3.secret_key, bucket)
+
+    def environment(self, grpc_port: int, http_port: int) -> dict[str, str]:
+        """Return every setting as an environment variable."""
+        sections: dict[str, dict[str, object]] = {
+            "daemon": {"id": self.daemon_id, "cluster": self.cluster},
+            "grpc": {"port": grpc_port},
+            "http": {"port": http_port},
+            "metadata": {"servers": self.zookeeper, "session_timeout_s": 4, "connect_timeout_s": 3},
+            "objects": {
+                "endpoint": self.endpoint,
+                "access_key": self.access_key,
+                "secret_key": self.secret_key,
+                "bucket": self.bucket,
+                "connect_timeout_s": 2,
+                "read_timeout_s": 5,
+            },
+            "ledgers": {"kind": "embedded", "directory": str(self.directory / "ledgers"), "ledger_entries_max": 700},
+            "offload": {"segment_age_max_s": 3600},
+            "shutdown": {"drain_s": 10},
+            "log": {"format": "json"},
+        }
+        for name, values in self.settings.items():
+            sections.setdefault(name, {}).update(values)
+        return {
+            f"OFFLOADERD__{section}__{name}".upper(): str(value)
+            for section, values in sections.items()
+            for name, value in values.items()
+        }
+
+
+class DaemonProcess:
+    """`offloaderd serve` as a child process; its log goes to a file of the site."""
+
+    def __init__(self, site: Site, *, environment: Mapping[str, str] | None = None) -> None:
+        self.site = site
+        self.grpc_port, self.http_port = free_ports(2, CLOCK)
+        self.log = site.directory / f"{site.daemon_id}-{self.grpc_port}.log"
+        self._environment = environment or {}
+
+    @property
+    def address(self) -> str:
+        """Where its gRPC server listens."""
+        return f"127.0.0.1:{self.grpc_port}"
+
+    async def __aenter__(self) -> Self:
+        """Start it, without waiting for it to serve."""
+        command = Path(sys.executable).with_name("offloaderd")
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
+        environment = {**ours, **self.site.environment(self.grpc_port, self.http_port), **self._environment}
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(command, "serve", env=environment, stderr=log, stdout=log)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Kill what still runs; show the log of a failed test."""
+        if self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+        if error is not None and isinstance(error, Exception):
+            error.add_note(self.said()[-4000:])
+
+    def said(self) -> str:
+        """Return its whole log."""
+        return self.log.read_text()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    async def ended(self, within_s: float = 30.0) -> int:
+        """Wait for its end; returns the exit code."""
+        async with asyncio.timeout(within_s):
+            return await self.process.wait()
+
+    async def logged(self, text: str, within_s: float = START_S) -> None:
+        """Wait until its log holds a text."""
+        async with asyncio.timeout(within_s):
+            while text not in self.said():
+                await CLOCK.sleep(0.05)
+
+    async def serving(self) -> None:
+        """Wait until it serves."""
+        await self.logged('"daemon.serving"')
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[DaemonClient]:
+        """Connect, waiting until it serves."""
+        await self.serving()
+        async with DaemonClient(self.address) as client:
+            yield client
+
+    async def http(self, path: str) -> tuple[int, str]:
+        """GET a page of its HTTP server; returns status and body."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
+        try:
+            writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            return int(head.split()[1]), body.decode()
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+
+class Proxy:
+    """A TCP proxy on loopback. `cut` drops all connections and refuses new ones until `mend`."""
+
+    def __init__(self, target: str) -> None:
+        self._host, _, port = target.removeprefix("http://").rpartition(":")
+        self._port = int(port)
+        self._open = True
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.connections = 0
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as host:port."""
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return f"{host}:{port}"
+
+    async def __aenter__(self) -> Self:
+        """Listen on a free port."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Drop everything."""
+        self.cut()
+        self._server.close()
+        await self._server.wait_closed()
+
+    def cut(self) -> None:
+        """Break every connection in the middle of whatever it does."""
+        self._open = False
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def mend(self) -> None:
+        """Let connections through again."""
+        self._open = True
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        if not self._open:
+            writer.transport.abort()
+            return
+        there, back = await asyncio.open_connection(self._host, self._port)
+        self._writers |= {writer, back}
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._copy(reader, back))
+                group.create_task(self._copy(there, writer))
+        finally:
+            self._writers -= {writer, back}
+
+    @staticmethod
+    async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+__all__ = ["CLOCK", "DaemonProcess", "Proxy", "Site", "Unreachable"]
