@@ -1,7 +1,8 @@
-"""Whole objects for the tests of the formats: small segments and ledgers with all their objects, and ways to spoil them."""
+"""Whole objects for the tests of the formats: small segments and ledgers, and ways to spoil them."""
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -154,6 +155,12 @@ def build_ledger(payloads: Sequence[bytes], *, block_bytes_max: int) -> tuple[li
     return blocks, data, v1.encode_index(len(data), ledger_metadata(len(payloads), size), entries)
 
 
+def sealed(body: bytes) -> bytes:
+    """Return a manifest object with a right header round any body."""
+    head = struct.pack(">IIQI", 0x8F4F464D, 1, len(body), 0)
+    return head + struct.pack(">I", google_crc32c.value(head + body)) + body
+
+
 def flips(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, copy) for every copy of `data` with one bit flipped."""
     for offset in range(len(data)):
@@ -179,6 +186,4 @@ def run_lists(draw: st.DrawFn) -> list[Run]:
     return runs
 
 
-segments = st.builds(
-    build_segment, run_lists(), block_bytes_min=st.sampled_from([0, 192, 500]), preamble=st.booleans()
-)
+segments = st.builds(build_segment, run_lists(), block_bytes_min=st.sampled_from([0, 192, 500]), preamble=st.booleans())

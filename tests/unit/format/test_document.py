@@ -1,0 +1,126 @@
+"""FORMAT.md against the code: every header and every message it describes, and nothing left out."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import struct
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import FieldDescriptor
+
+import offloaderd.format
+from offloaderd.format import broker_entry, manifest, v1, v2
+from offloaderd.format.pb.storage import manifest_pb2
+from tests.unit.format import builders
+
+PACKAGE = Path(offloaderd.format.__file__).parent
+CODES = {"I": "u32", "i": "i32", "q": "i64", "Q": "u64", "s": "bytes"}
+
+Table = list[dict[str, str]]
+
+
+def tables(kind: str) -> dict[str, Table]:
+    """Return the tables of one kind ("Struct" or "Message") by the name above each, as rows by column."""
+    found: dict[str, Table] = {}
+    text = (PACKAGE / "FORMAT.md").read_text(encoding="utf-8")
+    for match in re.finditer(rf"^{kind}: `([\w.]+)`\n\n((?:\|.*\n)+)", text, re.MULTILINE):
+        head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in match[2].splitlines())
+        assert match[1] not in found
+        found[match[1]] = [dict(zip(head, row, strict=True)) for row in rows]
+    return found
+
+
+STRUCTS, MESSAGES = tables("Struct"), tables("Message")
+
+
+def modules() -> list[str]:
+    """Return the names of the package's own modules."""
+    return [module.name for module in pkgutil.iter_modules([str(PACKAGE)]) if not module.ispkg]
+
+
+def test_every_struct_has_its_table() -> None:
+    """No module packs or unpacks a header that the document does not describe, and the other way round."""
+    defined = {
+        f"offloaderd.format.{module}.{name}"
+        for module in modules()
+        for name, value in vars(importlib.import_module(f"offloaderd.format.{module}")).items()
+        if isinstance(value, struct.Struct)
+        and re.search(rf"^{name} = struct", (PACKAGE / f"{module}.py").read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert defined == set(STRUCTS)
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_table_is_the_struct(name: str) -> None:
+    """Offsets, sizes and types of a table are those of the Struct, field by field."""
+    module, _, attribute = name.rpartition(".")
+    layout = getattr(importlib.import_module(module), attribute)
+    assert layout.format.startswith(">")
+    codes = re.findall(r"(\d*)([a-zA-Z])", layout.format)
+    sizes = [struct.calcsize(f">{count}{code}") for count, code in codes]
+    rows = STRUCTS[name]
+    assert [int(row["size"]) for row in rows] == sizes
+    assert [int(row["offset"]) for row in rows] == list(accumulate(sizes, initial=0))[:-1]
+    assert [row["type"] for row in rows] == [CODES[code] for _, code in codes]
+    assert all(row["meaning"] for row in rows)
+
+
+SAMPLES = {
+    "offloaderd.format.v1.BLOCK_HEADER": v1.encode_header(v1.BlockHeader(180, 3)),
+    "offloaderd.format.v1_index.INDEX_HEADER": builders.build_ledger([b"abc"], block_bytes_max=180)[2],
+    "offloaderd.format.v2.BLOCK_HEADER": v2.encode_header(v2.BlockHeader(192, 0, 7)),
+    "offloaderd.format.v2_index.INDEX_HEADER": builders.small_segment().index,
+    "offloaderd.format.manifest.HEADER": manifest.encode(builders.small_segment().manifest),
+    "offloaderd.format.broker_entry.HEAD": broker_entry.encode_head(index=1),
+}
+
+
+def test_every_magic_word_has_a_sample() -> None:
+    """The next test covers every header that has a magic word."""
+    assert {name for name, rows in STRUCTS.items() if rows[0]["field"] == "magic"} == set(SAMPLES)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_fixed_fields_have_the_values_that_are_written(name: str) -> None:
+    """Magic words, versions, header lengths and reserved zeros of the tables are what the encoders write."""
+    for row in STRUCTS[name]:
+        offset, size = int(row["offset"]), int(row["size"])
+        written = SAMPLES[name][offset : offset + size]
+        if row["field"] == "magic":
+            assert f"`{written.hex(' ').upper()}`" == row["meaning"]
+        elif row["field"] == "reserved":
+            assert row["meaning"] == "zeros"
+            assert written == bytes(size)
+        elif row["field"] in {"header_len", "data_header_len", "version"}:
+            assert int.from_bytes(written, "big") == int(row["meaning"].split(",")[0])
+
+
+def kind_of(field: FieldDescriptor) -> str:
+    """Return a field's type as the document writes it."""
+    if field.message_type is not None:
+        return field.message_type.name
+    names = {
+        value: name.removeprefix("TYPE_").lower()
+        for name, value in vars(FieldDescriptor).items()
+        if name.startswith("TYPE_") and isinstance(value, int)
+    }
+    return names[field.type]
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_table_is_the_message(name: str) -> None:
+    """Numbers, types and names of a table are those of the protobuf message."""
+    fields = descriptor_pool.Default().FindMessageTypeByName(name).fields
+    rows = [(int(row["number"]), row["type"], row["field"]) for row in MESSAGES[name]]
+    assert rows == [(field.number, kind_of(field), field.name) for field in fields]
+
+
+def test_every_message_of_ours_has_its_table() -> None:
+    """The whole manifest is described."""
+    ours = manifest_pb2.DESCRIPTOR.message_types_by_name.values()
+    assert {message.full_name for message in ours} <= set(MESSAGES)
