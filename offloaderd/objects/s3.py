@@ -1,8 +1,9 @@
 """The S3 adapter, on aiobotocore; works with any server that speaks S3's multipart protocol.
 
-Rules: one attempt a request, the engine retries; every request has a deadline that grows with its size; a body is sent
-from the caller's memory without a copy and is never hashed (TLS, or the format's own checksums, guard it); everything
-the libraries raise is translated in one place.
+Rules: one attempt a request, the engine retries (only aiohttp repeats a GET, HEAD, PUT or DELETE once when its
+connection breaks, as a pooled one may have been dropped by the server meanwhile); every request has a deadline that
+grows with its size; a body is sent from the caller's memory without a copy and is never hashed (TLS, or the format's
+own checksums, guard it); everything the libraries raise is translated in one place.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from offloaderd.objects.checks import check_key, check_part_number, check_parts,
 from offloaderd.objects.port import ObjectInfo, PartInfo, UploadInfo
 from offloaderd.objects.s3_answers import bare, check_answered_range, date_ms
 from offloaderd.objects.s3_errors import Request, invalid_options, verdict_for
-from offloaderd.objects.s3_request import BYTES_PER_S_MIN, Body, Call, RequestMetrics, calling
+from offloaderd.objects.s3_request import Body, Call, RequestMetrics, calling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.objects.port import Bytes
+
+BYTES_PER_S_MIN = 128 * 1024
 
 DELETE_KEYS_MAX = 1000
 """S3's limit on the keys of one DeleteObjects."""
@@ -50,6 +53,7 @@ class S3Options:
     """Where the bucket is and how to talk to it.
 
     Without `endpoint` it is AWS in `region`; without keys, botocore's own search (environment, profile, role) applies.
+    A transfer slower than `bytes_per_s_min`, after the time that every request has, counts as stuck.
     """
 
     bucket: str
@@ -61,6 +65,7 @@ class S3Options:
     connections_max: int = 32
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 30.0
+    bytes_per_s_min: int = BYTES_PER_S_MIN
     page_keys: int = 1000
 
     def __repr__(self) -> str:
@@ -133,7 +138,7 @@ class S3Store:
         ranged: Any = {"Range": f"bytes={first}-{last}"} if first or length is not None else {}
         async with self._request("GetObject", key) as call:
             answer = call.note(await self._client.get_object(Bucket=self._options.bucket, Key=key, **ranged))
-            call.expect(answer["ContentLength"])
+            call.extend(answer["ContentLength"] / self._options.bytes_per_s_min)
             async with answer["Body"] as body:
                 data: bytes = await body.read()
             call.bytes_in = len(data)
@@ -347,7 +352,7 @@ class S3Store:
         """Wrap one request; its deadline covers the wait for a free connection, and a body of `size_bytes`."""
         where = f"{key} in {self._bucket_name}" if key else self._bucket_name
         options = self._options
-        deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / BYTES_PER_S_MIN
+        deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / options.bytes_per_s_min
         request = Request(operation=operation, where=where, write=write)
         return calling(request, deadline_s, self._clock, self._metrics)
 

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BYTES_PER_S_MIN = 128 * 1024
-"""A transfer slower than this, after the time that every request has, counts as stuck."""
-
 SLICE_BYTES = 1024 * 1024
 """How much of a body is handed to the transport at a time: what it cannot send at once, it copies."""
 
@@ -92,11 +89,11 @@ class Call:
         self._status = str(answer["ResponseMetadata"]["HTTPStatusCode"])  # type: ignore[index]  # a typed dict, each
         return answer
 
-    def expect(self, size_bytes: int) -> None:
-        """Allow the time that a body of this size may take, on top of what is left."""
+    def extend(self, seconds: float) -> None:
+        """Move the deadline, for an answer whose size has just become known."""
         until = self._limit.when()
         if until is not None:
-            self._limit.reschedule(until + size_bytes / BYTES_PER_S_MIN)
+            self._limit.reschedule(until + seconds)
 
 
 @asynccontextmanager
