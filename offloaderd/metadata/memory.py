@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 from offloaderd.errors import Closed, Conflict, NotFound, OffloaderError
 from offloaderd.metadata import rules
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Versioned
+from offloaderd.metadata.session import StoreSession
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -31,24 +32,6 @@ class _Node:
     value: bytes
     version: int
     owner: str = ""
-
-
-class MemorySession:
-    """One session with a MemoryTree."""
-
-    def __init__(self, session_id: str) -> None:
-        self._session_id = session_id
-        self._lost = asyncio.Event()
-
-    @property
-    def session_id(self) -> str:
-        """Id of the session."""
-        return self._session_id
-
-    @property
-    def lost(self) -> asyncio.Event:
-        """Set once the session is over."""
-        return self._lost
 
 
 class _Watcher:
@@ -71,12 +54,12 @@ class MemoryTree:
         """Return a store with a new session."""
         return MemoryMetadata(self)
 
-    def new_session(self) -> MemorySession:
+    def new_session(self) -> StoreSession:
         """Begin a session."""
         self._session_count += 1
-        return MemorySession(f"memory-{self._session_count}")
+        return StoreSession(f"memory-{self._session_count}")
 
-    def end_session(self, session: MemorySession) -> None:
+    def end_session(self, session: StoreSession) -> None:
         """End a session: its ephemeral nodes vanish and `lost` is set."""
         if not session.lost.is_set():
             session.lost.set()
@@ -214,7 +197,7 @@ class MemoryMetadata:
             self._tree.unwatch(watcher)
             self._watchers.discard(watcher)
 
-    async def session(self) -> MemorySession:
+    async def session(self) -> StoreSession:
         """Return the current session."""
         await self._turn()
         return self._session

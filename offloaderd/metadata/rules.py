@@ -45,6 +45,8 @@ def checked_steps(steps: Sequence[Step]) -> Sequence[Step]:
         checked_path(step.path)
         if not isinstance(step, Create):
             checked_version(step.version)
+        if isinstance(step, Delete) and step.path == "/":
+            raise InvalidInput("the root of a metadata store cannot be deleted")
         value = step.value if isinstance(step, Create | Replace) else b""
         size += STEP_OVERHEAD_BYTES + len(step.path.encode()) + len(value)
     if size > REQUEST_BYTES_MAX:
