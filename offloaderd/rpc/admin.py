@@ -176,12 +176,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ListTopics(  # noqa: N802 - named by the proto
         self, request: admin_pb2.ListTopicsRequest, context: Context
     ) -> admin_pb2.ListTopicsResponse:
-        """Return enabled topics and those that the ledger source knows, in name order."""
+        """Return the topics that have a policy or that the ledger source knows, in name order."""
         prefix = checked_prefix(request.prefix)
-        enabled = set(await catalog.enabled_topics(self._metadata))
+        policies = await catalog.topic_policies(self._metadata)
+        enabled = {topic for topic, policy in policies.items() if policy.enabled}
         known = set(await self._source.topics()) if self._source is not None else set()
         response = admin_pb2.ListTopicsResponse()
-        for topic in sorted(enabled | known):
+        for topic in sorted(policies.keys() | known):
             if prefix and (topic.tenant, topic.namespace)[: len(prefix)] != prefix:
                 continue
             owner = await self._engine.owner_of(topic) if topic in enabled else None
@@ -343,8 +344,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return attempt_record.decode(node.value, path=path)
 
     async def _known(self, topic: TopicName) -> None:
-        """Raise NotFound unless the topic is enabled or the ledger source knows it."""
-        if topic in await catalog.enabled_topics(self._metadata):
+        """Raise NotFound unless the topic has a policy or the ledger source knows it."""
+        if topic in await catalog.topic_policies(self._metadata):
             return
         if self._source is not None and topic in await self._source.topics():
             return

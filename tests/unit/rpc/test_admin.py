@@ -1,0 +1,459 @@
+"""AdminService over a fake engine and metadata in memory: what it answers, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+
+from offloaderd.errors import Conflict, InvalidInput, NotFound, Transient
+from offloaderd.health import Dependency
+from offloaderd.metadata import paths
+from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap, load
+from offloaderd.metadata.memory import MemoryTree
+from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records import policy as policy_record
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.metadata.records.owner import Owner
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import Confirmed, LedgerInfo, Position, ReadPriority, TopicName
+from offloaderd.offload.signal import Signal
+from offloaderd.offload.status import TopicStatus
+from offloaderd.rpc import admin
+from offloaderd.rpc.admin import AdminService, DaemonSnapshot
+from offloaderd.rpc.v1 import admin_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.metadata.memory import MemoryMetadata
+
+ORDERS = TopicName.parse("orders")
+OTHER = TopicName.parse("acme/web/clicks")
+SEGMENT = UUID("2c2f8f6e-8d4f-4b8f-9f36-0d8a6a1f2b11")
+OPEN = UUID("5e0b1c9a-1111-4222-8333-444455556666")
+CONTEXT: Any = None
+
+
+@dataclass
+class FakeOffloader:
+    """A topic that a test moves by hand."""
+
+    topic: TopicName = ORDERS
+    offloaded: Position | None = None
+    target: Position | None = None
+    attempt: Attempt | None = None
+    changed: Signal = field(default_factory=Signal)
+    rolls: int = 0
+    lag_entries: int = 0
+    open_id: str = ""
+    stalled_reason: str = ""
+
+    def status(self) -> TopicStatus:
+        """Say where it is."""
+        return TopicStatus(
+            topic=self.topic,
+            state="offloading",
+            epoch=3,
+            confirmed=self.target,
+            offloaded=self.offloaded,
+            lag_entries=self.lag_entries,
+            lag_bytes=self.lag_entries * 10,
+            open_segment_id=self.open_id,
+            open_segment_entries=4,
+            open_segment_bytes=40,
+            stalled_reason=self.stalled_reason,
+        )
+
+    async def request_roll(self) -> Position | None:
+        """Count the wish."""
+        self.rolls += 1
+        return self.target
+
+    def move(self, position: Position) -> None:
+        """Commit up to a position."""
+        self.offloaded = position
+        self.changed.notify()
+
+
+@dataclass
+class FakeEngine:
+    """An engine whose topics a test sets."""
+
+    store: MemoryMetadata
+    running: dict[TopicName, FakeOffloader] = field(default_factory=dict)
+    waiting: list[TopicStatus] = field(default_factory=list)
+    owners: dict[TopicName, Owner] = field(default_factory=dict)
+    refusal: Exception | None = None
+    changed: Signal = field(default_factory=Signal)
+    enabled: list[tuple[TopicName, TopicPolicy]] = field(default_factory=list)
+    disabled: list[TopicName] = field(default_factory=list)
+
+    async def enable(self, topic: TopicName, policy: TopicPolicy) -> None:
+        """Note it."""
+        self.enabled.append((topic, policy))
+
+    async def disable(self, topic: TopicName) -> None:
+        """Note it."""
+        self.disabled.append(topic)
+
+    def find(self, topic: TopicName) -> FakeOffloader | None:
+        """Return what runs."""
+        return self.running.get(topic)
+
+    async def owned(self, topic: TopicName) -> FakeOffloader:
+        """Return what runs, or refuse as told."""
+        if topic in self.running:
+            return self.running[topic]
+        raise self.refusal or NotFound(f"{topic} is not enabled")
+
+    async def owner_of(self, topic: TopicName) -> Owner | None:
+        """Return the owner."""
+        return self.owners.get(topic)
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return what is stored."""
+        return await load(self.store, topic)
+
+    def statuses(self) -> list[TopicStatus]:
+        """Describe all."""
+        return [*(offloader.status() for offloader in self.running.values()), *self.waiting]
+
+
+class FakeSource:
+    """Two ledgers of one topic, the second open."""
+
+    async def topics(self) -> list[TopicName]:
+        """One topic."""
+        return [ORDERS]
+
+    async def ledgers(self, topic: TopicName) -> list[LedgerInfo]:
+        """A closed and an open ledger; the open one's count is behind."""
+        if topic != ORDERS:
+            raise NotFound(str(topic))
+        return [
+            LedgerInfo(ledger_id=1, closed=True, entries=100, size_bytes=1, closed_at_ms=1),
+            LedgerInfo(ledger_id=2, closed=False, entries=3, size_bytes=1),
+        ]
+
+    async def confirmed(self, topic: TopicName, ledger_id: int) -> Confirmed:
+        """The open ledger's newest entry."""
+        assert ledger_id == 2
+        return Confirmed(9, closed=False)
+
+
+class FakeDaemon:
+    """A daemon that serves."""
+
+    def snapshot(self) -> DaemonSnapshot:
+        """Say so."""
+        down = Dependency("objects", up=False, message="refused")
+        return DaemonSnapshot(
+            daemon_id="d-1", version="1.2.3", state="serving", started_ms=5, dependencies=(down,), memory_used_bytes=7
+        )
+
+
+@dataclass
+class Room:
+    """Everything round one service."""
+
+    service: AdminService
+    engine: FakeEngine
+    store: MemoryMetadata
+
+
+@pytest.fixture
+async def room() -> AsyncIterator[Room]:
+    """A service over an empty store."""
+    async with MemoryTree().connect() as store:
+        engine = FakeEngine(store)
+        service = AdminService(
+            engine=engine,
+            metadata=store,
+            source=FakeSource(),  # type: ignore[arg-type]
+            daemon=FakeDaemon(),
+            bucket="b",
+            prefix="p/",
+        )
+        yield Room(service, engine, store)
+
+
+async def commit(store: MemoryMetadata, topic: TopicName, first: int, last: int, segment_id: UUID = SEGMENT) -> None:
+    """Commit a segment over entries of ledger 1."""
+    segment = CommittedSegment(
+        segment_id=segment_id,
+        slices=(LedgerSlice(1, first, last, 1_000),),
+        object_bytes=1_100,
+        assigned_ms=1,
+        offloaded_ms=2,
+        bucket="b",
+        prefix="p/",
+    )
+    for path in (paths.TOPICS, *paths.folders(topic), paths.ledgers(topic)):
+        try:
+            await store.create(path, b"")
+        except Conflict:
+            continue
+    steps, _ = (await load(store, topic)).with_commit(segment)
+    await store.transact(steps)
+
+
+async def enable(store: MemoryMetadata, topic: TopicName, *, enabled: bool = True) -> None:
+    """Write a topic's policy."""
+    await store.create(paths.policy(topic), policy_record.encode(TopicPolicy(enabled=enabled)))
+
+
+def an_attempt(begin: Position) -> Attempt:
+    """An open segment."""
+    return Attempt(segment_id=OPEN, begin=begin, assigned_ms=9, epoch=3, status=AttemptStatus.ASSIGNED)
+
+
+async def test_list_topics_joins_enabled_and_known_ones(room: Room) -> None:
+    """Counts come from the source (the open ledger's from its confirmed entry), owners from the engine."""
+    await enable(room.store, OTHER)
+    room.engine.owners[OTHER] = Owner(daemon_id="d-2", address="a:1", session_id="s", epoch=1)
+    found = (await room.service.ListTopics(admin_pb2.ListTopicsRequest(), CONTEXT)).topics
+    rows = [(one.topic, one.enabled, one.owner, one.ledgers, one.entries) for one in found]
+    assert rows == [(str(OTHER), True, "d-2", 0, 0), (str(ORDERS), False, "", 2, 110)]
+
+
+async def test_a_topic_that_was_disabled_is_still_listed(room: Room) -> None:
+    """Its segments stay readable, so it must not vanish from sight."""
+    await enable(room.store, OTHER, enabled=False)
+    found = (await room.service.ListTopics(admin_pb2.ListTopicsRequest(prefix="acme"), CONTEXT)).topics
+    assert [(one.topic, one.enabled) for one in found] == [(str(OTHER), False)]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected"),
+    [("acme", [OTHER]), ("acme/web", [OTHER]), ("acme/we", []), ("public/", [ORDERS]), ("pub", []), ("", [OTHER, ORDERS])],
+)
+async def test_a_prefix_is_a_tenant_or_a_namespace(room: Room, prefix: str, expected: list[TopicName]) -> None:
+    """Only whole names match."""
+    await enable(room.store, OTHER)
+    answer = await room.service.ListTopics(admin_pb2.ListTopicsRequest(prefix=prefix), CONTEXT)
+    assert [one.topic for one in answer.topics] == [str(topic) for topic in expected]
+
+
+@pytest.mark.parametrize("prefix", ["a/b/c", "/a", "a//"])
+async def test_a_malformed_prefix_is_refused(room: Room, prefix: str) -> None:
+    """What is neither tenant nor namespace is an error, not an empty list."""
+    with pytest.raises(InvalidInput):
+        await room.service.ListTopics(admin_pb2.ListTopicsRequest(prefix=prefix), CONTEXT)
+
+
+async def test_enable_hands_the_policy_on(room: Room) -> None:
+    """What is unset stays None; the PIP's spelling of the priority is accepted."""
+    request = admin_pb2.EnableTopicRequest(topic="orders", segment_bytes_max=5, read_priority="tiered-first")
+    await room.service.EnableTopic(request, CONTEXT)
+    policy = TopicPolicy(enabled=True, segment_bytes_max=5, read_priority=ReadPriority.TIERED_STORAGE_FIRST)
+    assert room.engine.enabled == [(ORDERS, policy)]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        admin_pb2.EnableTopicRequest(topic="a/b"),
+        admin_pb2.EnableTopicRequest(topic="t", segment_bytes_max=0),
+        admin_pb2.EnableTopicRequest(topic="t", segment_age_max_s=0),
+        admin_pb2.EnableTopicRequest(topic="t", segment_age_max_s=-1),
+        admin_pb2.EnableTopicRequest(topic="t", segment_age_min_s=float("nan")),
+        admin_pb2.EnableTopicRequest(topic="t", segment_age_max_s=float("inf")),
+        admin_pb2.EnableTopicRequest(topic="t", segment_age_max_s=1, segment_age_min_s=2),
+        admin_pb2.EnableTopicRequest(topic="t", read_priority="fastest-first"),
+    ],
+)
+async def test_a_policy_that_cannot_work_is_refused(room: Room, request_: admin_pb2.EnableTopicRequest) -> None:
+    """Nothing is written for a wrong value."""
+    with pytest.raises(InvalidInput):
+        await room.service.EnableTopic(request_, CONTEXT)
+    assert not room.engine.enabled
+
+
+async def test_disable_is_the_engines_business(room: Room) -> None:
+    """The name is parsed and handed on."""
+    await room.service.DisableTopic(admin_pb2.DisableTopicRequest(topic=str(ORDERS)), CONTEXT)
+    assert room.engine.disabled == [ORDERS]
+
+
+async def segments(room: Room, topic: TopicName = ORDERS) -> list[admin_pb2.Segment]:
+    """List a topic's segments."""
+    request = admin_pb2.ListSegmentsRequest(topic=str(topic))
+    return [segment async for segment in room.service.ListSegments(request, CONTEXT)]
+
+
+async def test_segments_are_listed_with_the_open_one_last(room: Room) -> None:
+    """Committed ones say range, sizes and key; the open one what its writer knows."""
+    await commit(room.store, ORDERS, 0, 9)
+    room.engine.running[ORDERS] = FakeOffloader(attempt=an_attempt(Position(1, 10)), open_id=str(OPEN))
+    first, opened = await segments(room)
+    assert (first.segment_id, first.status, first.entries, first.payload_bytes) == (str(SEGMENT), "Offloaded", 10, 1_000)
+    assert (first.begin.entry_id, first.end.entry_id, first.object_bytes) == (0, 9, 1_100)
+    assert (first.bucket, first.data_key) == ("b", f"p/{SEGMENT}")
+    assert (opened.segment_id, opened.status, opened.entries, opened.payload_bytes) == (str(OPEN), "Assigned", 4, 40)
+    assert (opened.begin.entry_id, opened.HasField("end"), opened.data_key) == (10, False, f"p/{OPEN}")
+
+
+async def test_a_status_of_another_segment_is_not_mixed_in(room: Room) -> None:
+    """Between two segments the attempt is new and the builder old, or the other way round."""
+    room.engine.running[ORDERS] = FakeOffloader(attempt=an_attempt(Position(1, 10)), open_id="another")
+    (opened,) = await segments(room)
+    assert (opened.entries, opened.payload_bytes) == (0, 0)
+
+
+async def test_an_attempt_that_was_just_committed_is_not_listed_twice(room: Room) -> None:
+    """The record is deleted by the commit, but the owner may still hold it for a moment."""
+    await commit(room.store, ORDERS, 0, 9, OPEN)
+    room.engine.running[ORDERS] = FakeOffloader(attempt=an_attempt(Position(1, 0)), offloaded=Position(1, 9))
+    assert [segment.status for segment in await segments(room)] == ["Offloaded"]
+
+
+async def test_segments_of_another_daemons_topic_come_from_the_store(room: Room) -> None:
+    """Map and attempt are read where they are recorded."""
+    await commit(room.store, OTHER, 0, 9)
+    await room.store.create(paths.attempt(OTHER), attempt_record.encode(an_attempt(Position(1, 10))))
+    assert [segment.status for segment in await segments(room, OTHER)] == ["Offloaded", "Assigned"]
+
+
+async def test_a_known_topic_may_have_no_segments(room: Room) -> None:
+    """Known to the source, or with a policy: an empty list; unknown: an error."""
+    assert await segments(room, ORDERS) == []
+    with pytest.raises(NotFound, match="unknown topic"):
+        await segments(room, OTHER)
+    await enable(room.store, OTHER, enabled=False)
+    assert await segments(room, OTHER) == []
+
+
+def offload(room: Room, *, wait: bool = True) -> AsyncIterator[admin_pb2.OffloadProgress]:
+    """Trigger an offload."""
+    return room.service.Offload(admin_pb2.OffloadRequest(topic="orders", wait=wait), CONTEXT)
+
+
+async def test_offload_waits_until_the_target_is_committed(room: Room) -> None:
+    """Reports follow the changes, the remaining entries are exact within a ledger, the last one says done."""
+    offloader = FakeOffloader(offloaded=Position(2, 1), target=Position(2, 9), lag_entries=50)
+    room.engine.running[ORDERS] = offloader
+    answers = offload(room)
+    first = await anext(answers)
+    assert (first.remaining_entries, first.remaining_bytes, first.done) == (8, 500, False)
+    offloader.move(Position(2, 5))
+    assert (await anext(answers)).remaining_entries == 4
+    offloader.move(Position(3, 0))
+    last = await anext(answers)
+    assert (last.done, last.remaining_entries, last.remaining_bytes) == (True, 0, 0)
+    assert [answer async for answer in answers] == []
+    assert offloader.rolls == 1
+
+
+async def test_offload_hears_a_change_while_it_reports(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit between a report and the wait for the next change is not missed."""
+    monkeypatch.setattr(admin, "HEARTBEAT_S", 60.0)
+    offloader = FakeOffloader(offloaded=Position(2, 1), target=Position(2, 9))
+    room.engine.running[ORDERS] = offloader
+    answers = offload(room)
+    await anext(answers)
+    offloader.move(Position(2, 9))
+    async with asyncio.timeout(2):
+        assert (await anext(answers)).done
+
+
+async def test_offload_without_wait_reports_once(room: Room) -> None:
+    """The segment is sealed; the caller learns what to wait for."""
+    room.engine.running[ORDERS] = FakeOffloader(target=Position(2, 9), lag_entries=10)
+    (answer,) = [answer async for answer in offload(room, wait=False)]
+    assert (answer.done, answer.target.entry_id, answer.remaining_entries) == (False, 9, 10)
+
+
+async def test_offload_of_nothing_is_done_at_once(room: Room) -> None:
+    """A topic without entries has no target and nothing to wait for."""
+    room.engine.running[ORDERS] = FakeOffloader()
+    (answer,) = [answer async for answer in offload(room)]
+    assert (answer.done, answer.HasField("target")) == (True, False)
+
+
+async def test_offload_says_why_it_does_not_move(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stalled topic is reported again and again, with its reason."""
+    monkeypatch.setattr(admin, "HEARTBEAT_S", 0.01)
+    room.engine.running[ORDERS] = FakeOffloader(target=Position(2, 9), stalled_reason="Denied: no")
+    answers = offload(room)
+    assert [(await anext(answers)).message for _ in range(3)] == ["Denied: no"] * 3
+    await answers.aclose()  # type: ignore[attr-defined]
+
+
+async def test_offload_goes_on_with_a_new_claim(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a lost session the topic's new offloader is asked to roll as well."""
+    monkeypatch.setattr(admin, "HEARTBEAT_S", 0.01)
+    room.engine.running[ORDERS] = FakeOffloader(target=Position(2, 9))
+    answers = offload(room)
+    await anext(answers)
+    again = FakeOffloader(target=Position(2, 9), offloaded=Position(2, 9))
+    room.engine.running[ORDERS] = again
+    assert (await anext(answers)).done
+    assert again.rolls == 1
+
+
+async def test_offload_waits_for_a_claim_that_is_under_way(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that was enabled a moment ago is no error."""
+    monkeypatch.setattr(admin, "HEARTBEAT_S", 0.01)
+    room.engine.refusal = Transient("no owner yet")
+    answers = offload(room)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(anext(answers))  # type: ignore[arg-type]
+        await asyncio.sleep(0.03)  # noqa: TID251 - real time passes while the claim is waited for
+        room.engine.running[ORDERS] = FakeOffloader()
+        room.engine.changed.notify()
+    assert first.result().done
+
+
+@pytest.mark.parametrize("refusal", [NotFound("not enabled"), Conflict("owned elsewhere")])
+async def test_offload_of_a_topic_that_is_not_ours_is_refused(room: Room, refusal: Exception) -> None:
+    """Disabled and owned elsewhere are said at once."""
+    room.engine.refusal = refusal
+    with pytest.raises(type(refusal)):
+        await anext(offload(room))
+
+
+async def test_offload_ends_when_the_topic_is_disabled(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits is told, instead of waiting for ever."""
+    monkeypatch.setattr(admin, "HEARTBEAT_S", 0.01)
+    room.engine.running[ORDERS] = FakeOffloader(target=Position(2, 9))
+    answers = offload(room)
+    await anext(answers)
+    room.engine.running.clear()
+    with pytest.raises(NotFound):
+        await anext(answers)
+
+
+async def test_status_shows_the_daemon_and_every_topic(room: Room) -> None:
+    """Owners are filled in; a topic held by another daemon says whose it is and what is stored."""
+    room.engine.running[ORDERS] = FakeOffloader(offloaded=Position(2, 1), target=Position(2, 9))
+    room.engine.waiting = [TopicStatus(topic=OTHER, state="claiming")]
+    room.engine.owners[OTHER] = Owner(daemon_id="d-2", address="a:1", session_id="s", epoch=8)
+    await commit(room.store, OTHER, 0, 9)
+    found = await room.service.Status(admin_pb2.StatusRequest(), CONTEXT)
+    assert (found.daemon_id, found.version, found.state, found.memory_used_bytes) == ("d-1", "1.2.3", "serving", 7)
+    assert [(one.name, one.up, one.message) for one in found.dependencies] == [("objects", False, "refused")]
+    mine, theirs = found.topics
+    assert (mine.owner, mine.state, mine.epoch, mine.confirmed.entry_id) == ("d-1", "offloading", 3, 9)
+    assert (theirs.owner, theirs.state, theirs.epoch) == ("d-2", "not-owner", 8)
+    assert (theirs.offloaded.entry_id, theirs.segments_committed) == (9, 1)
+
+
+async def test_status_of_a_topic_nobody_works_on(room: Room) -> None:
+    """Stopped with what is stored; unknown is an error."""
+    await commit(room.store, OTHER, 0, 9)
+    (topic,) = (await room.service.Status(admin_pb2.StatusRequest(topic=str(OTHER)), CONTEXT)).topics
+    assert (topic.state, topic.offloaded.entry_id, topic.owner) == ("stopped", 9, "")
+    with pytest.raises(NotFound):
+        await room.service.Status(admin_pb2.StatusRequest(topic="nowhere"), CONTEXT)
+
+
+async def test_a_stalled_topic_keeps_its_state(room: Room) -> None:
+    """What stalled before it was claimed is not hidden behind an owner."""
+    room.engine.waiting = [replace(TopicStatus(topic=OTHER, state="stalled"), stalled_reason="corrupt")]
+    room.engine.owners[OTHER] = Owner(daemon_id="d-1", address="a:1", session_id="s", epoch=8)
+    (topic,) = (await room.service.Status(admin_pb2.StatusRequest(topic=str(OTHER)), CONTEXT)).topics
+    assert (topic.state, topic.stalled_reason) == ("stalled", "corrupt")
