@@ -80,7 +80,7 @@ def open_segment(attempt: Attempt, status: TopicStatus | None, *, bucket: str, p
         status = None
     return admin_pb2.Segment(
         segment_id=str(attempt.segment_id),
-        status=attempt.status.name.capitalize(),
+        status=attempt.status.value,
         begin=position(attempt.begin),
         entries=status.open_segment_entries if status is not None else 0,
         payload_bytes=status.open_segment_bytes if status is not None else 0,
