@@ -1,0 +1,86 @@
+"""Keys are made and read back in one place."""
+
+from __future__ import annotations
+
+import string
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offloaderd.model import LEDGER_ID_MAX
+from offloaderd.objects import keys
+from offloaderd.objects.keys import ObjectKind, ObjectName
+
+SEGMENT = UUID("0c1f4bd1-6e4f-4a0e-8c7d-2f8f2a1b3c4d")
+
+
+def test_shapes() -> None:
+    """Pulsar's names, behind the prefix as it is."""
+    name = "0c1f4bd1-6e4f-4a0e-8c7d-2f8f2a1b3c4d"
+    assert keys.data_key("", SEGMENT) == name
+    assert keys.data_key("a/", SEGMENT) == f"a/{name}"
+    assert keys.index_key("a-", SEGMENT) == f"a-{name}-index"
+    assert keys.manifest_key("", SEGMENT) == f"{name}-manifest"
+    assert keys.v1_data_key("p/", SEGMENT, 12) == f"p/{name}-ledger-12"
+    assert keys.v1_index_key("", SEGMENT, 0) == f"{name}-ledger-0-index"
+
+
+@given(
+    prefix=st.text(string.ascii_letters + "/-0", max_size=10),
+    object_id=st.uuids(),
+    ledger_id=st.integers(0, LEDGER_ID_MAX),
+)
+def test_round_trip(prefix: str, object_id: UUID, ledger_id: int) -> None:
+    """What is made can be taken apart."""
+    made = {
+        keys.data_key(prefix, object_id): (ObjectKind.DATA, None),
+        keys.index_key(prefix, object_id): (ObjectKind.INDEX, None),
+        keys.manifest_key(prefix, object_id): (ObjectKind.MANIFEST, None),
+        keys.v1_data_key(prefix, object_id, ledger_id): (ObjectKind.V1_DATA, ledger_id),
+        keys.v1_index_key(prefix, object_id, ledger_id): (ObjectKind.V1_INDEX, ledger_id),
+    }
+    assert len(made) == 5
+    for key, (kind, ledger) in made.items():
+        assert keys.parse(prefix, key) == ObjectName(kind=kind, object_id=object_id, ledger_id=ledger)
+        assert keys.parse(f"{prefix}x", key) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "p/",
+        f"{SEGMENT}",
+        f"p/{SEGMENT}".upper(),
+        f"p/{str(SEGMENT).upper()}",
+        f"p/{SEGMENT.hex}",
+        f"p/{SEGMENT}-",
+        f"p/{SEGMENT}-Index",
+        f"p/{SEGMENT}-index-index",
+        f"p/{SEGMENT}-manifest\n",
+        f"p/{SEGMENT}-ledger-",
+        f"p/{SEGMENT}-ledger-01",
+        f"p/{SEGMENT}-ledger--1",
+        f"p/{SEGMENT}-ledger-\u0661",
+        f"p/{SEGMENT}-ledger-{LEDGER_ID_MAX + 1}",
+        f"p/{SEGMENT}-ledger-5-manifest",
+        f"p/x{SEGMENT}",
+    ],
+)
+def test_foreign_keys(key: str) -> None:
+    """A key that nothing here would make belongs to somebody else."""
+    assert keys.parse("p/", key) is None
+
+
+def test_metadata() -> None:
+    """The metadata that Pulsar's readers check is there, and every key is in lower case."""
+    segment = keys.segment_metadata("west")
+    assert segment["s3managedledgeroffloaderformatversion"] == "1"
+    assert segment["pulsarclustername"] == "west"
+    assert "role" not in segment
+    ledger = keys.ledger_metadata("west", "t/n/persistent/topic", index=True)
+    assert ledger == segment | {"role": "index", "managedledgername": "t/n/persistent/topic"}
+    assert keys.ledger_metadata("west", "m", index=False)["role"] == "data"
+    assert all(name == name.lower() and value for name, value in ledger.items())
