@@ -320,7 +320,7 @@ async def test_a_map_that_never_stands_still_is_given_up() -> None:
 
 
 async def test_topics_are_listed_by_their_policies() -> None:
-    """Enabled topics in order; disabled ones in the policies alone; folders without a policy and foreign nodes nowhere."""
+    """Enabled topics in order; disabled ones in the policies alone; bare folders and foreign nodes nowhere."""
     store = MemoryTree().connect()
     assert await catalog.enabled_topics(store) == []
     names = ["persistent://a/b/z", "persistent://a/b/c d/e", "persistent://a/a/off", "persistent://b/b/bare"]

@@ -1,0 +1,325 @@
+"""What only a real ZooKeeper shows: servers that are away, hang, or refuse; threads; access lists."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl
+
+from offloaderd.clock import SystemClock
+from offloaderd.errors import Denied, InvalidConfig, NotFound, OutcomeUnknown, Transient
+from offloaderd.metadata import zookeeper as adapter
+from offloaderd.metadata.port import Create, Versioned
+from offloaderd.metadata.session import SessionState
+from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.standalone.ports import free_ports
+from offloaderd.standalone.zookeeper import ZooKeeperOptions, ZooKeeperServer, zookeeper
+from tests.conformance.metadata_stores import Changes, eventually, expire_session, zookeeper_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+CLOCK = SystemClock()
+
+
+class PrivateServer:
+    """A ZooKeeper of one test's own, which may be hurt."""
+
+    def __init__(self, directory: Path) -> None:
+        self._options = ZooKeeperOptions(directory=directory, port=free_ports(1, CLOCK)[0])
+        self._stack = AsyncExitStack()
+        self._server: ZooKeeperServer | None = None
+        self.address = f"127.0.0.1:{self._options.port}"
+
+    async def start(self) -> None:
+        """Start it over its directory."""
+        self._server = await self._stack.enter_async_context(zookeeper(self._options, CLOCK))
+
+    async def kill(self) -> None:
+        """End it as kill -9 does."""
+        self._signal(signal.SIGKILL)
+        await self._stack.aclose()
+        self._server = None
+
+    def pause(self) -> None:
+        """Stop the process; its connections stay open and silent."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._server is not None and self._server.child.pid is not None:
+            os.killpg(self._server.child.pid, number)
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[PrivateServer]:
+    """A running server."""
+    private = PrivateServer(tmp_path)
+    await private.start()
+    yield private
+    await private.kill()
+
+
+@pytest.fixture(autouse=True)
+def quick_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients come back as soon as the server does."""
+    monkeypatch.setattr(adapter, "RECONNECT_PAUSE_MAX_S", 0.2)
+
+
+@asynccontextmanager
+async def watching(store: ZooKeeperStore, path: str) -> AsyncIterator[Changes]:
+    """A running watch."""
+    changes = Changes(store.watch(path))
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(changes.run())
+        await changes.next()
+        yield changes
+        task.cancel()
+
+
+async def _readable(store: ZooKeeperStore) -> bool:
+    try:
+        await store.children("/")
+    except Transient:
+        return False
+    return True
+
+
+async def test_no_server_at_the_start_is_one_clear_error() -> None:
+    """Entering gives up after connect_timeout_s with the servers' names, and leaves no thread behind."""
+    threads = set(threading.enumerate())
+    port = free_ports(1, CLOCK)[0]
+    store = zookeeper_store(f"127.0.0.1:{port},localhost:{port}", "/offloaderd", connect_s=0.5)
+    started = CLOCK.monotonic()
+    with pytest.raises(Transient) as caught:
+        async with store:
+            pytest.fail("there is no server")
+    assert 0.4 < CLOCK.monotonic() - started < 5
+    assert f"127.0.0.1:{port},localhost:{port}" in caught.value.message
+    assert "metadata.servers" in caught.value.hint
+    assert set(threading.enumerate()) <= threads
+
+
+@pytest.mark.parametrize("servers", ["", "host:port", "[::1:2181"])
+async def test_malformed_servers_are_a_configuration_error(servers: str) -> None:
+    """A list of servers that cannot be parsed is not retried."""
+    with pytest.raises(InvalidConfig, match=r"metadata\.servers"):
+        async with zookeeper_store(servers, "/offloaderd"):
+            pytest.fail("there is no such server")
+
+
+async def test_no_thread_outlives_the_store(zookeeper: str) -> None:
+    """kazoo's threads are there while the store is, and gone at the moment it is closed."""
+    threads = set(threading.enumerate())
+    async with zookeeper_store(zookeeper, "/offloaderd/threads") as store:
+        assert set(threading.enumerate()) > threads
+        await store.create("/a", b"", ephemeral=True)
+    assert set(threading.enumerate()) <= threads
+
+
+async def test_the_root_is_created(zookeeper: str) -> None:
+    """Two stores of nested roots see each other's nodes where they belong; `/` is a root as well."""
+    name = CLOCK.uuid().hex
+    async with (
+        zookeeper_store(zookeeper, f"/offloaderd/{name}/deep") as deep,
+        zookeeper_store(zookeeper, "/") as whole,
+        zookeeper_store(zookeeper, f"/offloaderd/{name}") as high,
+    ):
+        await deep.create("/a/b", b"x")
+        assert await high.get("/deep/a/b") == Versioned(b"x", 0)
+        assert await whole.get(f"/offloaderd/{name}/deep/a/b") == Versioned(b"x", 0)
+        assert "zookeeper" in await whole.children("/")
+
+
+async def test_calls_fail_fast_while_the_server_is_away_and_work_when_it_is_back(server: PrivateServer) -> None:
+    """A short outage: Transient within the deadline, then the same session, its nodes, and re-armed watches."""
+    states: list[SessionState] = []
+    async with (
+        ZooKeeperStore(server.address, "/r", session_timeout_s=30, call_timeout_s=0.5, observer=states.append) as store,
+        zookeeper_store(server.address, "/r", session_s=30) as other,
+    ):
+        await store.create("/mine", b"", ephemeral=True)
+        session = await store.session()
+        async with watching(store, "/watched") as changes:
+            await server.kill()
+            started = CLOCK.monotonic()
+            await eventually(lambda: _suspended(states))
+            for call in (store.get("/mine"), store.create("/a", b""), store.transact([Create("/b", b"")])):
+                with pytest.raises(Transient, match="no connection") as caught:
+                    await call
+                assert not isinstance(caught.value, OutcomeUnknown)
+                assert server.address in caught.value.hint
+            assert CLOCK.monotonic() - started < 5
+            assert await store.session() is session
+            await server.start()
+            await changes.next()
+            await eventually(lambda: _readable(store))
+            assert await store.session() is session
+            assert not session.lost.is_set()
+            assert await store.children("/") == ["mine"]
+            await eventually(lambda: _readable(other))
+            await other.create("/watched", b"")
+            await changes.next()
+            await other.replace("/watched", b"", 0)
+            await changes.next()
+    assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
+
+
+async def _suspended(states: list[SessionState]) -> bool:
+    return states[-1] is SessionState.SUSPENDED
+
+
+async def test_a_session_is_lost_once_it_cannot_be_known_to_live(server: PrivateServer) -> None:
+    """Away for longer than a session: lost while still away; then another session, without the old one's nodes."""
+    states: list[SessionState] = []
+    async with ZooKeeperStore(
+        server.address, "/r", session_timeout_s=2, call_timeout_s=0.5, observer=states.append
+    ) as store:
+        await store.create("/mine", b"", ephemeral=True)
+        session = await store.session()
+        await server.kill()
+        started = CLOCK.monotonic()
+        async with asyncio.timeout(10):
+            await session.lost.wait()
+        assert 1.5 < CLOCK.monotonic() - started < 4
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await store.session()
+        await server.start()
+        async with asyncio.timeout(10):
+            following = await store.session()
+        assert following.session_id != session.session_id
+        await eventually(lambda: _gone(store, "/mine"))
+        await store.create("/mine", b"again", ephemeral=True)
+        assert not following.lost.is_set()
+    assert states[:3] == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST]
+    assert states.count(SessionState.LOST) == 1
+
+
+async def _gone(store: ZooKeeperStore, path: str) -> bool:
+    try:
+        await store.get(path)
+    except NotFound:
+        return True
+    return False
+
+
+async def test_a_write_without_an_answer_is_unknown_and_read_back_in_order(server: PrivateServer) -> None:
+    """A server that hangs: writes are OutcomeUnknown, reads Transient; a later read shows what became of the write."""
+    async with zookeeper_store(server.address, "/r", session_s=30, call_s=0.5) as store:
+        await store.create("/n", b"0")
+        server.pause()
+        for call in (store.create("/a", b""), store.transact([Create("/b", b"")]), store.delete("/n", 7)):
+            with pytest.raises(OutcomeUnknown, match="may or may not"):
+                await call
+        with pytest.raises(OutcomeUnknown):
+            await store.replace("/n", b"1", 0)
+        with pytest.raises(Transient) as caught:
+            await store.get("/n")
+        assert not isinstance(caught.value, OutcomeUnknown)
+        server.resume()
+        await eventually(lambda: _readable(store))
+        assert await store.get("/n") == Versioned(b"1", 1)
+        assert await store.children("/") == ["a", "b", "n"]
+
+
+async def test_a_connection_lost_in_the_middle_of_a_write_is_unknown(server: PrivateServer) -> None:
+    """The server dies with the request: the write is OutcomeUnknown at once, the read Transient."""
+    async with zookeeper_store(server.address, "/r", session_s=30, call_s=20) as store:
+        server.pause()
+
+        async def write() -> None:
+            with pytest.raises(OutcomeUnknown, match="ConnectionLoss"):
+                await store.create("/a", b"")
+
+        async def read() -> None:
+            with pytest.raises(Transient, match="ConnectionLoss") as caught:
+                await store.get("/a")
+            assert not isinstance(caught.value, OutcomeUnknown)
+
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            group.create_task(write())
+            group.create_task(read())
+            await CLOCK.sleep(0.2)
+            await server.kill()
+
+
+async def test_closing_does_not_hang_with_the_server(server: PrivateServer) -> None:
+    """A server that hangs delays the end by a session at most, and the threads end with the store."""
+    threads = set(threading.enumerate())
+    async with zookeeper_store(server.address, "/r", session_s=2) as store:
+        await store.create("/a", b"")
+        server.pause()
+        started = CLOCK.monotonic()
+    assert CLOCK.monotonic() - started < 5
+    assert set(threading.enumerate()) <= threads
+    server.resume()
+
+
+async def test_a_cancelled_call_leaves_the_store_in_order(zookeeper: str) -> None:
+    """Requests that are cancelled on their way free their places; later ones are answered."""
+    async with zookeeper_store(zookeeper, f"/offloaderd/{CLOCK.uuid().hex}") as store:
+        for _ in range(3):
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(store.children("/")) for _ in range(100)]
+                await asyncio.sleep(0)  # noqa: TID251 - let them start
+                for task in tasks:
+                    task.cancel()
+        assert await store.children("/") == []
+
+
+async def test_watches_that_come_and_go_leave_one_callback(zookeeper: str) -> None:
+    """Watching one node again and again neither piles up callbacks in kazoo nor in the store."""
+    async with zookeeper_store(zookeeper, f"/offloaderd/{CLOCK.uuid().hex}") as store:
+        await store.create("/a", b"")
+        for _ in range(20):
+            changes = store.watch("/a")
+            await anext(changes)
+            await changes.aclose()
+        client = await store._connection.client()
+        assert isinstance(client, KazooClient)
+        assert {len(found) for found in client._data_watchers.values()} == {1}
+        assert {len(found) for found in client._child_watchers.values()} == {1}
+        assert [len(watched.wakes) for watched in store._watched.values()] == [0]
+        await expire_session(store)
+        await eventually(lambda: _forgotten(store))
+
+
+async def _forgotten(store: ZooKeeperStore) -> bool:
+    return not store._watched
+
+
+async def test_an_access_list_that_forbids_it_is_denied(zookeeper: str) -> None:
+    """Reading, writing and creating below a node of somebody else are Denied, alone and in a transaction."""
+    name = CLOCK.uuid().hex
+    async with zookeeper_store(zookeeper, f"/offloaderd/{name}") as store:
+        await store.create("/locked", b"")
+        client = await store._connection.client()
+        assert isinstance(client, KazooClient)
+        locked = f"/offloaderd/{name}/locked"
+        client.set_acls_async(locked, [make_digest_acl("someone", "else", all=True)])
+        for call in (
+            store.get("/locked"),
+            store.children("/locked"),
+            store.replace("/locked", b"", 0),
+            store.create("/locked/a", b""),
+            store.transact([Create("/b", b""), Create("/locked/a", b"")]),
+        ):
+            with pytest.raises(Denied) as caught:
+                await call
+            assert "locked" in caught.value.message
+            assert "rights" in caught.value.hint
+        with pytest.raises(Denied):
+            await anext(store.watch("/locked"))
+        assert await store.children("/") == ["locked"]
