@@ -20,7 +20,7 @@ from offloaderd.read.segment import SegmentOptions, SegmentReader
 from offloaderd.read.stream import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from types import TracebackType
 
     from offloaderd.clock import Clock
@@ -105,7 +105,7 @@ class TopicReader:
         priority: ReadPriority | None = None,
         batch_bytes: int = 0,
         entries_max: int = 0,
-    ) -> AsyncIterator[tuple[EntryBatch, Tier]]:
+    ) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
         """Yield the entries of [first, last] in order, each once, in batches of one ledger and one tier.
 
         `first` None is the oldest entry; `last` None the newest at the time of the call, or none when following.
@@ -121,7 +121,7 @@ class TopicReader:
         with self._newsroom.following(topic) if follow else nullcontext() as news:
             stream = Stream(self, topic, news, batch_bytes or self.options.batch_bytes)
             await stream.begin(first, last, priority)
-            async with aclosing(stream.batches()) as batches:  # type: ignore[type-var]
+            async with aclosing(stream.batches()) as batches:
                 async for batch, tier in batches:
                     kept = batch
                     if entries_max:

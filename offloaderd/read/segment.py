@@ -27,7 +27,7 @@ from offloaderd.read.fetch import Fetcher, RetryPolicy
 from offloaderd.read.table import SegmentTable, check_block, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
     from types import TracebackType
 
     from offloaderd.clock import Clock
@@ -121,7 +121,7 @@ class SegmentReader:
 
     async def read(
         self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position
-    ) -> AsyncIterator[EntryBatch]:
+    ) -> AsyncGenerator[EntryBatch, None]:
         """Yield every entry of [first, last], which the segment must hold, once and in order, a batch for each block.
 
         Raises NotFound for a missing object, CorruptData for one that is not what was committed, Transient and

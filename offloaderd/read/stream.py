@@ -20,7 +20,7 @@ from offloaderd.read.errors import EntriesMissing
 from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, Tier, TopicView
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.model import TopicName
@@ -61,10 +61,15 @@ class Stream:
         follow = self._news is not None
         self._cursor, self._last = plan.checked_range(self._view, first, last, follow=follow)
 
-    async def batches(self) -> AsyncIterator[tuple[EntryBatch, Tier]]:
+    async def batches(self) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
         """Yield the entries of the range."""
         while True:
             seen = self._news.count if self._news is not None else 0
+            if self._cursor is None and not await self._find_start():
+                if self._news is None:
+                    return
+                await self._news.after(seen)
+                continue
             if (batch := self._hot_batch()) is not None:
                 self._advance(batch)
                 self._reader.metrics.read_requests.labels(source=Tier.BUFFER, outcome="ok").inc()
@@ -72,7 +77,7 @@ class Stream:
                 continue
             step = await self._step()
             if isinstance(step, Run):
-                async with aclosing(self._run(step)) as run:  # type: ignore[type-var]
+                async with aclosing(self._run(step)) as run:
                     async for batch in run:
                         for piece in split(batch, self._batch_bytes):
                             yield piece, step.tier
@@ -84,6 +89,17 @@ class Stream:
                 return
             else:
                 await self._wait(seen)
+
+    async def _find_start(self) -> bool:
+        """Look for the oldest entry of a topic that had none; says whether there is one."""
+        if self._news is not None:
+            await self._look()
+        self._cursor = self._view.oldest()
+        return self._cursor is not None
+
+    async def _look(self) -> None:
+        """Look at all tiers anew; what manifests said stays true."""
+        self._view = replace(await self._reader.view(self._topic, self._last), ends=self._view.ends)
 
     def _hot_batch(self) -> EntryBatch | None:
         """Return what the buffer holds at the cursor."""
@@ -102,8 +118,7 @@ class Stream:
         """Decide what comes next, looking again before waiting or giving up. Raises the reason to give up."""
         step = self._decide()
         if step is None or step is Stop.WAIT:
-            ends = self._view.ends
-            self._view = replace(await self._reader.view(self._topic, self._last), ends=ends)
+            await self._look()
             step = self._decide()
         if step is None:
             for tier, _ in self._troubles:
@@ -114,9 +129,7 @@ class Stream:
     def _decide(self) -> Step | None:
         """Return the next step, None when an entry cannot be had."""
         if self._cursor is None:
-            self._cursor = self._view.oldest()
-        if self._cursor is None:
-            return Stop.WAIT if self._news is not None else Stop.DONE
+            return Stop.WAIT
         self._missing = None
         step: Step | None = None
         try:
@@ -170,7 +183,7 @@ class Stream:
         ends = {**self._view.ends, (step.segment.segment_id, step.ledger_id): end}
         self._view = replace(self._view, ends=ends)
 
-    async def _run(self, run: Run) -> AsyncIterator[EntryBatch]:
+    async def _run(self, run: Run) -> AsyncGenerator[EntryBatch, None]:
         """Yield what the tier gives; a tier that fails is noted, and the next step chooses another."""
         requests = self._reader.metrics.read_requests
         outcome = "cancelled"

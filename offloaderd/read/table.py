@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from offloaderd.model import Position, TopicName
 
 TABLE_BYTES = 2048
-BLOCK_BYTES = 768
-"""Memory that a decoded manifest takes: in all, and for each block."""
+BLOCK_BYTES = 512
+SPARSE_BYTES = 128
+"""Memory that a decoded manifest takes: in all, for each block, and for each sparse position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class SegmentTable:
     @property
     def cost_bytes(self) -> int:
         """Memory that the table takes, about."""
-        return TABLE_BYTES + BLOCK_BYTES * len(self.starts)
+        sparse = sum(len(block.sparse) for block in self.manifest.blocks)
+        return TABLE_BYTES + BLOCK_BYTES * len(self.starts) + SPARSE_BYTES * sparse
 
 
 def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, manifest_data: bytes) -> SegmentTable:

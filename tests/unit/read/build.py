@@ -285,6 +285,17 @@ def flat(batches: Sequence[EntryBatch]) -> list[tuple[int, int, bytes]]:
     ]
 
 
+async def turns(count: int = 1) -> None:
+    """Give the loop some turns, so that others can do what needs no time."""
+    for _ in range(count):
+        await asyncio.sleep(0)  # noqa: TID251 - takes no time
+
+
+async def for_ever() -> None:
+    """Return never; ends by being cancelled."""
+    await asyncio.Event().wait()
+
+
 def sample(metrics: Metrics, name: str, labels: Mapping[str, str] | None = None) -> float:
     """Return a metric's value, 0 when it has none."""
     return metrics.registry.get_sample_value(name, dict(labels or {})) or 0.0

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -49,7 +50,7 @@ def worlds(draw: st.DrawFn) -> World:
     ledgers = {3 + step * number: count for number, count in enumerate(counts)}
     entries = [Position(ledger, entry) for ledger, count in ledgers.items() for entry in range(count)]
     marks = sorted(draw(st.sets(st.integers(0, len(entries)), max_size=5)))
-    cuts = [(entries[low], entries[high - 1]) for low, high in zip(marks, marks[1:], strict=False)]
+    cuts = [(entries[low], entries[high - 1]) for low, high in pairwise(marks)]
     kept = draw(st.one_of(st.none(), st.sets(st.sampled_from(list(ledgers)))))
     if kept is not None:
         kept.add(max(ledgers))  # the open ledger cannot be deleted

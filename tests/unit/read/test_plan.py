@@ -1,0 +1,164 @@
+"""What a read does next, as a pure function: ranges, runs, the end of ledgers, gaps."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
+from offloaderd.model import Position, ReadPriority
+from offloaderd.read.errors import EntriesMissing, OutOfRange
+from offloaderd.read.plan import AskEnd, Hop, Run, SourceLedger, Step, Stop, Tier, TopicView, checked_range, next_step
+
+BUCKET_FIRST, SOURCE_FIRST = ReadPriority.TIERED_STORAGE_FIRST, ReadPriority.BOOKKEEPER_FIRST
+
+
+def segment(number: int, *slices: tuple[int, int, int]) -> CommittedSegment:
+    """Return a segment of (ledger, first, last) slices."""
+    return CommittedSegment(
+        segment_id=uuid.UUID(int=number),
+        slices=tuple(LedgerSlice(ledger, first, last, 10) for ledger, first, last in slices),
+        object_bytes=100,
+        assigned_ms=1,
+        offloaded_ms=2,
+        bucket="b",
+        prefix="",
+    )
+
+
+A = segment(1, (3, 0, 4))
+B = segment(2, (3, 5, 9), (5, 0, 2))
+C = segment(3, (5, 3, 8))
+VIEW = TopicView(
+    segments=(A, B, C), source=(SourceLedger(3, 9, True), SourceLedger(5, 12, True), SourceLedger(8, 4, False))
+)
+
+
+def step(
+    view: TopicView,
+    cursor: Position,
+    last: Position | None = None,
+    priority: ReadPriority = BUCKET_FIRST,
+    failed: dict[object, Position] | None = None,
+) -> Step:
+    """Ask for the next step."""
+    return next_step(view, cursor, last, priority=priority, failed=failed or {})
+
+
+def test_what_a_view_spans() -> None:
+    """Oldest and newest entries come from whichever tier reaches furthest."""
+    assert (VIEW.oldest(), VIEW.newest()) == (Position(3, 0), Position(8, 4))
+    only = TopicView(segments=(B,), hot=(Position(5, 1), Position(9, 7)))
+    assert (only.oldest(), only.newest()) == (Position(3, 5), Position(9, 7))
+    empty = TopicView(source=(SourceLedger(1, -1, True), SourceLedger(2, -1, False)))
+    assert (empty.oldest(), empty.newest(), empty.is_empty()) == (None, None, False)
+    assert TopicView().is_empty()
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "error", "hint"),
+    [
+        ((5, 1), (5, 0), InvalidInput, "before the last"),
+        ((8, 0), (3, 9), InvalidInput, "before the last"),
+        ((-1, 0), None, InvalidInput, "2\\^63"),
+        ((3, -1), None, InvalidInput, "2\\^63"),
+        (None, (3, -5), InvalidInput, "2\\^63"),
+        ((8, 5), None, OutOfRange, "holds 3:0 to 8:4"),
+        ((3, 0), (8, 5), OutOfRange, "holds 3:0 to 8:4"),
+        ((9, 0), (9, 0), OutOfRange, "holds 3:0 to 8:4"),
+        ((2, 7), None, NotFound, "oldest is 3:0"),
+        (None, (2, 7), NotFound, "oldest is 3:0"),
+    ],
+)
+def test_ranges_that_cannot_be_read(
+    first: tuple[int, int] | None, last: tuple[int, int] | None, error: type[Exception], hint: str
+) -> None:
+    """Reversed, negative, beyond the end and too old ranges are refused, each with what to ask instead."""
+    with pytest.raises(error, match=hint):
+        checked_range(VIEW, first and Position(*first), last and Position(*last), follow=False)
+
+
+def test_ranges_are_completed() -> None:
+    """A missing end is the oldest entry, or the newest now, or open when following."""
+    assert checked_range(VIEW, None, None, follow=False) == (Position(3, 0), Position(8, 4))
+    assert checked_range(VIEW, Position(8, 5), None, follow=True) == (Position(8, 5), None)
+    assert checked_range(TopicView(), None, None, follow=False) == (None, None)
+    with pytest.raises(OutOfRange, match="no entries"):
+        checked_range(TopicView(), Position(0, 0), None, follow=False)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "priority", "expected"),
+    [
+        ((3, 0), BUCKET_FIRST, Run(Tier.OBJECTS, 3, 0, 4, A)),
+        ((3, 6), BUCKET_FIRST, Run(Tier.OBJECTS, 3, 6, 9, B)),
+        ((5, 1), BUCKET_FIRST, Run(Tier.OBJECTS, 5, 1, 2, B)),
+        ((3, 2), SOURCE_FIRST, Run(Tier.SOURCE, 3, 2, 9)),
+        ((5, 9), BUCKET_FIRST, Run(Tier.SOURCE, 5, 9, 12)),
+        ((3, 10), BUCKET_FIRST, Hop(Position(5, 0))),
+        ((5, 13), SOURCE_FIRST, Hop(Position(8, 0))),
+        ((8, 5), BUCKET_FIRST, Stop.WAIT),
+    ],
+)
+def test_the_tier_follows_the_priority(cursor: tuple[int, int], priority: ReadPriority, expected: Step) -> None:
+    """PIP-73 decides where both tiers hold an entry; where one does, it is that one."""
+    assert step(VIEW, Position(*cursor), priority=priority) == expected
+
+
+def test_a_run_ends_where_the_range_or_the_buffer_begins() -> None:
+    """No run goes beyond the last entry asked for, nor into what the buffer holds."""
+    assert step(VIEW, Position(3, 1), Position(3, 2)) == Run(Tier.OBJECTS, 3, 1, 2, A)
+    assert step(VIEW, Position(3, 3), Position(3, 2)) is Stop.DONE
+    hot = TopicView(segments=VIEW.segments, source=VIEW.source, hot=(Position(5, 5), Position(8, 4)))
+    assert step(hot, Position(5, 3)) == Run(Tier.OBJECTS, 5, 3, 4, C)
+    assert step(hot, Position(5, 0), priority=SOURCE_FIRST) == Run(Tier.SOURCE, 5, 0, 4)
+
+
+def test_what_failed_gives_way_to_the_other_tier() -> None:
+    """A failed tier is taken again only when nothing else is left and the cursor has moved on."""
+    failed: dict[object, Position] = {A.segment_id: Position(3, 2)}
+    assert step(VIEW, Position(3, 2), failed=failed) == Run(Tier.SOURCE, 3, 2, 4)
+    alone = TopicView(segments=(A, B, C))
+    assert step(alone, Position(3, 3), failed=failed) == Run(Tier.OBJECTS, 3, 3, 4, A)
+    with pytest.raises(EntriesMissing):
+        step(alone, Position(3, 2), failed=failed)
+
+
+def test_a_ledger_is_left_only_when_its_end_is_known() -> None:
+    """Without a source a manifest is asked; what it says, or the next segment, opens the way; else the read waits."""
+    alone = TopicView(segments=(A, B, C))
+    assert step(alone, Position(3, 10)) == AskEnd(3, B)
+    told = TopicView(segments=alone.segments, ends={(B.segment_id, 3): 9})
+    assert step(told, Position(3, 10)) == Hop(Position(5, 0))
+    untold = TopicView(segments=alone.segments, ends={(B.segment_id, 3): None, (C.segment_id, 5): None})
+    assert step(untold, Position(3, 10)) == Hop(Position(5, 0))
+    assert step(untold, Position(5, 9)) is Stop.WAIT
+
+
+def test_entries_that_exist_nowhere_are_an_error() -> None:
+    """A gap is never skipped: not inside a ledger, not at its end, not a ledger that nobody knows."""
+    gap = TopicView(segments=(A, C), source=(SourceLedger(8, 4, False),))
+    with pytest.raises(EntriesMissing, match="5:0"):
+        step(gap, Position(5, 0))
+    short = TopicView(segments=(A, B), ends={(B.segment_id, 5): 7}, source=(SourceLedger(8, 4, False),))
+    with pytest.raises(EntriesMissing, match="5:3 to 5:7"):
+        step(short, Position(5, 3))
+    unsure = TopicView(segments=(A, B), ends={(B.segment_id, 5): None}, source=(SourceLedger(8, 4, False),))
+    with pytest.raises(EntriesMissing, match="nobody can say"):
+        step(unsure, Position(5, 3))
+    with pytest.raises(EntriesMissing, match="ledger 4"):
+        step(VIEW, Position(4, 0))
+
+
+def test_the_next_ledger_is_the_nearest_of_all_tiers() -> None:
+    """A ledger that only one tier still knows is not jumped over, and an empty one is passed."""
+    mixed = TopicView(
+        segments=(A, segment(9, (3, 5, 9), (4, 0, 1))),
+        source=(SourceLedger(3, 9, True), SourceLedger(6, -1, True), SourceLedger(8, 4, False)),
+    )
+    assert step(mixed, Position(3, 10)) == Hop(Position(4, 0))
+    assert step(mixed, Position(6, 0)) == Hop(Position(8, 0))
+    buffered = TopicView(segments=(A,), ends={(A.segment_id, 3): 4}, hot=(Position(4, 0), Position(4, 3)))
+    assert step(buffered, Position(3, 5)) == Hop(Position(4, 0))

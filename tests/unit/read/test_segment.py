@@ -1,0 +1,316 @@
+"""Reading one segment: what is fetched, what is checked, what each kind of damage gives."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderError, Transient
+from offloaderd.model import Position, TopicName
+from offloaderd.objects import keys
+from offloaderd.read import segment as segment_module
+from tests.unit.read.build import PREFIX, TOPIC, Piece, flat, make_house, payload, payloads, put_segment, sample, turns
+from tests.unit.read.shelf import Broken
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.catalog import CommittedSegment
+    from offloaderd.model import EntryBatch
+    from offloaderd.read.segment import SegmentReader
+    from tests.unit.read.build import House
+
+ID = uuid.UUID(int=7)
+KEYS = {
+    "data": keys.data_key(PREFIX, ID),
+    "index": keys.index_key(PREFIX, ID),
+    "manifest": keys.manifest_key(PREFIX, ID),
+}
+PIECES = [Piece(4, 5, payloads(4, 5, 15), 16), Piece(6, 0, payloads(6, 0, 9))]
+WHOLE = (Position(4, 5), Position(6, 9))
+
+
+class Counting:
+    """A reader of objects that remembers what was asked, and can wait or stumble."""
+
+    def __init__(self, house: House) -> None:
+        self.store = house.store
+        self.gets: list[tuple[str, int, int | None]] = []
+        self.stumbles = 0
+        self.gate: asyncio.Event | None = None
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """Pass on, after the gate."""
+        self.gets.append((key, first, length))
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.stumbles:
+            self.stumbles -= 1
+            raise Transient("the store stumbles")
+        return await self.store.get(key, first, length)
+
+    def ranges(self) -> list[tuple[int, int | None]]:
+        """Return the ranges of the data object that were asked."""
+        return [(first, length) for key, first, length in self.gets if key == KEYS["data"]]
+
+
+def counted(house: House) -> Counting:
+    """Put a Counting between the reader and its store."""
+    counting = Counting(house)
+    house.reader.segments._fetcher._objects = counting  # type: ignore[assignment]
+    return counting
+
+
+async def read(
+    reader: SegmentReader, segment: CommittedSegment, first: Position, last: Position
+) -> list[tuple[int, int, bytes]]:
+    """Return all entries of a range."""
+    async with aclosing(reader.read(TOPIC, segment, first, last)) as batches:
+        return flat([batch async for batch in batches])
+
+
+def entries(first: Position, last: Position) -> list[tuple[int, int, bytes]]:
+    """Return what a range of the test's segment holds."""
+    ids = [(4, entry) for entry in range(5, 16)] + [(6, entry) for entry in range(10)]
+    return [(*one, payload(*one)) for one in ids if first <= one <= last]
+
+
+@pytest.mark.parametrize("preamble", [False, True])
+@pytest.mark.parametrize("block_entries", [1, 3, 100])
+async def test_every_range_is_read_exactly(block_entries: int, *, preamble: bool) -> None:
+    """Any range inside a segment over two ledgers gives its entries, with any size of blocks."""
+    house = make_house()
+    segment = await put_segment(house.store, PIECES, segment_id=ID, block_entries=block_entries, preamble=preamble)
+    everything = [Position(ledger, entry) for ledger, entry, _ in entries(*WHOLE)]
+    async with house.reader:
+        for at, first in enumerate(everything):
+            for last in everything[at::3]:
+                assert await read(house.reader.segments, segment, first, last) == entries(first, last)
+        assert house.reader.segments.pinned_bytes == 0
+
+
+async def test_tables_are_fetched_once_for_all_readers() -> None:
+    """Ten readers at once cost one index, one manifest and each block once."""
+    house = make_house()
+    segment = await put_segment(house.store, PIECES, segment_id=ID)
+    counting = counted(house)
+    async with house.reader:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(read(house.reader.segments, segment, *WHOLE)) for _ in range(10)]
+        assert all(task.result() == entries(*WHOLE) for task in tasks)
+    asked = [key for key, _, _ in counting.gets]
+    assert asked.count(KEYS["index"]) == asked.count(KEYS["manifest"]) == 1
+    size = (await house.store.head(KEYS["data"])).size_bytes
+    assert sum(length or 0 for _, length in counting.ranges()) == size
+
+
+async def test_one_entry_costs_one_block_and_a_long_read_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single entry fetches its block only; a sequential read grows its requests up to half of the read-ahead."""
+    monkeypatch.setattr(segment_module, "WINDOW_BYTES_MIN", 64)
+    house = make_house(read_ahead_bytes=4096)
+    segment = await put_segment(
+        house.store, [Piece(1, 0, [b"x" * 100] * 200)], segment_id=ID, block_entries=1
+    )  # blocks of 244 bytes
+    counting = counted(house)
+    async with house.reader:
+        assert len(await read(house.reader.segments, segment, Position(1, 50), Position(1, 50))) == 1
+        assert counting.ranges() == [(50 * 244, 244)]
+        counting.gets.clear()
+        house.reader.segments._blocks.limit_bytes = 1 << 20
+        assert len(await read(house.reader.segments, segment, Position(1, 60), Position(1, 199))) == 140
+        sizes = [length or 0 for _, length in counting.ranges()]
+        assert sizes[0] == 244
+        assert max(sizes) == 2048 // 244 * 244
+        assert len(sizes) < 35
+    assert 0 < sample(house.metrics, "offloaderd_prefetch_bytes_total") < 140 * 244
+
+
+async def test_a_reader_that_pauses_fetches_no_more_than_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is fetched for a reader that stops in the middle is bounded, and freed when it goes away."""
+    monkeypatch.setattr(segment_module, "WINDOW_BYTES_MIN", 64)
+    house = make_house(read_ahead_bytes=4096)
+    segment = await put_segment(house.store, [Piece(1, 0, [b"x" * 100] * 400)], segment_id=ID, block_entries=1)
+    counting = counted(house)
+    segments = house.reader.segments
+    async with house.reader:
+        batches = segments.read(TOPIC, segment, Position(1, 0), Position(1, 399))
+        for _ in range(100):
+            await anext(batches)
+        await turns(50)
+        fetched = sum(length or 0 for _, length in counting.ranges())
+        assert fetched <= 100 * 244 + 4096 + 244
+        assert 0 < segments._blocks.pinned_bytes <= (4096 + 244) // 244 * (244 + 48)
+        await batches.aclose()
+        assert segments.pinned_bytes == 0
+
+
+async def test_a_small_budget_slows_reading_ahead_but_not_reading() -> None:
+    """With room for hardly one block everything is still read, and memory stays at the budget plus what is held."""
+    house = make_house(cache_bytes=200, read_ahead_bytes=4096)
+    segment = await put_segment(house.store, [Piece(1, 0, [b"x" * 100] * 50)], segment_id=ID, block_entries=1)
+    async with house.reader as reader:
+        used: list[int] = []
+        async with aclosing(reader.segments.read(TOPIC, segment, Position(1, 0), Position(1, 49))) as batches:
+            async for batch in batches:
+                assert batch.payloads == [b"x" * 100]
+                used.append(reader.segments._blocks.used_bytes)
+        assert len(used) == 50
+        assert max(used) <= 2 * (244 + 48)
+
+
+@pytest.mark.parametrize("what", ["data", "index", "manifest"])
+async def test_a_deleted_object_is_not_found(what: str) -> None:
+    """Whichever object is gone, the error names it."""
+    house = make_house()
+    segment = await put_segment(house.store, PIECES, segment_id=ID)
+    await house.store.delete([KEYS[what]])
+    async with house.reader:
+        with pytest.raises(NotFound, match=KEYS[what]):
+            await read(house.reader.segments, segment, *WHOLE)
+        assert house.reader.segments.pinned_bytes == 0
+
+
+@given(what=st.sampled_from(["data", "index", "manifest"]), at=st.integers(0, 10**6), bit=st.integers(0, 7))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_flipped_bit_is_found(what: str, at: int, bit: int) -> None:
+    """A flipped bit anywhere in any object gives CorruptData with that key; what came before it is right."""
+
+    async def run() -> None:
+        house = make_house()
+        segment = await put_segment(house.store, PIECES, segment_id=ID)
+        stored = bytearray(await house.store.get(KEYS[what]))
+        stored[at % len(stored)] ^= 1 << bit
+        await house.store.put(KEYS[what], bytes(stored))
+        await expect_damage(house, segment, KEYS[what])
+
+    asyncio.run(run())
+
+
+@given(what=st.sampled_from(["data", "index", "manifest"]), at=st.integers(0, 10**6), longer=st.booleans())
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_other_length_is_found(what: str, at: int, *, longer: bool) -> None:
+    """An object that was cut anywhere, or a table that grew, gives CorruptData with that key."""
+
+    async def run() -> None:
+        house = make_house()
+        segment = await put_segment(house.store, PIECES, segment_id=ID)
+        stored = await house.store.get(KEYS[what])
+        changed = stored + b"\0" if longer and what != "data" else stored[: at % len(stored)]
+        await house.store.put(KEYS[what], changed)
+        await expect_damage(house, segment, KEYS[what])
+
+    asyncio.run(run())
+
+
+async def expect_damage(house: House, segment: CommittedSegment, key: str) -> None:
+    """Read everything: right entries, then CorruptData that names the key and is counted."""
+    found: list[EntryBatch] = []
+
+    async def collect() -> None:
+        async with aclosing(house.reader.segments.read(TOPIC, segment, *WHOLE)) as batches:
+            async for batch in batches:
+                found.append(batch)  # noqa: PERF401 - what came before an error counts
+
+    async with house.reader as reader:
+        with pytest.raises(CorruptData) as caught:
+            await collect()
+        assert reader.segments.pinned_bytes == 0
+    assert caught.value.key == key
+    size = (await house.store.head(key)).size_bytes
+    assert 0 <= caught.value.offset <= size
+    assert flat(found) == entries(*WHOLE)[: len(flat(found))]
+    assert sample(house.metrics, "offloaderd_checksum_failures_total", {"where": "read"}) >= 1
+
+
+async def test_objects_of_another_segment_are_refused() -> None:
+    """A right object at the wrong key (another segment, another topic, other entries) is corrupt, not read."""
+    house = make_house()
+    segment = await put_segment(house.store, PIECES, segment_id=ID)
+    other_id = uuid.UUID(int=8)
+    await put_segment(house.store, PIECES, segment_id=other_id)
+    swapped = await house.store.get(keys.manifest_key(PREFIX, other_id))
+    own = await house.store.get(KEYS["manifest"])
+    async with house.reader:
+        await house.store.put(KEYS["manifest"], swapped)
+        with pytest.raises(CorruptData, match=str(ID)):
+            await read(house.reader.segments, segment, *WHOLE)
+        await put_segment(house.store, PIECES, segment_id=ID, topic=TopicName("a", "b", "c"))
+        with pytest.raises(CorruptData, match="orders"):
+            await read(house.reader.segments, segment, *WHOLE)
+        await put_segment(house.store, [Piece(4, 5, payloads(4, 5, 14)), PIECES[1]], segment_id=ID)
+        with pytest.raises(CorruptData, match="4:5"):
+            await read(house.reader.segments, segment, *WHOLE)
+        await house.store.put(KEYS["manifest"], own)
+        with pytest.raises(CorruptData, match="index"):
+            await read(house.reader.segments, segment, *WHOLE)
+
+
+async def test_a_store_that_stumbles_is_tried_again() -> None:
+    """Transient errors are retried with growing pauses, each request on its own; no reader notices."""
+    house = make_house()
+    segment = await put_segment(house.store, PIECES, segment_id=ID, block_entries=100)
+    counting = counted(house)
+    async with house.reader:
+        async with house.reader.segments.table(TOPIC, segment):
+            pass
+        counting.stumbles = 2
+        assert await read(house.reader.segments, segment, Position(4, 5), Position(4, 6)) == entries(
+            Position(4, 5), Position(4, 6)
+        )
+    assert house.clock.pauses == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("error", [Transient("down"), BucketMissing("no bucket")])
+async def test_a_store_that_never_works_gives_its_error(error: OffloaderError) -> None:
+    """Retries are bounded, and what cannot pass is not retried at all."""
+    broken = Broken(error)
+    house = make_house(objects=broken)  # type: ignore[arg-type]
+    segment = await put_segment(house.store, PIECES, segment_id=ID)
+    async with house.reader:
+        with pytest.raises(type(error)):
+            await read(house.reader.segments, segment, *WHOLE)
+    assert broken.calls <= (6 if isinstance(error, Transient) else 2)
+
+
+async def test_a_reader_that_joined_outlives_the_one_that_began() -> None:
+    """When the reader that began a request goes away, another one that waits for the same block still gets it."""
+    house = make_house()
+    segment = await put_segment(house.store, PIECES, segment_id=ID, block_entries=100)
+    counting = counted(house)
+    async with house.reader:
+        async with house.reader.segments.table(TOPIC, segment):
+            pass
+        counting.gate = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(read(house.reader.segments, segment, Position(4, 5), Position(4, 6)))
+            await turns(2)
+            second = group.create_task(read(house.reader.segments, segment, Position(4, 7), Position(4, 8)))
+            await turns(5)
+            first.cancel()
+            await turns(5)
+            counting.gate.set()
+        assert second.result() == entries(Position(4, 7), Position(4, 8))
+    assert len(counting.ranges()) == 1
+
+
+async def test_decoding_lets_the_loop_go_between_blocks() -> None:
+    """While one large request is decoded, other tasks get a turn for every block."""
+    house = make_house(cache_bytes=1 << 24)
+    segment = await put_segment(house.store, [Piece(1, 0, [b"x" * 50] * 300)], segment_id=ID, block_entries=1)
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await turns()
+
+    async with house.reader, asyncio.TaskGroup() as group:
+        ticking = group.create_task(tick())
+        assert len(await read(house.reader.segments, segment, Position(1, 0), Position(1, 299))) == 300
+        ticking.cancel()
+    assert ticks >= 300
