@@ -11,39 +11,38 @@ import asyncio
 import signal
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from offloaderd import __version__
+from offloaderd import __version__, wiring
 from offloaderd.clock import SystemClock
 from offloaderd.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient
 from offloaderd.health import Health
 from offloaderd.http import HttpServer
 from offloaderd.ledgers.embedded import EmbeddedLedgers
 from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.session import SessionState
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics, watch_loop
 from offloaderd.objects.filesystem import FilesystemStore
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
 from offloaderd.offload.budget import Backoff, ByteBudget
 from offloaderd.offload.buffer import BufferPool
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.ownership import register
-from offloaderd.offload.roll import RollPolicy
-from offloaderd.offload.segment import SegmentLayout
-from offloaderd.offload.topic import Workshop, first_of
-from offloaderd.offload.uploader import Uplink, UploadLimits
 from offloaderd.offload.signal import race
+from offloaderd.offload.topic import first_of
 from offloaderd.read.ports import StoredMaps
-from offloaderd.read.reader import ReadOptions, TopicReader
+from offloaderd.read.reader import TopicReader
 from offloaderd.rpc.admin import AdminService, DaemonSnapshot
-from offloaderd.rpc.errors import ErrorInterceptor
+from offloaderd.rpc.interceptor import ErrorInterceptor
 from offloaderd.rpc.ledgers import LedgerService
 from offloaderd.rpc.offload import OffloadService
 from offloaderd.rpc.read import ReadService
-from offloaderd.rpc.server import RpcServer, ServerOptions, Services
+from offloaderd.rpc.server import RpcServer, Services
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -78,6 +77,11 @@ async def run(settings: Settings, *, on_ready: Callable[[Addresses], None] | Non
     with stop_signals(daemon):
         try:
             await daemon.run()
+        except asyncio.CancelledError:
+            if not daemon.cut_short:
+                raise
+            daemon.exit_code = 1
+            log.warning("daemon.cut_short", hint="open segments are taken up at the next start")
         except BaseExceptionGroup as errors:
             raise first_of(errors) from errors
     return daemon.exit_code
@@ -93,7 +97,7 @@ def stop_signals(daemon: Daemon) -> Iterator[None]:
             log.info("daemon.stop_requested", signal=name)
             daemon.stop(f"received {name}")
         elif main is not None:
-            log.warning("daemon.cut_short", signal=name)
+            daemon.cut_short = True
             main.cancel()
 
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -121,6 +125,7 @@ class Daemon:
         self.metrics = Metrics()
         self.health = Health()
         self.stopping = asyncio.Event()
+        self.cut_short = False
         self.exit_code = 0
         self._why_stopping = ""
 
@@ -147,6 +152,8 @@ class Daemon:
         """Open, serve, drain, close. Raises InvalidConfig, or what crashed."""
         settings = self._settings
         self.metrics.set_build(__version__, "")
+        self.metrics.buffer_limit_bytes.set(settings.memory.buffer_bytes)
+        self.metrics.memory_budget_bytes.set(self.snapshot().memory_budget_bytes)
         self.health.listen(self.metrics.show_health)
         async with AsyncExitStack() as stack:
             http = await stack.enter_async_context(HttpServer(settings.http, self.metrics, self.health))
@@ -165,11 +172,10 @@ class Daemon:
             return await stack.enter_async_context(
                 ZooKeeperStore(
                     options.servers,
-                    root=f"{options.root}/{self._settings.daemon.cluster}",
+                    f"{options.root}/{self._settings.daemon.cluster}",
                     session_timeout_s=options.session_timeout_s,
                     connect_timeout_s=options.connect_timeout_s,
-                    clock=self._clock,
-                    metrics=self.metrics,
+                    observer=self._session_changed,
                 )
             )
 
@@ -178,14 +184,19 @@ class Daemon:
     async def _open_objects(self, stack: AsyncExitStack) -> SegmentStore | None:
         options = self._settings.objects
         if options.kind == "filesystem":
-            return await stack.enter_async_context(FilesystemStore(options.directory, clock=self._clock))
-        store = await stack.enter_async_context(S3Store(s3_options(self._settings), metrics=self.metrics))
+            where, store = options.directory, FilesystemStore(Path(options.directory), self._clock)
+        else:
+            where, store = (
+                f"bucket {options.bucket}",
+                S3Store(wiring.s3_options(self._settings), self.metrics, self._clock),
+            )
+        opened: S3Store | FilesystemStore = await stack.enter_async_context(store)
 
-        async def probe() -> SegmentStore:
-            await store.check()
-            return store
+        async def probe() -> S3Store | FilesystemStore:
+            await opened.check()
+            return opened
 
-        return await self._until_there("objects", f"bucket {options.bucket}", probe)
+        return await self._until_there("objects", where, probe)
 
     async def _open_ledgers(self, stack: AsyncExitStack) -> LedgerStore | None:
         options = self._settings.ledgers
@@ -230,7 +241,10 @@ class Daemon:
         ledgers: LedgerStore | None,
     ) -> None:
         settings = self._settings
-        engine = Engine(self._workshop(metadata, objects, ledgers), roll_policy(settings))
+        shop = wiring.workshop(
+            settings, metadata, objects, ledgers, self._pool, self._uploads, clock=self._clock, metrics=self.metrics
+        )
+        engine = Engine(shop, wiring.roll_policy(settings))
         stored = StoredMaps(metadata)
         reader = await stack.enter_async_context(
             TopicReader(
@@ -241,7 +255,7 @@ class Daemon:
                 hot=HotBuffers(engine),
                 clock=self._clock,
                 metrics=self.metrics,
-                options=read_options(settings),
+                options=wiring.read_options(settings),
             )
         )
         services = Services(
@@ -257,13 +271,8 @@ class Daemon:
             ),
             ledgers=LedgerService(ledgers) if ledgers is not None else None,
         )
-        options = ServerOptions(
-            host=settings.grpc.host,
-            port=settings.grpc.port,
-            message_bytes_max=settings.grpc.message_bytes_max,
-            streams_max=settings.grpc.streams_max,
-        )
-        rpc = await stack.enter_async_context(RpcServer(options, services, [ErrorInterceptor(self.metrics)]))
+        interceptors = [ErrorInterceptor(self.metrics, clock=self._clock)]
+        rpc = await stack.enter_async_context(RpcServer(wiring.server_options(settings), services, interceptors))
         node = DaemonNode(
             daemon_id=settings.daemon.id,
             address=settings.grpc.advertise or f"{settings.grpc.host}:{rpc.port}",
@@ -329,42 +338,24 @@ class Daemon:
     async def _probe(self, metadata: MetadataStore, objects: SegmentStore) -> None:
         """Look every few seconds whether the bucket and the metadata store answer, for health and metrics."""
         while True:
-            for name, request in (("metadata", lambda: metadata.children("/")), ("objects", lambda: reach(objects))):
-                try:
-                    await request()
-                except OffloaderError as error:
-                    self.health.down(name, str(error))
-                else:
-                    self.health.up(name)
-            self.metrics.bucket_accessible.set(all(d.up for d in self.health.view.dependencies if d.name == "objects"))
+            await self._look("metadata", metadata.children("/"))
+            self.metrics.bucket_accessible.set(await self._look("objects", reach(objects)))
             await self._clock.sleep(PROBE_S)
 
-    def _workshop(self, metadata: MetadataStore, objects: SegmentStore, ledgers: LedgerStore | None) -> Workshop:
-        settings = self._settings
-        uplink = Uplink(
-            objects=objects,
-            prefix=settings.objects.prefix,
-            budget=self._uploads,
-            limits=UploadLimits(
-                parts_in_flight_max=settings.offload.parts_in_flight_max,
-                readback=settings.offload.verify == "readback",
-            ),
-            clock=self._clock,
-            metrics=self.metrics,
-        )
-        return Workshop(
-            metadata=metadata,
-            source=ledgers,
-            uplink=uplink,
-            pool=self._pool,
-            layout=SegmentLayout(
-                block_bytes=settings.offload.block_bytes,
-                part_bytes=settings.offload.part_bytes,
-                preamble=settings.offload.preamble,
-            ),
-            cluster=settings.daemon.cluster,
-            driver=driver_properties(settings),
-        )
+    async def _look(self, name: str, request: Awaitable[object]) -> bool:
+        """Send a small request to a dependency and note for health whether it answered."""
+        try:
+            await request
+        except OffloaderError as error:
+            self.health.down(name, str(error))
+            return False
+        self.health.up(name)
+        return True
+
+    def _session_changed(self, state: SessionState) -> None:
+        self.metrics.zk_session_state.set(state)
+        if state is SessionState.LOST:
+            self.metrics.zk_session_losses.inc()
 
 
 async def wait_for(task: asyncio.Task[None]) -> None:
@@ -377,42 +368,3 @@ async def reach(objects: SegmentStore) -> None:
     async with aclosing(objects.list("offloaderd-probe/")) as found:  # type: ignore[type-var]
         async for _ in found:
             return
-
-
-def roll_policy(settings: Settings) -> RollPolicy:
-    """Return the broker-level limits of a segment."""
-    return RollPolicy(
-        segment_bytes_max=settings.offload.segment_bytes_max,
-        segment_age_max_s=settings.offload.segment_age_max_s,
-        segment_age_min_s=settings.offload.segment_age_min_s,
-    )
-
-
-def s3_options(settings: Settings) -> S3Options:
-    """Return what the S3 adapter needs to know."""
-    objects = settings.objects
-    return S3Options(
-        endpoint=objects.endpoint,
-        region=objects.region,
-        bucket=objects.bucket,
-        access_key=objects.access_key,
-        secret_key=objects.secret_key.get_secret_value() if objects.secret_key else None,
-        path_style=objects.path_style,
-        connections_max=objects.connections_max,
-        connect_timeout_s=objects.connect_timeout_s,
-        read_timeout_s=objects.read_timeout_s,
-    )
-
-
-def driver_properties(settings: Settings) -> dict[str, str]:
-    """Return what a reader needs to find the objects later, whatever the configuration is then."""
-    objects = settings.objects
-    if objects.kind == "filesystem":
-        return {"driver": "filesystem", "directory": objects.directory, "prefix": objects.prefix}
-    return {
-        "driver": "s3",
-        "bucket": objects.bucket,
-        "region": objects.region,
-        "endpoint": objects.endpoint or "",
-        "prefix": objects.prefix,
-    }

@@ -93,7 +93,9 @@ class DaemonProcess:
         ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
         environment = {**ours, **self.site.environment(self.grpc_port, self.http_port), **self._environment}
         with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(command, "serve", env=environment, stderr=log, stdout=log)
+            self.process = await asyncio.create_subprocess_exec(
+                command, "serve", env=environment, stderr=log, stdout=log
+            )
         return self
 
     async def __aexit__(

@@ -40,8 +40,13 @@ async def append(client: DaemonClient, payloads: Sequence[bytes]) -> None:
         for first in range(0, len(payloads), 100):
             yield payloads[first : first + 100]
 
-    async for _ in client.append(TOPIC, batches()):
-        pass
+    await client.append(TOPIC, batches(), lambda _: None)
+
+
+async def taken(client: DaemonClient, count: int) -> None:
+    """Wait until the open segment holds that many entries."""
+    while (await client.status(TOPIC)).topics[0].open_segment_entries < count:
+        await CLOCK.sleep(0.02)
 
 
 async def offload(client: DaemonClient) -> None:
@@ -76,7 +81,8 @@ async def test_entries_go_to_the_bucket_and_come_back(site: Site) -> None:
         assert await read_all(client) == sent
         status = (await client.status(TOPIC)).topics[0]
         assert (status.state, status.lag_entries, status.lag_bytes) == ("offloading", 0, 0)
-        assert await daemon.http("/readyz") == (200, "serving\n")
+        code, body = await daemon.http("/readyz")
+        assert (code, json.loads(body)["state"]) == (200, "serving")
         _, metrics = await daemon.http("/metrics")
         assert 'offloaderd_segments_total{state="offloaded"} 5.0' in metrics
         daemon.signal(signal.SIGTERM)
@@ -93,6 +99,7 @@ async def test_sigterm_commits_the_open_segment(site: Site) -> None:
         async with daemon.client() as client:
             await client.enable(TOPIC)
             await append(client, sent)
+            await taken(client, 300)
         daemon.signal(signal.SIGTERM)
         assert await daemon.ended() == 0
     async with DaemonProcess(site) as daemon, daemon.client() as client:
@@ -128,6 +135,7 @@ async def test_a_store_that_comes_back_lets_the_drain_finish(site: Site, s3_serv
             async with daemon.client() as client:
                 await client.enable(TOPIC)
                 await append(client, entries(200))
+                await taken(client, 200)
                 proxy.cut()
                 daemon.signal(signal.SIGTERM)
                 await daemon.logged('"upload.retried"')
@@ -146,6 +154,7 @@ async def test_a_store_that_stays_away_ends_the_drain_at_its_deadline(site: Site
             async with daemon.client() as client:
                 await client.enable(TOPIC)
                 await append(client, sent)
+                await taken(client, 200)
                 proxy.cut()
                 daemon.signal(signal.SIGTERM)
                 assert await daemon.ended(10) == 1
@@ -164,6 +173,7 @@ async def test_a_second_signal_cuts_the_drain_short(site: Site, s3_server: S3Ser
             async with daemon.client() as client:
                 await client.enable(TOPIC)
                 await append(client, entries(200))
+                await taken(client, 200)
                 proxy.cut()
                 daemon.signal(signal.SIGTERM)
                 await daemon.logged('"upload.retried"')

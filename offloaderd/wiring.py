@@ -1,0 +1,118 @@
+"""From settings to what each component wants to know: the one place where both vocabularies meet. No I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.objects.s3 import S3Options
+from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.segment import SegmentLayout
+from offloaderd.offload.topic import Workshop
+from offloaderd.offload.uploader import Uplink, UploadLimits
+from offloaderd.read.reader import ReadOptions
+from offloaderd.read.segment import SegmentOptions
+from offloaderd.rpc.server import ServerOptions
+
+if TYPE_CHECKING:
+    from offloaderd.clock import Clock
+    from offloaderd.config import Settings
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metrics import Metrics
+    from offloaderd.objects.port import SegmentStore
+    from offloaderd.offload.budget import ByteBudget
+    from offloaderd.offload.buffer import BufferPool
+
+
+def workshop(
+    settings: Settings,
+    metadata: MetadataStore,
+    objects: SegmentStore,
+    source: LedgerSource | None,
+    pool: BufferPool,
+    uploads: ByteBudget,
+    *,
+    clock: Clock,
+    metrics: Metrics,
+) -> Workshop:
+    """Return what all topics of a daemon work with."""
+    offload = settings.offload
+    return Workshop(
+        metadata=metadata,
+        source=source,
+        uplink=Uplink(
+            objects=objects,
+            prefix=settings.objects.prefix,
+            budget=uploads,
+            limits=UploadLimits(parts_in_flight_max=offload.parts_in_flight_max, readback=offload.verify == "readback"),
+            clock=clock,
+            metrics=metrics,
+        ),
+        pool=pool,
+        layout=SegmentLayout(block_bytes=offload.block_bytes, part_bytes=offload.part_bytes, preamble=offload.preamble),
+        cluster=settings.daemon.cluster,
+        driver=driver_properties(settings),
+    )
+
+
+def roll_policy(settings: Settings) -> RollPolicy:
+    """Return the limits of a segment for topics whose policy has none of their own."""
+    return RollPolicy(
+        segment_bytes_max=settings.offload.segment_bytes_max,
+        segment_age_max_s=settings.offload.segment_age_max_s,
+        segment_age_min_s=settings.offload.segment_age_min_s,
+    )
+
+
+def read_options(settings: Settings) -> ReadOptions:
+    """Return how to read; the tables of segments get an eighth of the cache."""
+    cache_bytes = settings.memory.cache_bytes
+    return ReadOptions(
+        priority=settings.read.priority,
+        batch_bytes=settings.read.batch_bytes,
+        segments=SegmentOptions(
+            cache_bytes=cache_bytes - cache_bytes // 8,
+            tables_bytes=cache_bytes // 8,
+            read_ahead_bytes=settings.read.read_ahead_bytes,
+        ),
+    )
+
+
+def server_options(settings: Settings) -> ServerOptions:
+    """Return where the gRPC server listens and its limits."""
+    return ServerOptions(
+        host=settings.grpc.host,
+        port=settings.grpc.port,
+        message_bytes_max=settings.grpc.message_bytes_max,
+        streams_max=settings.grpc.streams_max,
+    )
+
+
+def s3_options(settings: Settings) -> S3Options:
+    """Return what the S3 adapter needs to know."""
+    objects = settings.objects
+    return S3Options(
+        endpoint=objects.endpoint,
+        region=objects.region,
+        bucket=objects.bucket,
+        access_key=objects.access_key,
+        secret_key=objects.secret_key.get_secret_value() if objects.secret_key else None,
+        path_style=objects.path_style,
+        connections_max=objects.connections_max,
+        connect_timeout_s=objects.connect_timeout_s,
+        read_timeout_s=objects.read_timeout_s,
+    )
+
+
+def driver_properties(settings: Settings) -> dict[str, str]:
+    """Return what a reader needs to find the objects later, whatever the configuration is then."""
+    objects = settings.objects
+    if objects.kind == "filesystem":
+        return {"driver": "filesystem", "directory": objects.directory, "prefix": objects.prefix}
+    return {
+        "driver": "s3",
+        "bucket": objects.bucket,
+        "region": objects.region,
+        "endpoint": objects.endpoint or "",
+        "prefix": objects.prefix,
+    }
