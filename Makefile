@@ -1,0 +1,85 @@
+# Every task of this project. `make` alone lists them; `make run` and `make test` are all that a newcomer needs.
+# Nothing has to be installed by hand but Python 3.11 (or newer: make PYTHON=python3.12 ...) with its venv module.
+
+PYTHON ?= python3.11
+INPUT ?=
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
+DEPENDENCIES := $(VENV)/.dependencies-
+# The environment for work on the project holds all that the other one does.
+INSTALLED := $(if $(wildcard $(DEPENDENCIES)dev),$(DEPENDENCIES)dev,$(DEPENDENCIES)standalone)
+UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --custom-compile-command "make lock"
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run standalone test check fmt bench protos docs lock clean clean-data
+
+help: ## List what can be made
+	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '\nPYTHON=%s  INPUT=path, - or empty (make run)  WORKERS=%s (make test)\n' '$(PYTHON)' '$(WORKERS)'
+
+setup: $(DEPENDENCIES)dev ## Prepare .venv for work on the project
+
+run: $(INSTALLED) ## Stream a data set through the whole system to S3 and back (INPUT=file or - for yours)
+	@$(BIN)/offloaderd standalone --walkthrough $(if $(INPUT),--input "$(INPUT)")
+
+standalone: $(INSTALLED) ## Start everything on this machine and leave it running
+	@$(BIN)/offloaderd standalone
+
+test: $(DEPENDENCIES)dev ## Run all tests
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+check: $(DEPENDENCIES)dev ## The gate: lint, format, types, layers, generated files, tidy tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/protos.py --check
+	$(BIN)/python tools/docs.py --check
+	$(BIN)/python -m pytest -q tests/test_tidy.py
+
+fmt: $(DEPENDENCIES)dev ## Format the code and repair what lint can
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+bench: $(DEPENDENCIES)dev ## Measure throughput and latency against the raw servers
+	$(BIN)/python -m bench
+
+protos: $(DEPENDENCIES)dev ## Compile protos/ into the package
+	$(BIN)/python tools/protos.py
+
+docs: $(DEPENDENCIES)dev ## Write the pages that are generated from the code
+	$(BIN)/python tools/docs.py
+
+lock: $(DEPENDENCIES)dev ## Resolve the requirements again (UPGRADE=--upgrade for newer versions)
+	$(UV_COMPILE) $(UPGRADE) --extra dev -o requirements/dev.txt pyproject.toml requirements/build.in
+	$(UV_COMPILE) -c requirements/dev.txt --extra standalone -o requirements/standalone.txt pyproject.toml requirements/build.in
+	$(UV_COMPILE) -c requirements/dev.txt -o requirements/build.txt requirements/build.in
+
+clean: ## Remove .venv and everything that tools have written; data/ stays
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*
+	find offloaderd tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+clean-data: ## Remove what `make run` and `make standalone` have stored
+	rm -rf data
+
+# Three steps, all of them locked and checked by hash: what builds packages, the packages (one of them comes as source
+# and is built with the former), and the project itself.
+$(DEPENDENCIES)%: requirements/build.txt requirements/%.txt pyproject.toml | $(VENV)/.created
+	@echo "Installing requirements/$*.txt into $(VENV) (about a gigabyte the first time: it holds Spark, Java and S3)"
+	@$(PIP) install --require-hashes -r requirements/build.txt
+	@$(PIP) install --require-hashes --no-build-isolation -r requirements/$*.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "offloaderd needs Python 3.11 or newer, and '$(PYTHON)' is not one: install it, or name yours: make PYTHON=python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "'$(PYTHON)' lacks its venv module: install it (Debian, Ubuntu: apt install python3.11-venv)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) # over one that exists or was left half made: nothing in it is deleted
+	@touch $@

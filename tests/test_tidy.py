@@ -1,0 +1,270 @@
+"""The rules of this tree that no linter knows, as tests: sizes, docstrings, leftovers, who may import what."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULE_LINES_MAX = 400
+TEST_MODULE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+
+LONG_MODULES: dict[str, str] = {}
+"""Modules that may be longer, each with its reason; the list may shrink freely and grow only with one."""
+
+KEPT_APART = {
+    "aiobotocore": ("offloaderd/objects/s3.py",),
+    "kazoo": ("offloaderd/metadata/zookeeper.py",),
+    "pyspark": ("offloaderd/spark/", "offloaderd/standalone/"),
+    "sqlite3": ("offloaderd/ledgers/database.py",),
+}
+"""Libraries that only these files of the package may import (beginnings of paths)."""
+
+LEFTOVERS = {
+    "a note to oneself": re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b"),
+    "something not written yet": re.compile(r"\bNotImplemented" + r"Error\b"),
+    "a debugger": re.compile(r"\b(?:break" + r"point\(\)|pdb\.set_trace)"),
+}
+
+MACHINE_WORDS = {
+    "a path of somebody's machine": re.compile(r"(?<![\w.])/(?:home|Users|root|work|opt/wheels)/\w"),
+    "the address of a package registry": re.compile(
+        r"(?:files\.pythonhosted\.org|pypi\.org/simple|(?:^|\s)--(?:extra-)?index-url\b|(?:^|\s)--find-links\b"
+        r"|https?://[^\s/]*(?:artifactory|nexus|devpi|pypi-?proxy|mirror))",
+        re.MULTILINE,
+    ),
+}
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    """Return all files that git knows, and those it would take (new ones that are not ignored)."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607 - whichever git there is
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    names = listed.stdout.decode().split("\0")
+    return tuple(sorted({name for name in names if name and (ROOT / name).is_file()}))
+
+
+def sources(*, generated: bool = False) -> list[str]:
+    """Return our Python files, without generated ones unless asked for."""
+    found = [name for name in tracked() if name.endswith(".py")]
+    return found if generated else [name for name in found if not name.endswith(("_pb2.py", "_pb2_grpc.py"))]
+
+
+@cache
+def text(name: str) -> str:
+    """Return a file as text; what is not text has none to check."""
+    return (ROOT / name).read_bytes().decode(errors="replace")
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    """Return a module's syntax tree."""
+    return ast.parse(text(name), name)
+
+
+def definitions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    """Yield every function and class at any depth."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield child
+
+
+def undocumented(name: str) -> Iterator[str]:
+    """Yield what is public in a module and says nothing: itself, classes, functions, methods; tests always count."""
+    if Path(name).name != "__init__.py" or text(name).strip():
+        if not ast.get_docstring(tree(name)):
+            yield f"{name}: the module"
+        yield from members(name, tree(name).body)
+
+
+def members(name: str, body: list[ast.stmt]) -> Iterator[str]:
+    """Yield the undocumented public definitions of a module or class."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            if not ast.get_docstring(node) and not has_other_home(node):
+                yield f"{name}:{node.lineno}: {node.name}"
+            if isinstance(node, ast.ClassDef):
+                yield from members(name, node.body)
+
+
+def has_other_home(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    """Tell whether a definition is documented elsewhere: an overload, an override, a property's setter."""
+    marks = {mark.attr if isinstance(mark, ast.Attribute) else getattr(mark, "id", "") for mark in node.decorator_list}
+    return bool(marks & {"overload", "override", "setter"})
+
+
+def imported(name: str) -> set[str]:
+    """Return the top-level packages that a module imports at any depth, type checking apart."""
+    found: set[str] = set()
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            skipped |= {inner for child in node.body for inner in ast.walk(child)}
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_modules_are_short() -> None:
+    """A module is one idea: at most 400 lines, a list of tests 600, unless it is on the list with a reason."""
+    long = {
+        name: lines
+        for name in sources()
+        if (lines := text(name).count("\n"))
+        > (TEST_MODULE_LINES_MAX if name.startswith("tests/") else MODULE_LINES_MAX)
+    }
+    assert not {name: lines for name, lines in long.items() if name not in LONG_MODULES}
+    assert not LONG_MODULES.keys() - long.keys(), "on the list, and short or gone: take it off"
+
+
+def test_functions_are_short() -> None:
+    """A function fits on a screen: at most 70 lines."""
+    long = [
+        f"{name}:{node.lineno}: {node.name} has {lines} lines"
+        for name in sources()
+        for node in definitions(tree(name))
+        if not isinstance(node, ast.ClassDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+    assert not long
+
+
+@pytest.mark.parametrize("place", ["offloaderd/", "tools/", "bench/", "tests/"])
+def test_what_is_public_says_what_it_is(place: str) -> None:
+    """Every public module, class and function has a docstring, and every test one that says what it holds."""
+    assert not [missing for name in sources() if name.startswith(place) for missing in undocumented(name)]
+
+
+def test_test_names_are_unique_in_their_module() -> None:
+    """A second test of one name would silently replace the first."""
+    twice = [
+        f"{name}: {test}"
+        for name in sources()
+        if name.startswith("tests/")
+        for test, count in Counter(
+            node.name
+            for node in tree(name).body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        ).items()
+        if count > 1
+    ]
+    assert not twice
+
+
+def test_nothing_is_left_over() -> None:
+    """No notes to oneself, nothing unfinished, no debugger in what is shipped or tested."""
+    found = [
+        f"{name}: {what}: {match.group()}"
+        for name in tracked()
+        if name.endswith((".py", ".proto", ".toml", "Makefile", ".md")) and not name.endswith("_pb2_grpc.py")
+        for what, pattern in LEFTOVERS.items()
+        if not (what == "something not written yet" and name.startswith("tests/"))  # a stub may refuse
+        for match in pattern.finditer(text(name))
+    ]
+    assert not found
+
+
+def test_only_commands_print() -> None:
+    """The package speaks through its log and its commands; nothing else writes to the terminal."""
+    printing = [
+        f"{name}:{node.lineno}"
+        for name in sources()
+        if name.startswith("offloaderd/") and not name.startswith("offloaderd/cli/")
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not printing
+
+
+def test_no_machine_is_named() -> None:
+    """No path of a machine and no address of a registry, in requirements least of all."""
+    found = [
+        f"{name}: {what}: {match.group()!r}"
+        for name in tracked()
+        if name != "tests/test_tidy.py"
+        for what, pattern in MACHINE_WORDS.items()
+        for match in pattern.finditer(text(name))
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("library", sorted(KEPT_APART))
+def test_libraries_stay_where_they_belong(library: str) -> None:
+    """An adapter's library is imported by that adapter only, so that it can be replaced."""
+    strangers = [
+        name
+        for name in sources(generated=True)
+        if name.startswith("offloaderd/") and not name.startswith(KEPT_APART[library]) and library in imported(name)
+    ]
+    assert not strangers
+
+
+def test_the_format_does_no_io() -> None:
+    """The formats are pure: they open nothing, wait for nothing and ask no clock."""
+    banned = {"asyncio", "io", "os", "pathlib", "random", "socket", "subprocess", "threading", "time"}
+    impure = {
+        name: found
+        for name in sources()
+        if name.startswith("offloaderd/format/") and (found := imported(name) & banned)
+    }
+    assert not impure
+
+
+def test_only_the_root_imports_settings() -> None:
+    """Settings and logging are read where the daemon is put together; everything else is told what it needs."""
+    importers = re.compile(r"^\s*from offloaderd(?:\.| import )(config|log)\b", re.MULTILINE)
+    roots = (
+        "offloaderd/cli/",
+        "offloaderd/config/",
+        "offloaderd/standalone/",
+        "offloaderd/daemon.py",
+        "offloaderd/log.py",
+    )
+    strangers = [
+        name
+        for name in sources()
+        if name.startswith("offloaderd/")
+        and not name.startswith((*roots, "offloaderd/wiring.py", "offloaderd/http.py"))
+        and importers.search(text(name))
+    ]
+    assert not strangers
+
+
+def test_every_requirement_is_pinned_and_hashed() -> None:
+    """Each line of a compiled requirements file is one exact version with its hashes."""
+    files = [name for name in tracked() if re.fullmatch(r"requirements/\w+\.txt", name)]
+    assert {Path(name).stem for name in files} == {"build", "dev", "standalone"}
+    for name in files:
+        blocks = re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n?", "", text(name)).strip())
+        loose = [block for block in blocks if not re.match(r"[\w.-]+==\S+ \\\n\s+--hash=sha256:", block)]
+        assert not loose, name
+
+
+def test_the_locked_versions_agree() -> None:
+    """Who runs and who tests has the same versions of what both have."""
+    pins = {
+        name: dict(re.findall(r"(?m)^([\w.-]+)==(\S+)", text(f"requirements/{name}.txt")))
+        for name in ("build", "dev", "standalone")
+    }
+    assert pins["standalone"].items() <= pins["dev"].items()
+    assert pins["build"].items() <= pins["standalone"].items()
