@@ -34,6 +34,7 @@ Exit codes:
 DEBUG = "OFFLOADERD_DEBUG"
 """Set in the environment, it lets unexpected errors through with their traceback."""
 
+
 def exit_code(error: OffloaderError) -> int:
     """Return the exit code that tells a script what happened."""
     kinds = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime
+from io import StringIO
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from offloaderd.rpc.v1 import common_pb2
 
 WIDE = 1000
-"""Width of a table that is not shown on a terminal: lines are never cut or folded for a program."""
+"""Width of a table: lines are never cut or folded, so that a key can be copied and a program can read them."""
 
 
 def size(count: int) -> str:
@@ -89,21 +90,18 @@ def json_line(value: Mapping[str, object]) -> str:
 
 
 def console(stream: TextIO | None = None) -> Console:
-    """Return a console that shows text as it is, and never folds what a program reads."""
-    stream = stream or sys.stdout
-    plain = Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=False)
-    if not plain.is_terminal:
-        plain.width = WIDE
-    return plain
+    """Return a console that shows text as it is."""
+    return Console(file=stream or sys.stdout, markup=False, highlight=False, emoji=False, soft_wrap=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, stream: TextIO | None = None) -> None:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Write a table; a column whose name starts with `>` is aligned to the right."""
-    click.echo(rendered(columns, rows, console(stream)), nl=False, file=stream)
+    click.echo(rendered(columns, rows), nl=False)
 
 
-def rendered(columns: Sequence[str], rows: Iterable[Sequence[str]], target: Console) -> str:
+def rendered(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table as text, without the blanks that pad its last column."""
+    target = Console(file=StringIO(), width=WIDE, markup=False, highlight=False, emoji=False, no_color=True)
     grid = Table(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0))
     for name in columns:
         grid.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")

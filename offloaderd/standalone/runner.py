@@ -116,6 +116,8 @@ async def _serve(
             if serving.is_set() and not stopper.asked.is_set():
                 ready(running)
                 failure = await _entertain(group, running, guest, stopper, life, keep=keep)
+            elif guest is not None and stopper.asked.is_set():
+                failure = Interrupted("interrupted before the daemon was ready")
             daemon.stop("told to stop")
             await finished(life)
             for watcher in watchers:

@@ -17,7 +17,7 @@ from offloaderd.errors import InvalidConfig, NotFound, OffloaderError
 from offloaderd.standalone import state
 from offloaderd.standalone.directory import prepare_directory
 from offloaderd.standalone.java import find_java
-from offloaderd.standalone.ports import LOOPBACK, free_ports, require_free
+from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, free_ports, is_free
 from offloaderd.standalone.probe import ask
 from offloaderd.standalone.seaweed import SeaweedOptions, find_weed, seaweed
 from offloaderd.standalone.state import StandaloneState
@@ -71,7 +71,7 @@ async def stack(options: StackOptions, environ: Mapping[str, str], clock: Clock)
     with state.locked(directory):
         restarted, chosen = remembered(directory, clock, new_ports=options.new_ports)
         settings = settings_for(chosen, directory, options.config, environ)
-        require_free([chosen.ports["grpc"], chosen.ports["http"]], "the daemon")
+        require_ports(chosen)
         async with AsyncExitStack() as exits:
             keeper = zookeeper(
                 ZooKeeperOptions(directory=directory / "zookeeper", port=chosen.ports["zookeeper"]), clock
@@ -118,6 +118,18 @@ def choose_ports(clock: Clock) -> dict[str, int]:
     """Return a free port for each purpose."""
     names = (*SEAWEED_PORTS, *OWN_PORTS)
     return dict(zip(names, free_ports(len(names), clock, grpc=True), strict=True))
+
+
+def require_ports(chosen: StandaloneState) -> None:
+    """Raise InvalidConfig naming the first port that is taken."""
+    for name, port in chosen.ports.items():
+        needed = (port, port + GRPC_OFFSET) if name in SEAWEED_PORTS else (port,)
+        for one in needed:
+            if not is_free(one):
+                raise InvalidConfig(
+                    f"port {one} ({name}) of the first start is in use by another program",
+                    hint="stop that program, or choose other ports with --new-ports",
+                )
 
 
 def seaweed_options(chosen: StandaloneState, directory: Path) -> SeaweedOptions:

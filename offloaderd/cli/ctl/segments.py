@@ -42,14 +42,13 @@ async def _segments(session: Session, topic: TopicName) -> None:
         show.table(COLUMNS, rows(found))
 
 
-COLUMNS = ("SEGMENT", "STATUS", "BEGIN", "END", ">ENTRIES", ">PAYLOAD", ">OBJECT", "OFFLOADED AT (UTC)", "DATA OBJECT")
+COLUMNS = ("STATUS", "BEGIN", "END", ">ENTRIES", ">PAYLOAD", ">OBJECT", "OFFLOADED AT (UTC)", "DATA OBJECT")
 
 
 def rows(found: Sequence[admin_pb2.Segment]) -> list[tuple[str, ...]]:
     """Return the lines of the table."""
     return [
         (
-            segment.segment_id[:8],
             segment.status,
             show.position_of(segment, "begin") or "-",
             show.position_of(segment, "end") or "open",

@@ -97,7 +97,7 @@ class TerminalScreen:
         self.say("stored in S3 and committed in ZooKeeper:")
         self.close()
         rows = segments_view.rows(segments)
-        self._console.file.write(show.rendered(segments_view.COLUMNS, rows, self._console))
+        self._console.file.write(show.rendered(segments_view.COLUMNS, rows))
         index, manifest = "<data object>-index", "<data object>-manifest"
         self.say(f"each with {index} (PIP-76) and {manifest} (checksums)")
         self.say()
@@ -119,7 +119,7 @@ class TerminalScreen:
             ("out", show.number(received.entries), show.number(received.payload_bytes), received.hexdigest()),
         ]
         self.close()
-        self._console.file.write(show.rendered(("", ">ENTRIES", ">BYTES", "SHA-256"), rows, self._console))
+        self._console.file.write(show.rendered(("", ">ENTRIES", ">BYTES", "SHA-256"), rows))
         served = ", ".join(f"{TIERS.get(tier, tier)} {show.number(count)}" for tier, count in comparison.tiers.items())
         rate = show.rate(received.payload_bytes, comparison.seconds)
         self.say(f"served by: {served or 'nobody'}; in {show.age(comparison.seconds)}, {rate}")

@@ -46,7 +46,9 @@ class Failure:
 
 
 @dataclass
-class FakeDaemon(admin_pb2_grpc.AdminServiceServicer, read_pb2_grpc.ReadServiceServicer, ledgers_pb2_grpc.LedgerServiceServicer):
+class FakeDaemon(
+    admin_pb2_grpc.AdminServiceServicer, read_pb2_grpc.ReadServiceServicer, ledgers_pb2_grpc.LedgerServiceServicer
+):
     """Answers every call with what a test put here, and keeps the requests."""
 
     address: str = ""

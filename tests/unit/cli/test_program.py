@@ -125,7 +125,9 @@ def test_foreign_errors_have_codes_as_well(error: BaseException, code: int) -> N
 def test_an_unexpected_error_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug says its type and how to learn more; with the variable set it is let through."""
     assert outcome_of(ExceptionGroup("two", [ZeroDivisionError("by zero")])) == 1
-    assert capsys.readouterr().err.startswith("error: internal error: ZeroDivisionError: by zero\nhint: OFFLOADERD_DEBUG")
+    assert capsys.readouterr().err.startswith(
+        "error: internal error: ZeroDivisionError: by zero\nhint: OFFLOADERD_DEBUG"
+    )
     monkeypatch.setenv("OFFLOADERD_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         outcome_of(ZeroDivisionError())

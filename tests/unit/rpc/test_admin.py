@@ -229,7 +229,14 @@ async def test_a_topic_that_was_disabled_is_still_listed(room: Room) -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "expected"),
-    [("acme", [OTHER]), ("acme/web", [OTHER]), ("acme/we", []), ("public/", [ORDERS]), ("pub", []), ("", [OTHER, ORDERS])],
+    [
+        ("acme", [OTHER]),
+        ("acme/web", [OTHER]),
+        ("acme/we", []),
+        ("public/", [ORDERS]),
+        ("pub", []),
+        ("", [OTHER, ORDERS]),
+    ],
 )
 async def test_a_prefix_is_a_tenant_or_a_namespace(room: Room, prefix: str, expected: list[TopicName]) -> None:
     """Only whole names match."""
@@ -290,7 +297,12 @@ async def test_segments_are_listed_with_the_open_one_last(room: Room) -> None:
     await commit(room.store, ORDERS, 0, 9)
     room.engine.running[ORDERS] = FakeOffloader(attempt=an_attempt(Position(1, 10)), open_id=str(OPEN))
     first, opened = await segments(room)
-    assert (first.segment_id, first.status, first.entries, first.payload_bytes) == (str(SEGMENT), "Offloaded", 10, 1_000)
+    assert (first.segment_id, first.status, first.entries, first.payload_bytes) == (
+        str(SEGMENT),
+        "Offloaded",
+        10,
+        1_000,
+    )
     assert (first.begin.entry_id, first.end.entry_id, first.object_bytes) == (0, 9, 1_100)
     assert (first.bucket, first.data_key) == ("b", f"p/{SEGMENT}")
     assert (opened.segment_id, opened.status, opened.entries, opened.payload_bytes) == (str(OPEN), "Assigned", 4, 40)

@@ -32,7 +32,9 @@ TOPIC = TopicName.parse("orders")
 MIB = 1024 * 1024
 
 
-class Server(admin_pb2_grpc.AdminServiceServicer, read_pb2_grpc.ReadServiceServicer, ledgers_pb2_grpc.LedgerServiceServicer):
+class Server(
+    admin_pb2_grpc.AdminServiceServicer, read_pb2_grpc.ReadServiceServicer, ledgers_pb2_grpc.LedgerServiceServicer
+):
     """Answers as a test wants; `gone` is set when a read's client has left."""
 
     def __init__(self) -> None:
