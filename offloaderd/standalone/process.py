@@ -34,6 +34,7 @@ DEATH_POLL_S = 0.25
 TAIL_LINES = 5
 _TAIL_BYTES = 16 * 1024
 _GUARD = Path(__file__).with_name("guard.py")
+_SILENT = re.compile(r"\s*(at \S+\(.*|\.\.\. \d+ more)?$")
 _PORT_TAKEN = re.compile(r"address already in use|BindException", re.IGNORECASE)
 _DISK_FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 
@@ -153,23 +154,23 @@ class ChildProcess:
 
     def death(self, code: int) -> OffloaderError:
         """Say why it ended, as far as its log tells."""
-        words = self._last_words()
+        log, words = "\n".join(self.tail(lines=1000)), self._last_words()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        if _DISK_FULL.search(words):
+        if _DISK_FULL.search(log):
             return NoSpace(f"{self.name} {how}: the disk at {self._command.directory} is full", hint="free some space")
-        if _PORT_TAKEN.search(words):
+        if _PORT_TAKEN.search(log):
             return InvalidConfig(f"{self.name} {how}: its port is in use", hint=words)
         return ServerDied(f"{self.name} {how}", hint=words)
 
     def tail(self, lines: int = TAIL_LINES) -> list[str]:
-        """Return the last lines of the log that are not blank."""
+        """Return the last lines of the log that say something: no blank ones, and of Java's traces only the heads."""
         try:
             with self._command.log.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 text = log.read().decode("utf-8", "replace")
         except OSError:
             return []
-        return [line.strip() for line in text.splitlines() if line.strip()][-lines:]
+        return [line.strip() for line in text.splitlines() if not _SILENT.match(line)][-lines:]
 
     def _last_words(self) -> str:
         """The end of the log as one line, with where to read the rest."""
