@@ -6,12 +6,17 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 pytest_plugins = ["tests.servers"]
+
+# A busy machine is no failure: an example may take its time, the whole test has pytest's time limit.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 THREAD_GRACE_S = 2.0
 """A thread that was told to stop may need a moment; one that still runs then has no owner."""
