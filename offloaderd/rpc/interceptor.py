@@ -102,28 +102,33 @@ class _Call:
                 self._sent += 1
 
     async def _guarded(self, work: Awaitable[Any], context: Context) -> Any:  # noqa: ANN401
-        """Run a handler; its error becomes the status of the call."""
-        code, reason, message = grpc.StatusCode.OK, "", ""
+        """Run a handler; its error becomes the status of the call, which is counted before the client knows it."""
+        peer = context.peer()
         try:
-            return await work
+            answer = await work
         except OffloaderError as error:
             detail = detail_of(error)
-            code, reason, message = code_of(error), detail.reason, error.message
-            await context.abort(code, message, ((DETAIL_KEY, detail.SerializeToString()),))
+            self._finish(code_of(error), peer, detail.reason, error.message)
+            await context.abort(code_of(error), error.message, ((DETAIL_KEY, detail.SerializeToString()),))
         except asyncio.CancelledError:
-            code = grpc.StatusCode.CANCELLED
+            self._finish(grpc.StatusCode.CANCELLED, peer)
             raise
+        except (aio.InternalError, aio.UsageError):
+            # gRPC's word for a client that vanished while an answer was on its way; the task's own cancellation may
+            # come later.
+            self._finish(grpc.StatusCode.CANCELLED, peer)
+            raise asyncio.CancelledError from None
         except aio.AbortError:
-            code = status_of(context.code())  # the handler chose the status itself
+            self._finish(status_of(context.code()), peer, message=str(context.details()))
             raise
         except Exception as error:
-            code, reason, message = grpc.StatusCode.INTERNAL, "INTERNAL", str(error)
             log.exception("rpc.failed", service=self._service, method=self._method)
-            await context.abort(code, "internal error", ((DETAIL_KEY, INTERNAL_DETAIL),))
-        finally:
-            self._finish(code, reason, message, context.peer())
+            self._finish(grpc.StatusCode.INTERNAL, peer, "INTERNAL", str(error))
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error", ((DETAIL_KEY, INTERNAL_DETAIL),))
+        self._finish(grpc.StatusCode.OK, peer)
+        return answer
 
-    def _finish(self, code: grpc.StatusCode, reason: str, message: str, peer: str) -> None:
+    def _finish(self, code: grpc.StatusCode, peer: str, reason: str = "", message: str = "") -> None:
         seconds = self._clock.monotonic() - self._started
         name = code_name(code)
         self._metrics.grpc_server_handled.labels(service=self._service, method=self._method, code=name).inc()

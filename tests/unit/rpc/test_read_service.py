@@ -1,0 +1,206 @@
+"""ReadService over a real gRPC connection: ranges, slow and vanished clients, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from grpc import aio
+
+from offloaderd.errors import InvalidInput
+from offloaderd.model import EntryBatch, Position
+from offloaderd.rpc.convert import from_batch, from_position, to_batch, to_position
+from offloaderd.rpc.errors import from_rpc_error
+from offloaderd.rpc.read import ReadService
+from offloaderd.rpc.v1 import common_pb2, read_pb2, read_pb2_grpc
+from tests.unit.read.build import TOPIC, Piece, make_house, payloads, put_segment, sample
+from tests.unit.rpc.serve import serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.unit.read.build import House
+
+MIB = 1024 * 1024
+
+
+@asynccontextmanager
+async def served(house: House, readers_max: int = 8) -> AsyncIterator[read_pb2_grpc.ReadServiceAsyncStub]:
+    """Serve a house's reader; gives a stub."""
+
+    def register(server: aio.Server) -> None:
+        service = ReadService(house.reader, readers_max, metrics=house.metrics)
+        read_pb2_grpc.add_ReadServiceServicer_to_server(service, server)
+
+    async with house.reader, serving(house.metrics, register) as channel:
+        yield read_pb2_grpc.ReadServiceStub(channel)
+
+
+async def big_house() -> House:
+    """Return a topic of 48 MiB in the bucket, in entries of 64 KiB and blocks of 1 MiB."""
+    house = make_house(cache_bytes=8 * MIB, read_ahead_bytes=4 * MIB)
+    data = [bytes([number % 256]) * 65536 for number in range(768)]
+    house.map.segments = [
+        await put_segment(house.store, [Piece(1, 0, data)], segment_id=uuid.UUID(int=1), block_entries=16)
+    ]
+    return house
+
+
+async def until(condition: object) -> None:
+    """Wait until a function says yes; at most 10 s."""
+    assert callable(condition)
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)  # noqa: TID251 - what is awaited happens in gRPC's own threads
+
+
+async def test_a_range_arrives_as_asked() -> None:
+    """Bounds, limits and tier go over the wire; positions say what is where."""
+    house = make_house()
+    house.map.segments = [
+        await put_segment(house.store, [Piece(3, 0, payloads(3, 0, 9), 10)], segment_id=uuid.UUID(int=1))
+    ]
+    house.hot.add(EntryBatch(4, 0, payloads(4, 0, 5)), follows=Position(3, 9))
+    async with served(house) as stub:
+        request = read_pb2.ReadRequest(
+            topic="orders",
+            first=common_pb2.Position(ledger_id=3, entry_id=7),
+            last=common_pb2.Position(ledger_id=4, entry_id=1),
+            batch_bytes=8,
+            read_priority="tiered-first",
+        )
+        answers = [answer async for answer in stub.Read(request)]
+        found = [
+            (answer.tier, answer.batch.ledger_id, answer.batch.first_entry_id + at, data)
+            for answer in answers
+            for at, data in enumerate(answer.batch.payloads)
+        ]
+        expected = [(common_pb2.TIER_OBJECTS, 3, 7 + at, data) for at, data in enumerate(payloads(3, 7, 9))]
+        expected += [(common_pb2.TIER_BUFFER, 4, at, data) for at, data in enumerate(payloads(4, 0, 1))]
+        assert found == expected
+        limited = [answer async for answer in stub.Read(read_pb2.ReadRequest(topic=str(TOPIC), entries_max=4))]
+        assert sum(len(answer.batch.payloads) for answer in limited) == 4
+        positions = await stub.LastPositions(read_pb2.LastPositionsRequest(topic="orders"))
+    assert (positions.first.ledger_id, positions.first.entry_id) == (3, 0)
+    assert (positions.confirmed.ledger_id, positions.confirmed.entry_id) == (4, 5)
+    assert (positions.offloaded.ledger_id, positions.offloaded.entry_id) == (3, 9)
+    assert positions.HasField("buffered_first")
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (read_pb2.ReadRequest(topic="nobody"), grpc.StatusCode.NOT_FOUND),
+        (read_pb2.ReadRequest(topic="a//b"), grpc.StatusCode.INVALID_ARGUMENT),
+        (read_pb2.ReadRequest(topic=""), grpc.StatusCode.INVALID_ARGUMENT),
+        (read_pb2.ReadRequest(topic="orders", read_priority="fast"), grpc.StatusCode.INVALID_ARGUMENT),
+        (read_pb2.ReadRequest(topic="orders", batch_bytes=2**31), grpc.StatusCode.INVALID_ARGUMENT),
+        (
+            read_pb2.ReadRequest(topic="orders", first=common_pb2.Position(ledger_id=-1, entry_id=0)),
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+    ],
+)
+async def test_requests_that_cannot_be_served(request_: read_pb2.ReadRequest, code: grpc.StatusCode) -> None:
+    """Unknown and malformed topics, unknown priorities, huge batches and negative positions are refused by status."""
+    house = make_house()
+    async with served(house) as stub:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await stub.Read(request_).read()
+    assert caught.value.code() is code
+    assert from_rpc_error(caught.value).message
+    assert sample(house.metrics, "offloaderd_readers") == 0
+
+
+async def test_a_slow_client_blocks_only_itself() -> None:
+    """A client that stops reading makes its own stream pause, holding bounded memory; others read on, and so may it."""
+    house = await big_house()
+    async with served(house) as stub:
+        slow = stub.Read(read_pb2.ReadRequest(topic="orders"))
+        await slow.read()
+        before = -1.0
+        while (now := sample(house.metrics, "offloaderd_read_bytes_total", {"source": "objects"})) != before:
+            before = now
+            await asyncio.sleep(0.2)  # noqa: TID251 - until gRPC's own windows are full
+        assert before < 24 * MIB
+        assert house.reader.segments.pinned_bytes <= 6 * MIB
+        count = 0
+        async for answer in stub.Read(read_pb2.ReadRequest(topic="orders")):
+            count += len(answer.batch.payloads)
+        assert count == 768
+        rest = 0
+        while isinstance(more := await slow.read(), read_pb2.ReadResponse):
+            rest += len(more.batch.payloads)
+        assert rest == 768 - 16
+    assert house.reader.segments.pinned_bytes == 0
+
+
+async def test_a_client_that_vanishes_frees_everything() -> None:
+    """When a client goes away in the middle, or while it follows, its read ends and nothing stays held."""
+    house = await big_house()
+    async with served(house) as stub:
+        calls = [stub.Read(read_pb2.ReadRequest(topic="orders", follow=follow)) for follow in (False, True, True)]
+        for call in calls:
+            await call.read()
+        last = stub.Read(
+            read_pb2.ReadRequest(topic="orders", follow=True, first=common_pb2.Position(ledger_id=1, entry_id=768))
+        )
+        await until(lambda: sample(house.metrics, "offloaderd_readers") == 4)
+        for call in [*calls, last]:
+            call.cancel()
+        await until(lambda: sample(house.metrics, "offloaderd_readers") == 0)
+        await until(lambda: house.reader.segments.pinned_bytes == 0)
+        await until(lambda: not house.reader.segments.loader._tasks)
+    labels = {"service": "offloaderd.v1.ReadService", "method": "Read", "code": "Cancelled"}
+    assert sample(house.metrics, "grpc_server_handled_total", labels) == 4
+
+
+async def test_there_is_a_limit_on_readers() -> None:
+    """One reader too many is told to come again; a place that is given back is free."""
+    house = await big_house()
+    async with served(house, readers_max=1) as stub:
+        held = stub.Read(read_pb2.ReadRequest(topic="orders"))
+        await held.read()
+        with pytest.raises(aio.AioRpcError) as caught:
+            await stub.Read(read_pb2.ReadRequest(topic="orders")).read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        held.cancel()
+        await until(lambda: sample(house.metrics, "offloaderd_readers") == 0)
+        answers = [answer async for answer in stub.Read(read_pb2.ReadRequest(topic="orders", entries_max=1))]
+        assert len(answers) == 1
+
+
+async def test_closing_the_reader_ends_its_streams() -> None:
+    """When the daemon closes its reader, a follower is not left hanging: its read ends as cancelled by the server."""
+    house = await big_house()
+    async with served(house) as stub:
+        call = stub.Read(read_pb2.ReadRequest(topic="orders", follow=True))
+        await call.read()
+
+    async def drain() -> None:
+        while isinstance(await call.read(), read_pb2.ReadResponse):
+            pass
+
+    with pytest.raises((aio.AioRpcError, asyncio.CancelledError)):
+        await drain()
+
+
+def test_messages_and_values() -> None:
+    """Conversions keep everything, and refuse what no entry can be."""
+    batch = EntryBatch(3, 4, [b"a", b""])
+    assert from_batch(to_batch(batch)) == batch
+    assert from_position(common_pb2.Position(ledger_id=1, entry_id=2)) == Position(1, 2)
+    assert to_position(None) is None
+    for bad in (
+        common_pb2.EntryBatch(ledger_id=1, first_entry_id=0),
+        common_pb2.EntryBatch(ledger_id=-1, first_entry_id=0, payloads=[b"x"]),
+        common_pb2.EntryBatch(ledger_id=1, first_entry_id=-1, payloads=[b"x"]),
+        common_pb2.EntryBatch(ledger_id=1, first_entry_id=2**63 - 1, payloads=[b"x", b"y"]),
+        common_pb2.EntryBatch(ledger_id=1, first_entry_id=0, payloads=[b"x" * (5 * MIB + 1)]),
+    ):
+        with pytest.raises(InvalidInput):
+            from_batch(bad)
