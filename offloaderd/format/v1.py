@@ -144,7 +144,8 @@ def encode_ledger(
         count = len(open_block)
         if count > entries_left or used > BLOCK_HEADER_BYTES + framed_bytes(bytes_left, count):
             raise InvalidInput(f"ledger has more than its {entry_count} entries or {payload_bytes} bytes")
-    if len(open_block) != entries_left or used != BLOCK_HEADER_BYTES + framed_bytes(bytes_left, entries_left):
+    # Neither entries nor bytes can be too many here, so their sum is right only if both are.
+    if used != BLOCK_HEADER_BYTES + framed_bytes(bytes_left, entries_left):
         raise InvalidInput(f"ledger has less than its {entry_count} entries or {payload_bytes} bytes")
     yield close()
 

@@ -67,13 +67,36 @@ def test_entry_larger_than_a_block_gets_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("entry_count", "payload_bytes", "more"),
-    [(3, 9, False), (5, 9, False), (4, 8, False), (4, 10, False), (3, 8, True), (5, 12, False), (0, 0, True)],
+    [
+        (3, 9, False),
+        (5, 9, False),
+        (4, 8, False),
+        (4, 10, False),
+        (3, 8, True),
+        (5, 12, False),
+        (0, 0, True),
+        (3, 21, True),
+    ],
 )
 def test_ledger_that_is_not_as_declared_is_refused(entry_count: int, payload_bytes: int, more: bool) -> None:
     """Entries or bytes other than the metadata says never end in a complete object."""
     payloads = [b"ab", b"cd", b"ef", b"ghi"]
     blocks = v1.encode_ledger(payloads, entry_count=entry_count, payload_bytes=payload_bytes, block_bytes_max=160)
     with pytest.raises(InvalidInput, match="ledger has more than" if more else "ledger has (more|less) than"):
+        list(blocks)
+
+
+def test_entry_that_just_fits_stays_in_the_block() -> None:
+    """A block is filled to its last byte if entries do, as Pulsar fills it."""
+    blocks, _, _ = build_ledger([b"a" * 14, b"b" * 14, b"c"], block_bytes_max=180)
+    assert [(block.index_entry.first_entry_id, block.length) for block in blocks] == [(0, 180), (2, 141)]
+    assert blocks[0].chunks[-1] == b""
+
+
+def test_wrong_count_and_wrong_size_do_not_make_up_for_each_other() -> None:
+    """An entry too many that is declared with 12 bytes too few, its head's length, is still noticed."""
+    blocks = v1.encode_ledger([b"x" * 20] * 4, entry_count=5, payload_bytes=68, block_bytes_max=500)
+    with pytest.raises(InvalidInput, match="ledger has more than its 5 entries or 68 bytes"):
         list(blocks)
 
 
