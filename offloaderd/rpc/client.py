@@ -209,13 +209,13 @@ class DaemonClient:
                     async for response in call:
                         turn.answered()
                         answered(response)
-                    if not turn.complete:
-                        raise OffloaderError("the daemon ended the append before everything was acknowledged")
                     writer.cancel()
             except* aio.AioRpcError as errors:
                 raise errors.exceptions[0] from None
             except* OffloaderError as errors:
                 raise errors.exceptions[0] from None
+        if not turn.complete:
+            raise OffloaderError("the daemon ended the append before everything was acknowledged")
 
     async def roll(self, topic: TopicName) -> None:
         """Close the open ledger of the daemon's ledger store."""

@@ -13,15 +13,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.config import load
-from offloaderd.errors import InvalidConfig, NotFound, OffloaderError
+from offloaderd.errors import InvalidConfig, NotFound, Transient
+from offloaderd.metrics import Metrics
+from offloaderd.objects.s3 import S3Store
 from offloaderd.standalone import state
 from offloaderd.standalone.directory import prepare_directory
 from offloaderd.standalone.java import find_java
 from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, free_ports, is_free
-from offloaderd.standalone.probe import ask
 from offloaderd.standalone.seaweed import SeaweedOptions, find_weed, seaweed
 from offloaderd.standalone.state import StandaloneState
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper, zookeeper_jars
+from offloaderd.wiring import s3_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -35,7 +37,8 @@ SEAWEED_PORTS = ("s3_master", "s3_volume", "s3_filer", "s3")
 OWN_PORTS = ("zookeeper", "grpc", "http")
 FREE_BYTES_MIN = 512 * 1024 * 1024
 BUCKET = "offloaderd"
-BUCKET_TRIES = 50
+BUCKET_TRIES = 20
+BUCKET_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,7 @@ async def stack(options: StackOptions, environ: Mapping[str, str], clock: Clock)
                     objects = group.create_task(exits.enter_async_context(store), name="start SeaweedFS")
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
-            await make_bucket(chosen, clock)
+            await make_bucket(settings, clock)
             yield Stack(
                 directory=directory,
                 state=chosen,
@@ -174,16 +177,14 @@ SHORTER = {"OFFLOADERD__METADATA__SESSION_TIMEOUT_S": "6"}
 """Defaults of a standalone that differ: with ZooKeeper on the same machine, a restart after a crash need not wait."""
 
 
-async def make_bucket(chosen: StandaloneState, clock: Clock) -> None:
-    """Make the bucket, a folder of SeaweedFS's filer; one that exists stays as it is."""
-    port, path = chosen.ports["s3_filer"], f"/buckets/{chosen.bucket}/"
-    question = f"POST {path} HTTP/1.0\r\nHost: {LOOPBACK}:{port}\r\nContent-Length: 0\r\n\r\n".encode()
-    answer = b""
-    for _ in range(BUCKET_TRIES):
-        answer = await ask(port, question)
-        status = answer.split(b" ", 2)[1:2]
-        if status and status[0] in (b"200", b"201", b"409"):
-            return
-        await clock.sleep(0.1)
-    said = answer.partition(b"\r\n")[0].decode("ascii", "replace") or "nothing"
-    raise OffloaderError(f"SeaweedFS did not make the bucket {chosen.bucket}: it answered {said}")
+async def make_bucket(settings: Settings, clock: Clock) -> None:
+    """Make the bucket; one that exists stays as it is."""
+    async with S3Store(s3_options(settings), Metrics(), clock) as store:
+        for _ in range(BUCKET_TRIES):
+            try:
+                await store.create_bucket()
+            except Transient:
+                await clock.sleep(BUCKET_PAUSE_S)
+            else:
+                return
+        await store.create_bucket()

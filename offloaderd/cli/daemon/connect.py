@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd.clock import SystemClock
-from offloaderd.daemon import reach, s3_options
 from offloaderd.errors import OffloaderError
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.s3 import S3Store
+from offloaderd.wiring import s3_options
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -57,26 +58,25 @@ async def try_all(settings: Settings) -> list[Connection]:
 
 
 async def try_metadata(settings: Settings) -> None:
-    """Open a ZooKeeper session and read one node."""
+    """Open a ZooKeeper session and look for the root node."""
     options = settings.metadata
     async with ZooKeeperStore(
         options.servers,
-        root=f"{options.root}/{settings.daemon.cluster}",
+        "/",  # and not the daemon's own root, which would be made
         session_timeout_s=options.session_timeout_s,
         connect_timeout_s=options.connect_timeout_s,
-        clock=SystemClock(),
-        metrics=Metrics(),
     ) as store:
-        await store.children("/")
+        await store.children(options.root)
 
 
 async def try_objects(settings: Settings) -> None:
-    """List a little of the bucket."""
+    """See whether the bucket or the directory is there and ours to use."""
+    clock = SystemClock()
     if settings.objects.kind == "filesystem":
-        async with FilesystemStore(settings.objects.directory, clock=SystemClock()) as directory:
-            await reach(directory)
+        async with FilesystemStore(Path(settings.objects.directory), clock) as directory:
+            await directory.check()
         return
-    async with S3Store(s3_options(settings), metrics=Metrics()) as store:
+    async with S3Store(s3_options(settings), Metrics(), clock) as store:
         await store.check()
 
 

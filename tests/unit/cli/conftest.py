@@ -27,7 +27,7 @@ class Answer:
     raw: bytes
 
     @property
-    def json(self) -> Any:
+    def json(self) -> Any:  # noqa: ANN401 - whatever the document is
         """The one document on stdout."""
         return json.loads(self.out)
 

@@ -3,6 +3,7 @@
 It is gRPC's threaded server, as the command under test runs an event loop of its own.
 """
 
+# ruff: noqa: ANN401, N802 - a servicer's methods are named by the proto, and generated messages come as they are
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from tests.unit.cli.fake_daemon import FakeDaemon
 
 
-def batch(first: int, *payloads: bytes, tier: common_pb2.Tier = common_pb2.TIER_OBJECTS) -> read_pb2.ReadResponse:
+def batch(
+    first: int, *payloads: bytes, tier: common_pb2.Tier.ValueType = common_pb2.TIER_OBJECTS
+) -> read_pb2.ReadResponse:
     """An answer of ledger 7."""
     entries = common_pb2.EntryBatch(ledger_id=7, first_entry_id=first, payloads=payloads)
     return read_pb2.ReadResponse(batch=entries, tier=tier)

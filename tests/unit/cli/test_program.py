@@ -24,12 +24,12 @@ from offloaderd.errors import CorruptData, Denied, InvalidConfig, InvalidInput, 
 from offloaderd.rpc.client import TimedOut, Unreachable
 from offloaderd.standalone import state
 from offloaderd.standalone.state import StandaloneState
-from tests.unit.cli.conftest import Ctl
 from tests.unit.cli.fake_daemon import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.unit.cli.conftest import Ctl
     from tests.unit.cli.fake_daemon import FakeDaemon
 
 CODES = [

@@ -412,8 +412,12 @@ async def test_offload_waits_for_a_claim_that_is_under_way(room: Room, monkeypat
     monkeypatch.setattr(admin, "HEARTBEAT_S", 0.01)
     room.engine.refusal = Transient("no owner yet")
     answers = offload(room)
+
+    async def one() -> admin_pb2.OffloadProgress:
+        return await anext(answers)
+
     async with asyncio.TaskGroup() as group:
-        first = group.create_task(anext(answers))  # type: ignore[arg-type]
+        first = group.create_task(one())
         await asyncio.sleep(0.03)  # noqa: TID251 - real time passes while the claim is waited for
         room.engine.running[ORDERS] = FakeOffloader()
         room.engine.changed.notify()

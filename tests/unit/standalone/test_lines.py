@@ -57,10 +57,14 @@ async def test_a_line_that_is_too_long_is_named(tmp_path: Path, end: bytes) -> N
     path = tmp_path / "lines"
     path.write_bytes(b"a\n\n" + b"x" * 11 + end)
     source = Lines(str(path), entry_bytes_max=10)
-    found = []
-    with pytest.raises(InvalidInput, match=r"line 3 has .*11 bytes; an entry has at most 10"):
+    found: list[bytes] = []
+
+    async def drain() -> None:
         async for batch in source.batches():
-            found += batch
+            found.extend(batch)
+
+    with pytest.raises(InvalidInput, match=r"line 3 has .*11 bytes; an entry has at most 10"):
+        await drain()
     assert found in ([b"a"], [])
 
 
