@@ -57,7 +57,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
             entries_max=request.entries_max,
         )
         with self._counted():
-            async with aclosing(entries) as batches:  # type: ignore[type-var]
+            async with aclosing(entries) as batches:
                 async for batch, tier in batches:
                     yield to_read_response(batch, tier)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.objects.port import ObjectReader
+    from offloaderd.objects.port import ObjectReader, ObjectStore
 
 TOPIC = TopicName("public", "default", "orders")
 PREFIX = "p/"
@@ -67,7 +67,7 @@ class Piece:
 
 
 async def put_segment(
-    store: MemoryStore,
+    store: ObjectStore,
     pieces: Sequence[Piece],
     *,
     segment_id: uuid.UUID,
