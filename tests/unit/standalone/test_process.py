@@ -180,7 +180,7 @@ PARENT = """
 import pathlib, sys, time
 from offloaderd.clock import SystemClock
 from offloaderd.standalone.process import ChildProcess, Command
-script = "import time; time.sleep(60)"
+script = "import time; print('up', flush=True); time.sleep(60)"
 command = Command(
     name="Demo", program=pathlib.Path(sys.executable), arguments=("-c", script), directory=pathlib.Path(sys.argv[1])
 )
@@ -191,16 +191,19 @@ time.sleep(60)
 """
 
 
+@pytest.mark.parametrize("late", [True, False], ids=["running", "starting"])
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise is Linux's")
-def test_dies_with_its_parent(tmp_path: Path) -> None:
-    """A child is gone as soon as its parent is killed, however brutally."""
+def test_dies_with_its_parent(tmp_path: Path, late: bool) -> None:
+    """A child is gone as soon as its parent is killed, however brutally, and also when it has hardly started."""
+    clock = SystemClock()
+    until = clock.monotonic() + 10
     with subprocess.Popen([sys.executable, "-c", PARENT, tmp_path], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        os.kill(pid, 0)
+        while late and "up" not in (tmp_path / "demo.log").read_text():
+            assert clock.monotonic() < until, "the child did not start"
+            threading.Event().wait(0.02)
         parent.kill()
-    clock = SystemClock()
-    until = clock.monotonic() + 10
     while Path(f"/proc/{pid}").exists() and state(pid) != "Z":
         assert clock.monotonic() < until, "the child outlived its parent"
         threading.Event().wait(0.02)
