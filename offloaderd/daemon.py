@@ -183,18 +183,17 @@ class Daemon:
 
     async def _open_objects(self, stack: AsyncExitStack) -> SegmentStore | None:
         options = self._settings.objects
+        store: FilesystemStore | S3Store
         if options.kind == "filesystem":
             where, store = options.directory, FilesystemStore(Path(options.directory), self._clock)
         else:
-            where, store = (
-                f"bucket {options.bucket}",
-                S3Store(wiring.s3_options(self._settings), self.metrics, self._clock),
-            )
-        opened: S3Store | FilesystemStore = await stack.enter_async_context(store)
+            where = f"bucket {options.bucket}"
+            store = S3Store(wiring.s3_options(self._settings), self.metrics, self._clock)
+        await stack.enter_async_context(store)
 
-        async def probe() -> S3Store | FilesystemStore:
-            await opened.check()
-            return opened
+        async def probe() -> SegmentStore:
+            await store.check()
+            return store
 
         return await self._until_there("objects", where, probe)
 

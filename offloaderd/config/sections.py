@@ -262,9 +262,6 @@ class OffloadSettings(Section):
         le=1000,
         description="Parts of one segment uploaded at the same time. More helps only over long lines.",
     )
-    topics_uploading_max: int = Field(
-        default=8, ge=1, le=10_000, description="Topics that upload at the same time, so that each gets on."
-    )
     preamble: bool = Field(
         default=False,
         description="Begin data objects with four pad bytes, so that Pulsar's own reader manages segments that start "

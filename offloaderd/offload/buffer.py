@@ -107,6 +107,7 @@ class TailingBuffer:
         self._offered = self._seen
         self._cut = resume
         self._closed = False
+        self._refusing = False
         self.on_pressure = on_pressure
         self.changed = Signal()
         self.need = 0
@@ -132,11 +133,11 @@ class TailingBuffer:
 
     def can_offer(self, size_bytes: int) -> bool:
         """Say whether an offer of that many bytes would find room now."""
-        return not self._closed and self._pool.admit(size_bytes)
+        return not (self._closed or self._refusing) and self._pool.admit(size_bytes)
 
     def offer(self, batch: EntryBatch) -> OfferResult:
         """Take a pushed batch, or say why not. Never waits; an empty batch is NOT_CONSECUTIVE."""
-        if self._closed:
+        if self._closed or self._refusing:
             return OfferResult.CLOSED
         follows = self._follows(batch)
         if not batch.payloads or follows is None:
@@ -328,6 +329,10 @@ class TailingBuffer:
         if freed:
             self._pool.account(-freed)
             self.changed.notify()
+
+    def refuse(self) -> None:
+        """Answer offers with CLOSED from now on; what is held stays."""
+        self._refusing = True
 
     def close(self) -> None:
         """Drop everything; later offers are answered CLOSED."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offloaderd.model import Position
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from offloaderd.model import EntryBatch, TopicName
+    from offloaderd.model import EntryBatch, Position, TopicName
     from offloaderd.offload.engine import Engine
 
 

@@ -5,6 +5,7 @@ A reader trusts a segment only once it is committed, so each step may be repeate
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import google_crc32c
@@ -17,7 +18,7 @@ from offloaderd.objects import keys
 from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
     from offloaderd.model import LedgerInfo, TopicName
@@ -60,15 +61,16 @@ class Sealer:
         data_key = keys.data_key(prefix, builder.segment_id)
         index_key = keys.index_key(prefix, builder.segment_id)
         manifest_key = keys.manifest_key(prefix, builder.segment_id)
-        await self._upload.complete(builder.object_bytes)
-        await self._upload.put(index_key, index)
-        await self._upload.put(manifest_key, encoded)
-        readback = self._shop.uplink.limits.readback
-        await self._upload.verify(data_key, builder.object_bytes)
-        await self._upload.verify(index_key, len(index), lambda data: same_bytes(index_key, data, index))
-        await self._upload.verify(manifest_key, len(encoded), lambda data: same_bytes(manifest_key, data, encoded))
-        if readback:
-            await self._read_back(data_key, described)
+        with self._stage("commit", builder.object_bytes):
+            await self._upload.complete(builder.object_bytes)
+            await self._upload.put(index_key, index)
+            await self._upload.put(manifest_key, encoded)
+        with self._stage("verify", builder.object_bytes):
+            await self._upload.verify(data_key, builder.object_bytes)
+            await self._upload.verify(index_key, len(index), lambda data: same_bytes(index_key, data, index))
+            await self._upload.verify(manifest_key, len(encoded), lambda data: same_bytes(manifest_key, data, encoded))
+            if self._shop.uplink.limits.readback:
+                await self._read_back(data_key, described)
         return CommittedSegment(
             segment_id=builder.segment_id,
             slices=tuple(
@@ -81,6 +83,16 @@ class Sealer:
             bucket=self._shop.driver.get("bucket", ""),
             prefix=prefix,
         )
+
+    @contextmanager
+    def _stage(self, name: str, object_bytes: int) -> Iterator[None]:
+        """Show a segment's bytes in a stage of the pipeline while it is there."""
+        gauge = self._shop.uplink.metrics.pipeline_bytes.labels(stage=name)
+        gauge.inc(object_bytes)
+        try:
+            yield
+        finally:
+            gauge.dec(object_bytes)
 
     async def _read_back(self, key: str, described: SegmentManifest) -> None:
         """Read every block again and compare its checksum, a block at a time."""

@@ -140,7 +140,7 @@ class Tailer:
             if gap.before == run[:2]:
                 self._buffer.connect(gap)
             else:
-                await self._fill(*run, follows=gap.after)
+                await self._fill(*run, gap=gap)
 
     def _leave_to_pusher(self, edge: Position) -> bool:
         """Say whether a pushing broker should still get the chance to deliver what follows `edge`."""
@@ -192,9 +192,11 @@ class Tailer:
             hint="entries behind that position may have been deleted before they were offloaded; check the retention",
         )
 
-    async def _fill(self, ledger_id: int, first: int, last: int, *, follows: Position) -> None:
+    async def _fill(self, ledger_id: int, first: int, last: int, *, gap: Gap) -> None:
         """Read a range into the buffer; stops early when the buffer's need has changed meanwhile."""
-        need = self._buffer.need
+        need, follows = self._buffer.need, gap.after
+        if gap.before is not None:
+            self._metrics.source_fallback_reads.inc()
         entries = self._source.read(self._topic, ledger_id, first, last, batch_bytes=self._read_bytes)
         async with aclosing(entries) as batches:  # type: ignore[type-var]
             async for batch in batches:
@@ -205,4 +207,6 @@ class Tailer:
                     return
                 self._metrics.source_entries.inc(len(batch.payloads))
                 self._metrics.source_bytes.inc(batch.payload_bytes())
+                if gap.before is not None:
+                    self._metrics.source_fallback_bytes.inc(batch.payload_bytes())
                 follows = batch.last

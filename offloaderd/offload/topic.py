@@ -71,7 +71,6 @@ class TopicOffloader:
         self.changed = Signal()
         self.closed_ledgers: dict[int, LedgerInfo] = {}
         self.pushers = 0
-        self.segments_committed = 0
         self._shop = shop
         self._clock = shop.uplink.clock
         self._metrics = shop.uplink.metrics
@@ -84,6 +83,7 @@ class TopicOffloader:
         self._stopping = False
         self._opened_s = 0.0
         self._last_result: SegmentResult | None = None
+        self._failures, self._last_failure = 0, ""  # of the segment that begins at the present position
         self.buffer = TailingBuffer(
             shop.pool,
             resume=self._taken,
@@ -159,8 +159,12 @@ class TopicOffloader:
         return target
 
     def stop(self) -> None:
-        """Seal the open segment, commit it and return from `run`; entries beyond it are left for the next owner."""
+        """Seal the open segment, commit it and return from `run`; the source keeps the rest for the next owner.
+
+        What was pushed and accepted without a source to read it from is committed to its end.
+        """
         self._stopping = True
+        self.buffer.refuse()
         self.buffer.changed.notify()
 
     def _press(self) -> None:
@@ -199,11 +203,15 @@ class TopicOffloader:
 
     async def _entries_wait(self) -> bool:
         """Wait for the first entry of the next segment; False when stopping."""
-        while not self._stopping:
+        while not self._may_stop():
             if self.buffer.take(self._taken, 1):
                 return True
             await self.buffer.changed.wait()
         return False
+
+    def _may_stop(self) -> bool:
+        """Say whether stopping now loses nothing that was accepted."""
+        return self._stopping and not (self.handle.push_only and self.buffer.take(self._taken, 1))
 
     async def _one_segment(self) -> None:
         begin = self.buffer.take(self._taken, 1)[0].first
@@ -215,8 +223,11 @@ class TopicOffloader:
             status=AttemptStatus.ASSIGNED,
             driver="offloaderd",
             driver_properties=self._shop.driver,
+            tries=self._failures,
+            last_error=self._last_failure,
         )
         await self._log.begin(attempt)
+        self._metrics.segments.labels(state="assigned").inc()
         self.attempt = attempt
         self._opened_s = self._clock.monotonic()
         upload = SegmentUpload(
@@ -281,7 +292,7 @@ class TopicOffloader:
             full=builder.full,
             manual=self._roll_to is not None and self._taken >= self._roll_to,
             memory=self._pressed,
-            stopping=self._stopping,
+            stopping=self._may_stop(),
         )
 
     async def _send(
@@ -303,7 +314,7 @@ class TopicOffloader:
         self._roll_to = None if self._roll_to is not None and self._roll_to <= end else self._roll_to
         self.buffer.release(end)
         self._pressed = False
-        self.segments_committed += 1
+        self._failures, self._last_failure = 0, ""
         now = self._clock.monotonic()
         for sample in self.lag.durable(end):
             self._metrics.time_to_durable_seconds.observe(now - sample.seen_s)
@@ -346,6 +357,7 @@ class TopicOffloader:
         self._metrics.segments.labels(state="failed").inc()
         self._metrics.uploads_aborted.labels(reason="failed").inc()
         self.troubles.met(error)
+        self._failures, self._last_failure = self._failures + 1, str(error)
         await self._log.give_up(self.attempt, str(error))
         self.attempt = None
         self._taken = self.offloaded or START

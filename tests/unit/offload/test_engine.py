@@ -171,6 +171,19 @@ async def test_memory_pressure_seals_the_segment_of_a_push_only_topic() -> None:
     assert [position.entry_id for position, _ in await rig.committed()] == list(range(first))
 
 
+async def test_draining_commits_all_that_was_pushed_without_a_source() -> None:
+    """What a push-only topic accepted exists nowhere else: the drain commits it all, over several segments."""
+    rig = Rig(policy=RollPolicy(segment_bytes_max=5_000, segment_age_max_s=3600))
+    async with rig.engine(push_only=True) as engine:
+        topic = await enabled(engine)
+        assert topic.offer(EntryBatch(1, 0, payloads(333))) is OfferResult.ACCEPTED
+        engine.drain()
+        await turn()
+        await turn()
+        assert topic.offer(EntryBatch(1, 333, payloads(1))) is OfferResult.CLOSED
+    assert [payload for _, payload in await rig.committed()] == payloads(333)
+
+
 async def test_two_engines_share_the_topics_and_one_takes_over() -> None:
     """A topic has one owner at a time; when its daemon drains, the other goes on."""
     rig = Rig()
