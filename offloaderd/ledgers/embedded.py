@@ -159,7 +159,7 @@ class EmbeddedLedgers:
         at = first_entry_id
         while at <= last_entry_id:
             payloads = await self._blocking(self._database.fetch, ledger_id, at, last_entry_id, batch_bytes)
-            if not payloads:
+            if not payloads or self._book.peek(topic, ledger_id) is None:
                 raise self._missing(topic, ledger_id, at)
             yield EntryBatch(ledger_id, at, payloads)
             at += len(payloads)

@@ -94,8 +94,10 @@ async def test_acknowledged_entries_survive_kill_9(tmp_path: Path, lines: int) -
         sys.executable, "-m", appender.__name__, str(tmp_path), stdout=subprocess.PIPE
     )
     assert process.stdout is not None
-    said = [await process.stdout.readline() for _ in range(lines)]
-    process.kill()
+    try:
+        said = [await process.stdout.readline() for _ in range(lines)]
+    finally:
+        process.kill()
     said += [line async for line in process.stdout if line.endswith(b"\n")]
     await process.wait()
     acknowledged = {topic.local: (0, "") for topic in appender.TOPICS}
