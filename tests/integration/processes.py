@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from offloaderd.rpc.client import DaemonClient, Unreachable
 from offloaderd.standalone.ports import free_ports
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import AsyncIterator, Mapping
     from types import TracebackType
 

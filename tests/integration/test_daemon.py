@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from dataclasses import replace
@@ -64,7 +65,7 @@ async def check_segments(client: DaemonClient, count: int) -> None:
     """The committed segments are contiguous and hold exactly `count` entries."""
     segments = [segment for segment in await client.segments(TOPIC) if segment.status == "Offloaded"]
     assert sum(segment.entries for segment in segments) == count
-    for before, after in zip(segments, segments[1:], strict=False):
+    for before, after in itertools.pairwise(segments):
         follows = (before.end.ledger_id, before.end.entry_id + 1)
         assert (after.begin.ledger_id, after.begin.entry_id) == follows or after.begin.entry_id == 0
 
@@ -131,16 +132,15 @@ async def test_a_store_that_comes_back_lets_the_drain_finish(site: Site, s3_serv
     """The bucket is away when SIGTERM arrives and returns within the deadline: exit code 0 and all is committed."""
     async with Proxy(s3_server.endpoint) as proxy:
         away = replace(site, endpoint=f"http://{proxy.address}")
-        async with DaemonProcess(away) as daemon:
-            async with daemon.client() as client:
-                await client.enable(TOPIC)
-                await append(client, entries(200))
-                await taken(client, 200)
-                proxy.cut()
-                daemon.signal(signal.SIGTERM)
-                await daemon.logged('"upload.retried"')
-                proxy.mend()
-                assert await daemon.ended() == 0
+        async with DaemonProcess(away) as daemon, daemon.client() as client:
+            await client.enable(TOPIC)
+            await append(client, entries(200))
+            await taken(client, 200)
+            proxy.cut()
+            daemon.signal(signal.SIGTERM)
+            await daemon.logged('"upload.retried"')
+            proxy.mend()
+            assert await daemon.ended() == 0
     async with DaemonProcess(site) as daemon, daemon.client() as client:
         await check_segments(client, 200)
 
