@@ -162,7 +162,9 @@ async def test_calls_fail_fast_while_the_server_is_away_and_work_when_it_is_back
                 assert server.address in caught.value.hint
             assert CLOCK.monotonic() - started < 5
             assert await store.session() is session
-            await server.start()
+            async with watching(store, "/later") as later:
+                await server.start()
+                await later.next()
             await changes.next()
             await eventually(lambda: _readable(store))
             assert await store.session() is session
@@ -228,7 +230,14 @@ async def test_a_write_without_an_answer_is_unknown_and_read_back_in_order(serve
         with pytest.raises(Transient) as caught:
             await store.get("/n")
         assert not isinstance(caught.value, OutcomeUnknown)
-        server.resume()
+        changes = Changes(store.watch("/n"))
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(changes.run())
+            await CLOCK.sleep(0.8)  # past the deadline of one call
+            assert changes.count == 0
+            server.resume()
+            await changes.next()
+            waiting.cancel()
         await eventually(lambda: _readable(store))
         assert await store.get("/n") == Versioned(b"1", 1)
         assert await store.children("/") == ["a", "b", "n"]
@@ -323,3 +332,6 @@ async def test_an_access_list_that_forbids_it_is_denied(zookeeper: str) -> None:
         with pytest.raises(Denied):
             await anext(store.watch("/locked"))
         assert await store.children("/") == ["locked"]
+        with pytest.raises(Denied):
+            async with zookeeper_store(zookeeper, f"/offloaderd/{name}/locked/below"):
+                pytest.fail("there can be no such root")

@@ -308,6 +308,24 @@ async def test_a_commit_during_the_load_never_shows_by_halves() -> None:
     assert await catalog.load(store, TOPIC) == store.current
 
 
+class _Deleting(MemoryMetadata):
+    """A store where a ledger's context is deleted right after the listing."""
+
+    async def children(self, path: str) -> Sequence[str]:
+        names = await super().children(path)
+        if "5" in names:
+            await self.delete(f"{path}/5")
+        return names
+
+
+async def test_a_context_that_vanishes_during_the_load_is_left_out() -> None:
+    """The other ledgers are loaded as if it had never been there."""
+    store = _Deleting(MemoryTree())
+    await store.create(paths.ledger(TOPIC, 3), _node(_made(1, (3, 0, 4)), ledger=3).value)
+    await store.create(paths.ledger(TOPIC, 5), _node(_made(2, (5, 0, 4)), ledger=5).value)
+    assert (await catalog.load(store, TOPIC)).segments == (_made(1, (3, 0, 4)),)
+
+
 async def test_a_map_that_never_stands_still_is_given_up() -> None:
     """Loading ends with Transient when every pass finds something else."""
     store = _Busy(MemoryTree())
