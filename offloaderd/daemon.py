@@ -83,7 +83,11 @@ async def run(settings: Settings, *, on_ready: Callable[[Addresses], None] | Non
             daemon.exit_code = 1
             log.warning("daemon.cut_short", hint="open segments are taken up at the next start")
         except BaseExceptionGroup as errors:
-            raise first_of(errors) from errors
+            crash = first_of(errors)
+            if isinstance(crash, OffloaderError) or not isinstance(crash, Exception):
+                raise crash from errors
+            daemon.exit_code = 1
+            log.exception("daemon.crashed", error=f"{type(crash).__name__}: {crash}", exc_info=crash)
     return daemon.exit_code
 
 
