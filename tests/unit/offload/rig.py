@@ -156,7 +156,7 @@ async def until_offloaded(topic: TopicOffloader, position: Position) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until something holds that nobody announces."""
-    while not condition():  # noqa: ASYNC110 - that is what it is for
+    while not condition():
         await asyncio.sleep(0.005)  # noqa: TID251 - real time, for the real clock of the rig
 
 
