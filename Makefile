@@ -8,6 +8,8 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
+# protoc finds its plugin on the PATH
+PROTOS := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/protos.py
 DEPENDENCIES := $(VENV)/.dependencies-
 # The environment for work on the project holds all that the other one does.
 INSTALLED := $(if $(wildcard $(DEPENDENCIES)dev),$(DEPENDENCIES)dev,$(DEPENDENCIES)standalone)
@@ -38,7 +40,7 @@ check: $(DEPENDENCIES)dev ## The gate: lint, format, types, layers, generated fi
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python tools/protos.py --check
+	$(PROTOS) --check
 	$(BIN)/python tools/docs.py --check
 	$(BIN)/python -m pytest -q tests/test_tidy.py
 
@@ -50,7 +52,7 @@ bench: $(DEPENDENCIES)dev ## Measure throughput and latency against the raw serv
 	$(BIN)/python -m bench
 
 protos: $(DEPENDENCIES)dev ## Compile protos/ into the package
-	$(BIN)/python tools/protos.py
+	$(PROTOS)
 
 docs: $(DEPENDENCIES)dev ## Write the pages that are generated from the code
 	$(BIN)/python tools/docs.py

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import Closed, Conflict, CorruptData, Denied, InvalidConfig, NoSpace, OffloaderError, Transient
 from offloaderd.ledgers import rows
-from offloaderd.ledgers.disk import full_disk, translated_os_errors
+from offloaderd.ledgers.disk import free_bytes, full_disk, translated_os_errors
 from offloaderd.model import LedgerInfo, TopicName
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ READERS = 2
 PAGE_BYTES = 8192
 CHECKPOINT_BYTES = 32 * 1024 * 1024
 """Size of the write-ahead log at which its pages move into the database file."""
+
+RESERVE_BYTES = 2 * CHECKPOINT_BYTES
+"""Room on the disk that appends leave alone: without it a full disk could not even delete, or move its log."""
 
 SWEEP_ROWS = 8
 """Rows of a deleted ledger that go in one transaction (about 8 MiB), so that appends need not wait long."""
@@ -140,6 +143,7 @@ class Database:
 
     def write(self, draft: Draft) -> None:
         """Make a draft durable, all of it or nothing. Raises NoSpace, Denied, Transient, CorruptData."""
+        self._check_room(draft)
         new_ids: dict[TopicName, int] = {}
         with self._transaction() as writer:
             for topic, changes in draft.changes.items():
@@ -205,6 +209,20 @@ class Database:
             return None
         head = rows.head(row, key=str(self.path))
         return head.length_at(entry_id) if entry_id <= head.last_entry_id else None
+
+    def _check_room(self, draft: Draft) -> None:
+        """Refuse entries that would go into the reserve; they are written twice, to the log and to the file."""
+        if not draft.runs:
+            return
+        needed = 2 * sum(sum(map(len, run.payloads)) for run in draft.runs)
+        with translated_os_errors(self.directory):
+            free = free_bytes(self.directory)
+        if free - needed < RESERVE_BYTES:
+            raise NoSpace(
+                f"no space left for the ledger store in {self.directory}: {free // 1024**2} MiB are free and "
+                f"{RESERVE_BYTES // 1024**2} MiB of them kept for deleting",
+                hint="free some, or delete ledgers",
+            )
 
     def _connect(self) -> sqlite3.Connection:
         # Connections are made by one thread and used by others, each by one at a time.

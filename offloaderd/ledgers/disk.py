@@ -18,13 +18,18 @@ _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, 
 _FREE_BYTES_MIN = 1024 * 1024
 
 
+def free_bytes(directory: Path) -> int:
+    """Return the bytes that may still be written to the directory's disk. Raises OSError."""
+    stat = os.statvfs(directory)
+    return stat.f_bavail * stat.f_frsize
+
+
 def full_disk(directory: Path) -> bool:
     """Tell whether the disk has no room left worth mentioning; SQLite calls some of it an I/O error."""
     try:
-        stat = os.statvfs(directory)
+        return free_bytes(directory) < _FREE_BYTES_MIN
     except OSError:
         return False
-    return stat.f_bavail * stat.f_frsize < _FREE_BYTES_MIN
 
 
 @contextmanager

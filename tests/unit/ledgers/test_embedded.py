@@ -15,6 +15,7 @@ import pytest
 
 from offloaderd.clock import SystemClock
 from offloaderd.errors import Conflict, CorruptData, Denied, InvalidConfig, NoSpace, NotFound, OffloaderError, Transient
+from offloaderd.ledgers.database import RESERVE_BYTES
 from offloaderd.ledgers.embedded import EmbeddedLedgers
 from offloaderd.model import Position, TopicName
 from offloaderd.testing import FakeClock, payloads
@@ -176,6 +177,21 @@ async def test_a_full_store_says_so_and_stores_nothing(tmp_path: Path) -> None:
         assert await everything(store) == [*payloads(10), b"fits"]
     async with opened(tmp_path) as store:
         assert await everything(store) == [*payloads(10), b"fits"]
+
+
+async def test_a_disk_that_is_nearly_full_still_deletes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends stop at the reserve, deleting and rolling do not, and appends go on once there is room."""
+    async with opened(tmp_path) as store:
+        await store.append(TOPIC, payloads(10))
+        with monkeypatch.context() as patch:
+            patch.setattr("offloaderd.ledgers.database.free_bytes", lambda _: RESERVE_BYTES + 1999)
+            with pytest.raises(NoSpace, match="kept for deleting"):
+                await store.append(TOPIC, [bytes(1000)])
+            assert await store.append(TOPIC, [bytes(999)]) == Position(0, 10)
+            await store.roll(TOPIC)
+            await store.delete(TOPIC, 0)
+            assert list(await store.ledgers(TOPIC)) == []
+        assert await store.append(TOPIC, [bytes(1000)]) == Position(1, 0)
 
 
 async def test_a_failed_commit_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
