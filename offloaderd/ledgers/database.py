@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import Closed, Conflict, CorruptData, Denied, InvalidConfig, NoSpace, OffloaderError, Transient
 from offloaderd.ledgers import rows
-from offloaderd.ledgers.disk import free_bytes, full_disk, translated_os_errors
+from offloaderd.ledgers.disk import file_bytes, free_bytes, full_disk, translated_os_errors
 from offloaderd.model import LedgerInfo, TopicName
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ CHECKPOINT_BYTES = 32 * 1024 * 1024
 """Size of the write-ahead log at which its pages move into the database file."""
 
 RESERVE_BYTES = 2 * CHECKPOINT_BYTES
-"""Room on the disk that appends leave alone: without it a full disk could not even delete, or move its log."""
+"""Room for the log that appends leave on the disk: without it a full disk could not even delete."""
 
 SWEEP_ROWS = 8
 """Rows of a deleted ledger that go in one transaction (about 8 MiB), so that appends need not wait long."""
@@ -143,9 +143,9 @@ class Database:
 
     def write(self, draft: Draft) -> None:
         """Make a draft durable, all of it or nothing. Raises NoSpace, Denied, Transient, CorruptData."""
-        self._check_room(draft)
         new_ids: dict[TopicName, int] = {}
         with self._transaction() as writer:
+            self._check_room(writer, draft)
             for topic, changes in draft.changes.items():
                 topic_id = self._topic_ids.get(topic)
                 if topic_id is None:
@@ -210,17 +210,26 @@ class Database:
         head = rows.head(row, key=str(self.path))
         return head.length_at(entry_id) if entry_id <= head.last_entry_id else None
 
-    def _check_room(self, draft: Draft) -> None:
-        """Refuse entries that would go into the reserve; they are written twice, to the log and to the file."""
+    def _check_room(self, writer: sqlite3.Connection, draft: Draft) -> None:
+        """Refuse entries for which the disk has no room, while deleting still has.
+
+        Entries go to the log first and from there to the file. The log may grow to the reserve; the file uses the
+        pages of deleted ledgers again before it grows, and what is only in the log yet will make it grow later.
+        """
         if not draft.runs:
             return
-        needed = 2 * sum(sum(map(len, run.payloads)) for run in draft.runs)
-        with translated_os_errors(self.directory):
-            free = free_bytes(self.directory)
-        if free - needed < RESERVE_BYTES:
+        needed = sum(sum(map(len, run.payloads)) for run in draft.runs)
+        page_count, unused = (
+            writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count")
+        )
+        log_bytes = file_bytes(self.directory / "ledgers.db-wal")
+        log_growth = max(0, max(RESERVE_BYTES, CHECKPOINT_BYTES + needed) - log_bytes)
+        file_growth = max(0, page_count * PAGE_BYTES - file_bytes(self.path)) + max(0, needed - unused * PAGE_BYTES)
+        free = free_bytes(self.directory)
+        if free < log_growth + file_growth:
             raise NoSpace(
-                f"no space left for the ledger store in {self.directory}: {free // 1024**2} MiB are free and "
-                f"{RESERVE_BYTES // 1024**2} MiB of them kept for deleting",
+                f"no space left for the ledger store in {self.directory}: {free // 1024**2} MiB are free, "
+                f"{(log_growth + file_growth) // 1024**2 + 1} MiB are needed",
                 hint="free some, or delete ledgers",
             )
 
@@ -244,7 +253,7 @@ class Database:
             )
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
-        connection.execute(f"PRAGMA journal_size_limit = {2 * CHECKPOINT_BYTES}")
+        connection.execute(f"PRAGMA journal_size_limit = {RESERVE_BYTES}")
 
     def _check_format(self, writer: sqlite3.Connection) -> None:
         application_id, version, tables = (

@@ -24,6 +24,14 @@ def free_bytes(directory: Path) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
+def file_bytes(path: Path) -> int:
+    """Return the size of a file, 0 when it is not there. Raises OSError."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def full_disk(directory: Path) -> bool:
     """Tell whether the disk has no room left worth mentioning; SQLite calls some of it an I/O error."""
     try:
