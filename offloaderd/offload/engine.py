@@ -182,7 +182,8 @@ class Engine:
                 while True:
                     try:
                         await self._look(group)
-                    except Transient as error:
+                    except OffloaderError as error:
+                        log.warning("topics.unreadable", error=str(error))
                         await backoff.wait(error)
                     else:
                         break

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import structlog
 
-from offloaderd.errors import BucketMissing, Denied, NotFound, OutcomeUnknown, Transient
+from offloaderd.errors import NotFound, OffloaderError
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.objects import keys
@@ -44,9 +44,12 @@ async def empty_trash(store: MetadataStore, uplink: Uplink, topic: TopicName) ->
     """
     gone = 0
     for name in await store.children(paths.trash(topic)):
-        path = paths.trash_record(topic, UUID(name))
         try:
+            path = paths.trash_record(topic, UUID(name))
             node = await store.get(path)
+        except ValueError:
+            log.warning("metadata.foreign_node", path=f"{paths.trash(topic)}/{name}", hint="not a segment; delete it")
+            continue
         except NotFound:
             continue
         record = trash_record.decode(node.value, path=path)
@@ -74,7 +77,7 @@ async def keep_trash_empty(store: MetadataStore, uplink: Uplink, topic: TopicNam
         while True:
             try:
                 await empty_trash(store, uplink, topic)
-            except (Transient, OutcomeUnknown, Denied, BucketMissing) as error:
+            except OffloaderError as error:
                 log.warning("trash.retried", topic=str(topic), error=str(error))
                 await backoff.wait(error)
             else:

@@ -13,7 +13,8 @@ from offloaderd.errors import Denied, NoSpace, NotFound, OffloaderError, Transie
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.port import Delete, Replace
 from offloaderd.metadata.records import epoch as epoch_record
-from offloaderd.model import Position
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import Position, TopicName
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
@@ -182,6 +183,32 @@ async def test_a_stalled_topic_says_why_and_leaves_the_others_running() -> None:
         assert target is not None
         await until_offloaded(topic, target)
         assert engine.statuses()[0].state == "offloading"
+
+
+async def test_damaged_nodes_cost_their_topic_alone() -> None:
+    """A policy or trash node that cannot be read is reported; the other topics are offloaded all the same."""
+    rig, _ = faulty_rig()
+    assert rig.ledgers is not None
+    await rig.ledgers.append(TOPIC, payloads(20))
+    store = rig.tree.connect()
+    for path in (paths.trash(TOPIC), paths.ledgers(TOPIC)):
+        await store.create(path, b"")
+    await store.create(f"{paths.trash(TOPIC)}/no-uuid", b"")
+    await store.create(f"{paths.trash(TOPIC)}/11223344-5566-7788-99aa-bbccddeeff00", b"\xff\xff\xff")
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)
+        damaged = paths.policy(TopicName.parse("public/default/damaged"))
+        await store.create(damaged, b"\xff\xff\xff")
+        await engine.enable(TOPIC, TopicPolicy(enabled=True, segment_age_max_s=5))
+        await rig.ledgers.append(TOPIC, payloads(20, seed=1))
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)
+        await store.delete(damaged)
+    assert len(await rig.committed()) == 40
 
 
 async def test_a_deposed_owner_commits_nothing() -> None:
