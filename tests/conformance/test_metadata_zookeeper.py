@@ -230,6 +230,7 @@ async def test_a_write_without_an_answer_is_unknown_and_read_back_in_order(serve
         with pytest.raises(Transient) as caught:
             await store.get("/n")
         assert not isinstance(caught.value, OutcomeUnknown)
+        await _at_most_in_flight(store, adapter.IN_FLIGHT_MAX)
         changes = Changes(store.watch("/n"))
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(changes.run())
@@ -241,6 +242,23 @@ async def test_a_write_without_an_answer_is_unknown_and_read_back_in_order(serve
         await eventually(lambda: _readable(store))
         assert await store.get("/n") == Versioned(b"1", 1)
         assert await store.children("/") == ["a", "b", "n"]
+
+
+async def _at_most_in_flight(store: ZooKeeperStore, limit: int) -> None:
+    """Ask a server that hangs for a lot at once, and see how much of it is handed over to kazoo."""
+    client = await store._connection.client()
+    assert isinstance(client, KazooClient)
+    before = len(client._pending) + len(client._queue)
+
+    async def ask() -> None:
+        with pytest.raises(Transient):
+            await store.get("/n")
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3 * limit):
+            group.create_task(ask())
+        await CLOCK.sleep(0.2)
+        assert len(client._pending) + len(client._queue) - before == limit
 
 
 async def test_a_connection_lost_in_the_middle_of_a_write_is_unknown(server: PrivateServer) -> None:
