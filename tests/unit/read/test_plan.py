@@ -137,6 +137,12 @@ def test_a_ledger_is_left_only_when_its_end_is_known() -> None:
     assert step(untold, Position(5, 9)) is Stop.WAIT
 
 
+def test_an_open_ledger_is_not_left_for_a_later_one() -> None:
+    """A source that lags behind the buffer does not end the ledger: more of its entries may come."""
+    lagging = TopicView(source=(SourceLedger(5, 3, False),), hot=(Position(8, 0), Position(8, 2)))
+    assert step(lagging, Position(5, 4)) is Stop.WAIT
+
+
 def test_entries_that_exist_nowhere_are_an_error() -> None:
     """A gap is never skipped: not inside a ledger, not at its end, not a ledger that nobody knows."""
     gap = TopicView(segments=(A, C), source=(SourceLedger(8, 4, False),))

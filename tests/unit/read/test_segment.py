@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import google_crc32c
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderError, Transient
+from offloaderd.format import manifest as manifest_format
+from offloaderd.format import v2
 from offloaderd.model import Position, TopicName
 from offloaderd.objects import keys
 from offloaderd.read import segment as segment_module
@@ -247,6 +251,38 @@ async def test_objects_of_another_segment_are_refused() -> None:
         await house.store.put(KEYS["manifest"], own)
         with pytest.raises(CorruptData, match="index"):
             await read(house.reader.segments, segment, *WHOLE)
+
+
+async def test_an_index_that_lists_other_blocks_is_refused() -> None:
+    """Index and manifest may each be sound and still not belong together: then neither is believed."""
+    house = make_house()
+    segment = await put_segment(house.store, PIECES, segment_id=ID)
+    manifest = manifest_format.decode(await house.store.get(KEYS["manifest"]), key="")
+    index = v2.decode_index(await house.store.get(KEYS["index"]), key="")
+    group = index.groups[0]
+    moved = group.entries[1]._replace(first_entry_id=group.entries[1].first_entry_id + 1)
+    entries_ = (group.entries[0], moved, *group.entries[2:])
+    groups = (v2.LedgerIndex(group.ledger_id, group.metadata, entries_), *index.groups[1:])
+    other = v2.encode_index(index.data_bytes, groups)
+    await house.store.put(KEYS["index"], other)
+    told = replace(manifest, index_bytes=len(other), index_crc32c=google_crc32c.value(other))
+    await house.store.put(KEYS["manifest"], manifest_format.encode(told))
+    async with house.reader:
+        with pytest.raises(CorruptData, match="blocks of the manifest"):
+            await read(house.reader.segments, segment, *WHOLE)
+
+
+async def test_a_cut_object_is_reported_where_it_ends() -> None:
+    """The offset of the error is the first byte that is missing."""
+    house = make_house()
+    segment = await put_segment(house.store, PIECES, segment_id=ID)
+    stored = await house.store.get(KEYS["data"])
+    async with house.reader:
+        for end in (len(stored) - 1, 200, 0):
+            await house.store.put(KEYS["data"], stored[:end])
+            with pytest.raises(CorruptData) as caught:
+                await read(house.reader.segments, segment, *WHOLE)
+            assert (caught.value.key, caught.value.offset) == (KEYS["data"], end)
 
 
 async def test_a_store_that_stumbles_is_tried_again() -> None:
