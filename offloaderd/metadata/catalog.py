@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
-from offloaderd.errors import Conflict, InvalidInput, NotFound, Transient
+from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.port import Create, Replace, Versioned
 from offloaderd.metadata.records import codec, context, policy
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
+from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import Position, SegmentRange
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.metadata.port import MetadataStore, Step
-    from offloaderd.metadata.records.policy import TopicPolicy
     from offloaderd.model import TopicName
 
 log = structlog.get_logger(__name__)
@@ -226,8 +226,8 @@ async def load(store: MetadataStore, topic: TopicName) -> TopicMap:
     raise Transient(f"the segments of {topic} change faster than they can be read")
 
 
-async def topic_policies(store: MetadataStore) -> dict[TopicName, TopicPolicy]:
-    """Return every topic that has a policy, enabled or not. Raises CorruptData."""
+async def topic_policies(store: MetadataStore) -> dict[TopicName, TopicPolicy | CorruptData]:
+    """Return every topic that has a policy, enabled or not; one that cannot be read is there with its error."""
     folders = [paths.TOPICS]
     for _ in ("tenant", "namespace", "domain", "topic"):
         names = await each(folders, store.children)
@@ -239,19 +239,22 @@ async def topic_policies(store: MetadataStore) -> dict[TopicName, TopicPolicy]:
         except InvalidInput:
             log.warning("metadata.foreign_node", path=folder, hint="no topic has this name; delete the node")
 
-    async def read(path: str) -> TopicPolicy | None:
+    async def read(path: str) -> TopicPolicy | CorruptData | None:
         try:
             return policy.decode((await store.get(path)).value, path=path)
         except NotFound:
             return None
+        except CorruptData as error:
+            return error
 
     found = await each([paths.policy(topic) for topic in topics], read)
     return {topic: one for topic, one in zip(topics, found, strict=True) if one is not None}
 
 
 async def enabled_topics(store: MetadataStore) -> list[TopicName]:
-    """Return the topics whose policy says that they are offloaded, in order. Raises CorruptData."""
-    return sorted(topic for topic, found in (await topic_policies(store)).items() if found.enabled)
+    """Return the topics whose policy says that they are offloaded, in order; damaged policies are left out."""
+    policies = await topic_policies(store)
+    return sorted(topic for topic, found in policies.items() if isinstance(found, TopicPolicy) and found.enabled)
 
 
 async def _contexts(store: MetadataStore, topic: TopicName) -> dict[int, Versioned]:

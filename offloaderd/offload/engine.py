@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import Closed, Conflict, Fenced, NotFound, OffloaderError, Transient
+from offloaderd.errors import Closed, Conflict, CorruptData, Fenced, NotFound, OffloaderError, Transient
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import policy as policy_record
@@ -190,8 +190,14 @@ class Engine:
 
     async def _look(self, group: asyncio.TaskGroup) -> None:
         """Compare the enabled topics with the supervised ones: start, stop, or hand over a changed policy."""
-        policies = await catalog.topic_policies(self._shop.metadata)
-        enabled = {topic: policy for topic, policy in policies.items() if policy.enabled}
+        enabled: dict[TopicName, TopicPolicy] = {}
+        for topic, policy in (await catalog.topic_policies(self._shop.metadata)).items():
+            if isinstance(policy, CorruptData):
+                log.error("policy.corrupt", topic=str(topic), error=str(policy), hint="enable the topic again")
+                if topic in self._supervised:
+                    enabled[topic] = self._supervised[topic].policy
+            elif policy.enabled:
+                enabled[topic] = policy
         for topic, held in self._supervised.items():
             if topic not in enabled:
                 held.stop.set()

@@ -84,9 +84,14 @@ class Owner(Protocol):
     """The daemon that owns a topic."""
 
     @property
-    def daemon_id(self) -> str: ...
+    def daemon_id(self) -> str:
+        """Its id."""
+        ...
+
     @property
-    def epoch(self) -> int: ...
+    def epoch(self) -> int:
+        """Number of its ownership."""
+        ...
 
 
 class Engine(Protocol):

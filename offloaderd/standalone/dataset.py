@@ -35,14 +35,22 @@ _WHOLE = re.compile(r"-?\d{1,18}")
 
 
 class Dataset(Protocol):
-    """Entries in batches; `title` for people, `name` for a topic, `total_entries` None when nobody knows."""
+    """Entries in batches."""
 
     @property
-    def title(self) -> str: ...
+    def title(self) -> str:
+        """What it is, for people."""
+        ...
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What a topic with these entries is called."""
+        ...
+
     @property
-    def total_entries(self) -> int | None: ...
+    def total_entries(self) -> int | None:
+        """How many entries there are; None when nobody knows."""
+        ...
 
     def batches(self) -> AsyncIterator[list[bytes]]:
         """Yield the entries once, in order. Raises OffloaderError when they cannot be read."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, Transient
+from offloaderd.errors import Conflict, CorruptData, InvalidInput, Transient
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap
 from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
@@ -356,11 +356,15 @@ async def test_topics_are_listed_by_their_policies() -> None:
     }
 
 
-async def test_a_broken_policy_is_told() -> None:
-    """A policy that cannot be read is CorruptData with its path, and nothing else."""
+async def test_a_broken_policy_is_told_and_hides_no_other() -> None:
+    """A policy that cannot be read comes as its error, with its path; the other topics come as they are."""
     store = MemoryTree().connect()
+    other = TopicName.parse("other")
     await store.create(paths.policy(TOPIC), b"\xff\xff")
-    with pytest.raises(CorruptData, match=paths.policy(TOPIC)):
-        await catalog.topic_policies(store)
-    with pytest.raises(NotFound):
-        await store.get(paths.epoch(TOPIC))
+    await store.create(paths.policy(other), policy.encode(TopicPolicy(enabled=True)))
+    policies = await catalog.topic_policies(store)
+    broken = policies.pop(TOPIC)
+    assert isinstance(broken, CorruptData)
+    assert broken.key == paths.policy(TOPIC)
+    assert policies == {other: TopicPolicy(enabled=True)}
+    assert await catalog.enabled_topics(store) == [other]

@@ -13,7 +13,6 @@ from offloaderd.errors import Denied, NoSpace, NotFound, OffloaderError, Transie
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.port import Delete, Replace
 from offloaderd.metadata.records import epoch as epoch_record
-from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import Position, TopicName
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.roll import RollPolicy
@@ -200,14 +199,13 @@ async def test_damaged_nodes_cost_their_topic_alone() -> None:
         target = await topic.request_roll()
         assert target is not None
         await until_offloaded(topic, target)
-        damaged = paths.policy(TopicName.parse("public/default/damaged"))
-        await store.create(damaged, b"\xff\xff\xff")
-        await engine.enable(TOPIC, TopicPolicy(enabled=True, segment_age_max_s=5))
+        await store.create(paths.policy(TopicName.parse("public/default/damaged")), b"\xff\xff\xff")
+        other = await enabled(engine, topic=TopicName.parse("public/default/other"))
+        assert other.offloaded is None
         await rig.ledgers.append(TOPIC, payloads(20, seed=1))
         target = await topic.request_roll()
         assert target is not None
         await until_offloaded(topic, target)
-        await store.delete(damaged)
     assert len(await rig.committed()) == 40
 
 
