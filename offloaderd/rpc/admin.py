@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from offloaderd.errors import NotFound, Transient
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import TopicName
 from offloaderd.rpc.admin_messages import (
     checked_policy,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.records.policy import TopicPolicy
     from offloaderd.model import Position
     from offloaderd.offload.status import TopicStatus
     from offloaderd.rpc.v1.admin_pb2_grpc import _ServicerContext as Context
@@ -184,7 +184,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         """Return the topics that have a policy or that the ledger source knows, in name order."""
         prefix = checked_prefix(request.prefix)
         policies = await catalog.topic_policies(self._metadata)
-        enabled = {topic for topic, policy in policies.items() if policy.enabled}
+        enabled = {topic for topic, policy in policies.items() if isinstance(policy, TopicPolicy) and policy.enabled}
         known = set(await self._source.topics()) if self._source is not None else set()
         response = admin_pb2.ListTopicsResponse()
         for topic in sorted(policies.keys() | known):
