@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from offloaderd import __version__
+from offloaderd.errors import CorruptData
 from offloaderd.format import manifest, v2
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo as LedgerInfoMessage
+from offloaderd.format.verify import check_block
 from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
 from offloaderd.objects import keys
 from offloaderd.offload.uploader import SegmentFailed
@@ -98,8 +100,10 @@ class Sealer:
         """Read every block again and compare its checksum, a block at a time."""
         for block in described.blocks:
             data = await self._upload.fetch(key, block.offset, block.length)
-            if google_crc32c.value(data) != block.crc32c:
-                raise SegmentFailed(f"{key}: the block at byte {block.offset} reads back with another checksum")
+            try:
+                check_block(data, block, key=key)
+            except CorruptData as error:
+                raise SegmentFailed(f"what was stored reads back differently: {error}") from error
 
 
 def same_bytes(key: str, found: bytes, sent: bytes) -> None:

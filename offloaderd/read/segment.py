@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Self
 import structlog
 
 from offloaderd.errors import CorruptData
-from offloaderd.format import v2
+from offloaderd.format.verify import decode_verified_block
 from offloaderd.objects import keys
 from offloaderd.read.blocks import Cache, Loader
 from offloaderd.read.fetch import Fetcher, RetryPolicy
-from offloaderd.read.table import SegmentTable, check_block, table_of
+from offloaderd.read.table import SegmentTable, table_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -179,7 +179,7 @@ class SegmentReader:
             at = block.offset - start
             try:
                 # The checksum takes nothing but `bytes`: the one copy of a block, none when it was fetched alone.
-                batch = _checked(block, data[at : at + block.length], table.data_key)
+                batch = decode_verified_block(data[at : at + block.length], block, key=table.data_key)
             except CorruptData as error:
                 self._report(error)
                 self._blocks.fail(slot, error)
@@ -196,17 +196,6 @@ class SegmentReader:
 
 def _cost_bytes(block: BlockInfo) -> int:
     return block.length + ENTRY_BYTES * block.entry_count
-
-
-def _checked(block: BlockInfo, data: bytes, key: str) -> EntryBatch:
-    """Decode one block after its checksum; what it holds must be what the manifest says."""
-    check_block(block, data, key)
-    batch = v2.decode_block(data, key=key, at=block.offset)
-    found = (batch.ledger_id, batch.first_entry_id, len(batch.payloads))
-    expected = (block.ledger_id, block.first_entry_id, block.entry_count)
-    if found != expected:
-        raise CorruptData(key=key, offset=block.offset, expected=expected, found=found)
-    return batch
 
 
 class _Window:

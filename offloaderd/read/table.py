@@ -21,7 +21,7 @@ from offloaderd.objects import keys
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
+    from offloaderd.format.manifest import LedgerPart, SegmentManifest
     from offloaderd.metadata.catalog import CommittedSegment
     from offloaderd.model import Position, TopicName
 
@@ -96,14 +96,6 @@ def _check_identity(topic: TopicName, segment: CommittedSegment, manifest: Segme
     start = stored.index(committed[0]) if committed and committed[0] in stored else len(stored)
     if not committed or committed != stored[start : start + len(committed)]:
         raise _differs(key, 0, f"entries {segment.range}", manifest.range)
-
-
-def check_block(block: BlockInfo, data: bytes, key: str) -> None:
-    """Raise CorruptData unless `data` is exactly the block that was written."""
-    crc = google_crc32c.value(data)
-    if crc != block.crc32c:
-        expected = f"a block of {block.length} bytes with CRC-32C {block.crc32c:08x}"
-        raise _differs(key, block.offset, expected, f"{crc:08x}")
 
 
 def _differs(key: str, offset: int, expected: object, found: object) -> CorruptData:

@@ -65,21 +65,19 @@ class Piece:
     payloads: Sequence[bytes]
     closed: int | None = None
 
+    @property
+    def last_entry_id(self) -> int:
+        """Id of the last entry."""
+        return self.first_entry_id + len(self.payloads) - 1
 
-async def put_segment(
-    store: ObjectStore,
-    pieces: Sequence[Piece],
-    *,
-    segment_id: uuid.UUID,
-    block_entries: int = 3,
-    topic: TopicName = TOPIC,
-    preamble: bool = False,
-) -> CommittedSegment:
-    """Store a segment's three objects and return what a commit would say of it."""
+
+def encode_pieces(
+    pieces: Sequence[Piece], block_entries: int, *, preamble: bool
+) -> tuple[bytearray, list[BlockInfo], list[v2.LedgerIndex]]:
+    """Encode a data object; returns it with its blocks and index groups."""
     data = bytearray(v2.PREAMBLE if preamble else b"")
     blocks: list[BlockInfo] = []
     groups: list[v2.LedgerIndex] = []
-    parts: list[LedgerPart] = []
     for piece in pieces:
         entries: list[v2.IndexEntry] = []
         for at in range(0, len(piece.payloads), block_entries):
@@ -98,22 +96,38 @@ async def put_segment(
                 )
             )
             data += encoded
-        last = piece.first_entry_id + len(piece.payloads) - 1
-        info = LedgerInfo(ledgerId=piece.ledger_id, entries=last + 1, timestamp=0).SerializeToString()
+        info = LedgerInfo(ledgerId=piece.ledger_id, entries=piece.last_entry_id + 1, timestamp=0).SerializeToString()
         groups.append(v2.LedgerIndex(piece.ledger_id, info, tuple(entries)))
-        size = sum(map(len, piece.payloads))
-        parts.append(
-            LedgerPart(
-                ledger_id=piece.ledger_id,
-                first_entry_id=piece.first_entry_id,
-                last_entry_id=last,
-                payload_bytes=size,
-                closed=piece.closed is not None,
-                ledger_entries=last + 1 if piece.closed is None else piece.closed,
-                ledger_bytes=size,
-                closed_ms=0 if piece.closed is None else 1,
-            )
-        )
+    return data, blocks, groups
+
+
+def part_of(piece: Piece) -> LedgerPart:
+    """Describe a piece as the manifest does."""
+    size = sum(map(len, piece.payloads))
+    return LedgerPart(
+        ledger_id=piece.ledger_id,
+        first_entry_id=piece.first_entry_id,
+        last_entry_id=piece.last_entry_id,
+        payload_bytes=size,
+        closed=piece.closed is not None,
+        ledger_entries=piece.last_entry_id + 1 if piece.closed is None else piece.closed,
+        ledger_bytes=size,
+        closed_ms=0 if piece.closed is None else 1,
+    )
+
+
+async def put_segment(
+    store: ObjectStore,
+    pieces: Sequence[Piece],
+    *,
+    segment_id: uuid.UUID,
+    block_entries: int = 3,
+    topic: TopicName = TOPIC,
+    preamble: bool = False,
+) -> CommittedSegment:
+    """Store a segment's three objects and return what a commit would say of it."""
+    data, blocks, groups = encode_pieces(pieces, block_entries, preamble=preamble)
+    parts = [part_of(piece) for piece in pieces]
     index = v2.encode_index(len(data), groups)
     manifest = SegmentManifest(
         segment_id=segment_id,
