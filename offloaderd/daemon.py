@@ -368,6 +368,6 @@ async def wait_for(task: asyncio.Task[None]) -> None:
 
 async def reach(objects: SegmentStore) -> None:
     """Ask the bucket for something small."""
-    async with aclosing(objects.list("offloaderd-probe/")) as found:  # type: ignore[type-var]
+    async with aclosing(objects.list("offloaderd-probe/")) as found:
         async for _ in found:
             return

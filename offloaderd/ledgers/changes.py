@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import Closed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from offloaderd.model import TopicName
 
@@ -37,7 +37,7 @@ class Changes:
             event.set()
         self._next.clear()
 
-    async def watch(self, topic: TopicName) -> AsyncIterator[None]:
+    async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield at once and after every change since the last time it was asked. Raises Closed."""
         while not self._closed:
             event = self._next.setdefault(topic, asyncio.Event())

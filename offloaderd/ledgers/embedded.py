@@ -39,7 +39,7 @@ from offloaderd.ledgers.database import READERS, Database
 from offloaderd.model import EntryBatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from types import TracebackType
     from typing import Any, Self
 
@@ -139,7 +139,7 @@ class EmbeddedLedgers:
         self._check_open()
         return self._book.ledgers(topic)
 
-    def watch(self, topic: TopicName) -> AsyncIterator[None]:
+    def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield at once and after changes; see LedgerSource. Raises Closed once the store is closed."""
         return self._changes.watch(topic)
 
@@ -150,7 +150,7 @@ class EmbeddedLedgers:
 
     async def read(
         self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, *, batch_bytes: int
-    ) -> AsyncIterator[EntryBatch]:
+    ) -> AsyncGenerator[EntryBatch, None]:
         """Yield the range in batches; see LedgerSource. Raises NotFound, InvalidInput, CorruptData."""
         self._check_open()
         if batch_bytes < 1:

@@ -20,7 +20,7 @@ from offloaderd.ledgers.changes import Changes
 from offloaderd.model import EntryBatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -69,7 +69,7 @@ class MemoryLedgers:
         await self._turn()
         return self._book.ledgers(topic)
 
-    def watch(self, topic: TopicName) -> AsyncIterator[None]:
+    def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield at once and after changes; see LedgerSource."""
         return self._changes.watch(topic)
 
@@ -80,7 +80,7 @@ class MemoryLedgers:
 
     async def read(
         self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, *, batch_bytes: int
-    ) -> AsyncIterator[EntryBatch]:
+    ) -> AsyncGenerator[EntryBatch, None]:
         """Yield the range in batches; see LedgerSource. Raises NotFound, InvalidInput."""
         if batch_bytes < 1:
             raise InvalidInput(f"batch_bytes must be positive, not {batch_bytes}")

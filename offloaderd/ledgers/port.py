@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from offloaderd.model import Confirmed, EntryBatch, LedgerInfo, Position, TopicName
 
@@ -25,7 +25,7 @@ class LedgerSource(Protocol):
         """Return the topic's ledgers in order; all but the last are closed. Raises NotFound for an unknown topic."""
         ...
 
-    def watch(self, topic: TopicName) -> AsyncIterator[None]:
+    def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield at once, then whenever entries, ledgers or states may have changed; changes are coalesced.
 
         An unknown topic is no error: it may appear. The iterator ends only by being closed.
@@ -38,7 +38,7 @@ class LedgerSource(Protocol):
 
     def read(
         self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, *, batch_bytes: int
-    ) -> AsyncIterator[EntryBatch]:
+    ) -> AsyncGenerator[EntryBatch, None]:
         """Yield every entry of the range once, in order, in batches of about `batch_bytes` (at least one entry).
 
         The range must lie within what `confirmed` allowed. Raises NotFound when the ledger or an entry is not

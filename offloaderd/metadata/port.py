@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
 
 class Versioned(NamedTuple):
@@ -103,7 +103,7 @@ class MetadataStore(Protocol):
         """
         ...
 
-    def watch(self, path: str) -> AsyncIterator[None]:
+    def watch(self, path: str) -> AsyncGenerator[None, None]:
         """Yield at once, then whenever the node's value or its list of children may have changed.
 
         Changes are coalesced; a change of session counts as one. The node need not exist. Ends only by being closed.

@@ -25,7 +25,7 @@ from offloaderd.objects.directory_uploads import UploadDirectory
 from offloaderd.objects.port import PART_BYTES_MIN, ObjectInfo, PartInfo, UploadInfo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -69,7 +69,7 @@ class FilesystemStore:
         check_key(key)
         return await asyncio.to_thread(self._objects.head, key)
 
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """See ObjectReader; what is stored or deleted meanwhile may be missed."""
         for key in await asyncio.to_thread(self._objects.keys, prefix):
             info = await asyncio.to_thread(self._objects.listed, key)
@@ -109,7 +109,7 @@ class FilesystemStore:
         """See MultipartStore."""
         await asyncio.to_thread(self._uploads.abort, key, upload_id)
 
-    async def list_uploads(self, prefix: str = "") -> AsyncIterator[UploadInfo]:
+    async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
         """See MultipartStore."""
         for upload in await asyncio.to_thread(self._uploads.open_uploads, prefix):
             yield upload

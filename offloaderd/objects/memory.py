@@ -11,7 +11,7 @@ from offloaderd.objects.multipart import chosen_parts, combined_etag, md5
 from offloaderd.objects.port import PART_BYTES_MIN, ObjectInfo, PartInfo, UploadInfo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.objects.port import Bytes
@@ -52,7 +52,7 @@ class MemoryStore:
         """See ObjectReader."""
         return self._object(key)[0]
 
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """See ObjectReader; what is stored or deleted meanwhile may be missed."""
         for key in sorted(key for key in self._objects if key.startswith(prefix)):
             if key in self._objects:
@@ -105,7 +105,7 @@ class MemoryStore:
         if upload is not None and upload.key == key:
             del self._uploads[upload_id]
 
-    async def list_uploads(self, prefix: str = "") -> AsyncIterator[UploadInfo]:
+    async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
         """See MultipartStore."""
         found = [
             UploadInfo(key=upload.key, upload_id=upload_id, initiated_ms=upload.initiated_ms)

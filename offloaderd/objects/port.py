@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
 Bytes = bytes | bytearray | memoryview
 """What may be stored; adapters send it without a copy."""
@@ -66,7 +66,7 @@ class ObjectReader(Protocol):
         """Return size, ETag and metadata. Raises NotFound."""
         ...
 
-    def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+    def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield every object whose key starts with `prefix`, in key order, page by page.
 
         Some servers order folder by folder (`a/b` before `a.b`); the keys of one prefix of ours are all in one.
@@ -113,7 +113,7 @@ class MultipartStore(Protocol):
         """Drop the upload and its parts; one that is unknown is no error."""
         ...
 
-    def list_uploads(self, prefix: str = "") -> AsyncIterator[UploadInfo]:
+    def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
         """Yield the open uploads whose key starts with `prefix`, in key order."""
         ...
 

@@ -27,7 +27,7 @@ from offloaderd.objects.s3_errors import Request, invalid_options, verdict_for
 from offloaderd.objects.s3_request import Body, Call, RequestMetrics, calling
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
@@ -165,7 +165,7 @@ class S3Store:
             metadata={name.lower(): value for name, value in answer["Metadata"].items()},
         )
 
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """See ObjectReader."""
         more: Any = {}
         while True:
@@ -320,7 +320,7 @@ class S3Store:
                 if error.response.get("Error", {}).get("Code") != "NoSuchUpload":
                     raise
 
-    async def list_uploads(self, prefix: str = "") -> AsyncIterator[UploadInfo]:
+    async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
         """See MultipartStore. All pages are read first: SeaweedFS lists by id, and pages by it alone."""
         uploads: list[UploadInfo] = []
         markers: Any = {}

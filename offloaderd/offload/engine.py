@@ -176,7 +176,7 @@ class Engine:
 
     async def _follow_topics(self, group: asyncio.TaskGroup) -> None:
         store = self._shop.metadata
-        async with aclosing(store.watch(paths.TOPICS)) as changes:  # type: ignore[type-var]
+        async with aclosing(store.watch(paths.TOPICS)) as changes:
             async for _ in changes:
                 backoff = Backoff(self._clock)
                 while True:

@@ -74,7 +74,7 @@ async def owner_of(store: MetadataStore, topic: TopicName) -> Owner | None:
 
 async def claim(store: MetadataStore, topic: TopicName, me: DaemonNode, session: Session, clock: Clock) -> Claim:
     """Become the topic's owner, waiting while somebody else is. Cancellation may leave the claim with the session."""
-    async with aclosing(store.watch(paths.owner(topic))) as changes:  # type: ignore[type-var]
+    async with aclosing(store.watch(paths.owner(topic))) as changes:
         backoff = Backoff(clock)
         async for _ in changes:
             while True:

@@ -104,7 +104,7 @@ class Tailer:
                     await self._wake.wait_at_most(self._clock, PUSH_PATIENCE_S)
 
     async def _watch(self) -> None:
-        async with aclosing(self._source.watch(self._topic)) as changes:  # type: ignore[type-var]
+        async with aclosing(self._source.watch(self._topic)) as changes:
             async for _ in changes:
                 self.nudge()
 
@@ -198,7 +198,7 @@ class Tailer:
         if gap.before is not None:
             self._metrics.source_fallback_reads.inc()
         entries = self._source.read(self._topic, ledger_id, first, last, batch_bytes=self._read_bytes)
-        async with aclosing(entries) as batches:  # type: ignore[type-var]
+        async with aclosing(entries) as batches:
             async for batch in batches:
                 while self._buffer.need == need and not self._buffer.fill(batch, follows):
                     self._metrics.buffer_rejected_entries.labels(reason="full").inc(len(batch.payloads))

@@ -97,7 +97,7 @@ class Newsroom:
     async def _watch_source(self, source: LedgerSource, topic: TopicName, news: News) -> None:
         while True:
             try:
-                async with aclosing(source.watch(topic)) as changes:  # type: ignore[type-var]
+                async with aclosing(source.watch(topic)) as changes:
                     async for _ in changes:
                         news.tell()
             except OffloaderError as error:

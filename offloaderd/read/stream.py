@@ -20,7 +20,7 @@ from offloaderd.read.errors import EntriesMissing
 from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, Tier, TopicView
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.model import TopicName
@@ -188,7 +188,7 @@ class Stream:
         requests = self._reader.metrics.read_requests
         outcome = "cancelled"
         try:
-            async with aclosing(self._open(run)) as batches:  # type: ignore[type-var]
+            async with aclosing(self._open(run)) as batches:
                 async for batch in batches:
                     self._expect(batch, run)
                     self._advance(batch)
@@ -203,7 +203,7 @@ class Stream:
             if outcome:
                 requests.labels(source=run.tier, outcome=outcome).inc()
 
-    def _open(self, run: Run) -> AsyncIterator[EntryBatch]:
+    def _open(self, run: Run) -> AsyncGenerator[EntryBatch, None]:
         if run.segment is not None:
             first = Position(run.ledger_id, run.first_entry_id)
             last = Position(run.ledger_id, run.last_entry_id)

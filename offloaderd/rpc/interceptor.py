@@ -19,7 +19,7 @@ from offloaderd.rpc.errors import DETAIL_KEY, code_of, detail_of
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from offloaderd.clock import Clock
     from offloaderd.metrics import Metrics
@@ -95,8 +95,8 @@ class _Call:
 
         return stream
 
-    async def _send(self, answers: AsyncIterator[Any], context: Context) -> None:
-        async with aclosing(answers) as stream:  # type: ignore[type-var]
+    async def _send(self, answers: AsyncGenerator[Any, None], context: Context) -> None:
+        async with aclosing(answers) as stream:
             async for answer in stream:
                 await context.write(answer)
                 self._sent += 1

@@ -5,13 +5,13 @@ A fault that comes after the act is a lost answer: the caller sees OutcomeUnknow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from offloaderd.errors import OutcomeUnknown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
     from offloaderd.metadata.port import MetadataStore, Session, Step, Versioned
     from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, SegmentStore, UploadInfo
@@ -82,7 +82,7 @@ class FaultyStore(_Faulty):
         """See ObjectReader."""
         return await self._do("head", key, lambda: self._store.head(key))
 
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """See ObjectReader."""
         if error := self._plan("list", prefix, "before"):
             raise error
@@ -117,7 +117,7 @@ class FaultyStore(_Faulty):
         """See MultipartStore."""
         await self._do("abort_upload", key, lambda: self._store.abort_upload(key, upload_id))
 
-    async def list_uploads(self, prefix: str = "") -> AsyncIterator[UploadInfo]:
+    async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
         """See MultipartStore."""
         if error := self._plan("list_uploads", prefix, "before"):
             raise error
@@ -156,7 +156,7 @@ class FaultyMetadata(_Faulty):
         """See MetadataStore; the key of the fault is the paths of all steps."""
         await self._do("transact", " ".join(step.path for step in steps), lambda: self._store.transact(steps))
 
-    def watch(self, path: str) -> AsyncIterator[None]:
+    def watch(self, path: str) -> AsyncGenerator[None, None]:
         """See MetadataStore."""
         return self._store.watch(path)
 

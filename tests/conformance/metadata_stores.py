@@ -11,7 +11,7 @@ from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from offloaderd.metadata.port import MetadataStore
 
@@ -109,14 +109,14 @@ async def expire_session(store: ZooKeeperStore) -> None:
 class Changes:
     """A watch that a test asks for its next change; closing it closes the watch."""
 
-    def __init__(self, iterator: AsyncIterator[None]) -> None:
+    def __init__(self, iterator: AsyncGenerator[None, None]) -> None:
         self._iterator = iterator
         self._count = 0
         self._wakes = asyncio.Event()
 
     async def run(self) -> None:
         """Count changes until cancelled."""
-        async with aclosing(self._iterator) as changes:  # type: ignore[type-var]
+        async with aclosing(self._iterator) as changes:
             async for _ in changes:
                 self._count += 1
                 self._wakes.set()

@@ -20,7 +20,7 @@ from offloaderd.model import ENTRY_BYTES_MAX, Confirmed, Position, TopicName
 from offloaderd.testing import FakeClock, payloads
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
     from contextlib import AbstractAsyncContextManager
 
     from offloaderd.ledgers.port import LedgerStore
@@ -93,7 +93,7 @@ async def everything(store: LedgerStore) -> list[bytes]:
     return found
 
 
-async def next_of(watch: AsyncIterator[None]) -> None:
+async def next_of(watch: AsyncGenerator[None, None]) -> None:
     """Wait for the next wake-up, as a coroutine that can be a task."""
     await anext(watch)
 
@@ -389,7 +389,7 @@ async def test_a_watcher_may_leave(store: LedgerStore) -> None:
     watch = store.watch(TOPIC)
     async for _ in watch:
         break
-    await watch.aclose()  # type: ignore[attr-defined]
+    await watch.aclose()
     await store.append(TOPIC, payloads(1))
     assert await everything(store) == payloads(1)
 

@@ -423,7 +423,7 @@ async def test_a_change_is_never_missed(tree: Tree) -> None:
 
     async def follow() -> list[int]:
         seen = []
-        async with aclosing(store.watch("/n")) as changes:  # type: ignore[type-var]
+        async with aclosing(store.watch("/n")) as changes:
             async for _ in changes:
                 seen.append(int((await store.get("/n")).value))
                 if seen[-1] == last:
@@ -442,7 +442,7 @@ async def test_changes_are_coalesced(tree: Tree) -> None:
     """Many changes while nobody looks are one, or few; and none come without a change."""
     store, other = await tree.connect(), await tree.connect()
     await other.create("/n", b"")
-    async with aclosing(store.watch("/n")) as changes:  # type: ignore[type-var]
+    async with aclosing(store.watch("/n")) as changes:
         await anext(changes)
         for number in range(100):
             await other.replace("/n", b"", number)

@@ -9,7 +9,7 @@ from offloaderd.errors import CorruptData, NotFound, OffloaderError, Transient
 from offloaderd.model import Confirmed, EntryBatch, LedgerInfo, TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
 
 class Shelf:
@@ -61,7 +61,7 @@ class Shelf:
             for ledger_id, found in sorted(self.ledgers_by_id.items())
         ]
 
-    async def watch(self, topic: TopicName) -> AsyncIterator[None]:
+    async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """See LedgerSource."""
         while True:
             yield None
@@ -74,7 +74,7 @@ class Shelf:
 
     async def read(
         self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, *, batch_bytes: int
-    ) -> AsyncIterator[EntryBatch]:
+    ) -> AsyncGenerator[EntryBatch, None]:
         """See LedgerSource; two entries a batch, fewer before one that is rotten."""
         self.reads.append((ledger_id, first_entry_id, last_entry_id))
         at = first_entry_id
@@ -116,7 +116,7 @@ class Broken:
         """Fail."""
         raise self.error
 
-    async def list(self, prefix: str = "") -> AsyncIterator[object]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[object, None]:
         """Fail."""
         raise self.error
         yield
