@@ -256,6 +256,33 @@ async def test_a_lost_session_stops_the_owner_at_once() -> None:
     assert await rig.leftovers() == []
 
 
+async def test_an_upload_that_was_never_recorded_is_found_and_dropped() -> None:
+    """Killed after the store made the upload and before its id was written down: the next owner leaves none behind."""
+    rig, _ = faulty_rig()
+    assert rig.ledgers is not None
+    await rig.ledgers.append(TOPIC, payloads(30))
+    real, session = rig.store, rig.tree.connect()
+    crashed = asyncio.Event()
+
+    def plan(operation: str, key: str, when: str) -> Exception | None:
+        if crashed.is_set() or (operation, when) == ("create_upload", "after"):
+            crashed.set()
+            return asyncio.CancelledError()  # type: ignore[return-value]
+        return None
+
+    rig.objects = FaultyStore(real, plan)
+    died = asyncio.ensure_future(_run_until_done(rig, "one", session, plan))  # noqa: TID251
+    await crashed.wait()
+    died.cancel()
+    await asyncio.wait([died])
+    session.expire()
+    assert len([upload async for upload in real.list_uploads()]) == 1
+    rig.objects = real
+    await _run_until_done(rig, "two", rig.tree.connect(), None)
+    assert [payload for _, payload in await rig.committed()] == payloads(30)
+    assert await rig.leftovers() == []
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(crashes=st.lists(st.integers(1, 400), max_size=4), size=st.integers(50, 300))
 def test_crashes_at_any_moment_lose_and_double_nothing(crashes: list[int], size: int) -> None:
