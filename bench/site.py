@@ -1,0 +1,171 @@
+"""Where a benchmark runs: a real ZooKeeper and S3 server as children, buckets on them, and daemons as processes.
+
+Everything listens on loopback and ends with the context that started it; data lies in a temporary directory.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from bench.machine import cpu_s
+from offloaderd.clock import SystemClock
+from offloaderd.errors import Transient
+from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.rpc.client import DaemonClient
+from offloaderd.standalone.ports import free_ports
+from offloaderd.standalone.probe import http_get
+from offloaderd.standalone.process import ChildProcess, Command
+from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
+from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.model import TopicName
+
+CLOCK = SystemClock()
+START_S = 30.0
+_SAMPLE = re.compile(r'^offloaderd_s3_requests_total\{.*operation="(\w+)".*\} (\S+)$', re.MULTILINE)
+
+Sections = Mapping[str, Mapping[str, object]]
+"""Settings of a daemon, by section and name."""
+
+
+class Spent(NamedTuple):
+    """What a daemon has used so far: CPU seconds, and requests to S3 by operation."""
+
+    cpu_s: float
+    requests: Counter[str]
+
+    def since(self, before: Spent) -> Spent:
+        """Return what was used since `before`."""
+        return Spent(self.cpu_s - before.cpu_s, self.requests - before.requests)
+
+
+@dataclass(slots=True)
+class Daemon:
+    """A running `offloaderd serve`, and a client of it."""
+
+    pid: int
+    client: DaemonClient
+    http_port: int
+
+    async def spent(self) -> Spent:
+        """Return what the daemon has used since its start."""
+        _, body = await http_get(self.http_port, "/metrics")
+        requests: Counter[str] = Counter()
+        for operation, count in _SAMPLE.findall(body.decode()):
+            requests[operation] += round(float(count))
+        return Spent(cpu_s(self.pid), requests)
+
+    async def claimed(self, topic: TopicName) -> None:
+        """Return once the daemon offloads the topic."""
+        until = CLOCK.monotonic() + START_S
+        while (await self.client.status(topic)).topics[0].state != "offloading":
+            if CLOCK.monotonic() > until:
+                raise Transient(f"{topic} was not claimed within {START_S:g} s")
+            await CLOCK.sleep(0.02)
+
+
+@dataclass(slots=True)
+class Site:
+    """The servers, and what a daemon on them is configured with."""
+
+    directory: Path
+    zookeeper: str
+    s3: S3Options
+
+    @asynccontextmanager
+    async def bucket(self) -> AsyncIterator[Site]:
+        """Give the same site with a new bucket; what is in it goes with the site's directory."""
+        name = f"bench-{CLOCK.uuid().hex[:12]}"
+        options = S3Options(
+            bucket=name,
+            endpoint=self.s3.endpoint,
+            access_key=self.s3.access_key,
+            secret_key=self.s3.secret_key,
+        )
+        async with S3Store(options) as store:
+            await store.create_bucket()
+            # The first byte in a bucket makes the server allocate a volume: nobody's measurement should pay for it.
+            await store.put("warm", bytes(1024))
+        yield Site(self.directory, self.zookeeper, options)
+
+    @asynccontextmanager
+    async def daemon(self, sections: Sections, *, name: str) -> AsyncIterator[Daemon]:
+        """Run a daemon until the context ends. A second one of the same name continues with its ledgers."""
+        directory = self.directory / name
+        directory.mkdir(exist_ok=True)
+        grpc_port, http_port = free_ports(2, CLOCK)
+        command = Command(
+            name="offloaderd",
+            program=Path(sys.executable).with_name("offloaderd"),
+            arguments=("serve",),
+            directory=directory,
+            environment=self._environment(name, grpc_port, http_port, sections),
+        )
+        async with ChildProcess(command, CLOCK) as child:
+
+            async def serves() -> bool:
+                return (await http_get(http_port, "/readyz"))[0] == 200
+
+            await child.ready(serves, START_S)
+            async with DaemonClient(f"127.0.0.1:{grpc_port}") as client:
+                yield Daemon(child.pid or 0, client, http_port)
+
+    def _environment(self, name: str, grpc_port: int, http_port: int, sections: Sections) -> Mapping[str, str]:
+        given: dict[str, dict[str, object]] = {
+            "daemon": {"id": name, "cluster": f"bench-{name}"},
+            "grpc": {"port": grpc_port},
+            "http": {"port": http_port},
+            "metadata": {"servers": self.zookeeper},
+            "objects": {
+                "bucket": self.s3.bucket,
+                "endpoint": self.s3.endpoint,
+                "access_key": self.s3.access_key,
+                "secret_key": self.s3.secret_key,
+            },
+            "ledgers": {"directory": str(self.directory / name / "ledgers")},
+            "log": {"format": "json"},
+        }
+        for section, values in sections.items():
+            given.setdefault(section, {}).update(values)
+        return {
+            f"OFFLOADERD__{section}__{key}".upper(): str(value)
+            for section, values in given.items()
+            for key, value in values.items()
+        }
+
+
+@asynccontextmanager
+async def site() -> AsyncIterator[Site]:
+    """Start the servers; everything is gone afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="offloaderd-bench-"))
+    master, volume, filer, s3 = free_ports(PORT_COUNT, CLOCK, grpc=True)
+    options = SeaweedOptions(
+        directory=directory / "seaweed",
+        ports=(master, volume, filer, s3),
+        access_key=CLOCK.uuid().hex,
+        secret_key=CLOCK.uuid().hex,
+    )
+    keeper = ZooKeeperOptions(directory=directory / "zookeeper", port=free_ports(1, CLOCK)[0])
+    try:
+        async with zookeeper(keeper, CLOCK) as metadata, seaweed(options, CLOCK) as objects:
+            reached = S3Options(
+                bucket="",
+                endpoint=objects.endpoint,
+                access_key=options.access_key,
+                secret_key=options.secret_key,
+            )
+            yield Site(directory, metadata.address, reached)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
