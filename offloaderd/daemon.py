@@ -18,7 +18,7 @@ import structlog
 
 from offloaderd import __version__, wiring
 from offloaderd.clock import SystemClock
-from offloaderd.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient
+from offloaderd.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
 from offloaderd.health import Health
 from offloaderd.http import HttpServer
 from offloaderd.ledgers.embedded import EmbeddedLedgers
@@ -34,7 +34,6 @@ from offloaderd.offload.engine import Engine
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.ownership import register
 from offloaderd.offload.signal import race
-from offloaderd.offload.topic import first_of
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
 from offloaderd.rpc.admin import AdminService, DaemonSnapshot

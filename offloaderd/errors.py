@@ -83,3 +83,32 @@ class CorruptData(OffloaderError):
         self.offset = offset
         self.expected = expected
         self.found = found
+
+
+def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the one error of a group that says what to do; the others are its consequences, or come again.
+
+    What ends the process goes first, then what must stop the work, then the rest of ours. It is to be raised in an
+    `except BaseExceptionGroup` clause: what `except*` raises is put into a group again by some versions of Python.
+    """
+    flat: list[BaseException] = []
+    rest: list[BaseException] = [errors]
+    while rest:
+        error = rest.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            rest[:0] = error.exceptions
+        else:
+            flat.append(error)
+    return min(flat, key=_urgency)
+
+
+def _urgency(error: BaseException) -> int:
+    match error:
+        case Fenced() | CorruptData():
+            return 1
+        case OffloaderError():
+            return 2
+        case Exception():
+            return 3
+        case _:
+            return 0

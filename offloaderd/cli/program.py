@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from offloaderd.errors import CorruptData, InvalidConfig, InvalidInput, NotFound, OffloaderError
+from offloaderd.errors import CorruptData, InvalidConfig, InvalidInput, NotFound, OffloaderError, first_of
 from offloaderd.rpc.client import TimedOut, Unreachable
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ class ReaderGone(Exception):
 def outcome_of(error: BaseException) -> int:
     """Tell the user what went wrong and return the exit code.
 
-    Of a group of errors, from tasks that fell together, the first one counts.
+    Of a group of errors, from tasks that fell together, the most urgent one counts.
     """
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    if isinstance(error, BaseExceptionGroup):
+        error = first_of(error)
     if isinstance(error, click.ClickException):
         error.show()
         return USAGE if isinstance(error, click.UsageError) else FAILED

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
+from offloaderd.errors import first_of
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
@@ -28,10 +30,5 @@ async def each(items: Sequence[A], ask: Callable[[A], Awaitable[B]]) -> list[B]:
             for _ in range(min(IN_FLIGHT_MAX, len(items))):
                 group.create_task(work(), name="metadata request")
     except BaseExceptionGroup as errors:
-        raise _first(errors) from None
+        raise first_of(errors) from None
     return [answers[index] for index in range(len(items))]
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = errors.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import Closed, Conflict, CorruptData, Fenced, NotFound, OffloaderError, Transient
+from offloaderd.errors import Closed, Conflict, CorruptData, Fenced, NotFound, OffloaderError, Transient, first_of
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import policy as policy_record
@@ -25,7 +25,7 @@ from offloaderd.offload.report import Reporter
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.signal import Signal, race
 from offloaderd.offload.status import idle
-from offloaderd.offload.topic import TopicOffloader, Workshop, first_of
+from offloaderd.offload.topic import TopicOffloader, Workshop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from offloaderd.errors import first_of
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
@@ -44,4 +46,4 @@ async def race(*runners: Coroutine[Any, Any, object]) -> None:
             for task in tasks:
                 task.cancel()
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        raise first_of(errors) from None

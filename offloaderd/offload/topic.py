@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import CorruptData, Fenced, Transient
+from offloaderd.errors import Transient, first_of
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.model import OfferResult
 from offloaderd.offload.budget import Backoff
@@ -25,7 +25,7 @@ from offloaderd.offload.sealing import Sealer
 from offloaderd.offload.segment import SegmentBuilder
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.status import TopicStatus, describe
-from offloaderd.offload.tailer import EntriesLost, Tailer
+from offloaderd.offload.tailer import Tailer
 from offloaderd.offload.uploader import SegmentFailed, SegmentUpload, Troubles
 
 if TYPE_CHECKING:
@@ -365,22 +365,3 @@ class TopicOffloader:
         if self.tailer is not None:
             self.tailer.nudge()
         self.changed.notify()
-
-
-def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one error of a group that says what to do; the others are its consequences."""
-    flat: list[BaseException] = []
-    stack: list[BaseException] = [errors]
-    while stack:
-        error = stack.pop()
-        if isinstance(error, BaseExceptionGroup):
-            stack.extend(error.exceptions)
-        else:
-            flat.append(error)
-    return min(flat, key=_urgency)
-
-
-def _urgency(error: BaseException) -> int:
-    if not isinstance(error, Exception):
-        return 0
-    return 1 if isinstance(error, Fenced | EntriesLost | CorruptData) else 2

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
-from offloaderd.errors import CorruptData
+from offloaderd.errors import CorruptData, first_of
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.objects import keys
 from offloaderd.read.blocks import Cache, Loader
@@ -111,7 +111,7 @@ class SegmentReader:
                 index = group.create_task(self._fetcher.whole(index_key), name=f"get {index_key}")
                 manifest = group.create_task(self._fetcher.whole(manifest_key), name=f"get {manifest_key}")
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            raise first_of(errors) from None
         try:
             table = table_of(topic, segment, index.result(), manifest.result())
         except CorruptData as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import grpc
 from grpc import aio
 
-from offloaderd.errors import InvalidInput, OffloaderError, Transient
+from offloaderd.errors import InvalidInput, OffloaderError, Transient, first_of
 from offloaderd.rpc.errors import DETAIL_KEY, from_rpc_error
 from offloaderd.rpc.v1 import (
     admin_pb2,
@@ -210,10 +210,8 @@ class DaemonClient:
                         turn.answered()
                         answered(response)
                     writer.cancel()
-            except* aio.AioRpcError as errors:
-                raise errors.exceptions[0] from None
-            except* OffloaderError as errors:
-                raise errors.exceptions[0] from None
+            except BaseExceptionGroup as errors:
+                raise first_of(errors) from None
         if not turn.complete:
             raise OffloaderError("the daemon ended the append before everything was acknowledged")
 

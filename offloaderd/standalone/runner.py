@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.daemon import Daemon
-from offloaderd.errors import OffloaderError
+from offloaderd.errors import OffloaderError, first_of
 from offloaderd.standalone.stack import stack
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ async def _serve(
             for watcher in watchers:
                 watcher.cancel()
     except BaseExceptionGroup as errors:
-        raise first_error(errors) from None
+        raise first_of(errors) from None
     if failure is not None:
         raise failure
     return daemon.exit_code
@@ -147,7 +147,7 @@ async def _entertain(
         except OffloaderError as error:
             failure.append(error)
         except BaseExceptionGroup as errors:
-            worst = first_error(errors)
+            worst = first_of(errors)
             if not isinstance(worst, OffloaderError):
                 raise
             failure.append(worst)
@@ -182,15 +182,3 @@ async def first(group: asyncio.TaskGroup, *works: Awaitable[object]) -> None:
 async def finished(task: asyncio.Task[None]) -> None:
     """Wait until a task has ended, however it ended; its error belongs to its own group."""
     await asyncio.wait([task])
-
-
-def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error that says most: ours before others, of several the first."""
-    flat: list[BaseException] = []
-    todo: list[BaseException] = [errors]
-    while todo:
-        error = todo.pop(0)
-        todo[:0] = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-        if not isinstance(error, BaseExceptionGroup):
-            flat.append(error)
-    return next((error for error in flat if isinstance(error, OffloaderError)), flat[0])

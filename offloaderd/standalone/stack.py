@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.config import load
-from offloaderd.errors import InvalidConfig, NotFound, Transient
+from offloaderd.errors import InvalidConfig, NotFound, Transient, first_of
 from offloaderd.metrics import Metrics
 from offloaderd.objects.s3 import S3Store
 from offloaderd.standalone import state
@@ -85,7 +85,7 @@ async def stack(options: StackOptions, environ: Mapping[str, str], clock: Clock)
                     metadata = group.create_task(exits.enter_async_context(keeper), name="start ZooKeeper")
                     objects = group.create_task(exits.enter_async_context(store), name="start SeaweedFS")
             except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
+                raise first_of(errors) from None
             await make_bucket(settings, clock)
             yield Stack(
                 directory=directory,
