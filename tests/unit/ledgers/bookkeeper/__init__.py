@@ -1,0 +1,1 @@
+"""Tests of the BookKeeper client: wire, digests, metadata, registration."""

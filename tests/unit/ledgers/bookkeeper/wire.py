@@ -1,0 +1,32 @@
+"""What a bookie would say, for tests: answers of both protocols, built by hand and not by the code under test."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from offloaderd.format.pb.bookkeeper import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def framed(message: bytes) -> bytes:
+    """Return a message with its length before it."""
+    return len(message).to_bytes(4, "big") + message
+
+
+def v2_read(ledger_id: int, entry_id: int, entry: bytes = b"", *, code: int = 0) -> bytes:
+    """Return the frame of an answer to a single read."""
+    return framed(struct.pack(">BBHiqq", 2, 2, 0, code, ledger_id, entry_id) + entry)
+
+
+def v2_batch(request_id: int, ledger_id: int, first: int, entries: Sequence[bytes], *, code: int = 0) -> bytes:
+    """Return the frame of an answer to a batch read."""
+    head = struct.pack(">BBHiqqq", 2, 7, 0, code, ledger_id, first, request_id)
+    return framed(head + b"".join(framed(entry) for entry in entries))
+
+
+def v3_header(txn_id: int, operation: int, *, version: int = 3) -> pb.ResponseHeader:
+    """Return the header of a v3 answer."""
+    return pb.ResponseHeader(version=version, operation=operation, txnId=txn_id)
