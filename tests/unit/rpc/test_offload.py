@@ -50,7 +50,7 @@ async def serving(rig: Rig, engine: Engine) -> AsyncIterator[offload_pb2_grpc.Of
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield offload_pb2_grpc.OffloadServiceStub(channel)
     finally:
-        await server.stop(0)
+        await server.stop(2)  # calls that are just ending may do so
 
 
 def stream(stub: offload_pb2_grpc.OffloadServiceStub, requests: Iterable[Request] | None = None) -> Any:  # noqa: ANN401 - the stubs know only iterators
