@@ -1,0 +1,29 @@
+"""Bytes that real bookies and ZooKeeper nodes of BookKeeper 4.17 held, written by its Java client: never edited.
+
+Entry 3 of three ledgers (LAC 2, length 82, payload 31 times 03), the metadata of a closed ledger, and a registration.
+"""
+
+from __future__ import annotations
+
+PAYLOAD = b"\x03" * 31
+PASSWORD = b"pw"
+
+ENTRY_CRC32 = (
+    bytes.fromhex("0000000000000001 0000000000000003 0000000000000002 0000000000000052 0000000022bf50dc") + PAYLOAD
+)
+ENTRY_CRC32C = bytes.fromhex("0000000000000002 0000000000000003 0000000000000002 0000000000000052 a47e8782") + PAYLOAD
+HMAC_DIGEST = bytes.fromhex("0b45c123c4383a8dec096dbb98dc6d11326789cd")
+ENTRY_HMAC = (
+    bytes.fromhex("0000000000000000 0000000000000003 0000000000000002 0000000000000052") + HMAC_DIGEST + PAYLOAD
+)
+
+LEDGER_2 = bytes.fromhex(
+    "426f6f6b69654d65746164617461466f726d617456657273696f6e09330a"
+    "69"
+    "0802100318ae122018280332350a0f3132372e302e302e313a32333138330a0f3132372e302e302e313a32333138310a0f"
+    "3132372e302e302e313a3233313832100038034202707748025a1b0a09636f6d706f6e656e74120e6d616e616765642d6c"
+    "65646765726000"
+)
+BOOKIE_ID = "bk-opaque.5"
+BOOKIE = bytes.fromhex("32230a06626f6f6b69651091b5011a093132372e302e302e31220a626f6f6b69652d727063")
+LAYOUT = b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
