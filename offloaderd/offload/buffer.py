@@ -314,12 +314,25 @@ class TailingBuffer:
         self.evictable_bytes -= freed
 
     def release(self, position: Position) -> None:
-        """Everything up to `position` is committed: drop it."""
+        """Everything up to `position` is committed: drop it, and let everybody who waits for room try again."""
         self.mark_cut(position)
         count = bisect_right(self._lasts, position)
         if self._rereadable:
             self.evictable_bytes -= sum(stored.cost for stored in self._stored[:count])
         self._drop(count)
+        self._trim(position)
+        self._pool.freed.notify()
+
+    def _trim(self, position: Position) -> None:
+        """Drop the committed begin of a batch whose rest is still needed."""
+        if not self._stored or not self._stored[0].batch.first <= position:
+            return
+        old = self._stored[0]
+        rest = old.batch.between(position.entry_id + 1, old.batch.last_entry_id)
+        self._stored[0] = _Stored(rest, position, cost_bytes(rest))
+        freed = old.cost - self._stored[0].cost
+        self.used_bytes -= freed
+        self._pool.account(-freed)
 
     def _drop(self, count: int) -> None:
         freed = sum(stored.cost for stored in self._stored[:count])

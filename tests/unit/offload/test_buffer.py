@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.model import EntryBatch, OfferResult, Position
 from offloaderd.offload.buffer import ENTRY_OVERHEAD_BYTES, START, BufferPool, Gap, TailingBuffer
+from tests.unit.offload.rig import turn
 
 
 def entries(ledger_id: int, first: int, count: int, size: int = 10) -> EntryBatch:
@@ -226,6 +229,30 @@ def test_nothing_is_lost_or_doubled_whatever_happens(steps: list[tuple[str, int]
         assert consumed == source[: len(consumed)]
         assert 0 <= buffer.evictable_bytes <= buffer.used_bytes == pool.used_bytes <= limit
     buffer.close()
+    assert pool.used_bytes == 0
+
+
+def test_a_commit_inside_a_batch_frees_its_committed_begin() -> None:
+    """Small batches are stored joined; a segment that ends in the middle of one still gives its memory back."""
+    pool, buffer, _ = make(rereadable=True, resume=Position(1, 0))
+    for first in (1, 11, 21):
+        buffer.offer(entries(1, first, 10))
+    buffer.release(Position(1, 17))
+    assert pool.used_bytes == buffer.used_bytes == 13 * (10 + ENTRY_OVERHEAD_BYTES)
+    assert buffer.span() == ((1, 18), (1, 30))
+    assert taken(buffer, Position(1, 17)) == list(entries(1, 18, 13).payloads)
+    buffer.release(Position(1, 30))
+    assert pool.used_bytes == buffer.evictable_bytes == 0
+
+
+async def test_a_commit_wakes_whoever_waits_for_room_even_if_it_frees_nothing() -> None:
+    """All that was committed had been evicted before: a waiting tailer must ask again, and so press again."""
+    pool, buffer, _ = make(rereadable=True, resume=Position(1, 0))
+    async with asyncio.timeout(1), asyncio.TaskGroup() as group:
+        waiting = group.create_task(pool.freed.wait())
+        await turn()
+        buffer.release(Position(1, 0))
+        await waiting
     assert pool.used_bytes == 0
 
 
