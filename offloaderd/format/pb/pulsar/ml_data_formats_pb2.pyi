@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,6 +20,27 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _CompressionType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CompressionTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CompressionType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NONE: _CompressionType.ValueType  # 0
+    LZ4: _CompressionType.ValueType  # 1
+    ZLIB: _CompressionType.ValueType  # 2
+    ZSTD: _CompressionType.ValueType  # 3
+    SNAPPY: _CompressionType.ValueType  # 4
+
+class CompressionType(_CompressionType, metaclass=_CompressionTypeEnumTypeWrapper): ...
+
+NONE: CompressionType.ValueType  # 0
+LZ4: CompressionType.ValueType  # 1
+ZLIB: CompressionType.ValueType  # 2
+ZSTD: CompressionType.ValueType  # 3
+SNAPPY: CompressionType.ValueType  # 4
+Global___CompressionType: _TypeAlias = CompressionType  # noqa: Y015
 
 @_typing.final
 class KeyValue(_message.Message):
@@ -191,3 +213,81 @@ class LedgerInfo(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LedgerInfo: _TypeAlias = LedgerInfo  # noqa: Y015
+
+@_typing.final
+class NestedPositionInfo(_message.Message):
+    """The position after which a terminated topic takes no entry."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGERID_FIELD_NUMBER: _builtins.int
+    ENTRYID_FIELD_NUMBER: _builtins.int
+    ledgerId: _builtins.int
+    entryId: _builtins.int
+    def __init__(
+        self,
+        *,
+        ledgerId: _builtins.int | None = ...,
+        entryId: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entryId", b"entryId", "ledgerId", b"ledgerId"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entryId", b"entryId", "ledgerId", b"ledgerId"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NestedPositionInfo: _TypeAlias = NestedPositionInfo  # noqa: Y015
+
+@_typing.final
+class ManagedLedgerInfo(_message.Message):
+    """Content of the managed ledger's node: its ledgers in order, the last one open."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGERINFO_FIELD_NUMBER: _builtins.int
+    TERMINATEDPOSITION_FIELD_NUMBER: _builtins.int
+    PROPERTIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ledgerInfo(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerInfo]: ...
+    @_builtins.property
+    def terminatedPosition(self) -> Global___NestedPositionInfo: ...
+    @_builtins.property
+    def properties(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyValue]: ...
+    def __init__(
+        self,
+        *,
+        ledgerInfo: _abc.Iterable[Global___LedgerInfo] | None = ...,
+        terminatedPosition: Global___NestedPositionInfo | None = ...,
+        properties: _abc.Iterable[Global___KeyValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["terminatedPosition", b"terminatedPosition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledgerInfo", b"ledgerInfo", "properties", b"properties", "terminatedPosition", b"terminatedPosition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ManagedLedgerInfo: _TypeAlias = ManagedLedgerInfo  # noqa: Y015
+
+@_typing.final
+class ManagedLedgerInfoMetadata(_message.Message):
+    """Head of a compressed node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPRESSIONTYPE_FIELD_NUMBER: _builtins.int
+    UNCOMPRESSEDSIZE_FIELD_NUMBER: _builtins.int
+    compressionType: Global___CompressionType.ValueType
+    uncompressedSize: _builtins.int
+    def __init__(
+        self,
+        *,
+        compressionType: Global___CompressionType.ValueType | None = ...,
+        uncompressedSize: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compressionType", b"compressionType", "uncompressedSize", b"uncompressedSize"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compressionType", b"compressionType", "uncompressedSize", b"uncompressedSize"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ManagedLedgerInfoMetadata: _TypeAlias = ManagedLedgerInfoMetadata  # noqa: Y015

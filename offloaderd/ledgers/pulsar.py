@@ -1,0 +1,120 @@
+"""Pulsar's list of the ledgers of a topic, as its broker keeps it in ZooKeeper. Pure parsing, nothing writes it.
+
+Rules: the list is in order, and the last ledger is the one being written, listed with its id alone. What a roll-over
+adds (entries, size, time) reaches the node only with the next change of the list, and may be missing for a closed
+ledger after a crash: an entry that says nothing proves nothing. BookKeeper's own metadata has the truth about state,
+last entry and length; this list has the order, which ledgers are the topic's, and what Pulsar has offloaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, NoReturn
+
+from offloaderd.errors import CorruptData
+from offloaderd.format.messages import parse_message
+from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import KeyValue, LedgerInfo, ManagedLedgerInfo
+from offloaderd.ledgers.pulsar_compression import CONTENT_BYTES_MAX, Content, decompress
+from offloaderd.model import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PulsarOffload:
+    """What the list says of a ledger's copy in tiered storage, made by Pulsar itself or by a segment of PIP-76.
+
+    `bookkeeper_deleted`: ledger and node are gone from BookKeeper, on purpose.
+    """
+
+    complete: bool
+    bookkeeper_deleted: bool
+    segments: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedLedger:
+    """One ledger of the list. None where the list does not say, which does not mean that the ledger is open.
+
+    `size_bytes` counts payload; `closed_at_ms` is the broker's wall clock.
+    """
+
+    ledger_id: int
+    entries: int | None = None
+    size_bytes: int | None = None
+    closed_at_ms: int | None = None
+    offload: PulsarOffload | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the list says that it is closed; if not, ask BookKeeper."""
+        return self.closed_at_ms is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagedLedger:
+    """The ledgers of a topic in ascending order. `terminated_at`: nothing comes after this position, ever."""
+
+    ledgers: tuple[ListedLedger, ...] = ()
+    terminated_at: Position | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def after(self, ledger_id: int) -> tuple[ListedLedger, ...]:
+        """Return the ledgers that come after one, which need not be in the list any more."""
+        return tuple(ledger for ledger in self.ledgers if ledger.ledger_id > ledger_id)
+
+
+def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX) -> ManagedLedger:
+    """Read the node of a managed ledger; `key` is its path. An empty node is an empty list.
+
+    Raises CorruptData, and InvalidConfig when it is compressed in a way for which the library is missing.
+    """
+    content = decompress(node, key=key, content_bytes_max=content_bytes_max)
+    message = parse_message(ManagedLedgerInfo, content.data, key=key, at=content.offset)
+    ledgers = tuple(_ledger(info, key, content) for info in message.ledgerInfo)
+    for before, after in pairwise(ledgers):
+        if after.ledger_id <= before.ledger_id:
+            _corrupt(key, content, f"a ledger id above {before.ledger_id}", after.ledger_id)
+    terminated = None
+    if message.HasField("terminatedPosition"):
+        where = message.terminatedPosition
+        if where.ledgerId < -1 or where.entryId < -1:
+            _corrupt(key, content, "a terminated position of at least -1:-1", f"{where.ledgerId}:{where.entryId}")
+        terminated = Position(where.ledgerId, where.entryId)
+    return ManagedLedger(ledgers=ledgers, terminated_at=terminated, properties=_properties(message.properties))
+
+
+def _ledger(info: LedgerInfo, key: str, content: Content) -> ListedLedger:
+    numbers = {"ledgerId": info.ledgerId, "entries": info.entries, "size": info.size, "timestamp": info.timestamp}
+    for name, number in numbers.items():
+        if number < 0:
+            _corrupt(key, content, f"{name} of ledger {info.ledgerId} to be 0 or more", number)
+    offload = None
+    if info.HasField("offloadContext"):
+        context = info.offloadContext
+        offload = PulsarOffload(
+            complete=context.complete,
+            bookkeeper_deleted=context.bookkeeperDeleted,
+            segments=len(context.offloadSegment),
+        )
+    return ListedLedger(
+        ledger_id=info.ledgerId,
+        entries=info.entries if info.HasField("entries") else None,
+        size_bytes=info.size if info.HasField("size") else None,
+        closed_at_ms=info.timestamp or None,
+        offload=offload,
+        properties=_properties(info.properties),
+    )
+
+
+def _properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
+    """Return properties as Pulsar does: of two with one key, the last."""
+    return {pair.key: pair.value for pair in pairs}
+
+
+def _corrupt(key: str, content: Content, expected: object, found: object) -> NoReturn:
+    """A message is broken as a whole: the offset is where it begins."""
+    raise CorruptData(key=key, offset=content.offset, expected=expected, found=found)

@@ -1,0 +1,120 @@
+"""Where Pulsar keeps a topic's list of ledgers in ZooKeeper, and which topics are its own and not the users'.
+
+A node is `/managed-ledgers/<tenant>/<namespace>/persistent/<encoded local name>`; its children are cursors. A
+partition is a topic with a node of its own. Names of the first version, with a cluster in them, are not supported.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote_plus, unquote_plus
+
+from offloaderd.errors import InvalidInput
+from offloaderd.model import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+ROOT = "/managed-ledgers"
+COMPACTION_CURSOR = "__compaction"
+MANAGED_LEDGER_KEY = "pulsar/managed-ledger"
+
+_PARTITION = re.compile(r"(?P<name>.+)-partition-(?P<number>0|[1-9][0-9]{0,9})", re.DOTALL)
+_SYSTEM_TENANTS = {
+    "pulsar": "the brokers' own tenant: heartbeats, transactions, load balancing",
+    "sla-monitor": "monitoring of brokers",
+}
+_EVENTS = "__change_events"
+_TRANSACTIONS = "__transaction_"
+_PENDING_ACK = "__transaction_pending_ack"
+_COORDINATOR = "transaction_coordinator_assign"
+
+
+class Partition(NamedTuple):
+    """One partition of a partitioned topic, by the topic's local name."""
+
+    name: str
+    number: int
+
+
+def encode_local(name: str) -> str:
+    """Return a local name as Java's URLEncoder writes it: a space is `+`, and `*` stays while `~` does not."""
+    return quote_plus(name, safe="*").replace("~", "%7E")
+
+
+def decode_local(encoded: str) -> str:
+    """Return the local name that `encode_local` was given. Raises InvalidInput for bytes that are no text."""
+    try:
+        return unquote_plus(encoded, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{encoded!r} is no encoded topic name: its bytes are not UTF-8") from None
+
+
+def managed_ledger_name(topic: TopicName) -> str:
+    """Return `tenant/namespace/persistent/encoded`, as a ledger's custom metadata has it too."""
+    return f"{topic.tenant}/{topic.namespace}/{topic.domain}/{encode_local(topic.local)}"
+
+
+def topic_path(topic: TopicName) -> str:
+    """Return the path of a topic's list of ledgers."""
+    return f"{ROOT}/{managed_ledger_name(topic)}"
+
+
+def namespace_path(tenant: str, namespace: str) -> str:
+    """Return the node whose children are the encoded topics of a namespace."""
+    return f"{ROOT}/{tenant}/{namespace}/persistent"
+
+
+def parse_topic_path(path: str) -> TopicName:
+    """Return the topic of a path. Raises InvalidInput for any other path, and for one that Pulsar would not write."""
+    root, _, name = path.partition(f"{ROOT}/")
+    parts = name.split("/")
+    if root or len(parts) != 4 or parts[2] != "persistent":
+        raise InvalidInput(f"{path!r} is not the node of a managed ledger")
+    topic = TopicName.parse(f"persistent://{parts[0]}/{parts[1]}/{decode_local(parts[3])}")
+    if topic_path(topic) != path:
+        raise InvalidInput(f"{path!r} is not how Pulsar spells the node of {topic}")
+    return topic
+
+
+def partition_of(topic: TopicName) -> Partition | None:
+    """Return which partition of which topic this is by its name, None for a topic of its own."""
+    found = _PARTITION.fullmatch(topic.local)
+    return Partition(found["name"], int(found["number"])) if found else None
+
+
+def system_reason(topic: TopicName) -> str | None:
+    """Say why a topic is Pulsar's own and not the users'; None for a topic of users."""
+    if topic.tenant in _SYSTEM_TENANTS:
+        return _SYSTEM_TENANTS[topic.tenant]
+    partition = partition_of(topic)
+    name = partition.name if partition else topic.local
+    if name == _EVENTS:
+        return "changes of topic policies"
+    if name.startswith(_TRANSACTIONS) or name == _COORDINATOR:
+        return "logs and snapshots of transactions"
+    if name.endswith(_PENDING_ACK):
+        return "acknowledgements of open transactions"
+    return None
+
+
+def is_compacted(cursors: Iterable[str]) -> bool:
+    """Tell from the children of a topic's node whether Pulsar compacts the topic."""
+    return COMPACTION_CURSOR in map(decode_local, cursors)
+
+
+def misplaced_ledger(custom: Mapping[str, bytes], topic: TopicName) -> str | None:
+    """Say why a ledger cannot be one of the topic's by its custom metadata; None when nothing speaks against it.
+
+    Compaction, cursors and schemas have ledgers beside those of the topic. Metadata of other programs says nothing.
+    """
+    component = custom.get("component", b"managed-ledger")
+    if component != b"managed-ledger":
+        return f"it is a {component.decode(errors='replace')}, not a managed ledger"
+    if "pulsar/cursor" in custom:
+        return f"it is of the cursor {custom['pulsar/cursor'].decode(errors='replace')!r}"
+    owner = custom.get(MANAGED_LEDGER_KEY)
+    if owner is not None and owner != managed_ledger_name(topic).encode():
+        return f"it is of the managed ledger {owner.decode(errors='replace')}"
+    return None

@@ -1,0 +1,212 @@
+"""Pulsar's list of ledgers: every form that brokers write is read, and hostile bytes give CorruptData alone."""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offloaderd.errors import CorruptData, InvalidConfig
+from offloaderd.format.pb.pulsar import ml_data_formats_pb2 as pb
+from offloaderd.ledgers.pulsar import ListedLedger, ManagedLedger, PulsarOffload, decode
+from offloaderd.ledgers.pulsar_compression import MAGIC
+from offloaderd.model import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KEY = "/managed-ledgers/a/b/persistent/c"
+
+
+def listing(ledgers: int = 3) -> pb.ManagedLedgerInfo:
+    """Return a list whose last ledger is open."""
+    message = pb.ManagedLedgerInfo()
+    for number in range(1, ledgers):
+        message.ledgerInfo.add(ledgerId=10 * number, entries=5, size=100, timestamp=1_700_000_000_000)
+    message.ledgerInfo.add(ledgerId=10 * ledgers, timestamp=0)
+    return message
+
+
+def zlib_unfinished(data: bytes) -> bytes:
+    """Compress as Pulsar does: flushed, and never finished."""
+    stream = zlib.compressobj()
+    return stream.compress(data) + stream.flush(zlib.Z_SYNC_FLUSH)
+
+
+def compressors() -> dict[str, Callable[[bytes], bytes]]:
+    """Return a compressor for every type that can be tried here."""
+    found: dict[str, Callable[[bytes], bytes]] = {"NONE": bytes, "ZLIB": zlib_unfinished}
+    with suppress(ImportError):
+        cramjam = importlib.import_module("cramjam")
+        found["LZ4"] = lambda data: bytes(cramjam.lz4.compress_block(data, store_size=False))
+        found["ZSTD"] = lambda data: bytes(cramjam.zstd.compress(data))
+        found["SNAPPY"] = lambda data: bytes(cramjam.snappy.compress_raw(data))
+    return found
+
+
+COMPRESSORS = compressors()
+
+
+def compressed(data: bytes, kind: str, declared: int | None = None) -> bytes:
+    """Return a node with this content; `declared` lies about its size."""
+    size = len(data) if declared is None else declared
+    head = pb.ManagedLedgerInfoMetadata(
+        compressionType=pb.CompressionType.Value(kind),
+        uncompressedSize=size,
+    ).SerializeToString()
+    return MAGIC + len(head).to_bytes(4, "big") + head + COMPRESSORS[kind](data)
+
+
+def test_plain() -> None:
+    """All that the list says of a ledger arrives, and what it does not say is None and not 0."""
+    message = listing(2)
+    message.ledgerInfo[0].offloadContext.complete = True
+    message.ledgerInfo[0].offloadContext.bookkeeperDeleted = True
+    message.ledgerInfo[0].offloadContext.offloadSegment.add(uidMsb=1)
+    message.ledgerInfo[0].properties.add(key="k", value="v")
+    message.terminatedPosition.ledgerId, message.terminatedPosition.entryId = 10, 4
+    message.properties.add(key="index", value="-1")
+    first = ListedLedger(
+        ledger_id=10,
+        entries=5,
+        size_bytes=100,
+        closed_at_ms=1_700_000_000_000,
+        offload=PulsarOffload(complete=True, bookkeeper_deleted=True, segments=1),
+        properties={"k": "v"},
+    )
+    found = decode(message.SerializeToString(), key=KEY)
+    assert found == ManagedLedger(
+        ledgers=(first, ListedLedger(ledger_id=20)), terminated_at=Position(10, 4), properties={"index": "-1"}
+    )
+    assert [ledger.closed for ledger in found.ledgers] == [True, False]
+    assert found.after(10) == found.after(15) == (ListedLedger(ledger_id=20),)
+
+
+def test_bytes_of_pulsar() -> None:
+    """The field numbers are Pulsar's: bytes put together by hand are read."""
+    node = bytes.fromhex("0a0d 0807 1002 1805 2080d095ffbc31 0a04 0809 2000")
+    assert decode(node, key=KEY).ledgers == (
+        ListedLedger(ledger_id=7, entries=2, size_bytes=5, closed_at_ms=1_700_000_000_000),
+        ListedLedger(ledger_id=9),
+    )
+
+
+def test_empty() -> None:
+    """An empty node is a topic without ledgers."""
+    assert decode(b"", key=KEY) == ManagedLedger()
+
+
+@pytest.mark.parametrize("kind", ["NONE", "ZLIB", "LZ4", "ZSTD", "SNAPPY"])
+class TestCompression:
+    """Every type of compression, as far as its library is there."""
+
+    @pytest.fixture(autouse=True)
+    def library(self, kind: str) -> None:
+        """Say which library is missing."""
+        if kind not in COMPRESSORS:
+            pytest.importorskip("cramjam")
+
+    def test_round_trip(self, kind: str) -> None:
+        """The content is the same as of the plain node."""
+        plain = listing(2000).SerializeToString()
+        node = compressed(plain, kind)
+        assert (len(node) < len(plain)) == (kind != "NONE")
+        assert decode(node, key=KEY) == decode(plain, key=KEY)
+
+    @pytest.mark.parametrize("lie", [-1, 1, 1000])
+    def test_wrong_size(self, kind: str, lie: int) -> None:
+        """A content of another length than declared is corrupt, with the place where it begins."""
+        plain = listing().SerializeToString()
+        node = compressed(plain, kind, len(plain) + lie)
+        with pytest.raises(CorruptData, match=f"bytes compressed by {kind}") as caught:
+            decode(node, key=KEY)
+        assert caught.value.offset == 6 + node[5]
+        assert caught.value.key == KEY
+
+    def test_bomb(self, kind: str) -> None:
+        """More than the cap is not even tried, whatever the head declares."""
+        plain = listing(100).SerializeToString()
+        with pytest.raises(CorruptData, match="at most 1000 bytes") as caught:
+            decode(compressed(plain, kind), key=KEY, content_bytes_max=1000)
+        assert caught.value.offset == 6
+
+    def test_any_damage(self, kind: str) -> None:
+        """Cut anywhere or with any one byte changed, a node is read or is corrupt, and nothing else happens."""
+        node = compressed(listing().SerializeToString(), kind)
+        for at in range(len(node)):
+            for damaged in (node[:at], node[:at] + bytes([node[at] ^ 0x55]) + node[at + 1 :]):
+                with suppress(CorruptData):
+                    decode(damaged, key=KEY)
+
+
+@given(st.binary(max_size=200))
+def test_noise(noise: bytes) -> None:
+    """Bytes of no meaning are corrupt or an odd list, never another error, with and without the magic."""
+    for node in (noise, MAGIC + noise, MAGIC + b"\0\0\0\4\x08\2\x10\x40" + noise):
+        caught = None
+        try:
+            decode(node, key=KEY)
+        except CorruptData as error:
+            caught = error
+        assert caught is None or (caught.key == KEY and 0 <= caught.offset <= len(node))
+
+
+@pytest.mark.parametrize(
+    ("node", "offset", "message"),
+    [
+        (MAGIC, 2, "a head of at most 0 bytes"),
+        (MAGIC + b"\0\0\0\5\x08\0\x10\0", 2, "found 5"),
+        (MAGIC + b"\xff\xff\xff\xff\x08\0\x10\0", 2, "found -1"),
+        (MAGIC + b"\0\0\0\2\x08\0", 6, "all required fields"),
+        (MAGIC + b"\0\0\0\4\x08\x09\x10\0", 6, "all required fields"),
+        (MAGIC + b"\0\0\0\4\x08\0\x10\2\xff\xff", 10, "ManagedLedgerInfo"),
+    ],
+)
+def test_where_it_is_broken(node: bytes, offset: int, message: str) -> None:
+    """The offset is that of the field that is wrong."""
+    with pytest.raises(CorruptData, match=message) as caught:
+        decode(node, key=KEY)
+    assert caught.value.offset == offset
+
+
+def test_finished_zlib() -> None:
+    """A stream that was finished is read too; bytes behind its end are not overlooked."""
+    plain = listing().SerializeToString()
+    head = compressed(plain, "ZLIB")[: -len(zlib_unfinished(plain))]
+    assert len(decode(head + zlib.compress(plain), key=KEY).ledgers) == 3
+    with pytest.raises(CorruptData, match="behind the end"):
+        decode(head + zlib.compress(plain) + b"x", key=KEY)
+
+
+@pytest.mark.parametrize("field", ["ledgerId", "entries", "size", "timestamp"])
+def test_negative_numbers(field: str) -> None:
+    """A negative number is corrupt, and the message names it."""
+    message = listing()
+    setattr(message.ledgerInfo[0], field, -1)
+    with pytest.raises(CorruptData, match=field):
+        decode(message.SerializeToString(), key=KEY)
+
+
+@pytest.mark.parametrize("second", [10, 9])
+def test_order(second: int) -> None:
+    """A ledger twice or out of order is corrupt: the stream would jump."""
+    message = listing(2)
+    message.ledgerInfo[1].ledgerId = second
+    with pytest.raises(CorruptData, match="above 10"):
+        decode(message.SerializeToString(), key=KEY)
+
+
+def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the library the operator learns what to install."""
+
+    def refuse(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    with pytest.raises(InvalidConfig, match="pip install cramjam"):
+        decode(MAGIC + b"\0\0\0\4\x08\1\x10\1x", key=KEY)
