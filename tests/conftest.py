@@ -1,4 +1,4 @@
-"""What every test gets: the plugin of real servers, and the check that it leaves no task and no thread behind."""
+"""What every test gets: the plugins of real servers, and the check that it leaves no task and no thread behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-pytest_plugins = ["tests.servers"]
+pytest_plugins = ["tests.servers", "tests.bookkeeper_servers"]
 
 # A busy machine is no failure: an example may take its time, the whole test has pytest's time limit.
 hypothesis.settings.register_profile("patient", deadline=None)

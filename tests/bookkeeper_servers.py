@@ -1,0 +1,87 @@
+"""Real BookKeeper and Pulsar servers for tests, as a pytest plugin; one set of them a test process.
+
+They are children of the test process, on free loopback ports, over temporary directories, and are started when the
+first test asks for them. Ask for them by an argument (or `usefixtures`), not from inside a running event loop. The
+first run on a machine downloads their jars (tests/real/jars.py); when that fails, so do the tests, with what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+from offloaderd.clock import SystemClock
+from tests.real.bookies import ClusterOptions, bookkeeper_cluster
+from tests.real.jars import FetchFailed
+from tests.real.java_client import java_client
+from tests.real.pulsar import PulsarOptions, pulsar_standalone
+from tests.servers import running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
+
+    from tests.real.bookies import BookKeeperCluster
+    from tests.real.java_client import JavaClient
+    from tests.real.pulsar import PulsarServer
+
+T = TypeVar("T")
+
+DOWNLOADING = {"bookkeeper_servers", "pulsar_server"}
+"""Fixtures whose first use on a machine downloads, under a deadline of its own."""
+TEST_TIMEOUT_S = 60
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Count only the test itself, not a download in its fixtures, against the time limit of tests on these servers."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        if DOWNLOADING.intersection(fixtures) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S, func_only=True))
+
+
+def started(make: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[T]:
+    """Run a server for a fixture; a download that failed fails the test in one line instead of a trace."""
+    try:
+        with running(make()) as server:
+            yield server
+    except FetchFailed as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def bookkeeper_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BookKeeperCluster]:
+    """A ZooKeeper and three bookies, in whatever state the test before left them: ask for `bookkeeper` instead."""
+    options = ClusterOptions(directory=tmp_path_factory.mktemp("bookkeeper"))
+    yield from started(lambda: bookkeeper_cluster(options, SystemClock()))
+
+
+@pytest.fixture
+def bookkeeper(bookkeeper_servers: BookKeeperCluster) -> BookKeeperCluster:
+    """A ZooKeeper and three bookies, all of them up; the test may kill, freeze and stop what it likes."""
+    asyncio.run(bookkeeper_servers.heal())
+    return bookkeeper_servers
+
+
+@pytest.fixture(scope="session")
+def java_ledgers_session(
+    bookkeeper_servers: BookKeeperCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[JavaClient]:
+    """One client of the cluster: ask for `java_ledgers` instead."""
+    directory = tmp_path_factory.mktemp("java-client")
+    yield from started(lambda: java_client(bookkeeper_servers.metadata_uri, directory, SystemClock()))
+
+
+@pytest.fixture
+def java_ledgers(bookkeeper: BookKeeperCluster, java_ledgers_session: JavaClient) -> JavaClient:
+    """BookKeeper's own Java client on the cluster. To crash a writer, run a `java_client` of the test's own."""
+    return java_ledgers_session
+
+
+@pytest.fixture(scope="session")
+def pulsar_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarServer]:
+    """A Pulsar standalone with its own ZooKeeper and bookie."""
+    options = PulsarOptions(directory=tmp_path_factory.mktemp("pulsar"))
+    yield from started(lambda: pulsar_standalone(options, SystemClock()))
