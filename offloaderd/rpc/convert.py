@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput
@@ -55,11 +56,41 @@ def checked_payloads(payloads: Sequence[bytes]) -> list[bytes]:
     return found
 
 
-def to_read_response(batch: EntryBatch, tier: Tier) -> read_pb2.ReadResponse:
-    """Return what a read answers; built in place, so that every payload is copied once."""
-    response = read_pb2.ReadResponse(tier=TIERS[tier])
-    message = response.batch
-    message.ledger_id = batch.ledger_id
-    message.first_entry_id = batch.first_entry_id
-    message.payloads.extend(batch.payloads)
-    return response
+def encoded_read_response(batch: EntryBatch, tier: Tier) -> bytes:
+    """Return a serialized ReadResponse, framed by hand: every payload is copied once, and nothing is grown.
+
+    Building the message and serializing it copies twice, and takes longer than all the rest of a read.
+    """
+    payloads = batch.payloads
+    heads = list(map(_payload_head, map(len, payloads)))
+    chunks = [b""] * (2 * len(heads))
+    chunks[::2] = heads
+    chunks[1::2] = payloads
+    ids = common_pb2.EntryBatch(ledger_id=batch.ledger_id, first_entry_id=batch.first_entry_id).SerializeToString()
+    size = len(ids) + sum(map(len, heads)) + batch.payload_bytes()
+    return b"".join((_BATCH_TAG, _varint(size), ids, *chunks, _TIERS[tier]))
+
+
+def _varint(value: int) -> bytes:
+    """Return an unsigned number as protobuf writes it: seven bits a byte, the last one without the eighth."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _tag(field_number: int) -> bytes:
+    """Return what stands before the length of a field of bytes."""
+    return _varint(field_number << 3 | 2)
+
+
+@lru_cache(maxsize=4096)
+def _payload_head(length: int) -> bytes:
+    return _PAYLOAD_TAG + _varint(length)
+
+
+_BATCH_TAG = _tag(read_pb2.ReadResponse.BATCH_FIELD_NUMBER)
+_PAYLOAD_TAG = _tag(common_pb2.EntryBatch.PAYLOADS_FIELD_NUMBER)
+_TIERS = {tier: read_pb2.ReadResponse(tier=number).SerializeToString() for tier, number in TIERS.items()}

@@ -55,7 +55,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
             return None
         _, service, method = str(handler_call_details.method).split("/", 2)
         call = _Call(self._clock, self._metrics, service, method)
-        codec = (handler.request_deserializer, handler.response_serializer)
+        codec = (handler.request_deserializer, unless_bytes(handler.response_serializer))
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(call.answering(handler.unary_unary), *codec)
         if handler.stream_unary:
@@ -145,6 +145,15 @@ class _Call:
             reason=reason,
             error=message,
         )
+
+
+def unless_bytes(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+    """Return a serializer that lets through what a handler has serialized itself."""
+
+    def serialized(answer: Any) -> bytes:  # noqa: ANN401 - a message of any service
+        return answer if serialize is None or isinstance(answer, bytes) else serialize(answer)
+
+    return serialized
 
 
 _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}

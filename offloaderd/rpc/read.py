@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, Throttled
 from offloaderd.model import ReadPriority, TopicName
-from offloaderd.rpc.convert import from_position, to_position, to_read_response
+from offloaderd.rpc.convert import encoded_read_response, from_position, to_position
 from offloaderd.rpc.v1 import read_pb2, read_pb2_grpc
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         self._batch_bytes_max = batch_bytes_max
         self._readers = 0
 
-    async def Read(self, request: read_pb2.ReadRequest, context: Context) -> AsyncIterator[read_pb2.ReadResponse]:  # noqa: N802 - named by the proto
+    async def Read(  # type: ignore[override] # noqa: N802 - named by the proto; its answers are serialized already
+        self, request: read_pb2.ReadRequest, context: Context
+    ) -> AsyncIterator[bytes]:
         """Stream a range. Raises what TopicReader.read raises, Throttled when there are too many readers."""
         topic = TopicName.parse(request.topic)
         if request.batch_bytes > self._batch_bytes_max:
@@ -59,7 +61,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         with self._counted():
             async with aclosing(entries) as batches:
                 async for batch, tier in batches:
-                    yield to_read_response(batch, tier)
+                    yield encoded_read_response(batch, tier)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
