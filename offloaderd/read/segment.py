@@ -3,7 +3,8 @@
 Rules:
 - Index and manifest are fetched once (in parallel) and kept; `table.py` says what they must agree on.
 - Neighbouring blocks are fetched with one GET. A read begins with one block; each time the consumer comes back the
-  window doubles, up to `read_ahead_bytes`, and half of it is fetched while the other half is handed out.
+  window doubles, up to `read_ahead_bytes`, and half of it is fetched while the other half is handed out. The window
+  is kept from one segment, or ledger, to the next; what a read waits for is asked for in a small request of its own.
 - What is fetched ahead is pinned in the shared block cache, so all readers together stay within its budget; only the
   block that a reader needs next is fetched regardless.
 - Decoding runs block by block with the loop let go in between; nothing here awaits for an entry.
@@ -120,15 +121,16 @@ class SegmentReader:
         self._tables.fill(slot, table, table.cost_bytes)
 
     async def read(
-        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position
+        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: Pace | None = None
     ) -> AsyncGenerator[EntryBatch, None]:
         """Yield every entry of [first, last], which the segment must hold, once and in order, a batch for each block.
 
-        Raises NotFound for a missing object, CorruptData for one that is not what was committed, Transient and
-        Denied; what was yielded before is right. Close the iterator when done with it.
+        A `pace` is kept by the caller from one call to the next of one sequential read. Raises NotFound for a missing
+        object, CorruptData for one that is not what was committed, Transient and Denied; what was yielded before is
+        right. Close the iterator when done with it.
         """
         async with self.table(topic, segment) as table:
-            window = _Window(self, table, table.block_at(first), table.block_at(last))
+            window = _Window(self, table, table.block_at(first), table.block_at(last), pace or Pace())
             try:
                 while (slot := window.next()) is not None:
                     try:
@@ -198,16 +200,31 @@ def _cost_bytes(block: BlockInfo) -> int:
     return block.length + ENTRY_BYTES * block.entry_count
 
 
+class Pace:
+    """How far a sequential read fetches ahead: more, the longer it goes on."""
+
+    __slots__ = ("window_bytes",)
+
+    def __init__(self) -> None:
+        self.window_bytes = WINDOW_BYTES_MIN
+
+    def grow(self, limit_bytes: int) -> None:
+        """The consumer came back for more."""
+        self.window_bytes = min(2 * self.window_bytes, max(WINDOW_BYTES_MIN, limit_bytes))
+
+
 class _Window:
     """The blocks that one read has claimed and not yet handed out, oldest first."""
 
-    def __init__(self, reader: SegmentReader, table: SegmentTable, first_block: int, last_block: int) -> None:
+    def __init__(
+        self, reader: SegmentReader, table: SegmentTable, first_block: int, last_block: int, pace: Pace
+    ) -> None:
         self._reader = reader
         self._table = table
         self._next = first_block
         self._last = last_block
         self._bytes = 0
-        self._limit_bytes = WINDOW_BYTES_MIN
+        self._pace = pace
         self._slots: deque[tuple[Slot[EntryBatch], int]] = deque()
 
     def next(self) -> Slot[EntryBatch] | None:
@@ -217,17 +234,18 @@ class _Window:
             return None
         slot, length = self._slots.popleft()
         self._bytes -= length
-        self._limit_bytes = min(2 * self._limit_bytes, max(WINDOW_BYTES_MIN, self._reader.read_ahead_bytes))
+        self._pace.grow(self._reader.read_ahead_bytes)
         return slot
 
     def _top_up(self) -> None:
         """Claim more while half of the window, or more, is empty; always the block that comes next."""
-        half = self._limit_bytes // 2
-        while self._next <= self._last and (not self._slots or self._bytes <= self._limit_bytes - half):
+        limit = self._pace.window_bytes
+        half = limit // 2
+        while self._next <= self._last and (not self._slots or self._bytes <= limit - half):
             length = self._length(self._next)
-            if self._slots and self._bytes + length > self._limit_bytes:
+            if self._slots and self._bytes + length > limit:
                 return
-            if not self._claim_run(max(half, length)):
+            if not self._claim_run(max(half if self._slots else WINDOW_BYTES_MIN // 2, length)):
                 return
 
     def _claim_run(self, run_bytes: int) -> bool:

@@ -18,6 +18,7 @@ from offloaderd.model import EntryBatch, Position, ReadPriority
 from offloaderd.read import plan
 from offloaderd.read.errors import EntriesMissing
 from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, Tier, TopicView
+from offloaderd.read.segment import Pace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -50,6 +51,7 @@ class Stream:
         self._troubles: list[tuple[Tier, OffloaderError]] = []
         self._missing: EntriesMissing | None = None
         self._source_tries = 0
+        self._pace = Pace()
 
     async def begin(self, first: Position | None, last: Position | None, priority: ReadPriority | None) -> None:
         """Look at the topic and check the range. Raises what `TopicReader.read` names for that."""
@@ -207,7 +209,7 @@ class Stream:
         if run.segment is not None:
             first = Position(run.ledger_id, run.first_entry_id)
             last = Position(run.ledger_id, run.last_entry_id)
-            return self._reader.segments.read(self._topic, run.segment, first, last)
+            return self._reader.segments.read(self._topic, run.segment, first, last, self._pace)
         source: LedgerSource | None = self._reader.source
         if source is None:
             raise EntriesMissing("there is no ledger source")

@@ -133,6 +133,22 @@ async def test_one_entry_costs_one_block_and_a_long_read_few_requests(monkeypatc
     assert 0 < sample(house.metrics, "offloaderd_prefetch_bytes_total") < 140 * 244
 
 
+async def test_a_sequential_read_keeps_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes next of a long read begins with one block and goes on with large requests at once."""
+    monkeypatch.setattr(segment_module, "WINDOW_BYTES_MIN", 64)
+    house = make_house(read_ahead_bytes=4096)
+    segment = await put_segment(house.store, [Piece(1, 0, [b"x" * 100] * 200)], segment_id=ID, block_entries=1)
+    counting = counted(house)
+    pace = segment_module.Pace()
+    async with house.reader:
+        house.reader.segments._blocks.limit_bytes = 1 << 20
+        for first, last in ((0, 99), (100, 199)):
+            counting.gets.clear()
+            read_ = house.reader.segments.read(TOPIC, segment, Position(1, first), Position(1, last), pace)
+            assert sum([len(batch.payloads) async for batch in read_]) == 100
+    assert [length for _, length in counting.ranges()][:2] == [244, 2048 // 244 * 244]
+
+
 async def test_a_reader_that_pauses_fetches_no_more_than_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is fetched for a reader that stops in the middle is bounded, and freed when it goes away."""
     monkeypatch.setattr(segment_module, "WINDOW_BYTES_MIN", 64)
