@@ -159,7 +159,7 @@ def test_the_verified_prefix_is_kept() -> None:
     assert run.payloads == [b"a", b"bb"]
     assert run.lac == 10
     assert run.error is not None
-    assert run.error.entry_id == 12
+    assert (run.error.entry_id, run.error.offset) == (12, 32)
     run.check_lengths(0)
 
 

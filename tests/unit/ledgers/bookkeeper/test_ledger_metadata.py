@@ -178,6 +178,7 @@ def test_metadata_that_cannot_be_is_refused(name: str) -> None:
         HEAD + b"3" * 100 + b"\n",
         b"bookieMetadataFormatVersion\t3\n" + golden.LEDGER_2[len(HEAD) + 2 :],
         golden.LEDGER_2[:-1],
+        golden.LEDGER_2[:-2],
         HEAD + b"3\n",
         HEAD + b"3\n\xff\xff\xff\xff\xff\x01",
         HEAD + b"3\n\x80",

@@ -175,6 +175,7 @@ def test_an_error_without_its_message_is_a_refusal(operation: int, code: int, st
     "response",
     [
         pb.Response(header=wire.v3_header(3, 1, version=2), status=0),
+        pb.Response(header=wire.v3_header(3, 9, version=2), status=0),
         pb.Response(header=wire.v3_header(3, 1), status=0),
         pb.Response(header=wire.v3_header(3, 2), status=0),
         pb.Response(header=wire.v3_header(3, 5), status=0),
