@@ -10,6 +10,9 @@ import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from offloaderd.clock import SystemClock
+from offloaderd.ledgers.pulsar import decode
+from offloaderd.ledgers.pulsar_names import topic_path
+from offloaderd.model import TopicName
 from tests.real.bookies import LEDGERS_ROOT, SESSION_MS, zookeeper_client
 from tests.real.java_client import Ensemble, java_client, payload
 
@@ -126,8 +129,9 @@ async def test_pulsar_topic(pulsar_server: PulsarServer) -> None:
     finally:
         client.close()
     with zookeeper_client(pulsar_server.zookeeper) as zookeeper:
-        data, _ = zookeeper.get(f"/managed-ledgers/public/default/persistent/{topic}")
-    assert data
+        data, _ = zookeeper.get(topic_path(TopicName.parse(topic)))
+    (ledger,) = decode(data, key=topic).ledgers
+    assert not ledger.closed
     stats = await pulsar_server.get(f"persistent/public/default/{topic}/internalStats")
-    assert stats["lastConfirmedEntry"].endswith(":19")
+    assert stats["lastConfirmedEntry"] == f"{ledger.ledger_id}:19"
     assert await pulsar_server.put(f"persistent/public/default/{topic}/unload") == 204

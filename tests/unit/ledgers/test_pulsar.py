@@ -192,6 +192,16 @@ def test_negative_numbers(field: str) -> None:
         decode(message.SerializeToString(), key=KEY)
 
 
+def test_where_a_compressed_list_is_broken() -> None:
+    """Of a compressed list the offset is where its content begins: there are no finer places in the node."""
+    message = listing()
+    message.ledgerInfo[1].entries = -1
+    node = compressed(message.SerializeToString(), "ZLIB")
+    with pytest.raises(CorruptData, match="entries of ledger 20") as caught:
+        decode(node, key=KEY)
+    assert caught.value.offset == 6 + node[5]
+
+
 @pytest.mark.parametrize("second", [10, 9])
 def test_order(second: int) -> None:
     """A ledger twice or out of order is corrupt: the stream would jump."""

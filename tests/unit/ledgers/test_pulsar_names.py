@@ -44,6 +44,12 @@ def test_encoding(name: str, encoded: str) -> None:
     assert decode_local(encoded) == name
 
 
+def test_encoded_noise() -> None:
+    """What is no UTF-8 is refused and not repaired: another topic might have the repaired name."""
+    with pytest.raises(InvalidInput, match="not UTF-8"):
+        decode_local("a%ffb")
+
+
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1))
 def test_paths_round_trip(local: str) -> None:
     """Whatever its name, a topic's path leads back to it."""
