@@ -187,10 +187,7 @@ def test_nothing_is_left_over() -> None:
 def test_errors_of_tasks_are_taken_from_their_group_by_hand() -> None:
     """No `except*`: what it raises is put into a group again by Python 3.11.2, and not by 3.11.7."""
     found = [
-        f"{name}:{node.lineno}"
-        for name in sources()
-        for node in ast.walk(tree(name))
-        if isinstance(node, ast.TryStar)
+        f"{name}:{node.lineno}" for name in sources() for node in ast.walk(tree(name)) if isinstance(node, ast.TryStar)
     ]
     assert not found
 
