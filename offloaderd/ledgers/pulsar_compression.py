@@ -13,11 +13,12 @@ declared. Pulsar never finishes its ZLIB stream, so its end is not looked for.
 
 from __future__ import annotations
 
-import importlib
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import CorruptData, InvalidConfig
+import cramjam
+
+from offloaderd.errors import CorruptData
 from offloaderd.format.messages import parse_message
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import CompressionType, ManagedLedgerInfoMetadata
 
@@ -44,7 +45,7 @@ class _Broken(Exception):
 def decompress(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX) -> Content:
     """Return the content of a node, compressed or not. `key` names the node in errors.
 
-    Raises CorruptData, and InvalidConfig when the library for a type of compression is missing.
+    Raises CorruptData.
     """
     if not node.startswith(MAGIC):
         return Content(node, 0)
@@ -84,15 +85,15 @@ def _zlib(body: bytes, size: int) -> bytes:
 
 def _lz4(body: bytes, size: int) -> bytes:
     """Decode a raw block; the library fills up with zeros unless it is asked how much it wrote."""
-    return _into(size, lambda out: _cramjam().lz4.decompress_block_into(body, out, output_len=size))
+    return _into(size, lambda out: cramjam.lz4.decompress_block_into(body, out, output_len=size))
 
 
 def _zstd(body: bytes, size: int) -> bytes:
-    return _into(size, lambda out: _cramjam().zstd.decompress_into(body, out))
+    return _into(size, lambda out: cramjam.zstd.decompress_into(body, out))
 
 
 def _snappy(body: bytes, size: int) -> bytes:
-    return _into(size, lambda out: _cramjam().snappy.decompress_raw_into(body, out))
+    return _into(size, lambda out: cramjam.snappy.decompress_raw_into(body, out))
 
 
 def _into(size: int, method: Callable[[bytearray], int]) -> bytes:
@@ -100,7 +101,7 @@ def _into(size: int, method: Callable[[bytearray], int]) -> bytes:
     out = bytearray(size)
     try:
         written = method(out)
-    except _cramjam().DecompressionError as error:
+    except cramjam.DecompressionError as error:
         raise _Broken(error) from None
     return _sized(bytes(out), written, size)
 
@@ -109,17 +110,6 @@ def _sized(data: bytes, length: int, size: int) -> bytes:
     if length != size:
         raise _Broken(f"{length} bytes" if length < size else f"more than {size} bytes")
     return data
-
-
-def _cramjam() -> Any:  # noqa: ANN401 - a module
-    """Return the library for the types that Python has not; loaded when the first such node is met."""
-    try:
-        return importlib.import_module("cramjam")
-    except ImportError as error:
-        raise InvalidConfig(
-            "a managed ledger's node is compressed by LZ4, ZSTD or SNAPPY and cramjam is not installed",
-            hint="pip install cramjam",
-        ) from error
 
 
 _METHODS: dict[int, Callable[[bytes, int], bytes]] = {

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
+import pulsar
 import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
@@ -119,7 +120,6 @@ def test_pulsar_answers(pulsar_server: PulsarServer) -> None:
 
 async def test_pulsar_topic(pulsar_server: PulsarServer) -> None:
     """A topic that was produced to has its list of ledgers in ZooKeeper, and the admin API tells the last entry."""
-    pulsar = pytest.importorskip("pulsar")
     topic = f"t-{CLOCK.uuid().hex}"
     client = pulsar.Client(pulsar_server.service_url)
     try:
