@@ -18,7 +18,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test check fmt bench protos docs lock clean clean-data
+.PHONY: help setup run standalone test test-bookies check fmt bench protos docs lock clean clean-data
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,8 +32,11 @@ run: $(INSTALLED) ## Stream a data set through the whole system to S3 and back (
 standalone: $(INSTALLED) ## Start everything on this machine and leave it running
 	@$(BIN)/offloaderd standalone
 
-test: $(DEPENDENCIES)dev ## Run all tests
+test: $(DEPENDENCIES)dev ## Run the tests, on a real ZooKeeper and a real S3 server
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+test-bookies: $(DEPENDENCIES)dev ## Run the tests on real bookies and a real Pulsar (downloads their jars first)
+	$(BIN)/python -m pytest -m bookies
 
 check: $(DEPENDENCIES)dev ## The gate: lint, format, types, layers, generated files, tidy tests
 	$(BIN)/ruff check

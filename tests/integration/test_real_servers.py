@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.real.java_client import DigestType, JavaClient
     from tests.real.pulsar import PulsarServer
 
+pytestmark = pytest.mark.bookies
 CLOCK = SystemClock()
 
 
