@@ -291,9 +291,17 @@ class TopicOffloader:
             age_s=self.open_segment_age_s,
             full=builder.full,
             manual=self._roll_to is not None and self._taken >= self._roll_to,
-            memory=self._pressed,
+            memory=self._pressed and self._worth_rolling(builder),
             stopping=self._may_stop(),
         )
+
+    def _worth_rolling(self, builder: SegmentBuilder) -> bool:
+        """Say whether a commit now would free at least half of what the buffer holds.
+
+        A pusher that is faster than the bucket fills the buffer soon after every commit; segments that were sealed at
+        once would become ever smaller, and the commits ever more.
+        """
+        return 2 * builder.payload_bytes >= self.buffer.used_bytes or not self.buffer.take(self._taken, 1)
 
     async def _send(
         self, builder: SegmentBuilder, upload: SegmentUpload, parts: asyncio.TaskGroup, *, last: bool

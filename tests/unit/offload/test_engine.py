@@ -11,6 +11,7 @@ from offloaderd.errors import Closed, Conflict, NotFound
 from offloaderd.metadata import catalog
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import EntryBatch, OfferResult, Position, RollReason, TopicName
+from offloaderd.offload import topic as topic_module
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from tests.unit.offload.rig import (
@@ -169,6 +170,21 @@ async def test_memory_pressure_seals_the_segment_of_a_push_only_topic() -> None:
             first += 10
         assert rig.metrics.segment_rolls.labels(reason=RollReason.MEMORY)._value.get() > 0
     assert [position.entry_id for position, _ in await rig.committed()] == list(range(first))
+
+
+async def test_pressure_waits_until_a_commit_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast a broker fills the buffer, a segment takes half of what is there before it is sealed early."""
+    monkeypatch.setattr(topic_module, "TAKE_BYTES", 1000)
+    rig = Rig(buffer_bytes=1_000_000, policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600))
+    async with rig.engine(push_only=True) as engine:
+        topic = await enabled(engine)
+        for first in range(0, 600, 10):
+            batch = EntryBatch(1, first, payloads(10, 7000, seed=first))
+            while topic.offer(batch) is OfferResult.FULL:
+                await topic.handle.room()
+    sizes = [segment.payload_bytes for segment in topic.map.segments]
+    assert len(sizes) > 2
+    assert min(sizes[:-1]) > 400_000
 
 
 async def test_draining_commits_all_that_was_pushed_without_a_source() -> None:
