@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from offloaderd.allocator import limit_arenas
 from offloaderd.cli.daemon.check_config import CONFIG
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def serve(config: Path | None) -> int:
       offloaderd serve --config /etc/offloaderd/offloaderd.toml
       OFFLOADERD__OBJECTS__BUCKET=offload offloaderd serve
     """
+    limit_arenas()
     from offloaderd import log  # noqa: PLC0415 - the daemon's libraries take long to load; --help need not wait
     from offloaderd.config import load  # noqa: PLC0415
     from offloaderd.daemon import run  # noqa: PLC0415
