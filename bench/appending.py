@@ -85,7 +85,6 @@ async def _push(daemon: Daemon, topic: TopicName, entries: Entries) -> tuple[flo
     await daemon.client.enable(topic, segment_bytes_max=entries.segment_bytes)
     await daemon.claimed(topic)
     before, started = await daemon.spent(), CLOCK.monotonic()
-    # The last segment is full with the last entry, so nothing waits for its age.
     await push(daemon.client, topic, entries)
     return CLOCK.monotonic() - started, (await daemon.spent()).since(before)
 

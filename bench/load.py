@@ -72,7 +72,10 @@ def varint(value: int) -> bytes:
 async def push(
     client: DaemonClient, topic: TopicName, entries: Entries, *, going: Callable[[], bool] = lambda: True
 ) -> int:
-    """Push all entries, or those that there is time for, until they are committed; returns how many."""
+    """Push all entries, or those that there is time for, until they are committed; returns how many.
+
+    Once the last one has been taken, the open segment is sealed by hand: nothing waits for an age.
+    """
     async with aio.insecure_channel(client.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         opening = offload_pb2.StreamingOffloadRequest.Open(topic=str(topic))
         method: aio.StreamStreamMultiCallable[bytes, offload_pb2.StreamingOffloadResponse] = channel.stream_stream(
@@ -81,13 +84,21 @@ async def push(
         call = method(timeout=DEADLINE_S)
         await call.write(offload_pb2.StreamingOffloadRequest(open=opening).SerializeToString())
         offloaded, last = Position(-1, -1), Position(PUSH_LEDGER, -1)
+        unanswered = 0
+        idle = asyncio.Event()
 
         async def write() -> None:
+            nonlocal unanswered
             for request in entries.requests():
                 if not going():
                     break
+                unanswered += 1
+                idle.clear()
                 await call.write(request)
+            await idle.wait()
             await call.done_writing()
+            async for _ in client.offload(topic, wait=False, timeout_s=DEADLINE_S):
+                pass
 
         async with asyncio.TaskGroup() as group:
             group.create_task(write(), name=f"push {topic}")
@@ -101,6 +112,9 @@ async def push(
                     case "offered":
                         position = response.offered.last_offered
                         last = Position(position.ledger_id, position.entry_id)
+                        unanswered -= 1
+                        if not unanswered:
+                            idle.set()
         if offloaded != last:
             raise RuntimeError(f"offloaded to {offloaded}, not to {last}")
         return last.entry_id + 1

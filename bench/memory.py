@@ -43,7 +43,7 @@ async def _peak(
     sections: Sections = {
         "ledgers": {"kind": kind},
         "memory": budgets,
-        "offload": {"segment_bytes_max": "64MiB", "segment_age_max_s": 5},
+        "offload": {"segment_bytes_max": "64MiB"},
     }
     async with site.bucket() as place, place.daemon(sections, name=f"memory-{how}") as daemon:
         await CLOCK.sleep(SETTLE_S)
