@@ -33,7 +33,7 @@ from offloaderd.offload.buffer import BufferPool
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.ownership import register
-from offloaderd.offload.signal import race
+from offloaderd.offload.signal import finished, race
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
 from offloaderd.rpc.admin import AdminService, DaemonSnapshot
@@ -309,7 +309,7 @@ class Daemon:
         await rpc.show(serving=False)
         started = self._clock.monotonic()
         engine.drain()
-        await race(wait_for(running), self._clock.sleep(deadline_s))
+        await race(finished(running), self._clock.sleep(deadline_s))
         left = engine.topics()
         if left:
             self.exit_code = 1
@@ -358,11 +358,6 @@ class Daemon:
         self.metrics.zk_session_state.set(state)
         if state is SessionState.LOST:
             self.metrics.zk_session_losses.inc()
-
-
-async def wait_for(task: asyncio.Task[None]) -> None:
-    """Wait until a task has ended, however it ended; its error belongs to its own group."""
-    await asyncio.wait([task])
 
 
 async def reach(objects: SegmentStore) -> None:

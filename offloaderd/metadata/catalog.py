@@ -137,11 +137,6 @@ class TopicMap:
         """The newest position that is durable and committed."""
         return self.segments[-1].end if self.segments else None
 
-    @property
-    def node_bytes(self) -> int:
-        """Size of the largest context node; compare it with NODE_BYTES_WARN."""
-        return max((len(node.value) for node in self.contexts.values()), default=0)
-
     def find(self, position: Position) -> CommittedSegment | None:
         """Return the segment that holds the entry at `position`."""
         index = self._ending_at_or_after(position)

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from offloaderd.errors import Denied, NoSpace, NotFound, Throttled
+from offloaderd.errors import Denied, NoSpace, NotFound, Throttled, Transient
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from offloaderd.clock import Clock
+
+T = TypeVar("T")
 
 
 class ByteBudget:
@@ -87,3 +91,17 @@ class Backoff:
     def reset(self) -> None:
         """Something worked: the next failure starts from the beginning."""
         self.tries = 0
+
+
+async def until_answered(
+    clock: Clock, ask: Callable[[], Awaitable[T]], *, met: Callable[[Transient], None] | None = None
+) -> T:
+    """Ask until the answer is not Transient; `met` hears of every failure."""
+    backoff = Backoff(clock)
+    while True:
+        try:
+            return await ask()
+        except Transient as error:
+            if met is not None:
+                met(error)
+            await backoff.wait(error)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
+
 from offloaderd.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transient
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.port import Check, Create, Delete, Replace
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import trash as trash_record
-from offloaderd.offload.budget import Backoff
+from offloaderd.offload.budget import Backoff, until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metrics import Metrics
     from offloaderd.model import TopicName
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +94,15 @@ class AttemptLog:
         started = self._clock.monotonic()
         await self._settle([*steps, Delete(self._path, self._version)], recorded)
         self._metrics.metadata_commit_duration_seconds.observe(self._clock.monotonic() - started)
-        for step in steps:
-            if isinstance(step, Create | Replace):
-                self._metrics.metadata_node_bytes.set(len(step.value))
+        largest = max(len(step.value) for step in steps if isinstance(step, Create | Replace))
+        self._metrics.metadata_node_bytes.set(largest)
+        if largest > catalog.NODE_BYTES_WARN:
+            log.warning(
+                "metadata.node_large",
+                topic=str(self._claim.topic),
+                bytes=largest,
+                hint="a ledger's segments must fit into one node of about 1 MB: let segments grow larger or older",
+            )
         return after
 
     async def give_up(self, attempt: Attempt, reason: str) -> None:
@@ -132,21 +142,13 @@ class AttemptLog:
                 await backoff.wait(error)
                 continue
             except (Conflict, NotFound) as error:
-                if unknown and await self._read_back(recorded):
+                if unknown and await until_answered(self._clock, recorded):
                     self._metrics.metadata_commits.labels(outcome="ok").inc()
                     return
                 self._metrics.metadata_commits.labels(outcome="conflict").inc()
                 await self._judge(error)
             self._metrics.metadata_commits.labels(outcome="ok").inc()
             return
-
-    async def _read_back(self, recorded: Callable[[], Awaitable[bool]]) -> bool:
-        backoff = Backoff(self._clock)
-        while True:
-            try:
-                return await recorded()
-            except Transient as error:
-                await backoff.wait(error)
 
     async def _judge(self, error: Conflict | NotFound) -> None:
         """Raise Fenced when the epoch moved on, else the conflict itself."""
@@ -158,7 +160,7 @@ class AttemptLog:
                 return False
             return node.version == self._claim.epoch_version
 
-        if await self._read_back(ours):
+        if await until_answered(self._clock, ours):
             raise error
         self._metrics.fenced_writes.inc()
         raise Fenced(

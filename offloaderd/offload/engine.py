@@ -19,7 +19,7 @@ from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.offload import ownership, recovery
-from offloaderd.offload.budget import Backoff
+from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog, Claim
 from offloaderd.offload.report import Reporter
 from offloaderd.offload.roll import RollPolicy
@@ -262,7 +262,7 @@ class Engine:
             await recovery.take_over(
                 AttemptLog(store, claim, clock=self._clock, metrics=self._metrics), topic, self._metrics
             )
-            topic_map = await self._load_map(topic)
+            topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
             offloader = TopicOffloader(self._shop, claim, topic_map, self._roll_policy(held.policy))
             held.offloader, held.error = offloader, None
             self.changed.notify()
@@ -273,14 +273,6 @@ class Engine:
             self.changed.notify()
             if not session.lost.is_set():
                 await ownership.release(store, claim, self._clock)
-
-    async def _load_map(self, topic: TopicName) -> TopicMap:
-        backoff = Backoff(self._clock)
-        while True:
-            try:
-                return await catalog.load(self._shop.metadata, topic)
-            except Transient as error:
-                await backoff.wait(error)
 
     async def _work(self, offloader: TopicOffloader, stop: asyncio.Event, session: Session) -> None:
         async def stop_when_told() -> None:

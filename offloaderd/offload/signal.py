@@ -37,6 +37,11 @@ class Signal:
         await race(self._event.wait(), clock.sleep(seconds))
 
 
+async def finished(task: asyncio.Task[None]) -> None:
+    """Wait until a task has ended, however it ended; its error belongs to its own group."""
+    await asyncio.wait([task])
+
+
 async def race(*runners: Coroutine[Any, Any, object]) -> None:
     """Run all until the first one ends, then cancel the others. An error of any of them is raised."""
     try:

@@ -16,7 +16,7 @@ import structlog
 from offloaderd.errors import Transient, first_of
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.model import OfferResult
-from offloaderd.offload.budget import Backoff
+from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.buffer import START, TailingBuffer
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.handle import OffloadHandle, SegmentResult
@@ -348,15 +348,8 @@ class TopicOffloader:
         """What is known of the topic's ledgers, as fresh as the source can say."""
         if self.tailer is None:
             return self.closed_ledgers
-        backoff = Backoff(self._clock)
-        while True:
-            try:
-                await self.tailer.refresh()
-            except Transient as error:
-                self.troubles.met(error)
-                await backoff.wait(error)
-            else:
-                return {**self.closed_ledgers, **self.tailer.ledgers}
+        await until_answered(self._clock, self.tailer.refresh, met=self.troubles.met)
+        return {**self.closed_ledgers, **self.tailer.ledgers}
 
     async def _give_up(self, error: SegmentFailed) -> None:
         """The attempt failed: its objects go to the trash, its entries begin the next one."""

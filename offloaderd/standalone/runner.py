@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.daemon import Daemon
 from offloaderd.errors import OffloaderError, first_of
+from offloaderd.offload.signal import finished, race
 from offloaderd.standalone.stack import stack
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from offloaderd.clock import Clock
     from offloaderd.daemon import Addresses
@@ -112,7 +113,7 @@ async def _serve(
             watchers = [group.create_task(child.watch(), name=f"watch {child.name}") for child in running.children]
             life = group.create_task(daemon.run(), name="daemon")
             stopper.polite = True
-            await first(group, serving.wait(), stopper.asked.wait(), finished(life))
+            await race(serving.wait(), stopper.asked.wait(), finished(life))
             if serving.is_set() and not stopper.asked.is_set():
                 ready(running)
                 failure = await _entertain(group, running, guest, stopper, life, keep=keep)
@@ -154,31 +155,12 @@ async def _entertain(
 
     if guest is not None:
         visitor = group.create_task(visit(guest), name="guest")
-        await first(group, finished(visitor), stopper.asked.wait(), finished(life))
+        await race(finished(visitor), stopper.asked.wait(), finished(life))
         if not visitor.done():
             visitor.cancel()
             await finished(visitor)
             return Interrupted("interrupted before the walkthrough was done")
         if failure or not keep:
             return failure[0] if failure else None
-    await first(group, stopper.asked.wait(), finished(life))
+    await race(stopper.asked.wait(), finished(life))
     return None
-
-
-async def first(group: asyncio.TaskGroup, *works: Awaitable[object]) -> None:
-    """Return when one of the works is done; the others are cancelled."""
-
-    async def wait_for(work: Awaitable[object]) -> None:
-        await work
-
-    tasks = [group.create_task(wait_for(work)) for work in works]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def finished(task: asyncio.Task[None]) -> None:
-    """Wait until a task has ended, however it ended; its error belongs to its own group."""
-    await asyncio.wait([task])

@@ -2,7 +2,7 @@
 
     connection.write(encode_batch_read(request_id, ledger_id, first_entry_id, count_max=lac - first_entry_id + 1))
     for answer in decoder.feed(data):            # decoder = Decoder(): ReadAnswer | BatchAnswer | AuthAnswer
-        waiter = waiters.pop(answer.key)         # the same key as request_key(...) / batch_key(...)
+        waiter = waiters.pop(answer.key)         # read_key(...) of a read, the request id of a batch
 
 Rules for the connection on top: answers come in any order. A single read has no id of its own, so the same
 (ledger, entry) must not be asked for twice at a time on one connection. After the first v2 request a connection never

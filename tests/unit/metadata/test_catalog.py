@@ -117,7 +117,6 @@ def test_the_map_answers_as_a_list_of_all_entries_would(
         assert current == TopicMap.build(TOPIC, contexts)
         assert list(current.segments) == sorted(done, key=lambda segment: segment.begin)
         assert current.offloaded == model[-1][0]
-        assert current.node_bytes == max(len(node.value) for node in contexts.values())
         for ledger in range(max(contexts) + 2):
             for entry in range(12):
                 position = Position(ledger, entry)
@@ -133,7 +132,6 @@ def test_an_empty_map_knows_nothing() -> None:
     assert empty.offloaded is None
     assert empty.find(Position(0, 0)) is None
     assert empty.after(Position(0, 0)) is None
-    assert empty.node_bytes == 0
     assert TopicMap.build(TOPIC, {}) == empty
 
 

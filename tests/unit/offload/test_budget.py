@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from offloaderd.errors import BucketMissing, Denied, Throttled, Transient
-from offloaderd.offload.budget import Backoff, ByteBudget
+from offloaderd.offload.budget import Backoff, ByteBudget, until_answered
+from offloaderd.testing.clock import FakeClock
 
 
 async def turn() -> None:
@@ -92,3 +93,26 @@ def test_pauses_grow_with_tries_and_by_class_of_error() -> None:
         assert pauses[-1] == most
         backoff.reset()
         assert backoff.pause_s(error) == first
+
+
+async def test_asking_goes_on_until_there_is_an_answer() -> None:
+    """Only what may pass is tried again, and every failure is told."""
+    answers: list[object] = [Transient("away"), Throttled("busy"), "here"]
+    met: list[Transient] = []
+
+    async def ask() -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    clock = FakeClock()
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(until_answered(clock, ask, met=met.append))
+        while not asking.done():
+            await clock.advance(60)
+    assert asking.result() == "here"
+    assert list(map(type, met)) == [Transient, Throttled]
+    answers = [Denied("no")]
+    with pytest.raises(Denied):
+        await until_answered(clock, ask)

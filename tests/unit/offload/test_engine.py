@@ -6,7 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
+from offloaderd.clock import SystemClock
 from offloaderd.errors import Closed, Conflict, NotFound
 from offloaderd.metadata import catalog
 from offloaderd.metadata.records.policy import TopicPolicy
@@ -280,3 +282,20 @@ async def test_an_engine_that_drains_enables_nothing() -> None:
         engine.drain()
         with pytest.raises(Closed, match="draining"):
             await engine.enable(TopicName.parse("x"), TopicPolicy(enabled=True))
+
+
+async def test_a_context_near_the_limit_of_a_node_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest node of a commit is measured and, above the threshold, logged with what to do."""
+    monkeypatch.setattr(catalog, "NODE_BYTES_WARN", 10)
+    rig = Rig(ledgers=memory_ledgers(SystemClock()))
+    assert rig.ledgers is not None
+    last = await rig.ledgers.append(TOPIC, payloads(1500))
+    with capture_logs() as logs:
+        async with rig.engine() as engine:
+            topic = await enabled(engine)
+            await topic.request_roll()
+            await until_offloaded(topic, last)
+    large = [line for line in logs if line["event"] == "metadata.node_large"]
+    contexts = [len(node.value) for node in (await catalog.load(rig.tree.connect(), TOPIC)).contexts.values()]
+    assert [line["bytes"] for line in large][-1] == max(contexts)
+    assert rig.metrics.registry.get_sample_value("offloaderd_metadata_node_bytes") == max(contexts)
