@@ -24,6 +24,8 @@ TIERS = ("buffer", "source", "objects")
 DEPENDENCIES = ("metadata", "objects", "ledgers")
 ERROR_CLASSES = ("throttled", "transient", "denied", "no_space", "bucket_missing", "not_found", "other")
 CACHES = ("blocks", "segments")
+BOOKIE_OPERATIONS = ("read", "batch", "last")
+BOOKIE_OUTCOMES = ("ok", "missing", "busy", "timeout", "failed")
 OPEN: tuple[str, ...] = ()
 """A label whose values are not known beforehand."""
 

@@ -9,21 +9,20 @@ gRPC methods. Ledger ids, keys and upload ids are never labels. docs/metrics.md 
 
 from __future__ import annotations
 
-from itertools import product
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
-    Gauge,
     GCCollector,
-    Histogram,
     ProcessCollector,
     disable_created_metrics,
 )
 
 from offloaderd import __version__
+from offloaderd.metric_families import Families
 from offloaderd.metric_values import (
+    BOOKIE_OPERATIONS,
+    BOOKIE_OUTCOMES,
     BYTES_BUCKETS,
     CACHES,
     DEPENDENCIES,
@@ -32,37 +31,26 @@ from offloaderd.metric_values import (
     OPEN,
     S3_CODES,
     S3_THROTTLES,
-    SECONDS_BUCKETS,
     TIERS,
-    Documented,
-    View,
 )
 from offloaderd.model import RollReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from prometheus_client.metrics import MetricWrapperBase
-    from prometheus_client.registry import Collector
-
     from offloaderd.clock import Clock
     from offloaderd.health import HealthView
-
-_Family = TypeVar("_Family", Counter, Gauge, Histogram)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series and no panel reads it
 
 
-class Metrics:
+class Metrics(Families):
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         """Register everything on `registry`, together with the default `process_*` and `python_gc_*` collectors."""
-        self.registry = CollectorRegistry() if registry is None else registry
-        self._by_topic: dict[str, MetricWrapperBase] = {}
-        self._documented: list[Documented] = []
+        super().__init__(registry)
         self._identity()
         self._source_and_buffer()
+        self._bookies()
         self._pipeline_and_lag()
         self._segments_and_upload()
         self._s3()
@@ -129,6 +117,58 @@ class Metrics:
             "offloaderd_memory_used_bytes",
             "Bytes in use by pool. Above 90 % of the budget for long: raise the pool's setting.",
             pool=("buffer", "upload", "cache"),
+        )
+
+    def _bookies(self) -> None:
+        self.source_lost_entries = self._counter(
+            "offloaderd_source_lost_entries_total",
+            "Entries that retention deleted before they were offloaded, as far as their number is known. Page on any.",
+        )
+        self.source_losses = self._counter(
+            "offloaderd_source_losses_total",
+            "Ranges reported as lost to retention: certain, or possible when nobody can say. Page on any increase.",
+            kind=("certain", "possible"),
+        )
+        self.bookie_requests = self._counter(
+            "offloaderd_bookie_requests_total",
+            "Requests to bookies by what came of them. Errors that rise: offloadctl doctor.",
+            operation=BOOKIE_OPERATIONS,
+            outcome=BOOKIE_OUTCOMES,
+        )
+        self.bookie_request_duration_seconds = self._histogram(
+            "offloaderd_bookie_request_duration_seconds",
+            "Time from a request to a bookie to its answer.",
+            operation=BOOKIE_OPERATIONS,
+        )
+        self.bookie_bytes = self._counter(
+            "offloaderd_bookie_bytes_total", "Bytes read from bookies, entries and headers: the load we are to them."
+        )
+        self.bookie_hedged_reads = self._counter(
+            "offloaderd_bookie_hedged_reads_total",
+            "Reads that were sent to a second replica because the first was slow. Rising: a bookie is ill.",
+        )
+        self.bookie_connections = self._gauge(
+            "offloaderd_bookie_connections", "Connections to bookies that are open now."
+        )
+        self.bookies_avoided = self._gauge(
+            "offloaderd_bookies_avoided", "Bookies that are left in peace for a while because they failed lately."
+        )
+        self.bookie_requests_in_flight = self._gauge(
+            "offloaderd_bookie_requests_in_flight", "Requests to bookies that wait for their answer."
+        )
+        self.bookie_bad_entries = self._counter(
+            "offloaderd_bookie_bad_entries_total",
+            "Replicas of entries that failed their check; another replica was read. Any increase: look at that bookie.",
+        )
+        self.source_throttled_seconds = self._counter(
+            "offloaderd_source_throttled_seconds_total",
+            "Time that reads waited for the rate limits of bookkeeper.*. High with a growing lag: raise them.",
+            scope=("daemon", "topic"),
+        )
+        self.source_hidden_entries = self._gauge(
+            "offloaderd_source_hidden_entries",
+            "Entries that bookies hold beyond what is known to be confirmed, which is what a quiet writer hides.",
+            topic=OPEN,
         )
 
     def _pipeline_and_lag(self) -> None:
@@ -345,40 +385,6 @@ class Metrics:
         self.s3_bytes.labels(direction="out").inc(bytes_out)
         if code in S3_THROTTLES:
             self.s3_throttles.inc()
-
-    def drop_topic(self, topic: str) -> None:
-        """Forget every series of a topic that this daemon no longer serves; an unknown one is no error."""
-        for family in self._by_topic.values():
-            family.remove_by_labels({"topic": topic})
-
-    def view(self, *, topics: bool | None = None) -> Collector:
-        """Return what a scrape collects: all families (None), only those by topic (True), or only the others."""
-        return View(self.registry, self._by_topic.keys(), topics)
-
-    def documented(self) -> Sequence[Documented]:
-        """All of the daemon's own metrics, in the order of their declaration."""
-        return self._documented
-
-    def _counter(self, name: str, text: str, **labels: tuple[str, ...]) -> Counter:
-        return self._keep(name, text, Counter(name, text, tuple(labels), registry=self.registry), labels)
-
-    def _gauge(self, name: str, text: str, **labels: tuple[str, ...]) -> Gauge:
-        return self._keep(name, text, Gauge(name, text, tuple(labels), registry=self.registry), labels)
-
-    def _histogram(
-        self, name: str, text: str, buckets: Iterable[float] = SECONDS_BUCKETS, **labels: tuple[str, ...]
-    ) -> Histogram:
-        family = Histogram(name, text, tuple(labels), buckets=tuple(buckets), registry=self.registry)
-        return self._keep(name, text, family, labels)
-
-    def _keep(self, name: str, text: str, family: _Family, labels: Mapping[str, tuple[str, ...]]) -> _Family:
-        self._documented.append(Documented(name, family._type, text, dict(labels)))  # noqa: SLF001 - no public name
-        if "topic" in labels:
-            self._by_topic[name] = family
-        if labels and all(labels.values()):
-            for values in product(*labels.values()):
-                family.labels(*values)
-        return family
 
 
 async def watch_loop(clock: Clock, metrics: Metrics, *, interval_s: float = 0.25) -> None:

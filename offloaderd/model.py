@@ -114,11 +114,29 @@ class LedgerInfo:
     closed_at_ms: int = 0
 
 
+class Edge(StrEnum):
+    """By what a source knows how far an open ledger is confirmed; the way decides how stale that can be."""
+
+    EXACT = "exact"
+    """The source is the writer, or the ledger is closed: nothing is hidden."""
+    NEXT_WRITE = "next write"
+    """Only entries carry the LAC: what a quiet writer had in flight shows with its next entry, or at the close."""
+    EXPLICIT_LAC = "explicit LAC"
+    """The writer tells bookies its LAC at an interval (`bookkeeperExplicitLacIntervalInMills`)."""
+    ADMIN = "admin API"
+    """The broker was asked for the writer's own `lastConfirmedEntry` when the topic went quiet."""
+
+
 class Confirmed(NamedTuple):
-    """How far an open or closed ledger may be read: LAC, -1 when nothing is confirmed yet."""
+    """How far an open or closed ledger may be read: LAC, -1 when nothing is confirmed yet.
+
+    `hidden` counts entries that are known to be stored beyond it without being known to be confirmed.
+    """
 
     last_entry_id: int
     closed: bool
+    edge: Edge = Edge.EXACT
+    hidden: int = 0
 
 
 @dataclass(frozen=True, slots=True)

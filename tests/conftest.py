@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+import structlog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -41,6 +42,13 @@ def no_thread_left() -> Iterator[None]:
 def is_foreign(thread: threading.Thread) -> bool:
     """Tell whether a library owns the thread for as long as the process lives."""
     return any(mark in thread.name for mark in FOREIGN_THREADS)
+
+
+@pytest.fixture(autouse=True)
+def unconfigured_log() -> Iterator[None]:
+    """Undo what a test configured the log to, so that the next one captures every level."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True)

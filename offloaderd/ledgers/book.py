@@ -87,9 +87,10 @@ class Book:
         """Take a topic over from what was stored before; `ledgers` ascend."""
         self._topics[topic] = {ledger.ledger_id: ledger for ledger in ledgers}
 
-    def topics(self) -> list[TopicName]:
-        """Return all topics in name order."""
-        return sorted(self._topics, key=str)
+    def topics(self, tenant: str | None = None, namespace: str | None = None) -> list[TopicName]:
+        """Return the topics in name order: all, or those of a tenant, or of its namespace."""
+        found = [topic for topic in self._topics if tenant in {None, topic.tenant}]
+        return sorted((topic for topic in found if namespace in {None, topic.namespace}), key=str)
 
     def __contains__(self, topic: TopicName) -> bool:
         """Tell whether the topic is known."""

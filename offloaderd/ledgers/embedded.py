@@ -129,10 +129,15 @@ class EmbeddedLedgers:
         finally:
             self._shut_down()
 
-    async def topics(self) -> Sequence[TopicName]:
-        """Return all topics in name order."""
+    async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[TopicName]:
+        """Return the topics in name order; see LedgerSource."""
         self._check_open()
-        return self._book.topics()
+        return self._book.topics(tenant, namespace)
+
+    async def reserved(self, topic: TopicName) -> str | None:
+        """Return None: every topic here is a user's."""
+        self._check_open()
+        return None
 
     async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
         """Return the topic's ledgers in order. Raises NotFound."""

@@ -59,10 +59,15 @@ class MemoryLedgers:
         self._closed = True
         self._changes.close()
 
-    async def topics(self) -> Sequence[TopicName]:
-        """Return all topics in name order."""
+    async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[TopicName]:
+        """Return the topics in name order; see LedgerSource."""
         await self._turn()
-        return self._book.topics()
+        return self._book.topics(tenant, namespace)
+
+    async def reserved(self, topic: TopicName) -> str | None:
+        """Return None: every topic here is a user's."""
+        await self._turn()
+        return None
 
     async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
         """Return the topic's ledgers in order. Raises NotFound."""

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 class LedgerSource(Protocol):
     """Read access to the ledgers of topics. Every method may raise Transient; cancellation leaves nothing behind."""
 
-    async def topics(self) -> Sequence[TopicName]:
-        """Return all topics that the source knows, in name order."""
+    async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[TopicName]:
+        """Return the topics that the source knows, in name order: all, or those of a tenant, or of its namespace."""
+        ...
+
+    async def reserved(self, topic: TopicName) -> str | None:
+        """Say why a topic is not for offloading unless somebody names it (system topics, compacted ones), else None."""
         ...
 
     async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
@@ -41,8 +45,8 @@ class LedgerSource(Protocol):
     ) -> AsyncGenerator[EntryBatch, None]:
         """Yield every entry of the range once, in order, in batches of about `batch_bytes` (at least one entry).
 
-        The range must lie within what `confirmed` allowed. Raises NotFound when the ledger or an entry is not
-        there (any more), CorruptData when what is stored fails its check.
+        The range must lie within what `confirmed` allowed. Raises NotFound when the ledger is not there (any more);
+        CorruptData when what is stored fails its check, or an entry is missing from a ledger that is there.
         """
         ...
 

@@ -136,6 +136,10 @@ class ZooKeeperClient(Client, Protocol):
         """Delete a node; version -1 is any."""
         ...
 
+    def sync_async(self, path: str) -> Result[object]:
+        """Have the server that we talk to catch up with its leader."""
+        ...
+
     def transaction(self) -> Transaction:
         """Begin a transaction."""
         ...

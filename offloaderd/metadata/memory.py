@@ -148,6 +148,11 @@ class MemoryMetadata:
         await self._turn()
         return self._tree.children(rules.checked_path(path))
 
+    async def sync(self, path: str) -> None:
+        """Do nothing: all sessions see one tree."""
+        rules.checked_path(path)
+        await self._turn()
+
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
         """Create a node, making its parents. Raises Conflict when it exists or its parent is ephemeral."""
         step = Create(path, value, ephemeral)

@@ -149,6 +149,11 @@ class ZooKeeperStore:
             return []
         return sorted(names)
 
+    async def sync(self, path: str) -> None:
+        """Have the server catch up with its leader, so that what is absent afterwards was absent at this call."""
+        full = self._full(path)
+        await self._read(f"sync {path}", lambda client: client.sync_async(full))
+
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
         """Create a node, making its parents. Raises Conflict when it exists or its parent is ephemeral."""
         rules.checked_steps([Create(path, value, ephemeral)])

@@ -117,6 +117,17 @@ async def test_created_topics_are_listed_in_name_order(store: LedgerStore) -> No
     assert list(await store.ledgers(TOPIC)) == []
 
 
+async def test_topics_are_listed_by_tenant_and_namespace(store: LedgerStore) -> None:
+    """The list can be narrowed, and no topic of users is reserved."""
+    elsewhere = [TopicName("acme", "eu", "a"), TopicName("acme", "us", "b"), TopicName("public", "eu", "c")]
+    for topic in (TOPIC, *elsewhere):
+        await store.create(topic)
+    assert list(await store.topics(tenant="acme")) == elsewhere[:2]
+    assert list(await store.topics(tenant="acme", namespace="us")) == [elsewhere[1]]
+    assert list(await store.topics(tenant="nobody")) == []
+    assert await store.reserved(TOPIC) is None
+
+
 async def test_appended_entries_come_back_in_order(store: LedgerStore) -> None:
     """Positions are consecutive and every payload is what was appended, the empty one too."""
     written = [*payloads(5), b"", *payloads(3, 2000, first_entry_id=6)]

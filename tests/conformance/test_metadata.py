@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.errors import Closed, Conflict, InvalidInput, NoSpace, NotFound
+from offloaderd.metadata.memory import MemoryMetadata
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Versioned
+from offloaderd.metadata.zookeeper import ZooKeeperStore
 from tests.conformance.metadata_stores import Changes, MemoryTrees, Tree, ZooKeeperTree, eventually
 
 if TYPE_CHECKING:
@@ -44,6 +46,17 @@ async def test_versions_count_replaces_from_zero(store: MetadataStore) -> None:
     assert await store.replace("/a", b"two", 0) == 1
     assert await store.replace("/a", b"", 1) == 2
     assert await store.get("/a") == Versioned(b"", 2)
+
+
+async def test_after_a_sync_a_session_sees_what_another_one_wrote(tree: Tree, store: MetadataStore) -> None:
+    """Absence can be believed after a sync; a node that does not exist can be synced as well."""
+    other = await tree.connect()
+    assert isinstance(other, MemoryMetadata | ZooKeeperStore)
+    await other.sync("/a/b")
+    for number in range(20):
+        await store.create(f"/a/{number}", b"")
+        await other.sync("/a")
+        assert str(number) in await other.children("/a")
 
 
 async def test_a_replace_with_another_version_changes_nothing(store: MetadataStore) -> None:

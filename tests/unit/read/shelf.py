@@ -42,9 +42,15 @@ class Shelf:
             self.stumbles -= 1
             raise Transient("the source stumbles")
 
-    async def topics(self) -> Sequence[TopicName]:
+    async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[TopicName]:
         """See LedgerSource."""
+        assert (tenant, namespace) == (None, None)
         return []
+
+    async def reserved(self, topic: TopicName) -> str | None:
+        """See LedgerSource."""
+        del topic
+        return None
 
     async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
         """See LedgerSource."""

@@ -126,9 +126,9 @@ class FakeEngine:
 class FakeSource:
     """Two ledgers of one topic, the second open."""
 
-    async def topics(self) -> list[TopicName]:
+    async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> list[TopicName]:
         """One topic."""
-        return [ORDERS]
+        return [ORDERS] if tenant in {None, ORDERS.tenant} and namespace in {None, ORDERS.namespace} else []
 
     async def ledgers(self, topic: TopicName) -> list[LedgerInfo]:
         """A closed and an open ledger; the open one's count is behind."""

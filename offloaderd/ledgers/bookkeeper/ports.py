@@ -1,0 +1,79 @@
+"""What the source needs of its surroundings: nodes of ZooKeeper to read, and bookies to ask.
+
+Neither has a method that could change anything outside: what is written here can only read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from offloaderd.metadata.port import Versioned
+
+
+class Znodes(Protocol):
+    """Read access to the cluster's ZooKeeper, from its root. Every method may raise Transient, Denied and Closed."""
+
+    async def get(self, path: str) -> Versioned:
+        """Return a node's value and version. Raises NotFound."""
+        ...
+
+    async def children(self, path: str) -> Sequence[str]:
+        """Return the sorted names below a node; a node that does not exist has none."""
+        ...
+
+    def watch(self, path: str) -> AsyncGenerator[None, None]:
+        """Yield at once, then whenever the node's value or its list of children may have changed."""
+        ...
+
+    async def sync(self, path: str) -> None:
+        """Catch up with the leader: what is absent afterwards was absent at this call."""
+        ...
+
+
+class LastKnown(NamedTuple):
+    """What one bookie knows of the end of a ledger.
+
+    `stored` is the last entry that it holds, confirmed or not, with header and digest still to be checked; None when it
+    holds none. `max_lac` is the greatest LAC that it heard of, by entries or explicitly, not covered by any digest; -1
+    for none.
+    """
+
+    stored: bytes | None
+    max_lac: int
+
+
+class Bookies(Protocol):
+    """All bookies of a cluster, by id.
+
+    Every request has a deadline and waits for its turn in the bookie's window. It raises what
+    `status.reaction_to` knows: NotHere, Throttled, BadAnswer, Unsupported, Denied, and Transient for a bookie that is
+    down, unknown, away or silent. Cancelled, a request leaves nothing behind.
+    """
+
+    def ordered(self, bookie_ids: Sequence[str]) -> list[str]:
+        """Return the same bookies in their order, those that failed lately last."""
+        ...
+
+    def batches(self, bookie_id: str) -> bool:
+        """Whether the bookie may know batch reads; False once it was seen not to."""
+        ...
+
+    async def read(self, bookie_id: str, ledger_id: int, entry_id: int) -> bytes:
+        """Return one entry as it is stored. Two reads of one entry at a time share one request."""
+        ...
+
+    async def read_batch(
+        self, bookie_id: str, ledger_id: int, first_entry_id: int, *, count_max: int, bytes_max: int
+    ) -> list[bytes]:
+        """Return stored entries from `first_entry_id` on, at least one; fewer than asked for means nothing.
+
+        `count_max` has to stay within the LAC. Raises Unsupported when the bookie is too old for it.
+        """
+        ...
+
+    async def last_known(self, bookie_id: str, ledger_id: int) -> LastKnown:
+        """Return the bookie's end of a ledger; a bookie that has nothing of it knows nothing, which is no error."""
+        ...
