@@ -114,6 +114,35 @@ class LedgerInfo:
     closed_at_ms: int = 0
 
 
+class LedgerEnd(NamedTuple):
+    """A closed ledger's number of entries, and the topic's next ledger as far as it is known."""
+
+    entries: int
+    next_ledger_id: int | None
+
+
+class Loss(NamedTuple):
+    """Entries that are gone from the source without having been offloaded: between two positions, both kept.
+
+    `entries` is how many are known to have been there; 0 says that nobody can tell whether there were any.
+    `noticed_ms` is when it was found out (wall clock).
+    """
+
+    after: Position
+    before: Position
+    entries: int
+    noticed_ms: int = 0
+
+    @property
+    def certain(self) -> bool:
+        """Whether entries are known to be lost; else they may be."""
+        return self.entries > 0
+
+    def __str__(self) -> str:
+        """The range in words."""
+        return f"after {self.after} and before {self.before}" if self.after.ledger_id >= 0 else f"before {self.before}"
+
+
 class Edge(StrEnum):
     """By what a source knows how far an open ledger is confirmed; the way decides how stale that can be."""
 

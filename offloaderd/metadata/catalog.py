@@ -17,14 +17,15 @@ import structlog
 from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.each import each
-from offloaderd.metadata.port import Create, Replace, Versioned
+from offloaderd.metadata.port import Create, Delete, Replace, Versioned
 from offloaderd.metadata.records import codec, context, policy
+from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import Position, SegmentRange
+from offloaderd.model import LedgerEnd, Loss, Position, SegmentRange
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from uuid import UUID
 
     from offloaderd.metadata.port import MetadataStore, Step
@@ -109,20 +110,29 @@ class CommittedSegment:
 
 @dataclass(frozen=True, slots=True)
 class TopicMap:
-    """All committed segments of a topic, ascending, and the context nodes they came from by ledger id."""
+    """All committed segments of a topic, ascending, and the context nodes they came from by ledger id.
+
+    `ends` has the ledgers that are offloaded to their end, `losses` what was gone before it could be offloaded.
+    """
 
     topic: TopicName
     segments: tuple[CommittedSegment, ...] = ()
     contexts: Mapping[int, Versioned] = field(default_factory=dict)
+    ends: Mapping[int, LedgerEnd] = field(default_factory=dict)
+    losses: tuple[Loss, ...] = ()
 
     @classmethod
-    def build(cls, topic: TopicName, contexts: Mapping[int, Versioned]) -> Self:
-        """Rebuild the map from context nodes; raises CorruptData for what cannot be one history."""
+    def build(cls, topic: TopicName, contexts: Mapping[int, Versioned], losses: Iterable[Loss] = ()) -> Self:
+        """Rebuild the map from its nodes; raises CorruptData for what cannot be one history."""
         segments: list[CommittedSegment] = []
         seen: set[UUID] = set()
+        ends: dict[int, LedgerEnd] = {}
         for ledger_id in sorted(contexts):
             path = paths.ledger(topic, ledger_id)
-            for index, found in enumerate(context.decode(contexts[ledger_id].value, path=path).segments):
+            known = context.decode(contexts[ledger_id].value, path=path)
+            if known.end is not None:
+                ends[ledger_id] = known.end
+            for index, found in enumerate(known.segments):
                 if index == 0 and segments and segments[-1].segment_id == found.segment_id:
                     segments[-1] = _continued(segments[-1], ledger_id, found, path)
                     continue
@@ -130,7 +140,8 @@ class TopicMap:
                     codec.corrupt(path, "segments that are each in one piece", f"{found.segment_id} in two")
                 seen.add(found.segment_id)
                 segments.append(_committed(ledger_id, found))
-        return cls(topic, tuple(segments), MappingProxyType(dict(contexts)))
+        frozen = MappingProxyType(dict(contexts)), MappingProxyType(ends)
+        return cls(topic, tuple(segments), *frozen, tuple(sorted(losses)))
 
     @property
     def offloaded(self) -> Position | None:
@@ -155,11 +166,18 @@ class TopicMap:
             index += 1
         return self.segments[index] if index < len(self.segments) else None
 
-    def with_commit(self, segment: CommittedSegment) -> tuple[list[Step], TopicMap]:
+    def loss_at(self, position: Position) -> Loss | None:
+        """Return the lost range in which a position lies."""
+        return next((loss for loss in self.losses if loss.after < position < loss.before), None)
+
+    def with_commit(
+        self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd] = MappingProxyType({})
+    ) -> tuple[list[Step], TopicMap]:
         """Return the steps that write the segment into every ledger it touches, and the map afterwards.
 
-        Versions are carried along: a replace raises one, a created node has 0. Raises InvalidInput for slices that are
-        no segment, Conflict for one that overlaps with another or leaves a gap inside a ledger.
+        `ends` tells of closed ledgers; those that are offloaded to their end with this are marked so. Versions are
+        carried along: a replace raises one, a created node has 0. Raises InvalidInput for slices that are no segment,
+        Conflict for one that overlaps with another or leaves a gap inside a ledger.
         """
         segment.checked()
         index = bisect_left(self.segments, segment.begin, key=_begin)
@@ -182,7 +200,33 @@ class TopicMap:
                 steps.append(Replace(path, value, node.version))
             contexts[part.ledger_id] = Versioned(value, node.version + 1 if node else 0)
         segments = (*self.segments[:index], segment, *self.segments[index:])
-        return steps, TopicMap(self.topic, segments, MappingProxyType(contexts))
+        ending, after = replace(self, segments=segments, contexts=MappingProxyType(contexts)).with_ends(ends)
+        return [*steps, *ending], after
+
+    def with_ends(self, ends: Mapping[int, LedgerEnd]) -> tuple[list[Step], TopicMap]:
+        """Return the steps that mark ledgers as offloaded to their end, as far as they are, and the map afterwards."""
+        steps: list[Step] = []
+        contexts, known = dict(self.contexts), dict(self.ends)
+        for ledger_id, end in ends.items():
+            node, path = contexts.get(ledger_id), paths.ledger(self.topic, ledger_id)
+            if node is None or known.get(ledger_id) == end:
+                continue
+            found = context.decode(node.value, path=path)
+            if found.segments[-1].end_entry_id + 1 == end.entries:
+                value = context.encode(replace(found, end=end))
+                steps.append(Replace(path, value, node.version))
+                contexts[ledger_id], known[ledger_id] = Versioned(value, node.version + 1), end
+        return steps, replace(self, contexts=MappingProxyType(contexts), ends=MappingProxyType(known))
+
+    def with_loss(self, loss: Loss) -> tuple[list[Step], TopicMap]:
+        """Return the steps that record a lost range, and the map afterwards; it takes in those that lie within it."""
+        within = [one for one in self.losses if loss.after <= one.after and one.before <= loss.before]
+        whole = loss._replace(entries=loss.entries + sum(one.entries for one in within))
+        path = paths.loss(self.topic, loss.before.ledger_id)
+        steps: list[Step] = [Delete(paths.loss(self.topic, one.before.ledger_id)) for one in within]
+        steps.append(Create(path, loss_record.encode(whole)))
+        losses = (*(one for one in self.losses if one not in within), whole)
+        return steps, replace(self, losses=tuple(sorted(losses)))
 
     def _inserted(self, node: Versioned | None, part: LedgerSlice, segment: CommittedSegment, path: str) -> bytes:
         """Return a ledger's context with one more segment, at its place between its neighbours."""
@@ -216,7 +260,7 @@ async def load(store: MetadataStore, topic: TopicName) -> TopicMap:
     for _ in range(SNAPSHOT_TRIES):
         found = await _contexts(store, topic)
         if found == before or not (found or before):
-            return TopicMap.build(topic, found)
+            return TopicMap.build(topic, found, await _losses(store, topic))
         before = found
     raise Transient(f"the segments of {topic} change faster than they can be read")
 
@@ -268,6 +312,19 @@ async def _contexts(store: MetadataStore, topic: TopicName) -> dict[int, Version
 
     found = await each(names, read)
     return {int(name): node for name, node in zip(names, found, strict=True) if node is not None}
+
+
+async def _losses(store: MetadataStore, topic: TopicName) -> list[Loss]:
+    """Read what was lost; one that is being taken in by a wider one is read with that one or before."""
+
+    async def read(name: str) -> Loss | None:
+        path = f"{paths.losses(topic)}/{name}"
+        try:
+            return loss_record.decode((await store.get(path)).value, path=path)
+        except NotFound:
+            return None
+
+    return [one for one in await each(await store.children(paths.losses(topic)), read) if one is not None]
 
 
 def _record(segment: CommittedSegment, part: LedgerSlice) -> LedgerSegment:

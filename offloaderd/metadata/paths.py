@@ -1,9 +1,11 @@
 """Names of the nodes, relative to the store's root (`<metadata.root>/<cluster>`); the only place that builds them.
 
     /daemons/<id>                                          ephemeral
+    /selections/<pattern>
     /topics/<tenant>/<namespace>/<domain>/<local>/
         policy  owner  epoch  attempt
         ledgers/<ledger id>
+        losses/<ledger id>
         trash/<segment uuid>
 
 Rules: a topic's names are percent-encoded as in its managed ledger, so what a broker accepts is found under the name
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 DAEMONS = "/daemons"
+SELECTIONS = "/selections"
 TOPICS = "/topics"
 _SAFE = "-_.*=:"
 _TOPIC_DEPTH = 6  # "", topics, tenant, namespace, domain, local
@@ -30,6 +33,16 @@ _TOPIC_DEPTH = 6  # "", topics, tenant, namespace, domain, local
 def daemon(daemon_id: str) -> str:
     """Registration of a daemon (ephemeral)."""
     return f"{DAEMONS}/{_encoded(daemon_id)}"
+
+
+def selection(pattern: str) -> str:
+    """Standing order for the topics that match a pattern."""
+    return f"{SELECTIONS}/{_encoded(pattern)}"
+
+
+def namespace(name: TopicName) -> str:
+    """Folder of the topics of a namespace."""
+    return topic(name).rpartition("/")[0]
 
 
 def topic(name: TopicName) -> str:
@@ -68,6 +81,16 @@ def ledger(name: TopicName, ledger_id: int) -> str:
     return f"{ledgers(name)}/{ledger_id}"
 
 
+def losses(name: TopicName) -> str:
+    """Folder of what was deleted from the source before it was offloaded."""
+    return f"{topic(name)}/losses"
+
+
+def loss(name: TopicName, before_ledger_id: int) -> str:
+    """One lost range, named by the ledger that follows it."""
+    return f"{losses(name)}/{before_ledger_id}"
+
+
 def trash(name: TopicName) -> str:
     """Folder of the objects whose deletion has been decided."""
     return f"{topic(name)}/trash"
@@ -80,7 +103,7 @@ def trash_record(name: TopicName, segment_id: UUID) -> str:
 
 def folders(name: TopicName) -> tuple[str, ...]:
     """Return the folders that must exist before a transaction may create nodes below them, parents first."""
-    return (topic(name), ledgers(name), trash(name))
+    return (topic(name), ledgers(name), losses(name), trash(name))
 
 
 def parse_topic(path: str) -> TopicName:

@@ -19,14 +19,14 @@ from offloaderd.metadata.records import trash as trash_record
 from offloaderd.offload.budget import Backoff, until_answered
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.metadata.catalog import CommittedSegment, TopicMap
     from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metrics import Metrics
-    from offloaderd.model import TopicName
+    from offloaderd.model import LedgerEnd, Loss, TopicName
 
 log = structlog.get_logger(__name__)
 
@@ -80,12 +80,13 @@ class AttemptLog:
         self._version = node.version
         return attempt_record.decode(node.value, path=self._path)
 
-    async def commit(self, topic_map: TopicMap, segment: CommittedSegment) -> TopicMap:
+    async def commit(self, topic_map: TopicMap, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> TopicMap:
         """Make the segment part of the topic: every touched ledger's context and the attempt's end, in one step.
 
-        Returns the map with it. Raises Fenced, or Conflict when contexts were changed by someone else.
+        `ends` tells of ledgers that are closed. Returns the map with it. Raises Fenced, or Conflict when contexts were
+        changed by someone else.
         """
-        steps, after = topic_map.with_commit(segment)
+        steps, after = topic_map.with_commit(segment, ends)
 
         async def recorded() -> bool:
             current = await catalog.load(self._store, self._claim.topic)
@@ -94,6 +95,40 @@ class AttemptLog:
         started = self._clock.monotonic()
         await self._settle([*steps, Delete(self._path, self._version)], recorded)
         self._metrics.metadata_commit_duration_seconds.observe(self._clock.monotonic() - started)
+        self._measure(steps)
+        return after
+
+    async def note_ends(self, topic_map: TopicMap, ends: Mapping[int, LedgerEnd]) -> TopicMap:
+        """Record that ledgers are offloaded to their end, as far as they are; returns the map with it. Raises Fenced.
+
+        So it is known after a restart that a ledger which has vanished meanwhile is no loss.
+        """
+        steps, after = topic_map.with_ends(ends)
+        if not steps:
+            return topic_map
+
+        async def recorded() -> bool:
+            return (await catalog.load(self._store, self._claim.topic)).ends == after.ends
+
+        await self._settle(steps, recorded)
+        return after
+
+    async def note_loss(self, topic_map: TopicMap, loss: Loss) -> TopicMap:
+        """Record that entries were gone before they could be offloaded; returns the map with it. Raises Fenced."""
+        steps, after = topic_map.with_loss(loss)
+
+        async def recorded() -> bool:
+            return (await catalog.load(self._store, self._claim.topic)).losses == after.losses
+
+        try:
+            await self._store.create(paths.losses(self._claim.topic), b"")
+        except Conflict:
+            log.debug("losses.folder_exists", topic=str(self._claim.topic))
+        await self._settle(steps, recorded)
+        return after
+
+    def _measure(self, steps: Sequence[Step]) -> None:
+        """Show how large the largest node has become."""
         largest = max(len(step.value) for step in steps if isinstance(step, Create | Replace))
         self._metrics.metadata_node_bytes.set(largest)
         if largest > catalog.NODE_BYTES_WARN:
@@ -103,7 +138,6 @@ class AttemptLog:
                 bytes=largest,
                 hint="a ledger's segments must fit into one node of about 1 MB: let segments grow larger or older",
             )
-        return after
 
     async def give_up(self, attempt: Attempt, reason: str) -> None:
         """Put the attempt's objects on the trash list and end the attempt, in one step. Raises Fenced."""

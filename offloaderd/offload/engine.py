@@ -259,11 +259,11 @@ class Engine:
             return
         self._metrics.ownership_changes.labels(direction="gained").inc()
         try:
-            await recovery.take_over(
+            begin = await recovery.take_over(
                 AttemptLog(store, claim, clock=self._clock, metrics=self._metrics), topic, self._metrics
             )
             topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
-            offloader = TopicOffloader(self._shop, claim, topic_map, self._roll_policy(held.policy))
+            offloader = TopicOffloader(self._shop, claim, topic_map, self._roll_policy(held.policy), begin=begin)
             held.offloader, held.error = offloader, None
             self.changed.notify()
             await self._work(offloader, held.stop, session)

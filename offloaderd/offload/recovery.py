@@ -20,21 +20,25 @@ from offloaderd.offload.budget import Backoff
 if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metrics import Metrics
-    from offloaderd.model import TopicName
+    from offloaderd.model import Position, TopicName
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.uploader import Uplink
 
 log = structlog.get_logger(__name__)
 
 
-async def take_over(attempts: AttemptLog, topic: TopicName, metrics: Metrics) -> None:
-    """End the attempt of an earlier owner, if there is one; its objects go to the trash. Raises Fenced."""
+async def take_over(attempts: AttemptLog, topic: TopicName, metrics: Metrics) -> Position | None:
+    """End the attempt of an earlier owner, if there is one; its objects go to the trash. Raises Fenced.
+
+    Returns where it began, which is the first entry that has to be offloaded again.
+    """
     found = await attempts.load()
     if found is None:
-        return
+        return None
     log.info("attempt.abandoned", topic=str(topic), segment_id=str(found.segment_id), epoch=found.epoch)
     metrics.uploads_aborted.labels(reason="takeover").inc()
     await attempts.give_up(found, f"its owner (epoch {found.epoch}) went away before the segment was committed")
+    return found.begin
 
 
 async def empty_trash(store: MetadataStore, uplink: Uplink, topic: TopicName) -> int:

@@ -84,7 +84,7 @@ def lag_of(topic: TopicOffloader) -> tuple[int, int]:
         return pending[0] + taken[0], pending[1] + taken[1]
     offloaded = topic.offloaded
     entries = size = 0
-    for ledger_id, info in topic.tailer.ledgers.items():
+    for ledger_id, info in topic.tailer.chain.ledgers.items():
         if offloaded is None or ledger_id > offloaded.ledger_id:
             entries += info.entries
             size += info.size_bytes

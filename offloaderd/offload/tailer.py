@@ -1,7 +1,8 @@
 """Follows a topic in its ledger source and keeps the tailing buffer filled up to the last confirmed entry.
 
 It also reads what the buffer declined or evicted and the open segment still needs. It never reads above what the
-source confirms, and while a broker pushes it leaves the live edge to the broker for a moment.
+source confirms, and while a broker pushes it leaves the live edge to the broker for a moment. What the source deleted
+before it was offloaded is reported, and the stream goes on behind it.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import NotFound, OffloaderError, Transient
-from offloaderd.model import LedgerInfo, Position
+from offloaderd.model import Confirmed, Loss, Position
 from offloaderd.offload.budget import Backoff
-from offloaderd.offload.buffer import START, Gap
 from offloaderd.offload.signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from offloaderd.clock import Clock
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metrics import Metrics
     from offloaderd.model import TopicName
-    from offloaderd.offload.buffer import BufferPool, TailingBuffer
+    from offloaderd.offload.buffer import BufferPool, Gap, TailingBuffer
+    from offloaderd.offload.chain import LedgerChain, Run
     from offloaderd.offload.lag import LagTracker
     from offloaderd.offload.uploader import Troubles
 
@@ -40,7 +41,7 @@ PUSH_PATIENCE_S = 1.0
 
 
 class EntriesLost(OffloaderError):
-    """Entries that were never offloaded are gone from the source: the topic stops, loudly, where they would follow."""
+    """Entries are gone from the middle of a ledger: the topic stops, loudly, where they would follow."""
 
 
 class Tailer:
@@ -52,9 +53,12 @@ class Tailer:
         topic: TopicName,
         buffer: TailingBuffer,
         pool: BufferPool,
+        chain: LedgerChain,
         *,
         needed: Callable[[], Position],
         pushing: Callable[[], bool],
+        looked: Callable[[], None],
+        lost: Callable[[Loss], Awaitable[None]],
         lag: LagTracker,
         troubles: Troubles,
         clock: Clock,
@@ -66,16 +70,21 @@ class Tailer:
         self._pool = pool
         self._needed = needed
         self._pushing = pushing
+        self._looked = looked
+        self._lost = lost
         self._lag = lag
         self._troubles = troubles
-        self._ends: dict[int, int] = {}  # last entry of ledgers that were seen closed
         self._clock = clock
         self._metrics = metrics
         self._read_bytes = min(READ_BYTES, pool.limit_bytes // 8)
         self._wake = Signal()
         self._dirty = False
         self._waiting_at: tuple[Position, float] | None = None
-        self.ledgers: dict[int, LedgerInfo] = {}
+        self.chain = chain
+        self.edge: Confirmed | None = None
+        """How the newest ledger's end is known; None while there is none."""
+        self.looked_s: float | None = None
+        """When the end of the newest ledger was last asked for with success (monotonic)."""
 
     def nudge(self) -> None:
         """The segment may need something that only the source has: look again."""
@@ -109,38 +118,79 @@ class Tailer:
                 self.nudge()
 
     async def refresh(self) -> Position | None:
-        """Read the list of ledgers; returns the newest confirmed position, None when there is no entry."""
+        """Look at the source's ledgers; returns the newest confirmed position, None when there is no entry."""
+        trouble = await self._look()
+        if trouble is not None:
+            raise trouble
+        return self._newest()
+
+    async def _look(self) -> Transient | None:
+        """Take in the list of ledgers; returns why the end of an open one is not known, if it is not.
+
+        What was known of it stays known, and what lies before it can be read all the same.
+        """
+        trouble: Transient | None = None
         try:
-            infos = await self._source.ledgers(self._topic)
+            infos = list(await self._source.ledgers(self._topic))
+            if infos and not infos[-1].closed:
+                try:
+                    self.edge = await self._source.confirmed(self._topic, infos[-1].ledger_id)
+                    entries, closed = self.edge.last_entry_id + 1, self.edge.closed
+                    infos[-1] = replace(infos[-1], entries=entries, closed=closed)
+                except Transient as error:
+                    trouble = error
+            else:
+                self.edge = Confirmed(infos[-1].entries - 1, closed=True) if infos else None
         except NotFound:
-            infos = []
-        self.ledgers = {info.ledger_id: info for info in infos}
-        self._ends.update((info.ledger_id, info.entries - 1) for info in infos if info.closed)
-        for info in reversed(infos):
-            if not info.closed:
-                confirmed = await self._source.confirmed(self._topic, info.ledger_id)
-                info = replace(info, entries=confirmed.last_entry_id + 1)  # noqa: PLW2901 - the same ledger, fresher
-                self.ledgers[info.ledger_id] = info
-            if info.entries:
-                newest = Position(info.ledger_id, info.entries - 1)
-                self._lag.saw(newest, self._clock.monotonic())
-                return newest
-        return None
+            infos, self.edge = [], None
+        if trouble is None:
+            self.looked_s = self._clock.monotonic()
+        self.chain.look(infos)
+        self._looked()
+        newest = self._newest()
+        if newest is not None:
+            self._lag.saw(newest, self._clock.monotonic())
+        return trouble
+
+    def _newest(self) -> Position | None:
+        """Return the newest entry that may be read."""
+        with_entries = (info for info in reversed(self.chain.ledgers.values()) if info.entries)
+        return next((Position(info.ledger_id, info.entries - 1) for info in with_entries), None)
 
     async def _catch_up(self) -> None:
-        await self.refresh()
+        trouble = await self._look()
         while True:
             gap = self._buffer.gap(self._needed())
             if gap.before is None and self._leave_to_pusher(gap.after):
-                return
-            run = await self._readable(gap)
-            if run is None:
+                break
+            step = self.chain.next_after(gap.after)
+            if step is None:
                 self._waiting_at = None
-                return
-            if gap.before == run[:2]:
+                break
+            if isinstance(step, Loss):
+                await self._report(step, gap)
+            elif gap.before == step.first:
                 self._buffer.connect(gap)
-            else:
-                await self._fill(*run, gap=gap)
+            elif not await self._fill(step, gap):
+                trouble = await self._look()
+                if step.ledger_id in self.chain.ledgers:
+                    raise Transient(f"ledger {step.ledger_id} of {self._topic} is listed and cannot be found")
+        if trouble is not None:
+            raise trouble
+
+    async def _report(self, loss: Loss, gap: Gap) -> None:
+        """Tell of a loss and go on behind it; what was pushed behind it may be the first entry there is."""
+        if gap.before is not None and gap.before < loss.before:
+            if gap.before.entry_id:
+                self._metrics.source_gaps.inc()
+                raise EntriesLost(
+                    f"entries after {gap.after} and before {gap.before} of {self._topic} are gone from the source",
+                    hint="the broker pushed what follows them, and the ledger was deleted while it was written",
+                )
+            loss = loss._replace(before=gap.before)
+        await self._lost(loss)
+        if gap.before == loss.before:
+            self._buffer.connect(gap)
 
     def _leave_to_pusher(self, edge: Position) -> bool:
         """Say whether a pushing broker should still get the chance to deliver what follows `edge`."""
@@ -152,61 +202,31 @@ class Tailer:
             self._waiting_at = (edge, now)
         return now - self._waiting_at[1] < PUSH_PATIENCE_S
 
-    async def _readable(self, gap: Gap) -> tuple[int, int, int] | None:
-        """Return (ledger, first, last) of confirmed entries directly behind `gap.after`, None at the edge."""
-        ledger_id, first = gap.after.ledger_id, gap.after.entry_id + 1
-        if gap.after != START:
-            if ledger_id not in self.ledgers:
-                self._require_complete(gap.after)
-            else:
-                confirmed = await self._source.confirmed(self._topic, ledger_id)
-                if first <= confirmed.last_entry_id:
-                    return ledger_id, first, self._limit(ledger_id, confirmed.last_entry_id, gap)
-                if not confirmed.closed:
-                    return None
-        for following in sorted(self.ledgers):
-            if following <= ledger_id:
-                continue
-            confirmed = await self._source.confirmed(self._topic, following)
-            if confirmed.last_entry_id >= 0:
-                return following, 0, self._limit(following, confirmed.last_entry_id, gap)
-            if not confirmed.closed:
-                return None
-        return None
+    async def _fill(self, run: Run, gap: Gap) -> bool:
+        """Read a run into the buffer up to the gap's end; False when its ledger has vanished meanwhile.
 
-    @staticmethod
-    def _limit(ledger_id: int, last: int, gap: Gap) -> int:
-        if gap.before is not None and gap.before.ledger_id == ledger_id:
-            return min(last, gap.before.entry_id - 1)
-        return last
-
-    def _require_complete(self, after: Position) -> None:
-        """A ledger that vanished is no loss only if it is known to have ended where we are."""
-        if not any(ledger_id > after.ledger_id for ledger_id in self.ledgers):
-            return
-        if self._ends.get(after.ledger_id) == after.entry_id:
-            return
-        self._metrics.source_gaps.inc()
-        raise EntriesLost(
-            f"ledger {after.ledger_id} of {self._topic} is gone from the source; offloaded only to {after}",
-            hint="entries behind that position may have been deleted before they were offloaded; check the retention",
-        )
-
-    async def _fill(self, ledger_id: int, first: int, last: int, *, gap: Gap) -> None:
-        """Read a range into the buffer; stops early when the buffer's need has changed meanwhile."""
-        need, follows = self._buffer.need, gap.after
+        It stops early when the buffer's need has changed.
+        """
+        last = run.last_entry_id
         if gap.before is not None:
             self._metrics.source_fallback_reads.inc()
-        entries = self._source.read(self._topic, ledger_id, first, last, batch_bytes=self._read_bytes)
-        async with aclosing(entries) as batches:
-            async for batch in batches:
-                while self._buffer.need == need and not self._buffer.fill(batch, follows):
-                    self._metrics.buffer_rejected_entries.labels(reason="full").inc(len(batch.payloads))
-                    await self._pool.freed.wait()
-                if self._buffer.need != need:
-                    return
-                self._metrics.source_entries.inc(len(batch.payloads))
-                self._metrics.source_bytes.inc(batch.payload_bytes())
-                if gap.before is not None:
-                    self._metrics.source_fallback_bytes.inc(batch.payload_bytes())
-                follows = batch.last
+            last = min(last, gap.before.entry_id - 1) if gap.before.ledger_id == run.ledger_id else last
+        need, follows = self._buffer.need, gap.after
+        entries = self._source.read(self._topic, run.ledger_id, run.first_entry_id, last, batch_bytes=self._read_bytes)
+        try:
+            async with aclosing(entries) as batches:
+                async for batch in batches:
+                    while self._buffer.need == need and not self._buffer.fill(batch, follows):
+                        self._metrics.buffer_rejected_entries.labels(reason="full").inc(len(batch.payloads))
+                        await self._pool.freed.wait()
+                    if self._buffer.need != need:
+                        return True
+                    self._metrics.source_entries.inc(len(batch.payloads))
+                    self._metrics.source_bytes.inc(batch.payload_bytes())
+                    if gap.before is not None:
+                        self._metrics.source_fallback_bytes.inc(batch.payload_bytes())
+                    follows = batch.last
+        except NotFound as error:
+            log.warning("source.ledger_vanished", topic=str(self._topic), ledger_id=run.ledger_id, error=str(error))
+            return False
+        return True

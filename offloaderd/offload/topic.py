@@ -21,6 +21,7 @@ from offloaderd.offload.buffer import START, TailingBuffer
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.handle import OffloadHandle, SegmentResult
 from offloaderd.offload.lag import LagTracker
+from offloaderd.offload.record import TopicRecord
 from offloaderd.offload.sealing import Sealer
 from offloaderd.offload.segment import SegmentBuilder
 from offloaderd.offload.signal import Signal
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.model import EntryBatch, LedgerInfo, Position, RollReason, TopicName
+    from offloaderd.model import EntryBatch, LedgerInfo, Loss, Position, RollReason, TopicName
     from offloaderd.offload.buffer import BufferPool
     from offloaderd.offload.commit import Claim
     from offloaderd.offload.roll import RollPolicy
@@ -61,10 +62,12 @@ class Workshop:
 class TopicOffloader:
     """The owner's side of one topic, from claim to release."""
 
-    def __init__(self, shop: Workshop, claim: Claim, topic_map: TopicMap, policy: RollPolicy) -> None:
+    def __init__(
+        self, shop: Workshop, claim: Claim, topic_map: TopicMap, policy: RollPolicy, *, begin: Position | None = None
+    ) -> None:
+        """Take up a topic where its map ends; `begin` is where an earlier owner's unfinished segment began."""
         self.topic: TopicName = claim.topic
         self.claim = claim
-        self.map = topic_map
         self.policy = policy
         self.attempt: Attempt | None = None
         self.builder: SegmentBuilder | None = None
@@ -77,6 +80,7 @@ class TopicOffloader:
         self.troubles = Troubles(self.changed.notify)
         self.lag = LagTracker()
         self._log = AttemptLog(shop.metadata, claim, clock=self._clock, metrics=self._metrics)
+        self._record = TopicRecord(self._log, topic_map, begin, clock=self._clock, metrics=self._metrics)
         self._taken = topic_map.offloaded or START
         self._roll_to: Position | None = None
         self._pressed = False
@@ -99,14 +103,32 @@ class TopicOffloader:
             metrics=self._metrics,
         )
 
+    @property
+    def map(self) -> TopicMap:
+        """What is committed."""
+        return self._record.map
+
+    def _looked(self) -> None:
+        """The source was seen: tell whoever waits if that gives something to record."""
+        if self._record.end_is_news():
+            self.buffer.changed.notify()
+
+    async def _lost(self, loss: Loss) -> None:
+        """The source deleted entries before they were offloaded."""
+        await self._record.lost(loss)
+        self.changed.notify()
+
     def _make_tailer(self, source: LedgerSource) -> Tailer:
         return Tailer(
             source,
             self.topic,
             self.buffer,
             self._shop.pool,
+            self._record.chain,
             needed=lambda: self._taken,
             pushing=lambda: self.pushers > 0,
+            looked=self._looked,
+            lost=self._lost,
             lag=self.lag,
             troubles=self.troubles,
             clock=self._clock,
@@ -206,7 +228,10 @@ class TopicOffloader:
         while not self._may_stop():
             if self.buffer.take(self._taken, 1):
                 return True
-            await self.buffer.changed.wait()
+            if self._record.end_is_news():
+                await self._record.note_end()
+            else:
+                await self.buffer.changed.wait()
         return False
 
     def _may_stop(self) -> bool:
@@ -315,8 +340,9 @@ class TopicOffloader:
     async def _commit(self, builder: SegmentBuilder, upload: SegmentUpload, reason: RollReason) -> None:
         assert self.attempt is not None  # noqa: S101 - set when the segment was begun
         sealer = Sealer(self._shop, self.topic, self.claim, upload)
-        committed = await sealer.seal(builder, await self._ledger_infos())
-        self.map = await self._log.commit(self.map, committed)
+        infos = await self._ledger_infos()
+        committed = await sealer.seal(builder, infos)
+        await self._record.commit(committed, infos)
         self.attempt = None
         end = builder.range.end
         self._roll_to = None if self._roll_to is not None and self._roll_to <= end else self._roll_to
@@ -349,7 +375,7 @@ class TopicOffloader:
         if self.tailer is None:
             return self.closed_ledgers
         await until_answered(self._clock, self.tailer.refresh, met=self.troubles.met)
-        return {**self.closed_ledgers, **self.tailer.ledgers}
+        return {**self.closed_ledgers, **self._record.chain.ledgers}
 
     async def _give_up(self, error: SegmentFailed) -> None:
         """The attempt failed: its objects go to the trash, its entries begin the next one."""

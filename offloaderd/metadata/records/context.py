@@ -3,6 +3,7 @@
 | field | ours |
 |---|---|
 | context.complete, uidMsb, uidLsb | false, unset: they speak of PIP-17's one object a ledger |
+| context.ledgerEntries (1000), nextLedgerId (1001) | once all of a closed ledger is offloaded: entries, successor |
 | segment.uidMsb, uidLsb | the segment's uuid in two signed halves, the same in every ledger that it touches |
 | segment.complete | true: only what is committed gets here; the open segment is the topic's `attempt` |
 | assignedTimestamp, offloadedTimestamp | milliseconds |
@@ -23,6 +24,7 @@ from uuid import UUID
 
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext, OffloadDriverMetadata, OffloadSegment
 from offloaderd.metadata.records import codec
+from offloaderd.model import LedgerEnd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,9 +53,13 @@ class LedgerSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerContext:
-    """All segments that hold entries of one ledger, ascending. `source` as in LedgerSegment."""
+    """All segments that hold entries of one ledger, ascending; `end` once all of it is offloaded.
+
+    `source` as in LedgerSegment.
+    """
 
     segments: tuple[LedgerSegment, ...] = ()
+    end: LedgerEnd | None = None
     source: bytes = field(default=b"", repr=False, compare=False)
 
 
@@ -64,6 +70,12 @@ def encode(value: LedgerContext) -> bytes:
     message.ClearField("uidMsb")
     message.ClearField("uidLsb")
     message.ClearField("offloadSegment")
+    for name in ("ledgerEntries", "nextLedgerId"):
+        message.ClearField(name)
+    if value.end is not None:
+        message.ledgerEntries = value.end.entries
+        if value.end.next_ledger_id is not None:
+            message.nextLedgerId = value.end.next_ledger_id
     expected = 0
     for index, segment in enumerate(value.segments):
         if segment.end_entry_id < segment.begin_entry_id or (index and segment.begin_entry_id != expected):
@@ -81,8 +93,14 @@ def decode(data: bytes, *, path: str) -> LedgerContext:
     segments: list[LedgerSegment] = []
     for found in message.offloadSegment:
         segments.append(_segment(found, segments[-1].end_entry_id + 1 if segments else None, path))
+    end: LedgerEnd | None = None
+    if message.HasField("ledgerEntries"):
+        following = message.nextLedgerId if message.HasField("nextLedgerId") else None
+        end = LedgerEnd(message.ledgerEntries, following)
+        if not segments or segments[-1].end_entry_id + 1 != end.entries:
+            codec.corrupt(path, f"segments to the ledger's end at {end.entries} entries", "others")
     message.ClearField("offloadSegment")
-    return LedgerContext(segments=tuple(segments), source=message.SerializeToString(deterministic=True))
+    return LedgerContext(segments=tuple(segments), end=end, source=message.SerializeToString(deterministic=True))
 
 
 def split_uuid(segment_id: UUID) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from offloaderd.metadata.port import Create, Replace, Versioned
 from offloaderd.metadata.records import context, policy
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import Position, SegmentRange, TopicName
+from offloaderd.model import LedgerEnd, Loss, Position, SegmentRange, TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -366,3 +366,77 @@ async def test_a_broken_policy_is_told_and_hides_no_other() -> None:
     assert broken.key == paths.policy(TOPIC)
     assert policies == {other: TopicPolicy(enabled=True)}
     assert await catalog.enabled_topics(store) == [other]
+
+
+async def _stored() -> MemoryMetadata:
+    """A store with the topic's folders."""
+    store = MemoryTree().connect()
+    for folder in paths.folders(TOPIC):
+        await store.create(folder, b"")
+    return store
+
+
+async def test_ends_are_recorded_with_the_commit_that_reaches_them() -> None:
+    """Only for ledgers that are offloaded to their end; a later commit adds what was not known before."""
+    store = await _stored()
+    steps, first = TopicMap(TOPIC).with_commit(
+        _made(1, (3, 0, 9), (4, 0, 4)), {3: LedgerEnd(10, 4), 4: LedgerEnd(6, None), 8: LedgerEnd(1, None)}
+    )
+    await store.transact(steps)
+    assert first.ends == {3: LedgerEnd(10, 4)}
+    assert await catalog.load(store, TOPIC) == first
+    steps, second = first.with_commit(_made(2, (4, 5, 5)), {4: LedgerEnd(6, None)})
+    await store.transact(steps)
+    assert second.ends == {3: LedgerEnd(10, 4), 4: LedgerEnd(6, None)}
+    steps, third = second.with_ends({3: LedgerEnd(10, 4), 4: LedgerEnd(6, 7)})
+    await store.transact(steps)
+    assert [step.path for step in steps] == [paths.ledger(TOPIC, 4)]
+    assert third.ends == {3: LedgerEnd(10, 4), 4: LedgerEnd(6, 7)}
+    assert await catalog.load(store, TOPIC) == third
+    assert third.with_ends({4: LedgerEnd(6, 7)})[0] == []
+
+
+async def test_a_wider_loss_takes_in_the_ones_within_it() -> None:
+    """Readers always see one range that says all; others stay as they are."""
+    store = await _stored()
+    current = TopicMap(TOPIC)
+    other = Loss(Position(20, 0), Position(30, 0), 2, 5)
+    nested = [Loss(Position(3, 7), Position(5, 0), 4, 1), Loss(Position(3, 7), Position(6, 0), 3, 2)]
+    for loss in (*nested, other, Loss(Position(3, 4), Position(6, 0), 3, 9)):
+        steps, current = current.with_loss(loss)
+        await store.transact(steps)
+        assert await catalog.load(store, TOPIC) == current
+    whole = Loss(Position(3, 4), Position(6, 0), 10, 9)
+    assert current.losses == (whole, other)
+    assert [current.loss_at(Position(3, entry)) for entry in (4, 5)] == [None, whole]
+    assert current.loss_at(Position(6, 0)) is None
+    assert current.loss_at(Position(5, 99)) == whole
+
+
+async def test_a_loss_before_the_first_segment_is_one_as_well() -> None:
+    """The front of a topic is written as the position before the first."""
+    store = await _stored()
+    steps, current = TopicMap(TOPIC).with_loss(Loss(Position(-1, -1), Position(6, 0), 0, 9))
+    await store.transact(steps)
+    assert await catalog.load(store, TOPIC) == current
+    assert str(current.losses[0]) == "before 6:0"
+
+
+@pytest.mark.parametrize("value", [b"\xff", b"", b"\x08\x05\x18\x05"], ids=["garbage", "empty", "reversed"])
+async def test_a_damaged_loss_is_told(value: bytes) -> None:
+    """A loss that cannot be read must not be taken for none."""
+    store = MemoryTree().connect()
+    await store.create(paths.loss(TOPIC, 6), value)
+    with pytest.raises(CorruptData, match="losses/6"):
+        await catalog.load(store, TOPIC)
+
+
+def test_a_recorded_end_must_be_where_the_segments_end() -> None:
+    """Else the node was changed by someone else, and readers would skip entries."""
+    segment = LedgerSegment(
+        segment_id=UUID(int=5), begin_entry_id=0, end_entry_id=4, assigned_ms=1, offloaded_ms=2, object_bytes=9,
+        payload_bytes=9,
+    )  # fmt: skip
+    node = context.encode(LedgerContext(segments=(segment,), end=LedgerEnd(6, None)))
+    with pytest.raises(CorruptData, match="end at 6 entries"):
+        context.decode(node, path="x")

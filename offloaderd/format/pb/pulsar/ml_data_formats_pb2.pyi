@@ -150,11 +150,19 @@ class OffloadContext(_message.Message):
     TIMESTAMP_FIELD_NUMBER: _builtins.int
     DRIVERMETADATA_FIELD_NUMBER: _builtins.int
     OFFLOADSEGMENT_FIELD_NUMBER: _builtins.int
+    LEDGERENTRIES_FIELD_NUMBER: _builtins.int
+    NEXTLEDGERID_FIELD_NUMBER: _builtins.int
     uidMsb: _builtins.int
     uidLsb: _builtins.int
     complete: _builtins.bool
     bookkeeperDeleted: _builtins.bool
     timestamp: _builtins.int
+    ledgerEntries: _builtins.int
+    """offloaderd's own, far from Pulsar's numbers; Pulsar keeps unknown fields.
+    Entries of the whole ledger, once it is closed and nothing of it is left to offload.
+    """
+    nextLedgerId: _builtins.int
+    """The topic's next ledger, as far as it was known then."""
     @_builtins.property
     def driverMetadata(self) -> Global___OffloadDriverMetadata: ...
     @_builtins.property
@@ -169,10 +177,12 @@ class OffloadContext(_message.Message):
         timestamp: _builtins.int | None = ...,
         driverMetadata: Global___OffloadDriverMetadata | None = ...,
         offloadSegment: _abc.Iterable[Global___OffloadSegment] | None = ...,
+        ledgerEntries: _builtins.int | None = ...,
+        nextLedgerId: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "driverMetadata", b"driverMetadata", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "driverMetadata", b"driverMetadata", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "driverMetadata", b"driverMetadata", "offloadSegment", b"offloadSegment", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "driverMetadata", b"driverMetadata", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "offloadSegment", b"offloadSegment", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

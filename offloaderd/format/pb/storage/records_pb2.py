@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n offloaderd/storage/records.proto\x12\x12offloaderd.storage\"W\n\x0c\x44\x61\x65monRecord\x12\x11\n\tdaemon_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x12\n\nstarted_ms\x18\x04 \x01(\x04\"T\n\x0bOwnerRecord\x12\x11\n\tdaemon_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\"C\n\x0b\x45pochRecord\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tdaemon_id\x18\x02 \x01(\t\x12\x12\n\nclaimed_ms\x18\x03 \x01(\x04\"\xf4\x01\n\x11TopicPolicyRecord\x12\x0f\n\x07\x65nabled\x18\x01 \x01(\x08\x12\x1e\n\x11segment_bytes_max\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x1e\n\x11segment_age_max_s\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11segment_age_min_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rread_priority\x18\x05 \x01(\tH\x03\x88\x01\x01\x42\x14\n\x12_segment_bytes_maxB\x14\n\x12_segment_age_max_sB\x14\n\x12_segment_age_min_sB\x10\n\x0e_read_priority\"\xfe\x02\n\rAttemptRecord\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12\x17\n\x0f\x62\x65gin_ledger_id\x18\x02 \x01(\x03\x12\x16\n\x0e\x62\x65gin_entry_id\x18\x03 \x01(\x03\x12\x13\n\x0b\x61ssigned_ms\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x31\n\x06status\x18\x06 \x01(\x0e\x32!.offloaderd.storage.AttemptStatus\x12\x11\n\tupload_id\x18\x07 \x01(\t\x12\x0e\n\x06\x64river\x18\x08 \x01(\t\x12R\n\x11\x64river_properties\x18\t \x03(\x0b\x32\x37.offloaderd.storage.AttemptRecord.DriverPropertiesEntry\x12\r\n\x05tries\x18\n \x01(\r\x12\x12\n\nlast_error\x18\x0b \x01(\t\x1a\x37\n\x15\x44riverPropertiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"X\n\x0bTrashRecord\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12\x11\n\tupload_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\ndecided_ms\x18\x04 \x01(\x04*\x85\x01\n\rAttemptStatus\x12\x1e\n\x1a\x41TTEMPT_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41TTEMPT_STATUS_ASSIGNED\x10\x01\x12\x1c\n\x18\x41TTEMPT_STATUS_OFFLOADED\x10\x02\x12\x19\n\x15\x41TTEMPT_STATUS_FAILED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n offloaderd/storage/records.proto\x12\x12offloaderd.storage\"W\n\x0c\x44\x61\x65monRecord\x12\x11\n\tdaemon_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x12\n\nstarted_ms\x18\x04 \x01(\x04\"T\n\x0bOwnerRecord\x12\x11\n\tdaemon_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\"C\n\x0b\x45pochRecord\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tdaemon_id\x18\x02 \x01(\t\x12\x12\n\nclaimed_ms\x18\x03 \x01(\x04\"\x9e\x02\n\x11TopicPolicyRecord\x12\x0f\n\x07\x65nabled\x18\x01 \x01(\x08\x12\x1e\n\x11segment_bytes_max\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x1e\n\x11segment_age_max_s\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11segment_age_min_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rread_priority\x18\x05 \x01(\tH\x03\x88\x01\x01\x12\x13\n\x0bselected_by\x18\x06 \x01(\t\x12\x13\n\x0bpartitioned\x18\x07 \x01(\x08\x42\x14\n\x12_segment_bytes_maxB\x14\n\x12_segment_age_max_sB\x14\n\x12_segment_age_min_sB\x10\n\x0e_read_priority\"m\n\x0fSelectionRecord\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12\x35\n\x06policy\x18\x02 \x01(\x0b\x32%.offloaderd.storage.TopicPolicyRecord\x12\x12\n\ncreated_ms\x18\x03 \x01(\x04\"\xfe\x02\n\rAttemptRecord\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12\x17\n\x0f\x62\x65gin_ledger_id\x18\x02 \x01(\x03\x12\x16\n\x0e\x62\x65gin_entry_id\x18\x03 \x01(\x03\x12\x13\n\x0b\x61ssigned_ms\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x31\n\x06status\x18\x06 \x01(\x0e\x32!.offloaderd.storage.AttemptStatus\x12\x11\n\tupload_id\x18\x07 \x01(\t\x12\x0e\n\x06\x64river\x18\x08 \x01(\t\x12R\n\x11\x64river_properties\x18\t \x03(\x0b\x32\x37.offloaderd.storage.AttemptRecord.DriverPropertiesEntry\x12\r\n\x05tries\x18\n \x01(\r\x12\x12\n\nlast_error\x18\x0b \x01(\t\x1a\x37\n\x15\x44riverPropertiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"X\n\x0bTrashRecord\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12\x11\n\tupload_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\ndecided_ms\x18\x04 \x01(\x04\"\x95\x01\n\nLossRecord\x12\x17\n\x0f\x61\x66ter_ledger_id\x18\x01 \x01(\x03\x12\x16\n\x0e\x61\x66ter_entry_id\x18\x02 \x01(\x03\x12\x18\n\x10\x62\x65\x66ore_ledger_id\x18\x03 \x01(\x03\x12\x17\n\x0f\x62\x65\x66ore_entry_id\x18\x04 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x05 \x01(\x04\x12\x12\n\nnoticed_ms\x18\x06 \x01(\x04*\x85\x01\n\rAttemptStatus\x12\x1e\n\x1a\x41TTEMPT_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41TTEMPT_STATUS_ASSIGNED\x10\x01\x12\x1c\n\x18\x41TTEMPT_STATUS_OFFLOADED\x10\x02\x12\x19\n\x15\x41TTEMPT_STATUS_FAILED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ATTEMPTRECORD_DRIVERPROPERTIESENTRY']._loaded_options = None
   _globals['_ATTEMPTRECORD_DRIVERPROPERTIESENTRY']._serialized_options = b'8\001'
-  _globals['_ATTEMPTSTATUS']._serialized_start=1023
-  _globals['_ATTEMPTSTATUS']._serialized_end=1156
+  _globals['_ATTEMPTSTATUS']._serialized_start=1328
+  _globals['_ATTEMPTSTATUS']._serialized_end=1461
   _globals['_DAEMONRECORD']._serialized_start=56
   _globals['_DAEMONRECORD']._serialized_end=143
   _globals['_OWNERRECORD']._serialized_start=145
@@ -42,11 +42,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EPOCHRECORD']._serialized_start=231
   _globals['_EPOCHRECORD']._serialized_end=298
   _globals['_TOPICPOLICYRECORD']._serialized_start=301
-  _globals['_TOPICPOLICYRECORD']._serialized_end=545
-  _globals['_ATTEMPTRECORD']._serialized_start=548
-  _globals['_ATTEMPTRECORD']._serialized_end=930
-  _globals['_ATTEMPTRECORD_DRIVERPROPERTIESENTRY']._serialized_start=875
-  _globals['_ATTEMPTRECORD_DRIVERPROPERTIESENTRY']._serialized_end=930
-  _globals['_TRASHRECORD']._serialized_start=932
-  _globals['_TRASHRECORD']._serialized_end=1020
+  _globals['_TOPICPOLICYRECORD']._serialized_end=587
+  _globals['_SELECTIONRECORD']._serialized_start=589
+  _globals['_SELECTIONRECORD']._serialized_end=698
+  _globals['_ATTEMPTRECORD']._serialized_start=701
+  _globals['_ATTEMPTRECORD']._serialized_end=1083
+  _globals['_ATTEMPTRECORD_DRIVERPROPERTIESENTRY']._serialized_start=1028
+  _globals['_ATTEMPTRECORD_DRIVERPROPERTIESENTRY']._serialized_end=1083
+  _globals['_TRASHRECORD']._serialized_start=1085
+  _globals['_TRASHRECORD']._serialized_end=1173
+  _globals['_LOSSRECORD']._serialized_start=1176
+  _globals['_LOSSRECORD']._serialized_end=1325
 # @@protoc_insertion_point(module_scope)

@@ -137,11 +137,17 @@ class TopicPolicyRecord(_message.Message):
     SEGMENT_AGE_MAX_S_FIELD_NUMBER: _builtins.int
     SEGMENT_AGE_MIN_S_FIELD_NUMBER: _builtins.int
     READ_PRIORITY_FIELD_NUMBER: _builtins.int
+    SELECTED_BY_FIELD_NUMBER: _builtins.int
+    PARTITIONED_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     segment_bytes_max: _builtins.int
     segment_age_max_s: _builtins.float
     segment_age_min_s: _builtins.float
     read_priority: _builtins.str
+    selected_by: _builtins.str
+    """the pattern that it follows from; empty: enabled or disabled by name"""
+    partitioned: _builtins.bool
+    """no entries under this name: its partitions follow this policy"""
     def __init__(
         self,
         *,
@@ -150,10 +156,12 @@ class TopicPolicyRecord(_message.Message):
         segment_age_max_s: _builtins.float | None = ...,
         segment_age_min_s: _builtins.float | None = ...,
         read_priority: _builtins.str | None = ...,
+        selected_by: _builtins.str = ...,
+        partitioned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "enabled", b"enabled", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "enabled", b"enabled", "partitioned", b"partitioned", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "selected_by", b"selected_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__read_priority: _TypeAlias = _typing.Literal["read_priority"]  # noqa: Y015
     _WhichOneofArgType__read_priority: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority"]  # noqa: Y015
@@ -173,6 +181,35 @@ class TopicPolicyRecord(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__segment_bytes_max) -> _WhichOneofReturnType__segment_bytes_max | None: ...
 
 Global___TopicPolicyRecord: _TypeAlias = TopicPolicyRecord  # noqa: Y015
+
+@_typing.final
+class SelectionRecord(_message.Message):
+    """selections/<pattern>, a standing order: topics that match get this policy, those that come later as well"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATTERN_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    CREATED_MS_FIELD_NUMBER: _builtins.int
+    pattern: _builtins.str
+    created_ms: _builtins.int
+    """of patterns equally broad the older one counts"""
+    @_builtins.property
+    def policy(self) -> Global___TopicPolicyRecord: ...
+    def __init__(
+        self,
+        *,
+        pattern: _builtins.str = ...,
+        policy: Global___TopicPolicyRecord | None = ...,
+        created_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "pattern", b"pattern", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SelectionRecord: _TypeAlias = SelectionRecord  # noqa: Y015
 
 @_typing.final
 class AttemptRecord(_message.Message):
@@ -276,3 +313,41 @@ class TrashRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrashRecord: _TypeAlias = TrashRecord  # noqa: Y015
+
+@_typing.final
+class LossRecord(_message.Message):
+    """topics/.../losses/<ledger id of before>, entries that were deleted before they were offloaded"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_LEDGER_ID_FIELD_NUMBER: _builtins.int
+    AFTER_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    BEFORE_LEDGER_ID_FIELD_NUMBER: _builtins.int
+    BEFORE_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    NOTICED_MS_FIELD_NUMBER: _builtins.int
+    after_ledger_id: _builtins.int
+    """-1: the beginning of the topic"""
+    after_entry_id: _builtins.int
+    before_ledger_id: _builtins.int
+    before_entry_id: _builtins.int
+    entries: _builtins.int
+    """known to be lost; 0: nobody can say whether there were any"""
+    noticed_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        after_ledger_id: _builtins.int = ...,
+        after_entry_id: _builtins.int = ...,
+        before_ledger_id: _builtins.int = ...,
+        before_entry_id: _builtins.int = ...,
+        entries: _builtins.int = ...,
+        noticed_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_entry_id", b"after_entry_id", "after_ledger_id", b"after_ledger_id", "before_entry_id", b"before_entry_id", "before_ledger_id", b"before_ledger_id", "entries", b"entries", "noticed_ms", b"noticed_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LossRecord: _TypeAlias = LossRecord  # noqa: Y015

@@ -1,0 +1,33 @@
+"""`losses/<ledger id>`: entries that were deleted before they were offloaded, so that no reader skips them unseen."""
+
+from __future__ import annotations
+
+from offloaderd.format.pb.storage import records_pb2
+from offloaderd.metadata.records import codec
+from offloaderd.model import Loss, Position
+
+_FRONT = Position(-1, -1)
+
+
+def encode(value: Loss) -> bytes:
+    """Return the node's content."""
+    return records_pb2.LossRecord(
+        after_ledger_id=value.after.ledger_id,
+        after_entry_id=value.after.entry_id,
+        before_ledger_id=value.before.ledger_id,
+        before_entry_id=value.before.entry_id,
+        entries=value.entries,
+        noticed_ms=value.noticed_ms,
+    ).SerializeToString(deterministic=True)
+
+
+def decode(data: bytes, *, path: str) -> Loss:
+    """Read a node's content; raises CorruptData."""
+    record = codec.parse(records_pb2.LossRecord, data, path)
+    after = Position(record.after_ledger_id, record.after_entry_id)
+    if after != _FRONT:
+        codec.position(path, *after)
+    before = codec.position(path, record.before_ledger_id, record.before_entry_id)
+    if before <= after:
+        codec.corrupt(path, f"a range behind {after}", before)
+    return Loss(after, before, record.entries, record.noticed_ms)

@@ -1,0 +1,135 @@
+"""The chain of a topic's ledgers, from one look at the source after the other: what follows a position, what is lost.
+
+Retention deletes ledgers from the front of the list, whether or not they were offloaded. A ledger that vanished is no
+loss if it is known to have ended where the offloading stands and what came next is known; a ledger that was seen with
+entries behind that is a certain loss; anything else is a possible one. Nothing is ever skipped in silence. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.model import LedgerEnd, LedgerInfo, Loss, Position
+from offloaderd.offload.buffer import START
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+class Run(NamedTuple):
+    """Entries of one ledger that directly follow a position."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+
+    @property
+    def first(self) -> Position:
+        """Position of the first entry."""
+        return Position(self.ledger_id, self.first_entry_id)
+
+
+@dataclass(slots=True)
+class _Missing:
+    """What is known to be gone between two positions."""
+
+    entries: int = 0
+    doubt: bool = False
+
+    def gone(self, known: LedgerInfo | None, from_entry_id: int) -> None:
+        """Count a ledger of which the source has nothing any more."""
+        if known is not None:
+            self.entries += max(0, known.entries - from_entry_id)
+        self.doubt |= known is None or not known.closed
+
+
+class LedgerChain:
+    """What has been seen of the ledgers of one topic.
+
+    `resume` is where the offloading stands and `end` what was recorded of its ledger; `begin` is the entry with which
+    an earlier owner went on from there, as far as that is known. `losses` were reported before.
+    """
+
+    def __init__(
+        self, resume: Position, *, end: LedgerEnd | None, begin: Position | None = None, losses: Iterable[Loss] = ()
+    ) -> None:
+        self.ledgers: dict[int, LedgerInfo] = {}
+        """What the source has now, in order; `entries` of an open ledger are those that may be read."""
+        self._known: dict[int, LedgerInfo] = {}  # also those that are gone
+        self._next: dict[int, int] = {}  # which ledger directly follows which; START's ledger id stands for the front
+        self._accepted = {loss.after: loss for loss in losses}
+        if begin is not None and begin.ledger_id > resume.ledger_id:
+            self._next[resume.ledger_id] = begin.ledger_id
+        if end is not None:
+            self._known[resume.ledger_id] = LedgerInfo(
+                ledger_id=resume.ledger_id, closed=True, entries=end.entries, size_bytes=0
+            )
+            if end.next_ledger_id is not None:
+                self._next[resume.ledger_id] = end.next_ledger_id
+
+    def look(self, ledgers: Sequence[LedgerInfo]) -> None:
+        """Take in the list as the source has it now."""
+        self.ledgers = {info.ledger_id: info for info in ledgers}
+        self._known.update(self.ledgers)
+        if ledgers:
+            self._next.setdefault(START.ledger_id, ledgers[0].ledger_id)
+        for before, after in pairwise(self.ledgers):
+            self._next[before] = after
+
+    def forget_before(self, position: Position) -> None:
+        """Drop what lies before the ledger of `position`, which nobody will ask for again."""
+        for memory in (self._known, self._next):
+            for ledger_id in [one for one in memory if START.ledger_id < one < position.ledger_id]:
+                del memory[ledger_id]
+        self._accepted = {after: loss for after, loss in self._accepted.items() if loss.before > position}
+
+    def end_of(self, ledger_id: int) -> LedgerEnd | None:
+        """Return how a ledger ended and what follows it, None while it is open or not known."""
+        known = self._known.get(ledger_id)
+        return LedgerEnd(known.entries, self._next.get(ledger_id)) if known is not None and known.closed else None
+
+    def accept(self, loss: Loss) -> None:
+        """Go on behind a loss, which has been reported."""
+        self._accepted[loss.after] = loss
+
+    def next_after(self, position: Position) -> Run | Loss | None:
+        """Return the entries that directly follow `position`, the loss that lies between, or None at the edge."""
+        missing = _Missing()
+        if position in self._accepted:
+            following: int | None = self._accepted[position].before.ledger_id
+        else:
+            info = self.ledgers.get(position.ledger_id)
+            if info is not None and position.entry_id + 1 < info.entries:
+                return Run(info.ledger_id, position.entry_id + 1, info.entries - 1)
+            if info is not None and not info.closed:
+                return None
+            if info is None and position != START:
+                missing.gone(self._known.get(position.ledger_id), position.entry_id + 1)
+            following = self._next.get(position.ledger_id)
+        while following is not None and following not in self.ledgers:
+            missing.gone(self._known.get(following), 0)
+            following = self._next.get(following)
+        if following is None:
+            following = self._first_behind(position.ledger_id)
+            if following is None:
+                return None
+            missing.doubt |= position != START
+        if missing.entries or missing.doubt:
+            return Loss(position, Position(following, 0), missing.entries)
+        return self._first_run(following)
+
+    def _first_behind(self, ledger_id: int) -> int | None:
+        return next((one for one in self.ledgers if one > ledger_id), None)
+
+    def _first_run(self, ledger_id: int | None) -> Run | None:
+        """Return the entries of the first ledger from `ledger_id` on that has any."""
+        while ledger_id is not None:
+            info = self.ledgers[ledger_id]
+            if info.entries:
+                return Run(ledger_id, 0, info.entries - 1)
+            if not info.closed:
+                return None
+            ledger_id = self._first_behind(ledger_id)
+        return None

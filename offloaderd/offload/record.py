@@ -1,0 +1,91 @@
+"""What is recorded of a topic, beside what has been seen of its ledgers: one writer at a time brings the former up.
+
+The map and the chain meet here: ends of ledgers are recorded as soon as all before them is offloaded, losses as soon
+as they are noticed, so that a restart knows what a vanished ledger means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.model import LedgerEnd
+from offloaderd.offload.buffer import START
+from offloaderd.offload.chain import LedgerChain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offloaderd.clock import Clock
+    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metrics import Metrics
+    from offloaderd.model import LedgerInfo, Loss, Position
+    from offloaderd.offload.commit import AttemptLog
+
+log = structlog.get_logger(__name__)
+
+
+class TopicRecord:
+    """A topic's map under one claim. `begin` is where an earlier owner's unfinished segment began."""
+
+    def __init__(
+        self, attempts: AttemptLog, topic_map: TopicMap, begin: Position | None, *, clock: Clock, metrics: Metrics
+    ) -> None:
+        resume = topic_map.offloaded or START
+        self.map = topic_map
+        self.chain = LedgerChain(resume, end=topic_map.ends.get(resume.ledger_id), begin=begin, losses=topic_map.losses)
+        self._attempts = attempts
+        self._clock = clock
+        self._metrics = metrics
+        self._writing = asyncio.Lock()  # who writes nodes has to know their versions
+
+    @property
+    def offloaded(self) -> Position | None:
+        """Newest position that is durable in the bucket and committed."""
+        return self.map.offloaded
+
+    def end_is_news(self) -> bool:
+        """Say whether the end of the ledger in which the offloading stands is known and not recorded."""
+        return bool(self._end_of_offloaded())
+
+    async def note_end(self) -> None:
+        """Record that end, if all before it is offloaded. Raises Fenced."""
+        async with self._writing:
+            self.map = await self._attempts.note_ends(self.map, self._end_of_offloaded())
+
+    async def commit(self, segment: CommittedSegment, infos: Mapping[int, LedgerInfo]) -> None:
+        """Make a segment part of the topic, and record which of its ledgers ended. Raises Fenced and Conflict."""
+        ends = self._end_of_offloaded()
+        for ledger_id in (part.ledger_id for part in segment.slices):
+            info = infos.get(ledger_id)
+            if (end := self.chain.end_of(ledger_id)) is not None:
+                ends[ledger_id] = end
+            elif info is not None and info.closed:
+                ends[ledger_id] = LedgerEnd(info.entries, None)
+        async with self._writing:
+            self.map = await self._attempts.commit(self.map, segment, ends)
+        self.chain.forget_before(segment.end)
+
+    async def lost(self, loss: Loss) -> None:
+        """Record, count and tell what was deleted before it was offloaded. Raises Fenced."""
+        async with self._writing:
+            self.map = await self._attempts.note_loss(self.map, loss._replace(noticed_ms=self._clock.wall_ms()))
+        self.chain.accept(loss)
+        self._metrics.source_losses.labels(kind="certain" if loss.certain else "possible").inc()
+        self._metrics.source_lost_entries.inc(loss.entries)
+        log.error(
+            "topic.entries_lost" if loss.certain else "topic.entries_maybe_lost",
+            topic=str(self.map.topic),
+            range=str(loss),
+            entries=loss.entries,
+            hint="retention deleted them before they were offloaded; keep more in BookKeeper, or look what was late",
+        )
+
+    def _end_of_offloaded(self) -> dict[int, LedgerEnd]:
+        offloaded = self.offloaded
+        end = self.chain.end_of(offloaded.ledger_id) if offloaded is not None else None
+        if offloaded is None or end is None or end.entries != offloaded.entry_id + 1:
+            return {}
+        return {} if self.map.ends.get(offloaded.ledger_id) == end else {offloaded.ledger_id: end}
