@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-import cramjam
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,9 +14,7 @@ from offloaderd.format.pb.pulsar import ml_data_formats_pb2 as pb
 from offloaderd.ledgers.pulsar import ListedLedger, ManagedLedger, PulsarOffload, decode
 from offloaderd.ledgers.pulsar_compression import MAGIC
 from offloaderd.model import Position
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.real.pulsar_nodes import Compression, compressed, zlib_unfinished
 
 KEY = "/managed-ledgers/a/b/persistent/c"
 
@@ -40,34 +36,6 @@ def listing(ledgers: int = 3) -> pb.ManagedLedgerInfo:
         message.ledgerInfo.add(ledgerId=10 * number, entries=5, size=100, timestamp=1_700_000_000_000)
     message.ledgerInfo.add(ledgerId=10 * ledgers, timestamp=0)
     return message
-
-
-def zlib_unfinished(data: bytes) -> bytes:
-    """Compress as Pulsar does: flushed, and never finished."""
-    stream = zlib.compressobj()
-    return stream.compress(data) + stream.flush(zlib.Z_SYNC_FLUSH)
-
-
-def compressors() -> dict[str, Callable[[bytes], bytes]]:
-    """Return a compressor for every type that can be tried here."""
-    found: dict[str, Callable[[bytes], bytes]] = {"NONE": bytes, "ZLIB": zlib_unfinished}
-    found["LZ4"] = lambda data: bytes(cramjam.lz4.compress_block(data, store_size=False))
-    found["ZSTD"] = lambda data: bytes(cramjam.zstd.compress(data))
-    found["SNAPPY"] = lambda data: bytes(cramjam.snappy.compress_raw(data))
-    return found
-
-
-COMPRESSORS = compressors()
-
-
-def compressed(data: bytes, kind: str, declared: int | None = None) -> bytes:
-    """Return a node with this content; `declared` lies about its size."""
-    size = len(data) if declared is None else declared
-    head = pb.ManagedLedgerInfoMetadata(
-        compressionType=pb.CompressionType.Value(kind),
-        uncompressedSize=size,
-    ).SerializeToString()
-    return MAGIC + len(head).to_bytes(4, "big") + head + COMPRESSORS[kind](data)
 
 
 def test_plain() -> None:
@@ -113,7 +81,7 @@ def test_empty() -> None:
 class TestCompression:
     """Every type of compression."""
 
-    def test_from_a_broker(self, kind: str) -> None:
+    def test_from_a_broker(self, kind: Compression) -> None:
         """What a real broker wrote is read."""
         if kind in FROM_A_BROKER:
             found = decode(bytes.fromhex(FROM_A_BROKER[kind]), key=KEY)
@@ -124,7 +92,7 @@ class TestCompression:
             assert [each.closed for each in found.ledgers] == [True, False]
             assert found.properties == {"index": "4"}
 
-    def test_round_trip(self, kind: str) -> None:
+    def test_round_trip(self, kind: Compression) -> None:
         """The content is the same as of the plain node."""
         plain = listing(2000).SerializeToString()
         node = compressed(plain, kind)
@@ -132,7 +100,7 @@ class TestCompression:
         assert decode(node, key=KEY) == decode(plain, key=KEY)
 
     @pytest.mark.parametrize("lie", [-1, 1, 1000])
-    def test_wrong_size(self, kind: str, lie: int) -> None:
+    def test_wrong_size(self, kind: Compression, lie: int) -> None:
         """A content of another length than declared is corrupt, with the place where it begins."""
         plain = listing().SerializeToString()
         node = compressed(plain, kind, len(plain) + lie)
@@ -141,14 +109,14 @@ class TestCompression:
         assert caught.value.offset == 6 + node[5]
         assert caught.value.key == KEY
 
-    def test_bomb(self, kind: str) -> None:
+    def test_bomb(self, kind: Compression) -> None:
         """More than the cap is not even tried, whatever the head declares."""
         plain = listing(100).SerializeToString()
         with pytest.raises(CorruptData, match="at most 1000 bytes") as caught:
             decode(compressed(plain, kind), key=KEY, content_bytes_max=1000)
         assert caught.value.offset == 6
 
-    def test_any_damage(self, kind: str) -> None:
+    def test_any_damage(self, kind: Compression) -> None:
         """Cut anywhere or with any one byte changed, a node is read or is corrupt, and nothing else happens."""
         node = compressed(listing().SerializeToString(), kind)
         for at in range(len(node)):
