@@ -1,9 +1,9 @@
 """Settings: `load(path, environ)` gives one frozen value or one InvalidConfig with every mistake.
 
-sections.py holds the settings themselves, rules.py what must hold between them, given.py reads file and
-environment, loading.py joins all, fields.py describes each setting for messages and documentation. pydantic is used
-in this package only; its companion for environments is not, because it reads the process's own environment whenever
-a value is made, passes over unknown names, and cannot say where a value came from.
+sections.py and sections_source.py hold the settings themselves, rules.py what must hold between them, given.py reads
+file and environment, loading.py joins all, fields.py describes each setting for messages and documentation. pydantic
+is used in this package only; its companion for environments is not, because it reads the process's own environment
+whenever a value is made, passes over unknown names, and cannot say where a value came from.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from offloaderd.config.sections import (
     DaemonSettings,
     GrpcSettings,
     HttpSettings,
-    LedgersSettings,
     LogSettings,
     MemorySettings,
     MetadataSettings,
@@ -23,8 +22,10 @@ from offloaderd.config.sections import (
     Settings,
     ShutdownSettings,
 )
+from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
 
 __all__ = [
+    "BookkeeperSettings",
     "DaemonSettings",
     "GrpcSettings",
     "HttpSettings",
@@ -34,6 +35,7 @@ __all__ = [
     "MetadataSettings",
     "ObjectsSettings",
     "OffloadSettings",
+    "PulsarSettings",
     "ReadSettings",
     "Report",
     "Row",

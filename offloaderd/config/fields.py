@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal, get_args, get_origin
 from pydantic import SecretStr
 
 from offloaderd.config.kinds import Shape, SizeMark
-from offloaderd.config.sections import Section, Settings
+from offloaderd.config.section import Section
+from offloaderd.config.sections import Settings
 from offloaderd.config.units import format_bytes
 
 if TYPE_CHECKING:

@@ -48,9 +48,10 @@ ClusterName = Annotated[
 Address = Annotated[
     Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")] | None, BeforeValidator(_absent), Shape("HOST:PORT")
 ]
-Servers = Annotated[
-    str, Field(pattern=r"^[^\s,/:]+:\d{1,5}(,[^\s,/:]+:\d{1,5})*$"), Shape("HOST:PORT,HOST:PORT without blanks")
-]
+_SERVERS = r"^[^\s,/:]+:\d{1,5}(,[^\s,/:]+:\d{1,5})*$"
+_SERVERS_SHAPE = Shape("HOST:PORT,HOST:PORT without blanks")
+Servers = Annotated[str, Field(pattern=_SERVERS), _SERVERS_SHAPE]
+OptionalServers = Annotated[Annotated[str, Field(pattern=_SERVERS)] | None, BeforeValidator(_absent), _SERVERS_SHAPE]
 NodePath = Annotated[str, Field(pattern=r"^(/[^/\s]+)+$"), Shape("/NAME, no slash at the end")]
 Bucket = Annotated[
     str,

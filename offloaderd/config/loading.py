@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from offloaderd.config.fields import Setting
-    from offloaderd.config.sections import Section
+    from offloaderd.config.section import Section
 
 MASK = "********"
 SHOWN_CHARS_MAX = 80

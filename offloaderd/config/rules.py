@@ -22,6 +22,8 @@ UPLOAD_PARTS_MIN = 3
 """One being assembled, one on its way, one that waits: less would stop the pipeline at every part."""
 CACHE_BLOCKS_MIN = 4
 MESSAGE_OVERHEAD_BYTES = 64 * 1024
+RATE_BYTES_MIN = 64 * 1024
+"""A limit below it is a forgotten unit: it would take minutes for one large entry."""
 
 
 class Broken(NamedTuple):
@@ -33,7 +35,15 @@ class Broken(NamedTuple):
 
 def broken_rules(settings: Settings) -> list[Broken]:
     """Return every rule that does not hold, in the order of the sections."""
-    return [*_servers(settings), *_objects(settings), *_offload(settings), *_memory(settings)]
+    return [
+        *_servers(settings),
+        *_objects(settings),
+        *_bookkeeper(settings),
+        *_bookies(settings),
+        *_pulsar(settings),
+        *_offload(settings),
+        *_memory(settings),
+    ]
 
 
 def is_loopback(host: str) -> bool:
@@ -76,6 +86,98 @@ def _objects(settings: Settings) -> Iterator[Broken]:
             ("objects.access_key", "objects.secret_key"),
             f"objects.{given} is set without objects.{missing}: set both, or neither for the AWS chain",
         )
+
+
+def _bookkeeper(settings: Settings) -> Iterator[Broken]:
+    """Where the cluster keeps its metadata, and how often and how much is asked."""
+    bookkeeper = settings.bookkeeper
+    roots = {
+        "bookkeeper.ledgers_root": bookkeeper.ledgers_root,
+        "bookkeeper.managed_ledgers_root": bookkeeper.managed_ledgers_root,
+    }
+    if _overlap(*roots.values()):
+        yield Broken(
+            tuple(roots),
+            f"bookkeeper.ledgers_root = {bookkeeper.ledgers_root!r} and bookkeeper.managed_ledgers_root = "
+            f"{bookkeeper.managed_ledgers_root!r} must not lie in each other: BookKeeper and Pulsar keep them apart",
+        )
+    for key, root in roots.items():
+        if settings.ledgers.kind == "bookkeeper" and _overlap(settings.metadata.root, root):
+            yield Broken(
+                ("ledgers.kind", "metadata.root", key),
+                f"metadata.root = {settings.metadata.root!r} must lie apart from {key} = {root!r}, which is the "
+                "cluster's own and never written: /offloaderd is a good place",
+            )
+    if bookkeeper.poll_min_s > bookkeeper.poll_max_s:
+        yield Broken(
+            ("bookkeeper.poll_min_s", "bookkeeper.poll_max_s"),
+            f"bookkeeper.poll_min_s = {bookkeeper.poll_min_s:g} must not be more than bookkeeper.poll_max_s = "
+            f"{bookkeeper.poll_max_s:g}",
+        )
+    if bookkeeper.hedge_s > bookkeeper.request_timeout_s:
+        yield Broken(
+            ("bookkeeper.hedge_s", "bookkeeper.request_timeout_s"),
+            f"bookkeeper.hedge_s = {bookkeeper.hedge_s:g} must not be more than bookkeeper.request_timeout_s = "
+            f"{bookkeeper.request_timeout_s:g}: by then the first request has been given up",
+        )
+    for name in ("bytes_per_s", "topic_bytes_per_s"):
+        rate = getattr(bookkeeper, name)
+        if 0 < rate < RATE_BYTES_MIN:
+            yield Broken(
+                (f"bookkeeper.{name}",),
+                f"bookkeeper.{name} = {rate} bytes is too little to work with: {format_bytes(RATE_BYTES_MIN)} or more, "
+                'or 0 for no limit; sizes take units, as in "50MiB"',
+            )
+
+
+def _bookies(settings: Settings) -> Iterator[Broken]:
+    """How bookies are persuaded to talk."""
+    bookkeeper = settings.bookkeeper
+    for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
+        if getattr(bookkeeper, name) is not None and not bookkeeper.tls:
+            yield Broken(
+                (f"bookkeeper.{name}", "bookkeeper.tls"),
+                f"bookkeeper.{name} is set, but bookkeeper.tls is not: set bookkeeper.tls = true, or remove the file",
+            )
+    yield from _both_or_neither(settings, "bookkeeper", "tls_cert_file", "tls_key_file")
+    yield from _both_or_neither(settings, "bookkeeper", "sasl_username", "sasl_password")
+
+
+def _pulsar(settings: Settings) -> Iterator[Broken]:
+    """How the brokers' admin API is asked."""
+    pulsar = settings.pulsar
+    if pulsar.admin_token is not None and pulsar.admin_token_file is not None:
+        yield Broken(
+            ("pulsar.admin_token", "pulsar.admin_token_file"),
+            "pulsar.admin_token and pulsar.admin_token_file are both set: keep one",
+        )
+    if pulsar.admin_url is None:
+        for name in ("admin_token", "admin_token_file", "admin_ca_file"):
+            if getattr(pulsar, name) is not None:
+                yield Broken(
+                    (f"pulsar.{name}", "pulsar.admin_url"),
+                    f"pulsar.{name} is set without pulsar.admin_url: set the URL that it is for, or remove it",
+                )
+    elif pulsar.admin_ca_file is not None and not pulsar.admin_url.startswith("https://"):
+        yield Broken(
+            ("pulsar.admin_ca_file", "pulsar.admin_url"),
+            f"pulsar.admin_ca_file is set, but pulsar.admin_url = {pulsar.admin_url!r} does not use TLS: write https://",
+        )
+
+
+def _both_or_neither(settings: Settings, section: str, first: str, second: str) -> Iterator[Broken]:
+    values = getattr(settings, section)
+    if (getattr(values, first) is None) != (getattr(values, second) is None):
+        given, missing = (second, first) if getattr(values, first) is None else (first, second)
+        yield Broken(
+            (f"{section}.{first}", f"{section}.{second}"),
+            f"{section}.{given} is set without {section}.{missing}: set both, or neither",
+        )
+
+
+def _overlap(first: str, second: str) -> bool:
+    """Whether one node is the other, or lies below it."""
+    return f"{first}/".startswith(f"{second}/") or f"{second}/".startswith(f"{first}/")
 
 
 def _offload(settings: Settings) -> Iterator[Broken]:

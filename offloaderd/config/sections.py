@@ -1,7 +1,8 @@
 """The settings: one frozen value a section, each field with its default, its bounds and why it is so.
 
 Settings are values and hold no component. Constructing them reads neither file nor environment; `loading.py` does.
-Fields check themselves; what concerns two of them is in `rules.py`. configs/offloaderd.toml and docs/settings.md
+Fields check themselves; what concerns two of them is in `rules.py`. Those of the ledger source are in
+`sections_source.py`. configs/offloaderd.toml and docs/settings.md
 are generated from these fields. Sizes are bytes (`Bytes` reads "64MiB"), durations are seconds.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import socket
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from offloaderd.config.kinds import (
     Address,
@@ -29,15 +30,11 @@ from offloaderd.config.kinds import (
     Url,
 )
 from offloaderd.config.rules import broken_rules
+from offloaderd.config.section import Section
+from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
 from offloaderd.model import ReadPriority
 
 KiB, MiB, GiB = 1024, 1024**2, 1024**3
-
-
-class Section(BaseModel):
-    """A table of the settings file: frozen, and without room for names that do not exist."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 class DaemonSettings(Section):
@@ -197,30 +194,6 @@ class ObjectsSettings(Section):
     )
 
 
-class LedgersSettings(Section):
-    """The ledger source: where entries can be read again."""
-
-    kind: Literal["embedded", "none"] = Field(
-        default="none",
-        description="embedded: the daemon keeps ledgers itself and takes entries over gRPC. none: topics are only "
-        "pushed by a broker, and nothing is written to the local disk unless asked for.",
-    )
-    directory: str = Field(
-        default="/var/lib/offloaderd/ledgers", min_length=1, description="Where the embedded store keeps its files."
-    )
-    ledger_entries_max: int = Field(
-        default=50_000, ge=1, le=2**31 - 1, description="Entries after which a ledger closes; Pulsar's default."
-    )
-    ledger_bytes_max: Bytes = Field(
-        default=2 * GiB, ge=1, description="Payload bytes after which a ledger closes; Pulsar's default."
-    )
-    ledger_age_max_s: Seconds = Field(
-        default=14_400.0,
-        gt=0,
-        description="Age after which a ledger with entries closes; Pulsar's default of four hours.",
-    )
-
-
 class OffloadSettings(Section):
     """How entries become segments; a topic's policy may say otherwise for its rolling."""
 
@@ -353,6 +326,8 @@ class Settings(Section):
     metadata: MetadataSettings = MetadataSettings()
     objects: ObjectsSettings = ObjectsSettings()
     ledgers: LedgersSettings = LedgersSettings()
+    bookkeeper: BookkeeperSettings = BookkeeperSettings()
+    pulsar: PulsarSettings = PulsarSettings()
     offload: OffloadSettings = OffloadSettings()
     memory: MemorySettings = MemorySettings()
     read: ReadSettings = ReadSettings()

@@ -1,0 +1,202 @@
+"""The settings of the ledger source: where entries come from and can be read again."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from offloaderd.config.kinds import (
+    Bytes,
+    NodePath,
+    OptionalSecret,
+    OptionalServers,
+    OptionalText,
+    Seconds,
+    Url,
+)
+from offloaderd.config.section import Section
+
+KiB, MiB, GiB = 1024, 1024**2, 1024**3
+
+
+class LedgersSettings(Section):
+    """The ledger source: where entries can be read again."""
+
+    kind: Literal["bookkeeper", "embedded", "none"] = Field(
+        default="none",
+        description="bookkeeper: the ledgers of a Pulsar cluster are tailed where they are, see [bookkeeper] and "
+        "docs/bookkeeper.md. embedded: the daemon keeps ledgers itself and takes entries over gRPC. none: topics are "
+        "only pushed by a broker, and nothing is written to the local disk unless asked for.",
+    )
+    directory: str = Field(
+        default="/var/lib/offloaderd/ledgers", min_length=1, description="Where the embedded store keeps its files."
+    )
+    ledger_entries_max: int = Field(
+        default=50_000,
+        ge=1,
+        le=2**31 - 1,
+        description="Entries after which a ledger of the embedded store closes; Pulsar's default.",
+    )
+    ledger_bytes_max: Bytes = Field(
+        default=2 * GiB,
+        ge=1,
+        description="Payload bytes after which a ledger of the embedded store closes; Pulsar's default.",
+    )
+    ledger_age_max_s: Seconds = Field(
+        default=14_400.0,
+        gt=0,
+        description="Age after which a ledger of the embedded store with entries closes; Pulsar's default of four "
+        "hours.",
+    )
+
+
+class BookkeeperSettings(Section):
+    """The cluster whose ledgers are read when ledgers.kind is bookkeeper; docs/bookkeeper.md has the whole story."""
+
+    servers: OptionalServers = Field(
+        default=None,
+        examples=["zk-0.example:2181,zk-1.example:2181,zk-2.example:2181"],
+        description="ZooKeeper of the bookies and brokers. Not set: metadata.servers, which is right unless the "
+        "daemon's own records are kept elsewhere. It is only read.",
+    )
+    ledgers_root: NodePath = Field(
+        default="/ledgers",
+        description="Node of BookKeeper's metadata. A path at the end of the cluster's metadataStoreUrl goes in front.",
+    )
+    managed_ledgers_root: NodePath = Field(
+        default="/managed-ledgers",
+        description="Node of Pulsar's lists of ledgers. A path at the end of metadataStoreUrl goes in front here too.",
+    )
+    poll_min_s: Seconds = Field(
+        default=0.2,
+        ge=0.01,
+        le=60,
+        description="Pause between two looks at the end of an open ledger while it moves. Shorter: fresher, and more "
+        "requests; each topic costs one small request a look.",
+    )
+    poll_max_s: Seconds = Field(
+        default=2.0,
+        ge=0.01,
+        le=600,
+        description="The same for a topic that has not moved for long; the pause grows to it step by step. What it "
+        "bounds is how late the first entry after a silence is noticed.",
+    )
+    connect_timeout_s: Seconds = Field(
+        default=5.0, gt=0, le=300, description="How long a connection to a bookie may take to open, TLS and all."
+    )
+    request_timeout_s: Seconds = Field(
+        default=5.0,
+        gt=0,
+        le=300,
+        description="How long one bookie may take to answer before another replica is asked instead; the Java "
+        "client's default.",
+    )
+    hedge_s: Seconds = Field(
+        default=2.0,
+        gt=0,
+        le=300,
+        description="Ask a second replica as well when the first has not answered for this long; the Java client's "
+        "default. Shorter hides slow bookies better and doubles their load sooner.",
+    )
+    batch_bytes: Bytes = Field(
+        default=1 * MiB,
+        ge=64 * KiB,
+        le=4 * MiB,
+        description="Most that one batch read asks for. A bookie sends up to 5 MiB; more than 1 MiB gains nothing.",
+    )
+    requests_in_flight_max: int = Field(
+        default=256,
+        ge=1,
+        le=10_000,
+        description="Requests on their way to one bookie. It halves by itself when a bookie says that it has too many "
+        "(its maxPendingReadRequestsPerThread, 2,500 in Pulsar).",
+    )
+    bytes_per_s: Bytes = Field(
+        default=0,
+        ge=0,
+        description="Most that all topics together read from bookies in a second; 0: no limit. One daemon's processor "
+        "is a limit of about 100 MB/s already. Must stay above what producers write, or the lag grows for ever.",
+    )
+    requests_per_s: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Most reads that all topics together send to bookies in a second, looks at open ledgers not "
+        "counted; 0: no limit.",
+    )
+    topic_bytes_per_s: Bytes = Field(
+        default=0,
+        ge=0,
+        description="The same for each topic, so that one with a long history leaves the others room; 0: no limit.",
+    )
+    topic_requests_per_s: int = Field(
+        default=0, ge=0, le=1_000_000, description="Most reads of one topic in a second; 0: no limit."
+    )
+    tls: bool = Field(
+        default=False,
+        description="Insist on TLS with every bookie (START_TLS on its usual port, as BookKeeper's own clients do).",
+    )
+    tls_ca_file: OptionalText = Field(
+        default=None,
+        examples=["/etc/offloaderd/bookies-ca.pem"],
+        description="Authorities that sign the bookies' certificates (PEM). Not set: those of the system.",
+    )
+    tls_cert_file: OptionalText = Field(
+        default=None,
+        examples=["/etc/offloaderd/bookies-cert.pem"],
+        description="This daemon's certificate (PEM), for bookies that ask for one (tlsClientAuthentication).",
+    )
+    tls_key_file: OptionalText = Field(
+        default=None, examples=["/etc/offloaderd/bookies-key.pem"], description="Its key (PEM, without a passphrase)."
+    )
+    tls_hostname_check: bool = Field(
+        default=True,
+        description="Compare the name in a bookie's certificate with the host it was reached at. Off only for "
+        "certificates without names, as older Pulsar guides made them.",
+    )
+    sasl_username: OptionalText = Field(
+        default=None,
+        examples=["offloaderd"],
+        description="User for bookies with SASL DIGEST-MD5 (bookieAuthProviderFactoryClass). Not set: no "
+        "authentication, as Pulsar's bookies come.",
+    )
+    sasl_password: OptionalSecret = Field(
+        default=None,
+        examples=[""],
+        description="Its password; better given as OFFLOADERD__BOOKKEEPER__SASL_PASSWORD than in a file. Never shown.",
+    )
+
+
+class PulsarSettings(Section):
+    """The brokers' admin API, asked only for the last confirmed entry of topics that went quiet. Optional."""
+
+    admin_url: Url = Field(
+        default=None,
+        examples=["https://pulsar.example:8443"],
+        description="URL of a broker or proxy. Not set: it is never asked, and an idle open ledger hides what its "
+        "writer had in flight until the next entry, an explicit LAC or the close.",
+    )
+    admin_token: OptionalSecret = Field(
+        default=None,
+        examples=[""],
+        description="Token that may read topic statistics; better given as OFFLOADERD__PULSAR__ADMIN_TOKEN than in a "
+        "file. Never shown.",
+    )
+    admin_token_file: OptionalText = Field(
+        default=None,
+        examples=["/var/run/secrets/pulsar/token"],
+        description="File that holds it instead, read anew for each request, so that it may be rotated.",
+    )
+    admin_ca_file: OptionalText = Field(
+        default=None,
+        examples=["/etc/offloaderd/pulsar-ca.pem"],
+        description="Authorities that sign the brokers' certificates (PEM). Not set: those of the system.",
+    )
+    admin_quiet_s: Seconds = Field(
+        default=1.0,
+        ge=0.1,
+        le=600,
+        description="How long an open ledger with hidden entries must stand still before the API is asked; then "
+        "again after 2, 4 .. 30 s while it does.",
+    )
