@@ -10,7 +10,7 @@ from offloaderd.offload.uploader import error_class
 
 if TYPE_CHECKING:
     from offloaderd.errors import OffloaderError
-    from offloaderd.model import Position, TopicName
+    from offloaderd.model import Loss, Position, TopicName
     from offloaderd.offload.topic import TopicOffloader
 
 STALLED_TRIES = 5
@@ -19,7 +19,11 @@ STALLED_TRIES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStatus:
-    """One topic of this daemon; sizes in payload bytes, ages in seconds."""
+    """One topic of this daemon; sizes in payload bytes, ages in seconds.
+
+    `edge` is how the source knows the newest entry (model.Edge), `hidden_entries` what is stored beyond it, and
+    `looked_age_s` how long ago the source last told.
+    """
 
     topic: TopicName
     state: str
@@ -38,6 +42,10 @@ class TopicStatus:
     segments_committed: int = 0
     stalled_reason: str = ""
     stalled_class: str = ""
+    edge: str = ""
+    hidden_entries: int = 0
+    looked_age_s: float = 0.0
+    losses: tuple[Loss, ...] = ()
 
 
 def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicStatus:
@@ -46,7 +54,7 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicSt
     error = topic.troubles.error
     stalled = error is not None and (not isinstance(error, Transient) or topic.troubles.count >= STALLED_TRIES)
     entries, size = lag_of(topic)
-    confirmed = topic.newest
+    confirmed, tailer = topic.newest, topic.tailer
     return TopicStatus(
         topic=topic.topic,
         state="stalled" if stalled else "offloading",
@@ -65,6 +73,10 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicSt
         segments_committed=len(topic.map.segments),
         stalled_reason=str(error) if stalled else "",
         stalled_class=error_class(error) if stalled and error else "",
+        edge=tailer.edge.edge.value if tailer is not None and tailer.edge is not None else "",
+        hidden_entries=tailer.edge.hidden if tailer is not None and tailer.edge is not None else 0,
+        looked_age_s=now_s - tailer.looked_s if tailer is not None and tailer.looked_s is not None else 0.0,
+        losses=topic.map.losses,
     )
 
 

@@ -40,7 +40,7 @@ PUSH_PATIENCE_S = 1.0
 """How long confirmed entries may be missing before they are read although a broker is pushing."""
 
 
-class EntriesLost(OffloaderError):
+class LedgerTorn(OffloaderError):
     """Entries are gone from the middle of a ledger: the topic stops, loudly, where they would follow."""
 
 
@@ -183,7 +183,7 @@ class Tailer:
         if gap.before is not None and gap.before < loss.before:
             if gap.before.entry_id:
                 self._metrics.source_gaps.inc()
-                raise EntriesLost(
+                raise LedgerTorn(
                     f"entries after {gap.after} and before {gap.before} of {self._topic} are gone from the source",
                     hint="the broker pushed what follows them, and the ledger was deleted while it was written",
                 )

@@ -200,7 +200,7 @@ class TopicOffloader:
         return self._last_result
 
     async def run(self) -> None:
-        """Offload until stopped. Raises Fenced when the topic was lost, EntriesLost and CorruptData to stall it."""
+        """Offload until stopped. Raises Fenced when the topic was lost, LedgerTorn and CorruptData to stall it."""
         try:
             async with asyncio.TaskGroup() as group:
                 tail = group.create_task(self.tailer.run(), name=f"tail {self.topic}") if self.tailer else None

@@ -15,3 +15,7 @@ class OutOfRange(InvalidInput):
 
 class EntriesMissing(NotFound):
     """Entries of the range are in no tier, or nobody can say whether there are any: a gap is never skipped."""
+
+
+class EntriesLost(EntriesMissing):
+    """Entries of the range were deleted before they were offloaded, or may have been; the hint says how to read on."""

@@ -4,10 +4,12 @@ A read is a cursor that moves through the ledgers. For each cursor the plan give
 tier holds, a hop to the next ledger, a question to a manifest, or waiting. A cursor leaves a ledger only when it is
 known where the ledger ended:
 - the ledger source says that it is closed, or
+- it is recorded as offloaded to its end, or
 - a manifest says that it was closed when the segment was sealed, or
 - the next committed segment begins in a later ledger: segments of a topic are committed without gaps.
 
-Entries that are known to exist but are in no tier are an error, as is a ledger that vanishes under a reader.
+Entries that are known to exist but are in no tier are an error, as is a ledger that vanishes under a reader, and a
+range that is recorded as lost.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import InvalidInput, NotFound
 from offloaderd.model import ENTRY_ID_MAX, Position, ReadPriority
-from offloaderd.read.errors import EntriesMissing, OutOfRange
+from offloaderd.read.errors import EntriesLost, EntriesMissing, OutOfRange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
     from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
+    from offloaderd.model import LedgerEnd, Loss
 
 
 class Tier(StrEnum):
@@ -49,13 +52,15 @@ class TopicView:
     """What is known of a topic at one moment.
 
     `ends` holds what manifests said, by segment and ledger: the last entry of a ledger that was closed, None for one
-    that was still open.
+    that was still open. `complete` has the ledgers that are recorded as offloaded to their end.
     """
 
     segments: Sequence[CommittedSegment] = ()
     source: Sequence[SourceLedger] = ()
     hot: tuple[Position, Position] | None = None
     ends: Mapping[tuple[UUID, int], int | None] = field(default_factory=dict)
+    complete: Mapping[int, LedgerEnd] = field(default_factory=dict)
+    losses: Sequence[Loss] = ()
 
     def is_empty(self) -> bool:
         """Whether no tier has a trace of the topic: it is empty, or unknown."""
@@ -225,6 +230,11 @@ def _has_later(view: TopicView, cursor: Position) -> bool:
 def _leave(view: TopicView, cursor: Position) -> Step:
     """The cursor is behind everything that is known of its ledger: say whether the ledger is over."""
     ledger_id = cursor.ledger_id
+    for loss in view.losses:
+        if loss.after < cursor < loss.before:
+            lost = "were deleted before they were offloaded"
+            doubt = "may have been there: ledgers were deleted before they were read"
+            raise EntriesLost(f"entries {loss} {lost if loss.certain else doubt}", hint=f"read on from {loss.before}")
     source = view.ledger(ledger_id)
     if source is not None:
         return _hop(view, cursor, source.last_entry_id) if source.closed else Stop.WAIT
@@ -234,6 +244,8 @@ def _leave(view: TopicView, cursor: Position) -> Step:
         if _later_ledgers(view, ledger_id):
             raise EntriesMissing(f"no tier knows ledger {ledger_id} of {cursor}", hint="it was deleted; begin after it")
         return Stop.WAIT
+    if ledger_id in view.complete:
+        return _hop(view, cursor, view.complete[ledger_id].entries - 1)
     asked = (view.segments[at].segment_id, ledger_id)
     if asked not in view.ends:
         return AskEnd(ledger_id, view.segments[at])

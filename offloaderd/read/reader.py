@@ -178,7 +178,13 @@ class TopicReader:
         topic_map: TopicMap = await self.patiently(lambda: self._maps.topic_map(topic))
         if trouble is not None and not (last and topic_map.offloaded and last <= topic_map.offloaded):
             raise trouble
-        return TopicView(segments=topic_map.segments, source=source or (), hot=hot)
+        return TopicView(
+            segments=topic_map.segments,
+            source=source or (),
+            hot=hot,
+            complete=topic_map.ends,
+            losses=topic_map.losses,
+        )
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call, and again a few times after Transient."""

@@ -16,7 +16,7 @@ import structlog
 from offloaderd.errors import CorruptData, Denied, NotFound, OffloaderError, Transient
 from offloaderd.model import EntryBatch, Position, ReadPriority
 from offloaderd.read import plan
-from offloaderd.read.errors import EntriesMissing
+from offloaderd.read.errors import EntriesLost, EntriesMissing
 from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, Tier, TopicView
 from offloaderd.read.segment import Pace
 
@@ -144,7 +144,7 @@ class Stream:
             )
         except EntriesMissing as error:
             self._missing = error
-        if step is None or step is Stop.WAIT:
+        if (step is None and not isinstance(self._missing, EntriesLost)) or step is Stop.WAIT:
             following = self._hot_hop(self._cursor)
             if following is not None:
                 return Hop(following)

@@ -20,6 +20,7 @@ from offloaderd.rpc.admin_messages import (
     checked_policy,
     checked_prefix,
     committed_segment,
+    lost_range,
     open_segment,
     position,
     progress_of,
@@ -289,6 +290,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             state="stopped",
             offloaded=position(stored.offloaded),
             segments_committed=len(stored.segments),
+            losses=map(lost_range, stored.losses),
         )
 
     async def _supervised_status(self, status: TopicStatus) -> admin_pb2.TopicStatus:
@@ -300,6 +302,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         owner = await self._engine.owner_of(status.topic)
         stored = await self._engine.topic_map(status.topic)
         message.segments_committed = len(stored.segments)
+        message.losses.extend(map(lost_range, stored.losses))
         if (offloaded := position(stored.offloaded)) is not None:
             message.offloaded.CopyFrom(offloaded)
         if owner is not None:

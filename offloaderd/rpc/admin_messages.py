@@ -14,7 +14,7 @@ from offloaderd.rpc.v1 import admin_pb2, common_pb2
 if TYPE_CHECKING:
     from offloaderd.metadata.catalog import CommittedSegment
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.model import Position
+    from offloaderd.model import Loss, Position
     from offloaderd.offload.status import TopicStatus
 
 
@@ -128,4 +128,18 @@ def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
         buffer_bytes=status.buffer_bytes,
         segments_committed=status.segments_committed,
         stalled_reason=status.stalled_reason,
+        edge=status.edge,
+        hidden_entries=status.hidden_entries,
+        looked_age_s=status.looked_age_s,
+        losses=map(lost_range, status.losses),
+    )
+
+
+def lost_range(loss: Loss) -> admin_pb2.LostRange:
+    """Return a loss as a message."""
+    return admin_pb2.LostRange(
+        after=position(loss.after) if loss.after.ledger_id >= 0 else None,
+        before=position(loss.before),
+        entries=loss.entries,
+        noticed_ms=loss.noticed_ms,
     )

@@ -29,7 +29,7 @@ from offloaderd.errors import (
     Throttled,
     Transient,
 )
-from offloaderd.read.errors import EntriesMissing, OutOfRange, TopicNotFound
+from offloaderd.read.errors import EntriesLost, EntriesMissing, OutOfRange, TopicNotFound
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ CODES: dict[type[OffloaderError], grpc.StatusCode] = {
     Transient: grpc.StatusCode.UNAVAILABLE,
     Denied: grpc.StatusCode.PERMISSION_DENIED,
     NoSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    EntriesLost: grpc.StatusCode.DATA_LOSS,
     NotFound: grpc.StatusCode.NOT_FOUND,
     Conflict: grpc.StatusCode.FAILED_PRECONDITION,
     OutOfRange: grpc.StatusCode.OUT_OF_RANGE,

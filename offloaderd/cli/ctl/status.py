@@ -103,12 +103,35 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         ("buffer", show.size(one.buffer_bytes)),
         ("segments", show.number(one.segments_committed)),
     ]
+    if one.edge:
+        lines.append(("live edge", edge_text(one)))
+    lines += [("LOST", loss_text(loss)) for loss in one.losses]
     if positions is not None:
         labels = ("oldest", "confirmed", "offloaded", "buffered from", "buffered to")
         lines += [
             (label, show.position_of(positions, field) or "-") for label, field in zip(labels, POSITIONS, strict=True)
         ]
     return lines
+
+
+def edge_text(one: admin_pb2.TopicStatus) -> str:
+    """Say how the newest entry is known, and what is hidden behind it."""
+    known = {
+        "exact": "exact",
+        "next write": "known from the entries alone: what a quiet writer had in flight shows with its next entry",
+        "explicit LAC": "told by the writer at an interval (explicit LAC)",
+        "admin API": "told by the broker's admin API when the topic went quiet",
+    }.get(one.edge, one.edge)
+    hidden = f"; {show.plural(one.hidden_entries, 'entry', 'entries')} not known to be confirmed"
+    return f"{known}{hidden if one.hidden_entries else ''}; looked {show.age(one.looked_age_s)} ago"
+
+
+def loss_text(loss: admin_pb2.LostRange) -> str:
+    """Say which entries were gone before they could be offloaded."""
+    after = show.position_of(loss, "after")
+    lost = show.plural(loss.entries, "entry", "entries") if loss.entries else "possibly entries"
+    where = f"after {after} and before" if after else "before"
+    return f"{lost} {where} {show.position_of(loss, 'before')}, noticed {show.moment(loss.noticed_ms)} UTC"
 
 
 def as_json(found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsResponse | None) -> dict[str, object]:
@@ -155,4 +178,16 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         },
         "buffer_bytes": one.buffer_bytes,
         "segments_committed": one.segments_committed,
+        "edge": one.edge or None,
+        "hidden_entries": one.hidden_entries,
+        "looked_age_s": one.looked_age_s,
+        "losses": [
+            {
+                "after": show.position_of(loss, "after"),
+                "before": show.position_of(loss, "before"),
+                "entries": loss.entries or None,
+                "noticed_ms": loss.noticed_ms,
+            }
+            for loss in one.losses
+        ],
     }

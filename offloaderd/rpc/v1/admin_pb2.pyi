@@ -428,6 +428,10 @@ class TopicStatus(_message.Message):
     BUFFER_BYTES_FIELD_NUMBER: _builtins.int
     SEGMENTS_COMMITTED_FIELD_NUMBER: _builtins.int
     STALLED_REASON_FIELD_NUMBER: _builtins.int
+    EDGE_FIELD_NUMBER: _builtins.int
+    HIDDEN_ENTRIES_FIELD_NUMBER: _builtins.int
+    LOOKED_AGE_S_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     state: _builtins.str
     """claiming, offloading, stalled, stopped, not-owner"""
@@ -445,10 +449,18 @@ class TopicStatus(_message.Message):
     segments_committed: _builtins.int
     stalled_reason: _builtins.str
     """class and message of the error; empty: none"""
+    edge: _builtins.str
+    """How the newest confirmed entry is known: "exact", "next write", "explicit LAC" or "admin API"; empty: no source."""
+    hidden_entries: _builtins.int
+    """stored beyond it, and not known to be confirmed"""
+    looked_age_s: _builtins.float
+    """how long ago the source last told"""
     @_builtins.property
     def confirmed(self) -> _common_pb2.Position: ...
     @_builtins.property
     def offloaded(self) -> _common_pb2.Position: ...
+    @_builtins.property
+    def losses(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostRange]: ...
     def __init__(
         self,
         *,
@@ -468,11 +480,50 @@ class TopicStatus(_message.Message):
         buffer_bytes: _builtins.int = ...,
         segments_committed: _builtins.int = ...,
         stalled_reason: _builtins.str = ...,
+        edge: _builtins.str = ...,
+        hidden_entries: _builtins.int = ...,
+        looked_age_s: _builtins.float = ...,
+        losses: _abc.Iterable[Global___LostRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "offloaded", b"offloaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "epoch", b"epoch", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "owner", b"owner", "segments_committed", b"segments_committed", "stalled_reason", b"stalled_reason", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "looked_age_s", b"looked_age_s", "losses", b"losses", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "owner", b"owner", "segments_committed", b"segments_committed", "stalled_reason", b"stalled_reason", "state", b"state", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopicStatus: _TypeAlias = TopicStatus  # noqa: Y015
+
+@_typing.final
+class LostRange(_message.Message):
+    """Entries that the source deleted before they were offloaded: between two positions, both not part of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    NOTICED_MS_FIELD_NUMBER: _builtins.int
+    entries: _builtins.int
+    """known to be lost; 0: nobody can say whether there were any"""
+    noticed_ms: _builtins.int
+    @_builtins.property
+    def after(self) -> _common_pb2.Position:
+        """unset: from the beginning of the topic"""
+
+    @_builtins.property
+    def before(self) -> _common_pb2.Position: ...
+    def __init__(
+        self,
+        *,
+        after: _common_pb2.Position | None = ...,
+        before: _common_pb2.Position | None = ...,
+        entries: _builtins.int = ...,
+        noticed_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "entries", b"entries", "noticed_ms", b"noticed_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LostRange: _TypeAlias = LostRange  # noqa: Y015

@@ -153,6 +153,13 @@ def full_status() -> admin_pb2.StatusResponse:
                 open_segment_bytes=2048,
                 open_segment_age_s=65,
                 segments_committed=2,
+                edge="next write",
+                hidden_entries=2,
+                looked_age_s=0.4,
+                losses=[
+                    admin_pb2.LostRange(after=at(1, 4), before=at(2, 0), entries=7, noticed_ms=1_700_000_000_000),
+                    admin_pb2.LostRange(before=at(1, 0)),
+                ],
             )
         ],
     )
@@ -178,6 +185,9 @@ def test_status_of_a_topic_has_its_positions(ctl: Ctl, fake: FakeDaemon) -> None
     assert "stalled: Denied: no" in out
     assert "11 entries, 2.0 KiB, oldest 3.2 s ago" in out
     assert f"{OPEN_ID} (11 entries, 2.0 KiB, 1 min 05 s old)" in out
+    assert "2 entries not known to be confirmed; looked 400 ms ago" in out
+    assert "7 entries after 1:4 and before 2:0, noticed 2023-11-14 22:13:20 UTC" in out
+    assert "possibly entries before 1:0" in out
     assert [line.split()[-1] for line in out.splitlines() if line.startswith(("oldest", "buffered to"))] == ["1:0", "-"]
 
 
@@ -191,6 +201,11 @@ def test_status_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
     topic = found["topics"][0]
     assert (topic["confirmed"], topic["offloaded"], topic["lag_entries"]) == ("3:20", "3:9", 11)
     assert topic["open_segment"] == {"segment_id": OPEN_ID, "entries": 11, "bytes": 2048, "age_s": 65.0}
+    assert (topic["edge"], topic["hidden_entries"], topic["looked_age_s"]) == ("next write", 2, 0.4)
+    assert topic["losses"] == [
+        {"after": "1:4", "before": "2:0", "entries": 7, "noticed_ms": 1_700_000_000_000},
+        {"after": None, "before": "1:0", "entries": None, "noticed_ms": 0},
+    ]
     assert found["positions"] == {
         "first": "1:0",
         "confirmed": "3:20",

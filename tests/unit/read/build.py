@@ -17,7 +17,7 @@ from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
 from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
-from offloaderd.model import EntryBatch, Position, ReadPriority, TopicName
+from offloaderd.model import EntryBatch, Loss, Position, ReadPriority, TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.read.fetch import RetryPolicy
@@ -169,12 +169,13 @@ class Map:
     enabled: bool = False
     priority: ReadPriority | None = None
     looks: int = 0
+    losses: tuple[Loss, ...] = ()
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Return the segments as they are now."""
         self.looks += 1
         await asyncio.sleep(0)  # noqa: TID251 - a real store takes a turn
-        return TopicMap(topic, tuple(self.segments))
+        return TopicMap(topic, tuple(self.segments), losses=self.losses)
 
     async def policy(self, topic: TopicName) -> TopicPolicy | None:
         """Return the policy if the topic is enabled."""

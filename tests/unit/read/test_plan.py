@@ -8,8 +8,8 @@ import pytest
 
 from offloaderd.errors import InvalidInput, NotFound
 from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
-from offloaderd.model import Position, ReadPriority
-from offloaderd.read.errors import EntriesMissing, OutOfRange
+from offloaderd.model import LedgerEnd, Loss, Position, ReadPriority
+from offloaderd.read.errors import EntriesLost, EntriesMissing, OutOfRange
 from offloaderd.read.plan import AskEnd, Hop, Run, SourceLedger, Step, Stop, Tier, TopicView, checked_range, next_step
 
 BUCKET_FIRST, SOURCE_FIRST = ReadPriority.TIERED_STORAGE_FIRST, ReadPriority.BOOKKEEPER_FIRST
@@ -168,3 +168,23 @@ def test_the_next_ledger_is_the_nearest_of_all_tiers() -> None:
     assert step(mixed, Position(6, 0)) == Hop(Position(8, 0))
     buffered = TopicView(segments=(A,), ends={(A.segment_id, 3): 4}, hot=(Position(4, 0), Position(4, 3)))
     assert step(buffered, Position(3, 5)) == Hop(Position(4, 0))
+
+
+@pytest.mark.parametrize("cursor", [(5, 9), (6, 0), (6, 3), (7, 5)])
+@pytest.mark.parametrize(("entries", "words"), [(4, "were deleted"), (0, "may have been there")])
+def test_a_lost_range_is_an_error_that_says_where_to_go_on(cursor: tuple[int, int], entries: int, words: str) -> None:
+    """Whoever comes to it, or begins in it, is told, whether or not the loss is certain."""
+    loss = Loss(Position(5, 8), Position(8, 0), entries)
+    view = TopicView(segments=(A, B, C), source=(SourceLedger(8, 4, False),), losses=(loss,))
+    with pytest.raises(EntriesLost, match=words) as caught:
+        step(view, Position(*cursor))
+    assert caught.value.hint == "read on from 8:0"
+    assert step(view, Position(5, 8)) == Run(Tier.OBJECTS, 5, 8, 8, C)
+    assert step(view, Position(5, 9), Position(5, 8)) is Stop.DONE
+    assert step(view, Position(8, 0)) == Run(Tier.SOURCE, 8, 0, 4)
+
+
+def test_a_recorded_end_needs_no_manifest() -> None:
+    """The ledger is over where the record says, and the next one follows."""
+    view = TopicView(segments=(A, B, C), source=(SourceLedger(8, 4, False),), complete={5: LedgerEnd(9, 8)})
+    assert step(view, Position(5, 9)) == Hop(Position(8, 0))

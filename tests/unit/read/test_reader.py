@@ -11,9 +11,9 @@ import pytest
 
 from offloaderd.errors import CorruptData, InvalidInput, NotFound, Transient
 from offloaderd.ledgers.memory import MemoryLedgers
-from offloaderd.model import EntryBatch, Position, ReadPriority, TopicName
+from offloaderd.model import EntryBatch, Loss, Position, ReadPriority, TopicName
 from offloaderd.objects import keys
-from offloaderd.read.errors import EntriesMissing, OutOfRange, TopicNotFound
+from offloaderd.read.errors import EntriesLost, EntriesMissing, OutOfRange, TopicNotFound
 from offloaderd.read.plan import Tier
 from offloaderd.read.stream import split
 from tests.unit.read.build import (
@@ -406,3 +406,23 @@ async def test_a_tier_that_gives_other_entries_is_not_believed() -> None:
     async with house.reader:
         found, tiers = await collect(house, last=Position(3, 9), priority=ReadPriority.BOOKKEEPER_FIRST)
     assert (found, tiers) == (run(3, 0, 9), [Tier.OBJECTS])
+
+
+async def test_a_loss_is_told_even_when_the_buffer_goes_on_behind_it() -> None:
+    """The offloader went on behind the lost range; a reader that comes to it must not do so unseen."""
+    house = make_house()
+    house.map.losses = (Loss(Position(2, 3), Position(4, 0), 7),)
+    house.hot.add(EntryBatch(2, 0, payloads(2, 0, 3)))
+    house.hot.add(EntryBatch(4, 0, payloads(4, 0, 5)), follows=Position(2, 3))
+    async with house.reader as reader:
+        found: list[Position] = []
+
+        async def follow() -> None:
+            async for batch, _ in reader.read(TOPIC, follow=True):
+                found.append(batch.last)
+
+        with pytest.raises(EntriesLost, match="after 2:3 and before 4:0 were deleted"):
+            await follow()
+        assert found == [Position(2, 3)]
+        behind = [batch async for batch, _ in reader.read(TOPIC, first=Position(4, 0))]
+        assert [batch.last for batch in behind] == [Position(4, 5)]
