@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote_plus, unquote_plus
 
 from offloaderd.errors import InvalidInput
 
@@ -46,6 +46,19 @@ class Position(NamedTuple):
         if not (0 <= self.ledger_id <= LEDGER_ID_MAX and 0 <= self.entry_id <= ENTRY_ID_MAX):
             raise InvalidInput(f"position {self} is out of range", hint="ledger and entry ids are 0 to 2^63-1")
         return self
+
+
+def encode_local(name: str) -> str:
+    """Return a local name as Java's URLEncoder writes it: a space is `+`, and `*` stays while `~` does not."""
+    return quote_plus(name, safe="*").replace("~", "%7E")
+
+
+def decode_local(encoded: str) -> str:
+    """Return the local name that `encode_local` was given. Raises InvalidInput for bytes that are no text."""
+    try:
+        return unquote_plus(encoded, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{encoded!r} is no encoded topic name: its bytes are not UTF-8") from None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,12 +100,12 @@ class TopicName:
         parts = name.split("/")
         if len(parts) != 4 or not all(parts) or parts[2] != "persistent":
             raise InvalidInput(f"malformed managed-ledger name {name!r}")
-        return cls(parts[0], parts[1], unquote(parts[3]))
+        return cls(parts[0], parts[1], decode_local(parts[3]))
 
     @property
     def managed_ledger(self) -> str:
-        """Name of the managed ledger, as Pulsar's brokers write it (URL-encoded local name)."""
-        return f"{self.tenant}/{self.namespace}/{self.domain}/{quote(self.local, safe='-_.*')}"
+        """Name of the managed ledger, as Pulsar's brokers write it (TopicName.getPersistenceNamingEncoding)."""
+        return f"{self.tenant}/{self.namespace}/{self.domain}/{encode_local(self.local)}"
 
     def __str__(self) -> str:
         """Full name, with the domain."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import quote_plus, unquote_plus
 
 from offloaderd.errors import InvalidInput
-from offloaderd.model import TopicName
+from offloaderd.model import TopicName, decode_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,27 +37,9 @@ class Partition(NamedTuple):
     number: int
 
 
-def encode_local(name: str) -> str:
-    """Return a local name as Java's URLEncoder writes it: a space is `+`, and `*` stays while `~` does not."""
-    return quote_plus(name, safe="*").replace("~", "%7E")
-
-
-def decode_local(encoded: str) -> str:
-    """Return the local name that `encode_local` was given. Raises InvalidInput for bytes that are no text."""
-    try:
-        return unquote_plus(encoded, errors="strict")
-    except UnicodeDecodeError:
-        raise InvalidInput(f"{encoded!r} is no encoded topic name: its bytes are not UTF-8") from None
-
-
-def managed_ledger_name(topic: TopicName) -> str:
-    """Return `tenant/namespace/persistent/encoded`, as a ledger's custom metadata has it too."""
-    return f"{topic.tenant}/{topic.namespace}/{topic.domain}/{encode_local(topic.local)}"
-
-
 def topic_path(topic: TopicName) -> str:
     """Return the path of a topic's list of ledgers."""
-    return f"{ROOT}/{managed_ledger_name(topic)}"
+    return f"{ROOT}/{topic.managed_ledger}"
 
 
 def namespace_path(tenant: str, namespace: str) -> str:
@@ -115,6 +96,6 @@ def misplaced_ledger(custom: Mapping[str, bytes], topic: TopicName) -> str | Non
     if "pulsar/cursor" in custom:
         return f"it is of the cursor {custom['pulsar/cursor'].decode(errors='replace')!r}"
     owner = custom.get(MANAGED_LEDGER_KEY)
-    if owner is not None and owner != managed_ledger_name(topic).encode():
+    if owner is not None and owner != topic.managed_ledger.encode():
         return f"it is of the managed ledger {owner.decode(errors='replace')}"
     return None

@@ -16,6 +16,7 @@ import google_crc32c
 from offloaderd.errors import CorruptData
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format import v2
+from offloaderd.model import TopicName
 from offloaderd.objects import keys
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from offloaderd.format.manifest import LedgerPart, SegmentManifest
     from offloaderd.metadata.catalog import CommittedSegment
-    from offloaderd.model import Position, TopicName
+    from offloaderd.model import Position
 
 TABLE_BYTES = 2048
 BLOCK_BYTES = 512
@@ -88,7 +89,7 @@ def _check_identity(topic: TopicName, segment: CommittedSegment, manifest: Segme
     """The manifest must be this segment's, of this topic, and hold what was committed."""
     if manifest.segment_id != segment.segment_id:
         raise _differs(key, 0, f"segment {segment.segment_id}", manifest.segment_id)
-    if manifest.managed_ledger != topic.managed_ledger:
+    if TopicName.from_managed_ledger(manifest.managed_ledger) != topic:
         raise _differs(key, 0, f"entries of {topic.managed_ledger}", manifest.managed_ledger)
     committed = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in segment.slices]
     stored = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in manifest.ledgers]

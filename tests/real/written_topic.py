@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound
 from offloaderd.ledgers.pulsar import ListedLedger, ManagedLedger
-from offloaderd.ledgers.pulsar_names import MANAGED_LEDGER_KEY, managed_ledger_name, topic_path
+from offloaderd.ledgers.pulsar_names import MANAGED_LEDGER_KEY, topic_path
 from offloaderd.model import TopicName
 from tests.real.pulsar_nodes import encode
 from tests.real.writer import Plan
@@ -43,7 +43,7 @@ class WrittenTopic:
         """What the list says now."""
         self._writer = writer
         custom = {"application": b"pulsar", "component": b"managed-ledger"}
-        custom[MANAGED_LEDGER_KEY] = managed_ledger_name(name).encode()
+        custom[MANAGED_LEDGER_KEY] = name.managed_ledger.encode()
         self._plan = replace(plan, custom={**custom, **plan.custom})
 
     @property

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from offloaderd.errors import InvalidInput
 from offloaderd.ledgers.pulsar_names import (
     Partition,
-    decode_local,
-    encode_local,
     is_compacted,
     misplaced_ledger,
     namespace_path,
@@ -19,7 +17,7 @@ from offloaderd.ledgers.pulsar_names import (
     system_reason,
     topic_path,
 )
-from offloaderd.model import TopicName
+from offloaderd.model import TopicName, decode_local, encode_local
 
 
 def topic(text: str) -> TopicName:
