@@ -293,7 +293,7 @@ async def topic_policies(store: MetadataStore) -> dict[TopicName, TopicPolicy | 
 async def enabled_topics(store: MetadataStore) -> list[TopicName]:
     """Return the topics whose policy says that they are offloaded, in order; damaged policies are left out."""
     policies = await topic_policies(store)
-    return sorted(topic for topic, found in policies.items() if isinstance(found, TopicPolicy) and found.enabled)
+    return sorted(topic for topic, found in policies.items() if isinstance(found, TopicPolicy) and found.active)
 
 
 async def _contexts(store: MetadataStore, topic: TopicName) -> dict[int, Versioned]:

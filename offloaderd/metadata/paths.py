@@ -8,7 +8,7 @@
         losses/<ledger id>
         trash/<segment uuid>
 
-Rules: a topic's names are percent-encoded as in its managed ledger, so what a broker accepts is found under the name
+Rules: a topic's names are percent-encoded as nearly all of its managed ledger's, so a topic is found under the name
 an operator knows; what ZooKeeper would refuse as a name (`.`, `..`, characters beyond ASCII) is encoded as well.
 """
 
@@ -38,6 +38,11 @@ def daemon(daemon_id: str) -> str:
 def selection(pattern: str) -> str:
     """Standing order for the topics that match a pattern."""
     return f"{SELECTIONS}/{_encoded(pattern)}"
+
+
+def selected_pattern(name: str) -> str:
+    """Return the pattern that `selection` was given, from the name of its node."""
+    return unquote(name)
 
 
 def namespace(name: TopicName) -> str:

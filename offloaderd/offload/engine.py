@@ -21,8 +21,10 @@ from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.offload import ownership, recovery
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog, Claim
+from offloaderd.offload.discovery import Discovery
 from offloaderd.offload.report import Reporter
 from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.selector import Selector
 from offloaderd.offload.signal import Signal, race
 from offloaderd.offload.status import idle
 from offloaderd.offload.topic import TopicOffloader, Workshop
@@ -62,6 +64,7 @@ class Engine:
         self._supervised: dict[TopicName, _Supervised] = {}
         self._draining = False
         self._reporter = Reporter(shop, self.statuses)
+        self.selector = Selector(shop.metadata, shop.source, self._clock)
         self.changed = Signal()
 
     async def enable(self, topic: TopicName, policy: TopicPolicy) -> None:
@@ -162,10 +165,12 @@ class Engine:
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._follow_topics(group), name="enabled topics")
             reporter = group.create_task(self._reporter.run(), name="topic metrics")
+            discovery = group.create_task(Discovery(self.selector).run(), name="discovery of topics")
             while not (self._draining and not self._supervised):
                 await self.changed.wait()
             watcher.cancel()
             reporter.cancel()
+            discovery.cancel()
 
     def drain(self) -> None:
         """Complete every open segment, release every topic, then let `run` return."""
@@ -196,7 +201,7 @@ class Engine:
                 log.error("policy.corrupt", topic=str(topic), error=str(policy), hint="enable the topic again")
                 if topic in self._supervised:
                     enabled[topic] = self._supervised[topic].policy
-            elif policy.enabled:
+            elif policy.active:
                 enabled[topic] = policy
         for topic, held in self._supervised.items():
             if topic not in enabled:

@@ -1,4 +1,7 @@
-"""`policy`: how one topic is offloaded. What is None is inherited from the daemon's settings."""
+"""`policy`: how one topic is offloaded, and who said so. What is None is inherited from the daemon's settings.
+
+A policy is somebody's word on this very topic, or, with `selected_by`, follows from a pattern and goes where that goes.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +16,56 @@ from offloaderd.model import ReadPriority
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPolicy:
-    """Topic level policy. A topic that is not `enabled` stays known and readable."""
+    """Topic level policy. A topic that is not `enabled` stays known and readable.
+
+    `selected_by` is the pattern that the policy follows from; empty: the topic was enabled or disabled by its name.
+    `partitioned`: there are no entries under this name, its partitions follow this policy.
+    """
 
     enabled: bool = True
     segment_bytes_max: int | None = None
     segment_age_max_s: float | None = None
     segment_age_min_s: float | None = None
     read_priority: ReadPriority | None = None
+    selected_by: str = ""
+    partitioned: bool = False
+
+    @property
+    def active(self) -> bool:
+        """Whether entries are to be offloaded under this very name."""
+        return self.enabled and not self.partitioned
 
 
 def disabled(policy: TopicPolicy) -> TopicPolicy:
-    """Return the policy switched off, its settings kept for the day it is switched on again."""
-    return replace(policy, enabled=False)
+    """Return the policy switched off by name, so that no pattern switches it on; its settings are kept."""
+    return replace(policy, enabled=False, selected_by="")
 
 
 def encode(value: TopicPolicy) -> bytes:
     """Return the node's content."""
+    return to_record(value).SerializeToString(deterministic=True)
+
+
+def decode(data: bytes, *, path: str) -> TopicPolicy:
+    """Read a node's content; raises CorruptData."""
+    return from_record(codec.parse(records_pb2.TopicPolicyRecord, data, path), path=path)
+
+
+def to_record(value: TopicPolicy) -> records_pb2.TopicPolicyRecord:
+    """Return the policy as a message, for nodes that hold one among other things."""
     return records_pb2.TopicPolicyRecord(
         enabled=value.enabled,
         segment_bytes_max=value.segment_bytes_max,
         segment_age_max_s=value.segment_age_max_s,
         segment_age_min_s=value.segment_age_min_s,
         read_priority=value.read_priority,
-    ).SerializeToString(deterministic=True)
+        selected_by=value.selected_by,
+        partitioned=value.partitioned,
+    )
 
 
-def decode(data: bytes, *, path: str) -> TopicPolicy:
-    """Read a node's content; raises CorruptData."""
-    record = codec.parse(records_pb2.TopicPolicyRecord, data, path)
+def from_record(record: records_pb2.TopicPolicyRecord, *, path: str) -> TopicPolicy:
+    """Read a message; raises CorruptData."""
     priority: ReadPriority | None = None
     if record.HasField("read_priority"):
         try:
@@ -53,6 +78,8 @@ def decode(data: bytes, *, path: str) -> TopicPolicy:
         segment_age_max_s=(_seconds(path, record.segment_age_max_s) if record.HasField("segment_age_max_s") else None),
         segment_age_min_s=(_seconds(path, record.segment_age_min_s) if record.HasField("segment_age_min_s") else None),
         read_priority=priority,
+        selected_by=record.selected_by,
+        partitioned=record.partitioned,
     )
 
 

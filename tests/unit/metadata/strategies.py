@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.metadata.records.selection import Selection
 from offloaderd.model import Position, ReadPriority, TopicName
+from offloaderd.patterns import TopicPattern
 
 INT63 = st.integers(0, 2**63 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
@@ -41,6 +43,16 @@ policies = st.builds(
     segment_age_max_s=st.none() | SECONDS,
     segment_age_min_s=st.none() | SECONDS,
     read_priority=st.none() | st.sampled_from(ReadPriority),
+    selected_by=st.sampled_from(["", "public/default/*"]),
+    partitioned=st.booleans(),
+)
+selections = st.builds(
+    Selection,
+    pattern=st.sampled_from(["public/default/*", "public/*", "re:.*/eu-(a|b).*", "persistent://re:a/*"]).map(
+        TopicPattern.parse
+    ),
+    policy=policies,
+    created_ms=UINT64,
 )
 
 

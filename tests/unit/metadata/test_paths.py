@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from offloaderd.errors import InvalidInput
 from offloaderd.metadata import paths
@@ -17,9 +18,9 @@ ORDERS = TopicName("acme", "shop", "orders/2024 ü")
 
 
 def test_every_node_lies_where_the_architecture_says() -> None:
-    """The tree of architecture section 7, with the local name encoded as in the managed ledger."""
+    """The tree of architecture section 7, with the local name percent-encoded."""
     folder = "/topics/acme/shop/persistent/orders%2F2024%20%C3%BC"
-    assert paths.topic(ORDERS) == folder == f"{paths.TOPICS}/{ORDERS.managed_ledger}"
+    assert paths.topic(ORDERS) == folder
     assert paths.policy(ORDERS) == f"{folder}/policy"
     assert paths.owner(ORDERS) == f"{folder}/owner"
     assert paths.epoch(ORDERS) == f"{folder}/epoch"
@@ -28,6 +29,16 @@ def test_every_node_lies_where_the_architecture_says() -> None:
     segment_id = UUID("11223344-5566-7788-99aa-bbccddeeff00")
     assert paths.trash_record(ORDERS, segment_id) == f"{folder}/trash/11223344-5566-7788-99aa-bbccddeeff00"
     assert paths.daemon("host/1") == "/daemons/host%2F1"
+    assert paths.selection("acme/*") == "/selections/acme%2F*"
+    assert paths.namespace(ORDERS) == "/topics/acme/shop/persistent"
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=20))
+def test_every_pattern_has_a_node_and_is_read_from_its_name(pattern: str) -> None:
+    """Whatever an expression is made of, a store takes the node and its name gives the pattern back."""
+    path = paths.selection(pattern)
+    assert checked_path(path) == path
+    assert paths.selected_pattern(path.rpartition("/")[2]) == pattern
 
 
 def test_folders_are_the_parents_of_what_transactions_create() -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from offloaderd.errors import CorruptData
 from offloaderd.format.pb.storage import records_pb2
-from offloaderd.metadata.records import attempt, context, daemon, epoch, owner, policy, trash
+from offloaderd.metadata.records import attempt, context, daemon, epoch, owner, policy, selection, trash
 from offloaderd.model import Position, ReadPriority
-from tests.unit.metadata.strategies import NAME, TEXT, UINT64, attempts, policies
+from tests.unit.metadata.strategies import NAME, TEXT, UINT64, attempts, policies, selections
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 PATH = "/topics/t/n/persistent/x/node"
-KINDS = [attempt, context, daemon, epoch, owner, policy, trash]
+KINDS = [attempt, context, daemon, epoch, owner, policy, selection, trash]
+SOME_POLICY = records_pb2.TopicPolicyRecord(enabled=True)
 SEGMENT = UUID("11223344-5566-7788-99aa-bbccddeeff00")
 
 
@@ -55,6 +56,14 @@ def test_an_epoch_reads_back(value: epoch.Epoch) -> None:
 def test_a_policy_reads_back(value: policy.TopicPolicy) -> None:
     """What is set survives with its value (0 included); what is inherited stays unset."""
     assert policy.decode(policy.encode(value), path=PATH) == value
+
+
+@given(selections)
+def test_a_selection_reads_back(value: selection.Selection) -> None:
+    """Pattern, policy and age survive; the pattern still matches what it matched."""
+    found = selection.decode(selection.encode(value), path=PATH)
+    assert found == value
+    assert found.pattern.scope == value.pattern.scope
 
 
 @given(st.builds(trash.Trash, segment_id=st.uuids(), upload_id=TEXT, reason=TEXT, decided_ms=UINT64))
@@ -119,6 +128,10 @@ def test_an_impossible_attempt_is_corrupt(changes: dict[str, Any]) -> None:
         (policy, records_pb2.TopicPolicyRecord(read_priority="newest-first")),
         (policy, records_pb2.TopicPolicyRecord(segment_age_max_s=float("nan"))),
         (policy, records_pb2.TopicPolicyRecord(segment_age_min_s=-1.0)),
+        (selection, records_pb2.SelectionRecord(pattern="re:(", policy=SOME_POLICY)),
+        (selection, records_pb2.SelectionRecord(pattern="orders", policy=SOME_POLICY)),
+        (selection, records_pb2.SelectionRecord(pattern="persistent://a/*", policy=SOME_POLICY)),
+        (selection, records_pb2.SelectionRecord(pattern="a/*")),
     ],
     ids=str,
 )

@@ -1,0 +1,51 @@
+"""`selections/<pattern>`: a standing order to offload every topic that a pattern matches, now or later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import InvalidInput
+from offloaderd.format.pb.storage import records_pb2
+from offloaderd.metadata.records import codec
+from offloaderd.metadata.records import policy as policy_record
+from offloaderd.patterns import TopicPattern
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.records.policy import TopicPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """A pattern with the policy of its topics. `created_ms` stays when the policy is changed."""
+
+    pattern: TopicPattern
+    policy: TopicPolicy
+    created_ms: int
+
+
+def encode(value: Selection) -> bytes:
+    """Return the node's content."""
+    return records_pb2.SelectionRecord(
+        pattern=value.pattern.text,
+        policy=policy_record.to_record(value.policy),
+        created_ms=value.created_ms,
+    ).SerializeToString(deterministic=True)
+
+
+def decode(data: bytes, *, path: str) -> Selection:
+    """Read a node's content; raises CorruptData."""
+    record = codec.parse(records_pb2.SelectionRecord, data, path)
+    try:
+        pattern = TopicPattern.parse(record.pattern)
+    except InvalidInput:
+        codec.corrupt(path, "a pattern", repr(record.pattern))
+    if pattern.text != record.pattern or pattern.topic is not None:
+        codec.corrupt(path, "a pattern of several topics in its one spelling", repr(record.pattern))
+    if not record.HasField("policy"):
+        codec.corrupt(path, "a policy", "nothing")
+    return Selection(
+        pattern=pattern,
+        policy=policy_record.from_record(record.policy, path=path),
+        created_ms=record.created_ms,
+    )

@@ -1,0 +1,212 @@
+"""Enabling and disabling by pattern: what is said is stored, and at once carried out on the topics that there are.
+
+Topics that come later are Discovery's. What is said of one topic by its name is its policy, what is said of several a
+selection. Both are stored before the topics that follow from them are changed, so that discovery completes what a
+crash interrupts. A dry run takes the same way up to the first write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.errors import CorruptData, NotFound, OffloaderError
+from offloaderd.metadata import catalog
+from offloaderd.metadata.each import each
+from offloaderd.metadata.records.policy import TopicPolicy, disabled
+from offloaderd.metadata.records.selection import Selection
+from offloaderd.offload import policies as stored
+from offloaderd.offload.selection import Change, Outcome, Rules, outcome, partitioned_among
+from offloaderd.patterns import partitioned_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from offloaderd.clock import Clock
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.model import TopicName
+    from offloaderd.offload.selection import Policies, Selections
+    from offloaderd.patterns import Scope, TopicPattern
+
+log = structlog.get_logger(__name__)
+
+TURN_TOPICS = 1000
+"""Topics that are looked at before others have their turn: some milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """All selections and policies at one time."""
+
+    selections: Selections
+    policies: Policies
+
+    @property
+    def rules(self) -> Rules:
+        """What follows for topics."""
+        return Rules(self.selections, self.policies)
+
+
+class Selector:
+    """Gives topics the policies that follow from patterns. `source` None: only names that have a policy are known."""
+
+    def __init__(self, metadata: MetadataStore, source: LedgerSource | None, clock: Clock) -> None:
+        self.metadata = metadata
+        self.clock = clock
+        self._source = source
+
+    async def enable(self, pattern: TopicPattern, policy: TopicPolicy, *, dry_run: bool = False) -> list[Change]:
+        """Enable what a pattern matches now and later, or change the policy; says what it did to each topic.
+
+        Selected topics that a broker keeps for itself, or compacts, are left alone, as are those that somebody
+        enabled or disabled by name, or by a narrower pattern. With `dry_run` nothing is written.
+        """
+        if pattern.topic is not None:
+            return await self._enable_name(pattern.topic, policy, pattern, dry_run=dry_run)
+        listed = await self.listed([pattern.scope])
+        said = await self.said()
+        before = said.selections.get(pattern.text)
+        created_ms = before.created_ms if isinstance(before, Selection) else self.clock.wall_ms()
+        selection = Selection(pattern=pattern, policy=policy, created_ms=created_ms)
+        rules = Rules({**said.selections, pattern.text: selection}, said.policies)
+        matching = sorted(topic for topic in {*listed, *said.policies} if pattern.matches(topic))
+        changes = await self.plan(rules, matching, said.policies, pattern.text)
+        if not dry_run:
+            await stored.put(self.metadata, self.clock, selection)
+            await self.carry_out(rules, changes)
+        return changes
+
+    async def disable(self, pattern: TopicPattern, *, dry_run: bool = False) -> list[Change]:
+        """Take back what was said of a pattern; says what it did to each topic.
+
+        Of a selection, the topics that it selected are disabled, unless another one matches them. A topic that is
+        disabled by its name stays so whatever matches it, and so do its partitions. What was offloaded stays
+        readable. Raises NotFound when nothing was said.
+        """
+        said = await self.said()
+        if pattern.topic is not None:
+            return await self._disable_name(pattern.topic, said, pattern, dry_run=dry_run)
+        if pattern.text not in said.selections:
+            raise NotFound(f"{pattern} selects nothing", hint="`offloadctl topics list` shows the selections")
+        rest = {text: one for text, one in said.selections.items() if text != pattern.text}
+        rules = Rules(rest, said.policies)
+        selected = sorted(topic for topic, policy in said.policies.items() if _follows(policy, pattern))
+        changes = await self.plan(rules, selected, said.policies, pattern.text)
+        if not dry_run:
+            await stored.remove(self.metadata, self.clock, pattern)
+            await self.carry_out(rules, changes)
+        return changes
+
+    async def said(self) -> Said:
+        """Read all selections and policies."""
+        return Said(await stored.selections(self.metadata), await catalog.topic_policies(self.metadata))
+
+    async def listed(self, scopes: Iterable[Scope]) -> set[TopicName]:
+        """Return the topics that the source knows in these scopes. Raises what the source raises."""
+        found: set[TopicName] = set()
+        if self._source is not None:
+            for scope in scopes:
+                found |= set(await self._source.topics(tenant=scope.tenant, namespace=scope.namespace))
+        return found
+
+    async def plan(
+        self, rules: Rules, topics: Sequence[TopicName], policies: Policies, asked: str = ""
+    ) -> list[Change]:
+        """Say what the rules do to each of the topics; `asked` is the pattern that somebody gave."""
+        changes: list[Change] = []
+        for first in range(0, len(topics), TURN_TOPICS):
+            some = topics[first : first + TURN_TOPICS]
+            changes += [rules.change(topic, policies.get(topic), asked) for topic in some]
+            await asyncio.sleep(0)  # noqa: TID251 - gives others a turn, measures no time
+        unsure = [
+            number
+            for number, change in enumerate(changes)
+            if change.policy is not None and change.topic not in policies and not rules.by_name(change.topic)
+        ]
+        reasons = await each([changes[number].topic for number in unsure], self._reserved)
+        for number, reason in zip(unsure, reasons, strict=True):
+            if reason is not None:
+                changes[number] = Change(changes[number].topic, Outcome.LEFT_ALONE, reason)
+        return changes
+
+    async def carry_out(self, rules: Rules, changes: Sequence[Change]) -> dict[TopicName, TopicPolicy]:
+        """Write the policies that were planned, and return them; what changed meanwhile is decided anew."""
+        topics = [change.topic for change in changes if change.policy is not None]
+        return await stored.write(self.metadata, self.clock, topics, rules.wanted)
+
+    async def mark_partitioned(self, listed: Collection[TopicName], policies: Policies) -> dict[TopicName, TopicPolicy]:
+        """Note of topics that are enabled by name whether they turn out to be partitioned; returns what was written."""
+        whole = partitioned_among(listed)
+
+        def marked(topic: TopicName, current: TopicPolicy | CorruptData | None) -> TopicPolicy | None:
+            if not isinstance(current, TopicPolicy) or current.selected_by:
+                return None
+            return replace(current, partitioned=topic in whole)
+
+        changed = [
+            topic
+            for topic, policy in policies.items()
+            if (topic in whole or topic in listed) and marked(topic, policy) not in {None, policy}
+        ]
+        return await stored.write(self.metadata, self.clock, sorted(changed), marked)
+
+    async def _enable_name(
+        self, topic: TopicName, policy: TopicPolicy, pattern: TopicPattern, *, dry_run: bool
+    ) -> list[Change]:
+        """Enable a topic by its name, with the partitions that it has; it need not exist yet."""
+        try:
+            listed = await self.listed([pattern.scope])
+        except OffloaderError as error:
+            log.warning("topic.partitions_unknown", topic=str(topic), error=str(error))
+            listed = set()
+        partitions = sorted(one for one in listed if partitioned_topic(one) == topic)
+        policies = await stored.read(self.metadata, [topic, *partitions])
+        policy = replace(policy, partitioned=topic in partitioned_among(listed))
+        return await self._say(topic, policy, partitions, policies, pattern, dry_run=dry_run)
+
+    async def _disable_name(
+        self, topic: TopicName, said: Said, pattern: TopicPattern, *, dry_run: bool
+    ) -> list[Change]:
+        """Disable a topic by its name, with its partitions. Raises NotFound when neither has a policy."""
+        partitions = sorted(one for one in said.policies if partitioned_topic(one) == topic)
+        current = said.policies.get(topic)
+        if current is None and not partitions:
+            raise NotFound(f"{topic} is not enabled", hint="`offloadctl topics list` shows the topics")
+        known = current if isinstance(current, TopicPolicy) else TopicPolicy(partitioned=current is None)
+        return await self._say(topic, disabled(known), partitions, said.policies, pattern, dry_run=dry_run)
+
+    async def _say(
+        self,
+        topic: TopicName,
+        policy: TopicPolicy,
+        partitions: Sequence[TopicName],
+        policies: Policies,
+        pattern: TopicPattern,
+        *,
+        dry_run: bool,
+    ) -> list[Change]:
+        """Store what is said of a topic by its name, and carry it out on its partitions."""
+        rules = Rules({}, {**policies, topic: policy})
+        before = policies.get(topic)
+        first = Change(topic, outcome(before if isinstance(before, TopicPolicy) else None, policy), "", policy)
+        following = await self.plan(rules, partitions, policies, pattern.text)
+        if not dry_run:
+            await stored.write(self.metadata, self.clock, [topic], lambda *_: policy)
+            await self.carry_out(rules, following)
+        return [first, *following]
+
+    async def _reserved(self, topic: TopicName) -> str | None:
+        if self._source is None:
+            return None
+        try:
+            return await self._source.reserved(topic)
+        except NotFound:
+            return "it is gone"
+
+
+def _follows(policy: object, pattern: TopicPattern) -> bool:
+    return isinstance(policy, TopicPolicy) and policy.selected_by == pattern.text
