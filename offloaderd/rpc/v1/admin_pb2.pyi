@@ -68,6 +68,8 @@ class TopicSummary(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     LEDGERS_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    SELECTED_BY_FIELD_NUMBER: _builtins.int
+    PARTITIONED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     enabled: _builtins.bool
     owner: _builtins.str
@@ -75,6 +77,10 @@ class TopicSummary(_message.Message):
     ledgers: _builtins.int
     entries: _builtins.int
     """confirmed in the source"""
+    selected_by: _builtins.str
+    """the pattern that its policy follows from; empty: it has none, or its own"""
+    partitioned: _builtins.bool
+    """no topic of its own: its partitions follow it"""
     def __init__(
         self,
         *,
@@ -83,14 +89,140 @@ class TopicSummary(_message.Message):
         owner: _builtins.str = ...,
         ledgers: _builtins.int = ...,
         entries: _builtins.int = ...,
+        selected_by: _builtins.str = ...,
+        partitioned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enabled", b"enabled", "entries", b"entries", "ledgers", b"ledgers", "owner", b"owner", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enabled", b"enabled", "entries", b"entries", "ledgers", b"ledgers", "owner", b"owner", "partitioned", b"partitioned", "selected_by", b"selected_by", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopicSummary: _TypeAlias = TopicSummary  # noqa: Y015
+
+@_typing.final
+class ListSelectionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSelectionsRequest: _TypeAlias = ListSelectionsRequest  # noqa: Y015
+
+@_typing.final
+class ListSelectionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SELECTIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def selections(self) -> _containers.RepeatedCompositeFieldContainer[Global___Selection]: ...
+    def __init__(
+        self,
+        *,
+        selections: _abc.Iterable[Global___Selection] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["selections", b"selections"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSelectionsResponse: _TypeAlias = ListSelectionsResponse  # noqa: Y015
+
+@_typing.final
+class Selection(_message.Message):
+    """A standing order: topics that match the pattern are enabled, those that come later as well."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATTERN_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    CREATED_MS_FIELD_NUMBER: _builtins.int
+    SEGMENT_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    SEGMENT_AGE_MAX_S_FIELD_NUMBER: _builtins.int
+    SEGMENT_AGE_MIN_S_FIELD_NUMBER: _builtins.int
+    READ_PRIORITY_FIELD_NUMBER: _builtins.int
+    DAMAGE_FIELD_NUMBER: _builtins.int
+    pattern: _builtins.str
+    topics: _builtins.int
+    """enabled by it"""
+    created_ms: _builtins.int
+    """of expressions that match one topic the older one counts"""
+    segment_bytes_max: _builtins.int
+    segment_age_max_s: _builtins.float
+    segment_age_min_s: _builtins.float
+    read_priority: _builtins.str
+    damage: _builtins.str
+    """why the record cannot be read; empty: it can"""
+    def __init__(
+        self,
+        *,
+        pattern: _builtins.str = ...,
+        topics: _builtins.int = ...,
+        created_ms: _builtins.int = ...,
+        segment_bytes_max: _builtins.int | None = ...,
+        segment_age_max_s: _builtins.float | None = ...,
+        segment_age_min_s: _builtins.float | None = ...,
+        read_priority: _builtins.str | None = ...,
+        damage: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "created_ms", b"created_ms", "damage", b"damage", "pattern", b"pattern", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__read_priority: _TypeAlias = _typing.Literal["read_priority"]  # noqa: Y015
+    _WhichOneofArgType__read_priority: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority"]  # noqa: Y015
+    _WhichOneofReturnType__segment_age_max_s: _TypeAlias = _typing.Literal["segment_age_max_s"]  # noqa: Y015
+    _WhichOneofArgType__segment_age_max_s: _TypeAlias = _typing.Literal["_segment_age_max_s", b"_segment_age_max_s"]  # noqa: Y015
+    _WhichOneofReturnType__segment_age_min_s: _TypeAlias = _typing.Literal["segment_age_min_s"]  # noqa: Y015
+    _WhichOneofArgType__segment_age_min_s: _TypeAlias = _typing.Literal["_segment_age_min_s", b"_segment_age_min_s"]  # noqa: Y015
+    _WhichOneofReturnType__segment_bytes_max: _TypeAlias = _typing.Literal["segment_bytes_max"]  # noqa: Y015
+    _WhichOneofArgType__segment_bytes_max: _TypeAlias = _typing.Literal["_segment_bytes_max", b"_segment_bytes_max"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__read_priority) -> _WhichOneofReturnType__read_priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__segment_age_max_s) -> _WhichOneofReturnType__segment_age_max_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__segment_age_min_s) -> _WhichOneofReturnType__segment_age_min_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__segment_bytes_max) -> _WhichOneofReturnType__segment_bytes_max | None: ...
+
+Global___Selection: _TypeAlias = Selection  # noqa: Y015
+
+@_typing.final
+class TopicChange(_message.Message):
+    """What becomes of one topic that was named, or that a pattern matches."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    outcome: _builtins.str
+    """enabled, disabled, changed, unchanged or left-alone"""
+    reason: _builtins.str
+    """why it is left alone, or what governs it from now on"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "reason", b"reason", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicChange: _TypeAlias = TopicChange  # noqa: Y015
 
 @_typing.final
 class EnableTopicRequest(_message.Message):
@@ -101,11 +233,15 @@ class EnableTopicRequest(_message.Message):
     SEGMENT_AGE_MAX_S_FIELD_NUMBER: _builtins.int
     SEGMENT_AGE_MIN_S_FIELD_NUMBER: _builtins.int
     READ_PRIORITY_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
+    """A topic, with its partitions; or TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION for those there are and will be."""
     segment_bytes_max: _builtins.int
     segment_age_max_s: _builtins.float
     segment_age_min_s: _builtins.float
     read_priority: _builtins.str
+    dry_run: _builtins.bool
+    """change nothing, say what would be changed"""
     def __init__(
         self,
         *,
@@ -114,10 +250,11 @@ class EnableTopicRequest(_message.Message):
         segment_age_max_s: _builtins.float | None = ...,
         segment_age_min_s: _builtins.float | None = ...,
         read_priority: _builtins.str | None = ...,
+        dry_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "dry_run", b"dry_run", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__read_priority: _TypeAlias = _typing.Literal["read_priority"]  # noqa: Y015
     _WhichOneofArgType__read_priority: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority"]  # noqa: Y015
@@ -142,12 +279,21 @@ Global___EnableTopicRequest: _TypeAlias = EnableTopicRequest  # noqa: Y015
 class EnableTopicResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    PATTERN_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    pattern: _builtins.str
+    """as it was understood"""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicChange]: ...
     def __init__(
         self,
+        *,
+        pattern: _builtins.str = ...,
+        topics: _abc.Iterable[Global___TopicChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pattern", b"pattern", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -158,15 +304,19 @@ class DisableTopicRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
+    """a topic, or a pattern that was enabled"""
+    dry_run: _builtins.bool
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,16 +324,24 @@ Global___DisableTopicRequest: _TypeAlias = DisableTopicRequest  # noqa: Y015
 
 @_typing.final
 class DisableTopicResponse(_message.Message):
-    """The open segment is completed first; what was offloaded stays readable."""
+    """The open segments are completed first; what was offloaded stays readable."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    PATTERN_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    pattern: _builtins.str
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicChange]: ...
     def __init__(
         self,
+        *,
+        pattern: _builtins.str = ...,
+        topics: _abc.Iterable[Global___TopicChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pattern", b"pattern", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

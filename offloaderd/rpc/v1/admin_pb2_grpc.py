@@ -39,6 +39,11 @@ class AdminServiceStub:
                 request_serializer=offloaderd_dot_v1_dot_admin__pb2.ListTopicsRequest.SerializeToString,
                 response_deserializer=offloaderd_dot_v1_dot_admin__pb2.ListTopicsResponse.FromString,
                 _registered_method=True)
+        self.ListSelections = channel.unary_unary(
+                '/offloaderd.v1.AdminService/ListSelections',
+                request_serializer=offloaderd_dot_v1_dot_admin__pb2.ListSelectionsRequest.SerializeToString,
+                response_deserializer=offloaderd_dot_v1_dot_admin__pb2.ListSelectionsResponse.FromString,
+                _registered_method=True)
         self.EnableTopic = channel.unary_unary(
                 '/offloaderd.v1.AdminService/EnableTopic',
                 request_serializer=offloaderd_dot_v1_dot_admin__pb2.EnableTopicRequest.SerializeToString,
@@ -70,6 +75,12 @@ class AdminServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ListTopics(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSelections(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,6 +125,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListTopics,
                     request_deserializer=offloaderd_dot_v1_dot_admin__pb2.ListTopicsRequest.FromString,
                     response_serializer=offloaderd_dot_v1_dot_admin__pb2.ListTopicsResponse.SerializeToString,
+            ),
+            'ListSelections': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSelections,
+                    request_deserializer=offloaderd_dot_v1_dot_admin__pb2.ListSelectionsRequest.FromString,
+                    response_serializer=offloaderd_dot_v1_dot_admin__pb2.ListSelectionsResponse.SerializeToString,
             ),
             'EnableTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.EnableTopic,
@@ -168,6 +184,33 @@ class AdminService:
             '/offloaderd.v1.AdminService/ListTopics',
             offloaderd_dot_v1_dot_admin__pb2.ListTopicsRequest.SerializeToString,
             offloaderd_dot_v1_dot_admin__pb2.ListTopicsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSelections(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/offloaderd.v1.AdminService/ListSelections',
+            offloaderd_dot_v1_dot_admin__pb2.ListSelectionsRequest.SerializeToString,
+            offloaderd_dot_v1_dot_admin__pb2.ListSelectionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

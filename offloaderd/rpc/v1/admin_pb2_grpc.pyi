@@ -32,6 +32,7 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     ListTopics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]
+    ListSelections: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSelectionsRequest, _admin_pb2.ListSelectionsResponse]
     EnableTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EnableTopicRequest, _admin_pb2.EnableTopicResponse]
     DisableTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DisableTopicRequest, _admin_pb2.DisableTopicResponse]
     ListSegments: _grpc.UnaryStreamMultiCallable[_admin_pb2.ListSegmentsRequest, _admin_pb2.Segment]
@@ -45,6 +46,7 @@ class AdminServiceStub:
 class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListTopics: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]  # type: ignore[assignment]
+    ListSelections: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSelectionsRequest, _admin_pb2.ListSelectionsResponse]  # type: ignore[assignment]
     EnableTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.EnableTopicRequest, _admin_pb2.EnableTopicResponse]  # type: ignore[assignment]
     DisableTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DisableTopicRequest, _admin_pb2.DisableTopicResponse]  # type: ignore[assignment]
     ListSegments: _aio.UnaryStreamMultiCallable[_admin_pb2.ListSegmentsRequest, _admin_pb2.Segment]  # type: ignore[assignment]
@@ -61,6 +63,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListTopicsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListTopicsResponse, _abc.Awaitable[_admin_pb2.ListTopicsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListSelections(
+        self,
+        request: _admin_pb2.ListSelectionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListSelectionsResponse, _abc.Awaitable[_admin_pb2.ListSelectionsResponse]]: ...
 
     @_abc_1.abstractmethod
     def EnableTopic(
