@@ -96,13 +96,15 @@ def lag_of(topic: TopicOffloader) -> tuple[int, int]:
         return pending[0] + taken[0], pending[1] + taken[1]
     offloaded = topic.offloaded
     entries = size = 0
-    for ledger_id, info in topic.tailer.chain.ledgers.items():
+    for ledger_id, info in reversed(topic.tailer.chain.ledgers.items()):
         if offloaded is None or ledger_id > offloaded.ledger_id:
             entries += info.entries
             size += info.size_bytes
-        elif ledger_id == offloaded.ledger_id:
+            continue
+        if ledger_id == offloaded.ledger_id:
             entries += max(0, info.entries - offloaded.entry_id - 1)
             size += max(0, info.size_bytes - offloaded_bytes(topic, ledger_id))
+        break
     return entries, size
 
 
