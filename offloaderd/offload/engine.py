@@ -15,8 +15,6 @@ import structlog
 
 from offloaderd.errors import Closed, Conflict, CorruptData, Fenced, NotFound, OffloaderError, Transient, first_of
 from offloaderd.metadata import catalog, paths
-from offloaderd.metadata.port import Create, Replace
-from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.offload import ownership, recovery
 from offloaderd.offload.budget import Backoff, until_answered
@@ -28,16 +26,19 @@ from offloaderd.offload.selector import Selector
 from offloaderd.offload.signal import Signal, race
 from offloaderd.offload.status import idle
 from offloaderd.offload.topic import TopicOffloader, Workshop
+from offloaderd.patterns import of_topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.metadata.port import MetadataStore, Session
+    from offloaderd.metadata.port import Session
     from offloaderd.metadata.records.owner import Owner
     from offloaderd.metadata.records.policy import TopicPolicy
     from offloaderd.model import TopicName
+    from offloaderd.offload.selection import Change
     from offloaderd.offload.status import TopicStatus
+    from offloaderd.patterns import TopicPattern
 
 log = structlog.get_logger(__name__)
 
@@ -64,51 +65,36 @@ class Engine:
         self._supervised: dict[TopicName, _Supervised] = {}
         self._draining = False
         self._reporter = Reporter(shop, self.statuses)
-        self.selector = Selector(shop.metadata, shop.source, self._clock)
+        self._selector = Selector(shop.metadata, shop.source, self._clock)
         self.changed = Signal()
 
     async def enable(self, topic: TopicName, policy: TopicPolicy) -> None:
         """Start offloading a topic, or change its policy; some daemon takes it up within moments."""
-        if self._draining:
-            raise Closed("this daemon is draining", hint="ask another daemon, or try again after its restart")
-        await self._write_policy(topic, policy)
+        await self.select(of_topic(topic), policy)
 
     async def disable(self, topic: TopicName) -> None:
-        """Stop offloading a topic once its open segment is complete; what was offloaded stays readable.
+        """Stop offloading a topic; see `deselect`."""
+        await self.deselect(of_topic(topic))
 
-        Raises NotFound when it is not enabled.
+    async def select(self, pattern: TopicPattern, policy: TopicPolicy, *, dry_run: bool = False) -> list[Change]:
+        """Enable what a pattern matches, or change its policy; see Selector. Raises Closed while draining."""
+        if self._draining:
+            raise Closed("this daemon is draining", hint="ask another daemon, or try again after its restart")
+        return await self._selector.enable(pattern, policy, dry_run=dry_run)
+
+    async def deselect(self, pattern: TopicPattern, *, dry_run: bool = False) -> list[Change]:
+        """Take a pattern back, and return when the open segments of its topics that are here are complete.
+
+        What was offloaded stays readable. Raises NotFound when it was not enabled.
         """
-        try:
-            node = await self._shop.metadata.get(paths.policy(topic))
-        except NotFound:
-            raise NotFound(f"{topic} is not enabled", hint="`offloadctl topics list` shows the topics") from None
-        policy = policy_record.decode(node.value, path=paths.policy(topic))
-        await self._write_policy(topic, policy_record.disabled(policy))
-        held = self._supervised.get(topic)
-        if held is not None:
-            held.stop.set()
-            while topic in self._supervised and self._supervised[topic] is held:
-                await self.changed.wait()
-
-    async def _write_policy(self, topic: TopicName, policy: TopicPolicy) -> None:
-        """Write the policy and raise the counter that tells all daemons to look."""
-        store, path = self._shop.metadata, paths.policy(topic)
-        backoff = Backoff(self._clock)
-        for _ in range(20):
-            await _ensure(store, [paths.TOPICS, *paths.folders(topic)])
-            counter = await store.get(paths.TOPICS)
-            try:
-                node = await store.get(path)
-                step: Create | Replace = Replace(path, policy_record.encode(policy), node.version)
-            except NotFound:
-                step = Create(path, policy_record.encode(policy))
-            try:
-                await store.transact([step, Replace(paths.TOPICS, b"", counter.version)])
-            except (Conflict, NotFound, Transient) as error:
-                await backoff.wait(error)
-                continue
-            return
-        raise Transient(f"the policy of {topic} could not be written", hint="try again; ZooKeeper is busy or away")
+        changes = await self._selector.disable(pattern, dry_run=dry_run)
+        ended = [change.topic for change in changes if change.policy is not None and not change.policy.active]
+        held = {topic: self._supervised[topic] for topic in ended if topic in self._supervised and not dry_run}
+        for one in held.values():
+            one.stop.set()
+        while any(self._supervised.get(topic) is one for topic, one in held.items()):
+            await self.changed.wait()
+        return changes
 
     def topics(self) -> Sequence[TopicName]:
         """Return the topics that this daemon owns at the moment."""
@@ -165,7 +151,7 @@ class Engine:
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._follow_topics(group), name="enabled topics")
             reporter = group.create_task(self._reporter.run(), name="topic metrics")
-            discovery = group.create_task(Discovery(self.selector).run(), name="discovery of topics")
+            discovery = group.create_task(Discovery(self._selector).run(), name="discovery of topics")
             while not (self._draining and not self._supervised):
                 await self.changed.wait()
             watcher.cancel()
@@ -306,12 +292,3 @@ class Engine:
                     helper.cancel()
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
-
-
-async def _ensure(store: MetadataStore, nodes: Sequence[str]) -> None:
-    """Create empty nodes that do not exist yet."""
-    for path in nodes:
-        try:
-            await store.create(path, b"")
-        except Conflict:
-            continue
