@@ -1,8 +1,7 @@
 """AdminService: what an operator asks of a daemon, answered from the engine and the metadata store.
 
-The service needs little of the engine, and says so in the Protocols below; everything it answers about a topic that
-another daemon owns, or that is disabled, comes from the metadata store. It raises OffloaderError; the server's
-interceptor turns that into a status.
+The service needs little of the engine (ports.py); everything it answers about a topic that another daemon owns, or that
+is disabled, comes from the metadata store. It raises OffloaderError; the server's interceptor turns that into a status.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from offloaderd.errors import NotFound, Transient
-from offloaderd.metadata import catalog, paths
+from offloaderd.errors import InvalidInput, NotFound, Transient
+from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import TopicName
+from offloaderd.offload import policies
 from offloaderd.rpc.admin_messages import (
-    checked_policy,
-    checked_prefix,
     committed_segment,
     lost_range,
     open_segment,
@@ -26,113 +24,24 @@ from offloaderd.rpc.admin_messages import (
     progress_of,
     topic_status,
 )
-from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc
+from offloaderd.rpc.admin_topics import TopicCalls, exists
+from offloaderd.rpc.v1 import admin_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
 
     from offloaderd.health import Dependency
     from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.model import Position
     from offloaderd.offload.status import TopicStatus
+    from offloaderd.rpc.ports import Engine, Signal, TopicOffloader
     from offloaderd.rpc.v1.admin_pb2_grpc import _ServicerContext as Context
 
 HEARTBEAT_S = 1.0
 """A waiting Offload call reports at least this often, so that a client can tell a slow upload from a dead daemon."""
 CLAIM_S = 10.0
 """A topic that was enabled a moment ago is claimed well within this time."""
-
-
-class Signal(Protocol):
-    """Something that tells of changes."""
-
-    async def wait(self) -> object:
-        """Return after the next change."""
-        ...
-
-
-class TopicOffloader(Protocol):
-    """One topic that this daemon owns."""
-
-    @property
-    def offloaded(self) -> Position | None:
-        """Newest committed position."""
-        ...
-
-    @property
-    def attempt(self) -> Attempt | None:
-        """The open segment's record."""
-        ...
-
-    @property
-    def changed(self) -> Signal:
-        """Fires when the status may have changed."""
-        ...
-
-    def status(self) -> TopicStatus:
-        """Return how far the topic is."""
-        ...
-
-    async def request_roll(self) -> Position | None:
-        """Seal the open segment; returns the position to wait for, None when nothing is confirmed."""
-        ...
-
-
-class Owner(Protocol):
-    """The daemon that owns a topic."""
-
-    @property
-    def daemon_id(self) -> str:
-        """Its id."""
-        ...
-
-    @property
-    def epoch(self) -> int:
-        """Number of its ownership."""
-        ...
-
-
-class Engine(Protocol):
-    """What the service needs of the offload engine."""
-
-    async def enable(self, topic: TopicName, policy: TopicPolicy) -> None:
-        """Start offloading a topic, or change its policy."""
-        ...
-
-    async def disable(self, topic: TopicName) -> None:
-        """Complete the open segment and stop. Raises NotFound."""
-        ...
-
-    @property
-    def changed(self) -> Signal:
-        """Fires when a topic was claimed or released."""
-        ...
-
-    def find(self, topic: TopicName) -> TopicOffloader | None:
-        """Return the topic's offloader if this daemon owns it."""
-        ...
-
-    async def owned(self, topic: TopicName) -> TopicOffloader:
-        """Return the topic's offloader.
-
-        Raises NotFound (not enabled), Conflict (owned elsewhere), Transient (being claimed), or what stalled it.
-        """
-        ...
-
-    async def owner_of(self, topic: TopicName) -> Owner | None:
-        """Return the topic's owner, None when nobody holds it."""
-        ...
-
-    async def topic_map(self, topic: TopicName) -> TopicMap:
-        """Return the topic's committed segments."""
-        ...
-
-    def statuses(self) -> Sequence[TopicStatus]:
-        """Describe every enabled topic that this daemon works on or waits for."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +65,7 @@ class Daemon(Protocol):
         ...
 
 
-class AdminService(admin_pb2_grpc.AdminServiceServicer):
+class AdminService(TopicCalls):
     """Topics, policies, manual offload, segments and status.
 
     `source` is None when the daemon has no ledger source; `bucket` and `prefix` say where new segments go.
@@ -172,49 +81,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         bucket: str,
         prefix: str = "",
     ) -> None:
-        self._engine = engine
-        self._metadata = metadata
-        self._source = source
+        super().__init__(engine=engine, metadata=metadata, source=source)
         self._daemon = daemon
         self._bucket = bucket
         self._prefix = prefix
-
-    async def ListTopics(  # noqa: N802 - named by the proto
-        self, request: admin_pb2.ListTopicsRequest, context: Context
-    ) -> admin_pb2.ListTopicsResponse:
-        """Return the topics that have a policy or that the ledger source knows, in name order."""
-        prefix = checked_prefix(request.prefix)
-        policies = await catalog.topic_policies(self._metadata)
-        enabled = {topic for topic, policy in policies.items() if isinstance(policy, TopicPolicy) and policy.enabled}
-        known = set(await self._source.topics()) if self._source is not None else set()
-        response = admin_pb2.ListTopicsResponse()
-        for topic in sorted(policies.keys() | known):
-            if prefix and (topic.tenant, topic.namespace)[: len(prefix)] != prefix:
-                continue
-            owner = await self._engine.owner_of(topic) if topic in enabled else None
-            ledgers, entries = await self._confirmed(topic) if topic in known else (0, 0)
-            response.topics.add(
-                topic=str(topic),
-                enabled=topic in enabled,
-                owner=owner.daemon_id if owner is not None else "",
-                ledgers=ledgers,
-                entries=entries,
-            )
-        return response
-
-    async def EnableTopic(  # noqa: N802 - named by the proto
-        self, request: admin_pb2.EnableTopicRequest, context: Context
-    ) -> admin_pb2.EnableTopicResponse:
-        """Enable a topic, or change the policy of an enabled one."""
-        await self._engine.enable(TopicName.parse(request.topic), checked_policy(request))
-        return admin_pb2.EnableTopicResponse()
-
-    async def DisableTopic(  # noqa: N802 - named by the proto
-        self, request: admin_pb2.DisableTopicRequest, context: Context
-    ) -> admin_pb2.DisableTopicResponse:
-        """Complete the open segment and stop offloading; what was offloaded stays readable."""
-        await self._engine.disable(TopicName.parse(request.topic))
-        return admin_pb2.DisableTopicResponse()
 
     async def ListSegments(  # noqa: N802 - named by the proto
         self, request: admin_pb2.ListSegmentsRequest, context: Context
@@ -322,22 +192,17 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 if tries < 0:
                     raise
             except NotFound:
-                if tries < 0 or topic not in await catalog.enabled_topics(self._metadata):
+                if tries < 0 or not await self._enabled(topic):
                     raise
             await changed_or_heartbeat(self._engine.changed)
 
-    async def _confirmed(self, topic: TopicName) -> tuple[int, int]:
-        """Count ledgers and confirmed entries; a topic that vanished meanwhile has none."""
-        if self._source is None:
-            return 0, 0
-        try:
-            ledgers = await self._source.ledgers(topic)
-            entries = sum(ledger.entries for ledger in ledgers if ledger.closed)
-            if ledgers and not ledgers[-1].closed:
-                entries += (await self._source.confirmed(topic, ledgers[-1].ledger_id)).last_entry_id + 1
-        except NotFound:
-            return 0, 0
-        return len(ledgers), entries
+    async def _enabled(self, topic: TopicName) -> bool:
+        """Whether some daemon offloads the topic, or will in a moment. Raises InvalidInput for a partitioned one."""
+        policy = (await policies.read(self._metadata, [topic])).get(topic)
+        if isinstance(policy, TopicPolicy) and policy.partitioned:
+            hint = f"name a partition: {topic}-partition-0"
+            raise InvalidInput(f"{topic} is partitioned, its entries are those of its partitions", hint=hint)
+        return isinstance(policy, TopicPolicy) and policy.active
 
     async def _attempt(self, topic: TopicName) -> Attempt | None:
         """Return the open segment's record: the owner's live one, else as stored."""
@@ -353,11 +218,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def _known(self, topic: TopicName) -> None:
         """Raise NotFound unless the topic has a policy or the ledger source knows it."""
-        if topic in await catalog.topic_policies(self._metadata):
-            return
-        if self._source is not None and topic in await self._source.topics():
-            return
-        raise NotFound(f"unknown topic {topic}", hint="`offloadctl topics list` shows what there is")
+        try:
+            await self._metadata.get(paths.policy(topic))
+        except NotFound:
+            if self._source is None or not await exists(self._source, topic):
+                hint = "`offloadctl topics list` shows what there is"
+                raise NotFound(f"unknown topic {topic}", hint=hint) from None
 
 
 async def changed_or_heartbeat(changed: Signal) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import InvalidInput
+from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import ReadPriority
 from offloaderd.objects import keys
@@ -14,7 +14,9 @@ from offloaderd.rpc.v1 import admin_pb2, common_pb2
 if TYPE_CHECKING:
     from offloaderd.metadata.catalog import CommittedSegment
     from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.records.selection import Selection
     from offloaderd.model import Loss, Position
+    from offloaderd.offload.selection import Change
     from offloaderd.offload.status import TopicStatus
 
 
@@ -50,6 +52,26 @@ def checked_policy(request: admin_pb2.EnableTopicRequest) -> TopicPolicy:
         segment_age_min_s=age_min,
         read_priority=priority,
     )
+
+
+def selection(pattern: str, found: Selection | CorruptData, topics: int) -> admin_pb2.Selection:
+    """Return a selection as a message, with how many topics it has enabled; a damaged one says how it is."""
+    if isinstance(found, CorruptData):
+        return admin_pb2.Selection(pattern=pattern, topics=topics, damage=str(found))
+    return admin_pb2.Selection(
+        pattern=pattern,
+        topics=topics,
+        created_ms=found.created_ms,
+        segment_bytes_max=found.policy.segment_bytes_max,
+        segment_age_max_s=found.policy.segment_age_max_s,
+        segment_age_min_s=found.policy.segment_age_min_s,
+        read_priority=found.policy.read_priority,
+    )
+
+
+def topic_change(change: Change) -> admin_pb2.TopicChange:
+    """Return what becomes of a topic as a message."""
+    return admin_pb2.TopicChange(topic=str(change.topic), outcome=change.outcome, reason=change.reason)
 
 
 def position(value: Position | None) -> common_pb2.Position | None:

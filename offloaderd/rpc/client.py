@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from offloaderd.model import Position, ReadPriority, TopicName
+    from offloaderd.patterns import TopicPattern
 
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 """Largest message that is sent or taken; an entry is at most 5 MiB, a batch a little more than the batch size."""
@@ -108,31 +109,41 @@ class DaemonClient:
             request = admin_pb2.ListTopicsRequest(prefix=prefix)
             return (await self._admin.ListTopics(request, timeout=self._timeout_s)).topics
 
+    async def selections(self) -> Sequence[admin_pb2.Selection]:
+        """Return the patterns whose topics are enabled as they come."""
+        with self._errors():
+            request = admin_pb2.ListSelectionsRequest()
+            return (await self._admin.ListSelections(request, timeout=self._timeout_s)).selections
+
     async def enable(
         self,
-        topic: TopicName,
+        topics: TopicName | TopicPattern,
         *,
         segment_bytes_max: int | None = None,
         segment_age_max_s: float | None = None,
         segment_age_min_s: float | None = None,
         read_priority: ReadPriority | None = None,
-    ) -> None:
-        """Enable a topic; what is None is left to the daemon's configuration."""
+        dry_run: bool = False,
+    ) -> admin_pb2.EnableTopicResponse:
+        """Enable a topic or a pattern and return what becomes of each topic; None is left to the configuration."""
         request = admin_pb2.EnableTopicRequest(
-            topic=str(topic),
+            topic=str(topics),
             segment_bytes_max=segment_bytes_max,
             segment_age_max_s=segment_age_max_s,
             segment_age_min_s=segment_age_min_s,
             read_priority=read_priority,
+            dry_run=dry_run,
         )
         with self._errors():
-            await self._admin.EnableTopic(request, timeout=self._timeout_s)
+            return await self._admin.EnableTopic(request, timeout=self._timeout_s)
 
-    async def disable(self, topic: TopicName, *, timeout_s: float | None = None) -> None:
-        """Complete the open segment and stop offloading the topic."""
+    async def disable(
+        self, topics: TopicName | TopicPattern, *, dry_run: bool = False, timeout_s: float | None = None
+    ) -> admin_pb2.DisableTopicResponse:
+        """Complete the open segments and stop offloading; returns what becomes of each topic."""
         with self._errors():
-            request = admin_pb2.DisableTopicRequest(topic=str(topic))
-            await self._admin.DisableTopic(request, timeout=timeout_s or self._timeout_s)
+            request = admin_pb2.DisableTopicRequest(topic=str(topics), dry_run=dry_run)
+            return await self._admin.DisableTopic(request, timeout=timeout_s or self._timeout_s)
 
     async def segments(self, topic: TopicName) -> list[admin_pb2.Segment]:
         """Return the topic's segments in order, the open one last."""

@@ -75,6 +75,7 @@ class TopicSummary(_message.Message):
     owner: _builtins.str
     """daemon id; empty: nobody"""
     ledgers: _builtins.int
+    """unset in long lists, where counting would take too long"""
     entries: _builtins.int
     """confirmed in the source"""
     selected_by: _builtins.str
@@ -87,16 +88,23 @@ class TopicSummary(_message.Message):
         topic: _builtins.str = ...,
         enabled: _builtins.bool = ...,
         owner: _builtins.str = ...,
-        ledgers: _builtins.int = ...,
-        entries: _builtins.int = ...,
+        ledgers: _builtins.int | None = ...,
+        entries: _builtins.int | None = ...,
         selected_by: _builtins.str = ...,
         partitioned: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_entries", b"_entries", "_ledgers", b"_ledgers", "entries", b"entries", "ledgers", b"ledgers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enabled", b"enabled", "entries", b"entries", "ledgers", b"ledgers", "owner", b"owner", "partitioned", b"partitioned", "selected_by", b"selected_by", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entries", b"_entries", "_ledgers", b"_ledgers", "enabled", b"enabled", "entries", b"entries", "ledgers", b"ledgers", "owner", b"owner", "partitioned", b"partitioned", "selected_by", b"selected_by", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__entries: _TypeAlias = _typing.Literal["entries"]  # noqa: Y015
+    _WhichOneofArgType__entries: _TypeAlias = _typing.Literal["_entries", b"_entries"]  # noqa: Y015
+    _WhichOneofReturnType__ledgers: _TypeAlias = _typing.Literal["ledgers"]  # noqa: Y015
+    _WhichOneofArgType__ledgers: _TypeAlias = _typing.Literal["_ledgers", b"_ledgers"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__entries) -> _WhichOneofReturnType__entries | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ledgers) -> _WhichOneofReturnType__ledgers | None: ...
 
 Global___TopicSummary: _TypeAlias = TopicSummary  # noqa: Y015
 

@@ -57,6 +57,9 @@ class FakeDaemon(
     requests: list[Any] = field(default_factory=list)
     deadlines: list[float | None] = field(default_factory=list)
     topics: list[admin_pb2.TopicSummary] = field(default_factory=list)
+    selections: list[admin_pb2.Selection] = field(default_factory=list)
+    pattern: str = ""
+    changes: list[admin_pb2.TopicChange] = field(default_factory=list)
     segments: list[admin_pb2.Segment] = field(default_factory=list)
     progress: list[admin_pb2.OffloadProgress] = field(default_factory=list)
     batches: list[read_pb2.ReadResponse] = field(default_factory=list)
@@ -84,15 +87,20 @@ class FakeDaemon(
         self._seen(request, context)
         return admin_pb2.ListTopicsResponse(topics=self.topics)
 
+    def ListSelections(self, request: Any, context: Any) -> Any:
+        """Answer with the selections."""
+        self._seen(request, context)
+        return admin_pb2.ListSelectionsResponse(selections=self.selections)
+
     def EnableTopic(self, request: Any, context: Any) -> Any:
         """Agree."""
         self._seen(request, context)
-        return admin_pb2.EnableTopicResponse()
+        return admin_pb2.EnableTopicResponse(pattern=self.pattern or request.topic, topics=self.changes)
 
     def DisableTopic(self, request: Any, context: Any) -> Any:
         """Agree."""
         self._seen(request, context)
-        return admin_pb2.DisableTopicResponse()
+        return admin_pb2.DisableTopicResponse(pattern=self.pattern or request.topic, topics=self.changes)
 
     def ListSegments(self, request: Any, context: Any) -> Any:
         """Answer with the segments."""

@@ -16,13 +16,17 @@ from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap,
 from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import policy as policy_record
+from offloaderd.metadata.records import selection as selection_record
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.owner import Owner
 from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.metadata.records.selection import Selection
 from offloaderd.model import Confirmed, LedgerInfo, Position, ReadPriority, TopicName
+from offloaderd.offload.selection import Change, Outcome
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.status import TopicStatus
-from offloaderd.rpc import admin
+from offloaderd.patterns import TopicPattern
+from offloaderd.rpc import admin, admin_topics
 from offloaderd.rpc.admin import AdminService, DaemonSnapshot
 from offloaderd.rpc.v1 import admin_pb2
 
@@ -89,16 +93,18 @@ class FakeEngine:
     owners: dict[TopicName, Owner] = field(default_factory=dict)
     refusal: Exception | None = None
     changed: Signal = field(default_factory=Signal)
-    enabled: list[tuple[TopicName, TopicPolicy]] = field(default_factory=list)
-    disabled: list[TopicName] = field(default_factory=list)
+    said: list[tuple[str, TopicPolicy | None, bool]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
 
-    async def enable(self, topic: TopicName, policy: TopicPolicy) -> None:
+    async def select(self, pattern: TopicPattern, policy: TopicPolicy, *, dry_run: bool = False) -> list[Change]:
         """Note it."""
-        self.enabled.append((topic, policy))
+        self.said.append((pattern.text, policy, dry_run))
+        return self.changes
 
-    async def disable(self, topic: TopicName) -> None:
+    async def deselect(self, pattern: TopicPattern, *, dry_run: bool = False) -> list[Change]:
         """Note it."""
-        self.disabled.append(topic)
+        self.said.append((pattern.text, None, dry_run))
+        return self.changes
 
     def find(self, topic: TopicName) -> FakeOffloader | None:
         """Return what runs."""
@@ -257,7 +263,7 @@ async def test_enable_hands_the_policy_on(room: Room) -> None:
     request = admin_pb2.EnableTopicRequest(topic="orders", segment_bytes_max=5, read_priority="tiered-first")
     await room.service.EnableTopic(request, CONTEXT)
     policy = TopicPolicy(enabled=True, segment_bytes_max=5, read_priority=ReadPriority.TIERED_STORAGE_FIRST)
-    assert room.engine.enabled == [(ORDERS, policy)]
+    assert room.engine.said == [("public/default/orders", policy, False)]
 
 
 @pytest.mark.parametrize(
@@ -277,13 +283,71 @@ async def test_a_policy_that_cannot_work_is_refused(room: Room, request_: admin_
     """Nothing is written for a wrong value."""
     with pytest.raises(InvalidInput):
         await room.service.EnableTopic(request_, CONTEXT)
-    assert not room.engine.enabled
+    assert not room.engine.said
+
+
+async def test_what_becomes_of_each_topic_is_told(room: Room) -> None:
+    """The answer has the pattern as it was understood, and every topic with its outcome and reason."""
+    room.engine.changes = [Change(ORDERS, Outcome.ENABLED), Change(OTHER, Outcome.LEFT_ALONE, "disabled by name")]
+    asked = admin_pb2.EnableTopicRequest(topic="persistent://public/*", dry_run=True)
+    answer = await room.service.EnableTopic(asked, CONTEXT)
+    assert answer.pattern == "public/*"
+    assert [(one.topic, one.outcome, one.reason) for one in answer.topics] == [
+        (str(ORDERS), "enabled", ""),
+        (str(OTHER), "left-alone", "disabled by name"),
+    ]
+    assert room.engine.said == [("public/*", TopicPolicy(), True)]
 
 
 async def test_disable_is_the_engines_business(room: Room) -> None:
-    """The name is parsed and handed on."""
-    await room.service.DisableTopic(admin_pb2.DisableTopicRequest(topic=str(ORDERS)), CONTEXT)
-    assert room.engine.disabled == [ORDERS]
+    """The pattern is parsed and handed on."""
+    room.engine.changes = [Change(ORDERS, Outcome.DISABLED)]
+    answer = await room.service.DisableTopic(admin_pb2.DisableTopicRequest(topic="re:.*"), CONTEXT)
+    assert [(one.topic, one.outcome) for one in answer.topics] == [(str(ORDERS), "disabled")]
+    await room.service.DisableTopic(admin_pb2.DisableTopicRequest(topic=str(ORDERS), dry_run=True), CONTEXT)
+    assert room.engine.said == [("re:.*", None, False), ("public/default/orders", None, True)]
+    with pytest.raises(InvalidInput):
+        await room.service.DisableTopic(admin_pb2.DisableTopicRequest(topic="*"), CONTEXT)
+
+
+async def test_selections_are_listed_with_what_they_enabled(room: Room) -> None:
+    """Topics that were disabled again do not count; a damaged record shows as one."""
+    policy = TopicPolicy(segment_bytes_max=7)
+    selection = Selection(pattern=TopicPattern.parse("acme/*"), policy=policy, created_ms=9)
+    await room.store.create(paths.selection("acme/*"), selection_record.encode(selection))
+    await room.store.create(paths.selection("public/*"), b"\xff")
+    for topic, enabled in ((OTHER, True), (TopicName.parse("acme/web/off"), False)):
+        value = TopicPolicy(enabled=enabled, selected_by="acme/*")
+        await room.store.create(paths.policy(topic), policy_record.encode(value))
+    found = (await room.service.ListSelections(admin_pb2.ListSelectionsRequest(), CONTEXT)).selections
+    assert [(one.pattern, one.topics, one.created_ms) for one in found] == [("acme/*", 1, 9), ("public/*", 0, 0)]
+    assert (found[0].segment_bytes_max, found[0].HasField("segment_age_max_s"), found[0].damage) == (7, False, "")
+    assert "corrupt data in /selections/public%2F*" in found[1].damage
+    rows = (await room.service.ListTopics(admin_pb2.ListTopicsRequest(prefix="acme"), CONTEXT)).topics
+    assert [(one.topic, one.selected_by) for one in rows] == [
+        (str(OTHER), "acme/*"),
+        ("persistent://acme/web/off", ""),
+    ]
+
+
+async def test_a_long_list_is_not_counted(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting asks the source for every topic, so a list above the limit leaves it out."""
+    monkeypatch.setattr(admin_topics, "COUNTED_TOPICS_MAX", 1)
+    await enable(room.store, OTHER)
+    rows = (await room.service.ListTopics(admin_pb2.ListTopicsRequest(), CONTEXT)).topics
+    assert [one.HasField("entries") for one in rows] == [False, False]
+    rows = (await room.service.ListTopics(admin_pb2.ListTopicsRequest(prefix="public"), CONTEXT)).topics
+    assert [(one.ledgers, one.entries) for one in rows] == [(2, 110)]
+
+
+async def test_a_partitioned_topic_says_to_name_a_partition(room: Room) -> None:
+    """What is asked of entries under a name that has none is answered with which names have."""
+    value = policy_record.encode(TopicPolicy(partitioned=True))
+    await room.store.create(paths.policy(OTHER), value)
+    rows = (await room.service.ListTopics(admin_pb2.ListTopicsRequest(prefix="acme"), CONTEXT)).topics
+    assert [(one.enabled, one.partitioned) for one in rows] == [(True, True)]
+    with pytest.raises(InvalidInput, match="name a partition"):
+        await anext(room.service.Offload(admin_pb2.OffloadRequest(topic=str(OTHER)), CONTEXT))
 
 
 async def segments(room: Room, topic: TopicName = ORDERS) -> list[admin_pb2.Segment]:

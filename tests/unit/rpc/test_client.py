@@ -14,6 +14,7 @@ from grpc import aio
 
 from offloaderd.errors import CorruptData, InvalidInput, NoSpace, NotFound, OffloaderError
 from offloaderd.model import Position, ReadPriority, TopicName
+from offloaderd.patterns import TopicPattern
 from offloaderd.rpc.client import DaemonClient, TimedOut, Unreachable, checked_address
 from offloaderd.rpc.errors import DETAIL_KEY
 from offloaderd.rpc.v1 import (
@@ -60,10 +61,15 @@ class Server(
         await self._seen(request, context)
         return admin_pb2.ListTopicsResponse(topics=[admin_pb2.TopicSummary(topic="t")])
 
+    async def ListSelections(self, request: Any, context: Any) -> Any:
+        """One."""
+        await self._seen(request, context)
+        return admin_pb2.ListSelectionsResponse(selections=[admin_pb2.Selection(pattern="a/*")])
+
     async def EnableTopic(self, request: Any, context: Any) -> Any:
         """Agree."""
         await self._seen(request, context)
-        return admin_pb2.EnableTopicResponse()
+        return admin_pb2.EnableTopicResponse(pattern="a/*")
 
     async def DisableTopic(self, request: Any, context: Any) -> Any:
         """Agree."""
@@ -145,6 +151,8 @@ async def test_every_call_reaches_the_daemon() -> None:
         assert [topic.topic for topic in await client.topics("public")] == ["t"]
         await client.enable(TOPIC, segment_age_max_s=1.5, read_priority=ReadPriority.BOOKKEEPER_FIRST)
         await client.disable(TOPIC)
+        assert [one.pattern for one in await client.selections()] == ["a/*"]
+        assert (await client.enable(TopicPattern.parse("a/*"), dry_run=True)).pattern == "a/*"
         assert [segment.segment_id for segment in await client.segments(TOPIC)] == ["a", "b"]
         assert [progress.done async for progress in client.offload(TOPIC, wait=True)] == [True]
         assert (await client.status()).daemon_id == "d"
@@ -153,13 +161,15 @@ async def test_every_call_reaches_the_daemon() -> None:
         await client.roll(TOPIC)
         names = [type(request).__name__ for request in server.requests]
         assert names == [
-            "ListTopicsRequest", "EnableTopicRequest", "DisableTopicRequest", "ListSegmentsRequest", "OffloadRequest",
-            "StatusRequest", "StatusRequest", "LastPositionsRequest", "RollRequest",
+            "ListTopicsRequest", "EnableTopicRequest", "DisableTopicRequest", "ListSelectionsRequest",
+            "EnableTopicRequest", "ListSegmentsRequest", "OffloadRequest", "StatusRequest", "StatusRequest",
+            "LastPositionsRequest", "RollRequest",
         ]  # fmt: skip
         assert server.requests[1].topic == "persistent://public/default/orders"
         assert server.requests[1].segment_age_max_s == 1.5
         assert not server.requests[1].HasField("segment_bytes_max")
-        assert (server.requests[5].topic, server.requests[6].topic) == ("", str(TOPIC))
+        assert (server.requests[4].topic, server.requests[4].dry_run) == ("a/*", True)
+        assert (server.requests[7].topic, server.requests[8].topic) == ("", str(TOPIC))
 
 
 async def test_a_read_that_is_left_is_cancelled_at_the_server() -> None:

@@ -1,0 +1,105 @@
+"""What the services need of the engine, as narrow Protocols."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.records.policy import TopicPolicy
+    from offloaderd.model import Position, TopicName
+    from offloaderd.offload.selection import Change
+    from offloaderd.offload.status import TopicStatus
+    from offloaderd.patterns import TopicPattern
+
+
+class Signal(Protocol):
+    """Something that tells of changes."""
+
+    async def wait(self) -> object:
+        """Return after the next change."""
+        ...
+
+
+class TopicOffloader(Protocol):
+    """One topic that this daemon owns."""
+
+    @property
+    def offloaded(self) -> Position | None:
+        """Newest committed position."""
+        ...
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The open segment's record."""
+        ...
+
+    @property
+    def changed(self) -> Signal:
+        """Fires when the status may have changed."""
+        ...
+
+    def status(self) -> TopicStatus:
+        """Return how far the topic is."""
+        ...
+
+    async def request_roll(self) -> Position | None:
+        """Seal the open segment; returns the position to wait for, None when nothing is confirmed."""
+        ...
+
+
+class Owner(Protocol):
+    """The daemon that owns a topic."""
+
+    @property
+    def daemon_id(self) -> str:
+        """Its id."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Number of its ownership."""
+        ...
+
+
+class Engine(Protocol):
+    """What the service needs of the offload engine."""
+
+    async def select(self, pattern: TopicPattern, policy: TopicPolicy, *, dry_run: bool = False) -> Sequence[Change]:
+        """Enable what a pattern matches now and later, or change its policy."""
+        ...
+
+    async def deselect(self, pattern: TopicPattern, *, dry_run: bool = False) -> Sequence[Change]:
+        """Take a pattern back, and complete the open segments of its topics that are here. Raises NotFound."""
+        ...
+
+    @property
+    def changed(self) -> Signal:
+        """Fires when a topic was claimed or released."""
+        ...
+
+    def find(self, topic: TopicName) -> TopicOffloader | None:
+        """Return the topic's offloader if this daemon owns it."""
+        ...
+
+    async def owned(self, topic: TopicName) -> TopicOffloader:
+        """Return the topic's offloader.
+
+        Raises NotFound (not enabled), Conflict (owned elsewhere), Transient (being claimed), or what stalled it.
+        """
+        ...
+
+    async def owner_of(self, topic: TopicName) -> Owner | None:
+        """Return the topic's owner, None when nobody holds it."""
+        ...
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return the topic's committed segments."""
+        ...
+
+    def statuses(self) -> Sequence[TopicStatus]:
+        """Describe every enabled topic that this daemon works on or waits for."""
+        ...
