@@ -14,7 +14,7 @@ import pytest
 
 from offloaderd.clock import SystemClock
 from tests.real.bookies import ClusterOptions, bookkeeper_cluster
-from tests.real.jars import FetchFailed
+from tests.real.jar_lock import FetchFailed
 from tests.real.java_client import java_client
 from tests.real.pulsar import PulsarOptions, pulsar_standalone
 from tests.servers import running

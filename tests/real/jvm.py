@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.standalone.java import find_java
 from offloaderd.standalone.process import ChildProcess, Command
-from tests.real.jars import DESCRIPTIONS
+from tests.real.jar_lock import DESCRIPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

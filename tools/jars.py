@@ -1,0 +1,34 @@
+"""Lock the jars of the real servers that tests start: tests/jars/KIND-pom.xml to tests/jars/KIND.sha256, by Maven.
+
+Run it after a change of a pom, and look at the difference before committing it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.real.jar_lock import DESCRIPTIONS, lock_path, write_lock  # noqa: E402 - the tree is no installed package
+
+KINDS = ("bookkeeper", "pulsar")
+GOAL = ("dependency:copy-dependencies", "-DincludeScope=runtime", "-Dmdep.useRepositoryLayout=true")
+
+
+def main() -> int:
+    """Resolve every pom and write its lock."""
+    for kind in KINDS:
+        with tempfile.TemporaryDirectory() as repository:
+            pom = str(DESCRIPTIONS / f"{kind}-pom.xml")
+            command = ["mvn", "-q", "-B", "-ntp", "-f", pom, *GOAL, f"-DoutputDirectory={repository}"]
+            subprocess.run(command, check=True)
+            write_lock(lock_path(kind), Path(repository))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
