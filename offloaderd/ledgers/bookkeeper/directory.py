@@ -1,0 +1,202 @@
+"""What ZooKeeper knows of topics and ledgers, read and, while somebody follows it, remembered.
+
+    nodes.follow(path, changed)               # its value is kept from now on, and `changed` called when it may differ
+    await nodes.get(path, decode)             # from memory while it is followed and nothing changed, else read
+
+Rules: a value is remembered only after its watch was set, and forgotten as soon as the watch says anything; without a
+session it stays what it was. Nothing is concluded from an absence before the server has caught up with its leader.
+Metadata of closed ledgers is remembered without a watch: only its bookies can change, which shows when they fail.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+
+from offloaderd.errors import Closed, InvalidInput, NotFound, OffloaderError
+from offloaderd.ledgers import pulsar, pulsar_names
+from offloaderd.ledgers.bookkeeper import ledger_metadata
+from offloaderd.ledgers.bookkeeper.layout import decode_layout, layout_path
+from offloaderd.metadata.each import each
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from offloaderd.clock import Clock
+    from offloaderd.ledgers.bookkeeper.background import Background
+    from offloaderd.ledgers.bookkeeper.layout import Layout
+    from offloaderd.ledgers.bookkeeper.ledger_metadata import LedgerMetadata
+    from offloaderd.ledgers.bookkeeper.options import SourceOptions
+    from offloaderd.ledgers.bookkeeper.ports import Znodes
+    from offloaderd.ledgers.pulsar import ManagedLedger
+    from offloaderd.model import TopicName
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+CLOSED_MAX = 4096
+"""Closed ledgers whose metadata is remembered: those read last."""
+REWATCH_S = 5.0
+
+
+class _Followed:
+    """A node that is watched: what was read since its watch last fired."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.changes = 0
+        self.known = False
+        self.value: Any = None
+        """None: the node is known not to exist."""
+
+
+class Nodes:
+    """Nodes by path."""
+
+    def __init__(self, znodes: Znodes, background: Background, clock: Clock) -> None:
+        self._znodes = znodes
+        self._background = background
+        self._clock = clock
+        self._followed: dict[str, _Followed] = {}
+
+    def follow(self, path: str, changed: Callable[[], None]) -> None:
+        """Watch a node until `unfollow`; `changed` is called once at the beginning, then whenever it may differ."""
+        followed = _Followed()
+        followed.task = self._background.start(self._watch(path, followed, changed), name=f"watch {path}")
+        self._followed[path] = followed
+
+    def unfollow(self, path: str) -> None:
+        """Watch a node no longer; one that is not followed is no error."""
+        followed = self._followed.pop(path, None)
+        if followed is not None and followed.task is not None:
+            followed.task.cancel()
+
+    async def get(self, path: str, decode: Callable[[bytes], T], *, fresh: bool = False) -> T:
+        """Return a node's decoded content; `fresh`: as it is now, whatever is remembered.
+
+        Raises NotFound for certain, what `decode` raises, and what Znodes do.
+        """
+        followed = self._followed.get(path)
+        if followed is not None and followed.known and not fresh:
+            value: T | None = followed.value
+        else:
+            changes = followed.changes if followed is not None else 0
+            value = await self._read(path, decode, fresh=fresh)
+            if followed is not None and changes and followed.changes == changes:
+                followed.value, followed.known = value, True
+        if value is None:
+            raise NotFound(f"there is no node {path}")
+        return value
+
+    async def _read(self, path: str, decode: Callable[[bytes], T], *, fresh: bool) -> T | None:
+        for synced in (False, True):
+            if synced or fresh:
+                await self._znodes.sync(path)
+            try:
+                return decode((await self._znodes.get(path)).value)
+            except NotFound:
+                if fresh:
+                    break
+        return None
+
+    async def _watch(self, path: str, followed: _Followed, changed: Callable[[], None]) -> None:
+        while True:
+            try:
+                async with aclosing(self._znodes.watch(path)) as changes:
+                    async for _ in changes:
+                        followed.known = False
+                        followed.changes += 1
+                        changed()
+            except Closed:
+                return
+            except OffloaderError as error:
+                log.warning("source.watch_failed", path=path, error=str(error))
+            followed.known, followed.changes = False, 0
+            await self._clock.sleep(REWATCH_S)
+
+
+class Directory:
+    """Topics and ledgers as ZooKeeper has them."""
+
+    def __init__(self, znodes: Znodes, nodes: Nodes, options: SourceOptions) -> None:
+        self.nodes = nodes
+        self._znodes = znodes
+        self._ledgers_root = options.ledgers_root
+        self._topics_root = options.managed_ledgers_root.rstrip("/")
+        self._layout: Layout | None = None
+        self._closed: OrderedDict[str, LedgerMetadata] = OrderedDict()
+        self._odd: set[str] = set()
+
+    def topic_path(self, topic: TopicName) -> str:
+        """Return the path of a topic's list of ledgers."""
+        return f"{self._topics_root}/{topic.managed_ledger}"
+
+    async def ledger_path(self, ledger_id: int) -> str:
+        """Return the path of a ledger's metadata, by the cluster's layout. Raises CorruptData, InvalidConfig."""
+        if self._layout is None:
+            path = layout_path(self._ledgers_root)
+            try:
+                content = await self.nodes.get(path, bytes)
+            except NotFound:
+                content = None
+            self._layout = decode_layout(content, path=path)
+        return self._layout.path(self._ledgers_root, ledger_id)
+
+    async def topic(self, topic: TopicName) -> ManagedLedger:
+        """Return a topic's list of ledgers. Raises NotFound, CorruptData."""
+        path = self.topic_path(topic)
+        try:
+            return await self.nodes.get(path, lambda content: pulsar.decode(content, key=path))
+        except NotFound:
+            raise NotFound(f"unknown topic {topic}", hint=f"there is no node {path} in ZooKeeper") from None
+
+    async def ledger(self, ledger_id: int, *, fresh: bool = False) -> LedgerMetadata:
+        """Return a ledger's metadata. Raises NotFound for one that was deleted, CorruptData."""
+        path = await self.ledger_path(ledger_id)
+        known = self._closed.get(path)
+        if known is not None and not fresh:
+            self._closed.move_to_end(path)
+            return known
+        try:
+            metadata = await self.nodes.get(path, lambda node: ledger_metadata.decode(node, path=path), fresh=fresh)
+        except NotFound:
+            self._closed.pop(path, None)
+            raise NotFound(f"ledger {ledger_id} is not in BookKeeper", hint="it has been deleted") from None
+        if metadata.closed:
+            self._closed[path] = metadata
+            if len(self._closed) > CLOSED_MAX:
+                self._closed.popitem(last=False)
+        return metadata
+
+    async def cursors(self, topic: TopicName) -> Sequence[str]:
+        """Return the names of the topic's cursors, as they are spelt in ZooKeeper."""
+        return await self._znodes.children(self.topic_path(topic))
+
+    async def topics(self, tenant: str | None, namespace: str | None) -> list[TopicName]:
+        """Return all topics, in name order, or those of a tenant or of its namespace."""
+        tenants = [tenant] if tenant is not None else await self._znodes.children(self._topics_root)
+        found: list[TopicName] = []
+        for each_tenant in tenants:
+            below = f"{self._topics_root}/{each_tenant}"
+            namespaces = [namespace] if namespace is not None else await self._znodes.children(below)
+            folders = [f"{each_tenant}/{each_namespace}/persistent" for each_namespace in namespaces]
+            lists = await each(folders, lambda folder: self._znodes.children(f"{self._topics_root}/{folder}"))
+            for folder, names in zip(folders, lists, strict=True):
+                topics = (self._named(f"{folder}/{name}") for name in names)
+                found += [topic for topic in topics if topic is not None]
+        return sorted(found, key=str)
+
+    def _named(self, name: str) -> TopicName | None:
+        """Return the topic of a managed ledger; None, and one warning, for a name that Pulsar would not write."""
+        try:
+            return pulsar_names.parse_topic_path(f"{pulsar_names.ROOT}/{name}")
+        except InvalidInput as error:
+            if name not in self._odd:
+                self._odd.add(name)
+                log.warning("source.topic_skipped", managed_ledger=name, error=str(error))
+            return None

@@ -1,0 +1,192 @@
+"""The ledger source of a running Pulsar cluster: its ZooKeeper says what there is, its bookies give the entries.
+
+It only reads. Topics are those of Pulsar's managed ledgers; an open ledger is read up to what its writer confirmed.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Self
+
+from offloaderd.errors import Denied, InvalidInput, NotFound
+from offloaderd.ledgers import pulsar_names
+from offloaderd.ledgers.bookkeeper.background import Background
+from offloaderd.ledgers.bookkeeper.directory import Directory, Nodes
+from offloaderd.ledgers.bookkeeper.limits import Limits
+from offloaderd.ledgers.bookkeeper.reading import Lengths, RangeRead
+from offloaderd.ledgers.bookkeeper.replicas import BookieOrder, Hunter, LedgerAt
+from offloaderd.ledgers.bookkeeper.tail import TailAsker
+from offloaderd.ledgers.bookkeeper.topic import Follower, Topic
+from offloaderd.ledgers.changes import Changes
+from offloaderd.model import EntryBatch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+    from types import TracebackType
+
+    from offloaderd.clock import Clock
+    from offloaderd.ledgers.bookkeeper.options import SourceOptions
+    from offloaderd.ledgers.bookkeeper.ports import Bookies, Znodes
+    from offloaderd.ledgers.bookkeeper.tail import Broker
+    from offloaderd.metrics import Metrics
+    from offloaderd.model import Confirmed, LedgerInfo, TopicName
+
+TOPICS_MAX = 10_000
+"""Topics that nobody watches and of which something is remembered all the same: those asked for last."""
+
+
+class BookKeeperLedgers:
+    """A LedgerSource over ZooKeeper and bookies. Async context manager: it owns what runs ahead and what watches."""
+
+    def __init__(
+        self,
+        znodes: Znodes,
+        bookies: Bookies,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        options: SourceOptions,
+        admin: Broker | None = None,
+    ) -> None:
+        order = BookieOrder(bookies, clock)
+        self._clock = clock
+        self._options = options
+        self._background = Background(clock)
+        self._directory = Directory(znodes, Nodes(znodes, self._background, clock), options)
+        self._hunter = Hunter(
+            bookies,
+            order,
+            self._directory,
+            Limits(options, clock, metrics),
+            self._background,
+            clock=clock,
+            metrics=metrics,
+            options=options,
+        )
+        self._asker = TailAsker(bookies, order, self._background, admin, clock=clock, metrics=metrics, options=options)
+        self._changes = Changes()
+        self._topics: dict[TopicName, Topic] = {}
+        self._followers: dict[TopicName, Follower] = {}
+        self._lengths = Lengths()
+
+    async def __aenter__(self) -> Self:
+        """Be ready to read."""
+        await self._background.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End watches and reads; what is asked for afterwards raises Closed."""
+        self._changes.close()
+        await self._background.__aexit__(kind, error, trace)
+
+    async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[TopicName]:
+        """Return the topics that Pulsar has, in name order; see LedgerSource."""
+        return await self._directory.topics(tenant, namespace)
+
+    async def reserved(self, topic: TopicName) -> str | None:
+        """Say why a topic is not for offloading unless somebody names it; see LedgerSource."""
+        reason = pulsar_names.system_reason(topic)
+        if reason is None and pulsar_names.is_compacted(await self._directory.cursors(topic)):
+            return "it is compacted: readers expect the newest value of each key"
+        return reason
+
+    async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
+        """Return the topic's ledgers in order. Raises NotFound, CorruptData."""
+        return await self._topic(topic).ledgers()
+
+    async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
+        """Yield at once and after changes; see LedgerSource."""
+        follower = self._followers.get(topic)
+        if follower is None:
+            follower = Follower(
+                self._topic(topic),
+                self._directory,
+                self._asker,
+                self._background,
+                lambda: self._changes.notify(topic),
+            )
+            self._followers[topic] = follower
+        follower.watchers += 1
+        try:
+            async with aclosing(self._changes.watch(topic)) as changes:
+                async for _ in changes:
+                    yield
+        finally:
+            follower.watchers -= 1
+            if not follower.watchers:
+                del self._followers[topic]
+                follower.stop()
+
+    async def confirmed(self, topic: TopicName, ledger_id: int) -> Confirmed:
+        """Return how far the ledger may be read. Raises NotFound, CorruptData."""
+        return await self._topic(topic).confirmed(ledger_id)
+
+    async def read(
+        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, *, batch_bytes: int
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield the range in batches; see LedgerSource.
+
+        Raises InvalidInput for entries that are not confirmed, and what LedgerSource names. A read that fails left
+        nothing out: what it had yielded is right.
+        """
+        if batch_bytes < 1:
+            raise InvalidInput(f"batch_bytes must be positive, not {batch_bytes}")
+        reading = await self._range(topic, ledger_id, first_entry_id, last_entry_id, batch_bytes)
+        try:
+            async with aclosing(reading.runs()) as runs:
+                async for run in runs:
+                    yield EntryBatch(ledger_id, run.first_entry_id, run.payloads)
+        except NotFound:
+            self._topic(topic).vanished(ledger_id)
+            raise
+
+    async def length_at(self, topic: TopicName, ledger_id: int, entry_id: int) -> int:
+        """Return the payload bytes up to and including the entry. Raises NotFound, and what `read` does."""
+        reading = await self._range(topic, ledger_id, entry_id, entry_id, 1)
+        async with aclosing(reading.runs()) as runs:
+            return (await anext(runs)).lengths[-1]
+
+    async def delete(self, topic: TopicName, ledger_id: int) -> None:
+        """Refuse: Pulsar's ledgers are deleted by its brokers. Raises Denied."""
+        raise Denied(
+            f"ledger {ledger_id} of {topic} is not ours to delete",
+            hint="its broker deletes it by the retention of its namespace",
+        )
+
+    async def _range(
+        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, batch_bytes: int
+    ) -> RangeRead:
+        """Return a read of a range after checking that all of it is confirmed. Raises InvalidInput, NotFound."""
+        if not 0 <= first_entry_id <= last_entry_id:
+            raise InvalidInput(f"no range of entries: {first_entry_id} to {last_entry_id}")
+        known = self._topic(topic)
+        metadata, confirmed = await known.readable(ledger_id)
+        if last_entry_id > confirmed:
+            confirmed = (await known.confirmed(ledger_id)).last_entry_id
+        if last_entry_id > confirmed:
+            raise InvalidInput(
+                f"entry {ledger_id}:{last_entry_id} of {topic} is not confirmed, the last one is {confirmed}",
+                hint="ask for the last confirmed entry first",
+            )
+        return RangeRead(
+            self._hunter,
+            LedgerAt(topic, ledger_id, metadata),
+            first_entry_id,
+            last_entry_id,
+            batch_bytes=batch_bytes,
+            lengths=self._lengths,
+            clock=self._clock,
+            options=self._options,
+        )
+
+    def _topic(self, name: TopicName) -> Topic:
+        """Return what is known of a topic, remembering those that were asked for last."""
+        topic = self._topics.pop(name, None) or Topic(name, self._directory, self._asker)
+        self._topics[name] = topic
+        if len(self._topics) > TOPICS_MAX:
+            idle = (each for each in self._topics if each not in self._followers and each != name)
+            self._topics.pop(next(idle, name))
+            self._topics[name] = topic
+        return topic

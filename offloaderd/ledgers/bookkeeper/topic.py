@@ -1,0 +1,272 @@
+"""One topic as its readers see it: its ledgers in order, the end of the open one, and, while it is watched, news.
+
+Rules: Pulsar's list has the order and what its closed ledgers hold; BookKeeper has the state of those that the list
+does not call closed. A ledger that is not closed ends the list, whatever comes behind it. A ledger that was found to
+be deleted is left out for good, since ids never come back.
+
+While somebody watches, one task follows the list and the open ledger's node and asks for the open ledger's end, often
+while it moves, rarely while it does not, never while there is nothing open. Watchers are woken by news alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.errors import Closed, CorruptData, NotFound, OffloaderError
+from offloaderd.ledgers.bookkeeper.tail import LedgerTail
+from offloaderd.ledgers.pulsar_names import misplaced_ledger
+from offloaderd.model import Confirmed, Edge, LedgerInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from offloaderd.ledgers.bookkeeper.background import Background
+    from offloaderd.ledgers.bookkeeper.directory import Directory
+    from offloaderd.ledgers.bookkeeper.ledger_metadata import LedgerMetadata
+    from offloaderd.ledgers.bookkeeper.tail import TailAsker
+    from offloaderd.ledgers.pulsar import ListedLedger, ManagedLedger
+    from offloaderd.model import TopicName
+
+log = structlog.get_logger(__name__)
+
+SLOWER = 1.5
+"""How much longer each pause between two polls gets while nothing moves."""
+HEARTBEAT_S = 10.0
+"""Watchers are woken this often without news, so that they can tell how fresh their view is."""
+
+
+class Topic:
+    """What is known of one topic. Nothing is known twice: all who read or watch it share this."""
+
+    def __init__(self, name: TopicName, directory: Directory, asker: TailAsker) -> None:
+        self.name = name
+        self._directory = directory
+        self._asker = asker
+        self._tails: dict[int, LedgerTail] = {}
+        self._edge = Edge.NEXT_WRITE
+        self._gone: set[int] = set()
+        self._closed_ms: dict[int, int] = {}
+        self._listed: tuple[ManagedLedger, int, list[LedgerInfo]] | None = None
+
+    async def ledgers(self) -> Sequence[LedgerInfo]:
+        """Return the ledgers in order, all but the last closed. Raises NotFound, CorruptData."""
+        managed = await self._directory.topic(self.name)
+        infos = self._closed_by_list(managed)
+        begun = len(infos)
+        infos = infos.copy()
+        for listed in self._present(managed)[begun:]:
+            info = await self._info(listed)
+            if info is not None:
+                infos.append(info)
+                if not info.closed:
+                    break
+        return infos
+
+    async def confirmed(self, ledger_id: int) -> Confirmed:
+        """Return how far a ledger may be read. Raises NotFound, CorruptData, Transient, Denied."""
+        listed = await self._find(ledger_id)
+        if _complete(listed):
+            return Confirmed((listed.entries or 0) - 1, closed=True)
+        metadata = await self.metadata(ledger_id)
+        if metadata.last_entry_id is not None:
+            return Confirmed(metadata.last_entry_id, closed=True)
+        return await self._tail(ledger_id).ask(metadata)
+
+    async def readable(self, ledger_id: int) -> tuple[LedgerMetadata, int]:
+        """Return a ledger's metadata and the last entry that was confirmed as far as is known without asking bookies.
+
+        Raises NotFound, CorruptData.
+        """
+        listed = await self._find(ledger_id)
+        metadata = await self.metadata(ledger_id)
+        known = metadata.confirmed_at_least
+        if _complete(listed):
+            known = max(known, (listed.entries or 0) - 1)
+        tail = self._tails.get(ledger_id)
+        return metadata, known if tail is None else max(known, tail.lac)
+
+    async def metadata(self, ledger_id: int, *, fresh: bool = False) -> LedgerMetadata:
+        """Return what BookKeeper knows of one of the topic's ledgers.
+
+        Raises NotFound for a deleted one, CorruptData for one that cannot be the topic's, or lost what was confirmed.
+        """
+        try:
+            metadata = await self._directory.ledger(ledger_id, fresh=fresh)
+        except NotFound:
+            self.vanished(ledger_id)
+            raise
+        reason = misplaced_ledger(metadata.custom, self.name)
+        if reason is not None:
+            path = await self._directory.ledger_path(ledger_id)
+            raise CorruptData(key=path, offset=0, expected=f"a ledger of {self.name}", found=reason)
+        tail = self._tails.get(ledger_id)
+        if metadata.last_entry_id is not None and tail is not None:
+            tail.closed(metadata.last_entry_id, await self._directory.ledger_path(ledger_id))
+            self._edge = self._tails.pop(ledger_id, tail).edge
+        return metadata
+
+    def vanished(self, ledger_id: int) -> None:
+        """Leave a deleted ledger out from now on."""
+        if ledger_id not in self._gone:
+            log.info("source.ledger_gone", topic=str(self.name), ledger_id=ledger_id)
+        self._gone.add(ledger_id)
+        self._tails.pop(ledger_id, None)
+
+    async def open_ledger(self) -> int | None:
+        """Return the ledger that is open, None when there is none. Raises NotFound, CorruptData."""
+        infos = await self.ledgers()
+        return infos[-1].ledger_id if infos and not infos[-1].closed else None
+
+    async def _find(self, ledger_id: int) -> ListedLedger:
+        managed = await self._directory.topic(self.name)
+        listed = next((listed for listed in reversed(managed.ledgers) if listed.ledger_id == ledger_id), None)
+        if listed is None or _gone_by_list(listed) or ledger_id in self._gone:
+            raise NotFound(f"no ledger {ledger_id} in {self.name}", hint="it may have been deleted")
+        return listed
+
+    def _present(self, managed: ManagedLedger) -> list[ListedLedger]:
+        """Return the ledgers of the list that are not known to be deleted."""
+        return [each for each in managed.ledgers if not _gone_by_list(each) and each.ledger_id not in self._gone]
+
+    def _closed_by_list(self, managed: ManagedLedger) -> list[LedgerInfo]:
+        """Return the ledgers at the beginning that the list itself calls closed; the list changes rarely."""
+        if self._listed is None or self._listed[0] is not managed or self._listed[1] != len(self._gone):
+            self._gone.intersection_update(each.ledger_id for each in managed.ledgers)
+            infos = []
+            for each in self._present(managed):
+                if not _complete(each):
+                    break
+                infos.append(_info_of(each))
+            self._listed = (managed, len(self._gone), infos)
+        return self._listed[2]
+
+    async def _info(self, listed: ListedLedger) -> LedgerInfo | None:
+        """Return a ledger as far as it is known, None for one that is gone."""
+        if _complete(listed):
+            return _info_of(listed)
+        ledger_id = listed.ledger_id
+        try:
+            metadata = await self.metadata(ledger_id)
+        except NotFound:
+            return None
+        if metadata.last_entry_id is None:
+            tail = self._tails.get(ledger_id)
+            entries = max(metadata.confirmed_at_least, tail.lac if tail is not None else -1) + 1
+            return LedgerInfo(ledger_id=ledger_id, closed=False, entries=entries, size_bytes=0)
+        closed_ms = self._closed_ms.setdefault(ledger_id, self._asker.clock.wall_ms())
+        return LedgerInfo(
+            ledger_id=ledger_id,
+            closed=True,
+            entries=metadata.last_entry_id + 1,
+            size_bytes=metadata.length_bytes or 0,
+            closed_at_ms=listed.closed_at_ms or closed_ms,
+        )
+
+    def _tail(self, ledger_id: int) -> LedgerTail:
+        """Return what is known of an open ledger's end; how it is known is taken over from the ledger before it."""
+        tail = self._tails.get(ledger_id)
+        if tail is None:
+            tail = self._tails[ledger_id] = LedgerTail(self.name, ledger_id, self._asker, edge=self._edge)
+        return tail
+
+
+class Follower:
+    """Watches one topic for all its watchers."""
+
+    def __init__(
+        self, topic: Topic, directory: Directory, asker: TailAsker, background: Background, news: Callable[[], None]
+    ) -> None:
+        self._topic = topic
+        self._directory = directory
+        self._clock = asker.clock
+        self._options = asker.options
+        self._background = background
+        self._news = news
+        self._changed = asyncio.Event()
+        self._followed: set[str] = set()
+        self._told_s = self._clock.monotonic()
+        self.watchers = 0
+        self._task = background.start(self._run(), name=f"follow {topic.name}")
+
+    def stop(self) -> None:
+        """Follow nothing any more."""
+        self._task.cancel()
+        for path in self._followed:
+            self._directory.nodes.unfollow(path)
+
+    async def _run(self) -> None:
+        """Follow the list, the open ledger and its end, until cancelled."""
+        self._follow({self._directory.topic_path(self._topic.name)})
+        pause_s = self._options.poll_min_s
+        seen: object = None
+        while True:
+            self._changed.clear()
+            try:
+                known: Confirmed | OffloaderError | None = await self._poll()
+            except Closed:
+                return
+            except OffloaderError as error:
+                known = error
+            moved = isinstance(known, Confirmed) and known != seen
+            if moved or _state(known) != _state(seen) or self._clock.monotonic() - self._told_s >= HEARTBEAT_S:
+                self._tell()
+            pause_s = self._options.poll_min_s if moved else min(pause_s * SLOWER, self._options.poll_max_s)
+            seen = known
+            if known is None or isinstance(known, NotFound):
+                await self._changed.wait()
+            else:
+                await self._background.pause(self._changed, pause_s)
+
+    async def _poll(self) -> Confirmed | None:
+        """Ask for the end of the open ledger, whose node is followed from now on; None when none is open."""
+        paths = {self._directory.topic_path(self._topic.name)}
+        ledger_id = await self._topic.open_ledger()
+        if ledger_id is None:
+            self._follow(paths)
+            return None
+        self._follow(paths | {await self._directory.ledger_path(ledger_id)})
+        return await self._topic.confirmed(ledger_id)
+
+    def _follow(self, paths: set[str]) -> None:
+        for path in self._followed - paths:
+            self._directory.nodes.unfollow(path)
+        for path in paths - self._followed:
+            self._directory.nodes.follow(path, self._woken)
+        self._followed = paths
+
+    def _woken(self) -> None:
+        """A node may have changed: the watchers may want to know at once, and the poll begins anew."""
+        self._changed.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._told_s = self._clock.monotonic()
+        self._news()
+
+
+def _state(known: object) -> object:
+    """Return what two polls have in common when nothing is new: that both failed in one way, or both did not."""
+    return type(known)
+
+
+def _complete(listed: ListedLedger) -> bool:
+    """Whether the list alone says what a closed ledger holds."""
+    return listed.closed and listed.entries is not None and listed.size_bytes is not None
+
+
+def _gone_by_list(listed: ListedLedger) -> bool:
+    """Whether Pulsar offloaded the ledger itself and deleted it from BookKeeper."""
+    return listed.offload is not None and listed.offload.bookkeeper_deleted
+
+
+def _info_of(listed: ListedLedger) -> LedgerInfo:
+    return LedgerInfo(
+        ledger_id=listed.ledger_id,
+        closed=True,
+        entries=listed.entries or 0,
+        size_bytes=listed.size_bytes or 0,
+        closed_at_ms=listed.closed_at_ms or 0,
+    )
