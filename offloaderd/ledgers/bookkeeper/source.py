@@ -13,6 +13,7 @@ from offloaderd.ledgers import pulsar_names
 from offloaderd.ledgers.bookkeeper.background import Background
 from offloaderd.ledgers.bookkeeper.directory import Directory, Nodes
 from offloaderd.ledgers.bookkeeper.limits import Limits
+from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.bookkeeper.reading import Lengths, RangeRead
 from offloaderd.ledgers.bookkeeper.replicas import BookieOrder, Hunter, LedgerAt
 from offloaderd.ledgers.bookkeeper.tail import TailAsker
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from offloaderd.clock import Clock
-    from offloaderd.ledgers.bookkeeper.options import SourceOptions
     from offloaderd.ledgers.bookkeeper.ports import Bookies, Znodes
     from offloaderd.ledgers.bookkeeper.tail import Broker
     from offloaderd.metrics import Metrics
@@ -45,9 +45,10 @@ class BookKeeperLedgers:
         *,
         clock: Clock,
         metrics: Metrics,
-        options: SourceOptions,
+        options: SourceOptions | None = None,
         admin: Broker | None = None,
     ) -> None:
+        options = options or SourceOptions()
         order = BookieOrder(bookies, clock)
         self._clock = clock
         self._options = options
