@@ -18,7 +18,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-bookies check fmt bench protos docs lock clean clean-data
+.PHONY: help setup run standalone test test-quick check fmt bench protos docs lock clean clean-data
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,11 +32,11 @@ run: $(INSTALLED) ## Stream a data set through the whole system to S3 and back (
 standalone: $(INSTALLED) ## Start everything on this machine and leave it running
 	@$(BIN)/offloaderd standalone
 
-test: $(DEPENDENCIES)dev ## Run the tests, on a real ZooKeeper and a real S3 server
-	$(BIN)/python -m pytest -n $(WORKERS)
+test: $(DEPENDENCIES)dev ## Run all tests, on a real ZooKeeper, S3 server, bookies and Pulsar (fetches 330 MB of jars once)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-test-bookies: $(DEPENDENCIES)dev ## Run the tests on real bookies and a real Pulsar (downloads their jars first)
-	$(BIN)/python -m pytest -m bookies
+test-quick: $(DEPENDENCIES)dev ## Run those tests that need no bookies and no Pulsar
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not bookies"
 
 check: $(DEPENDENCIES)dev ## The gate: lint, format, types, layers, generated files, tidy tests
 	$(BIN)/ruff check

@@ -34,10 +34,13 @@ DOWNLOADING = {"bookkeeper_servers", "pulsar_server"}
 TEST_TIMEOUT_S = 60
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Count only the test itself, not a download in its fixtures, against the time limit of tests on these servers."""
+    """Keep tests on one set of servers in one process, and count only the test itself against its time limit."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
+        if item.get_closest_marker("bookies") is not None:
+            item.add_marker(pytest.mark.xdist_group("pulsar" if "pulsar_server" in fixtures else "bookies"))
         if DOWNLOADING.intersection(fixtures) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S, func_only=True))
 
