@@ -30,3 +30,32 @@ def v2_batch(request_id: int, ledger_id: int, first: int, entries: Sequence[byte
 def v3_header(txn_id: int, operation: int, *, version: int = 3) -> pb.ResponseHeader:
     """Return the header of a v3 answer."""
     return pb.ResponseHeader(version=version, operation=operation, txnId=txn_id)
+
+
+def v3_read(
+    txn_id: int,
+    ledger_id: int,
+    entry_id: int,
+    entry: bytes | None = None,
+    *,
+    max_lac: int | None = None,
+    code: int = 0,
+) -> bytes:
+    """Return the frame of an answer to a v3 read."""
+    read = pb.ReadResponse(status=code, ledgerId=ledger_id, entryId=entry_id)
+    if entry is not None:
+        read.body = entry
+    if max_lac is not None:
+        read.maxLac = max_lac
+    return framed(pb.Response(header=v3_header(txn_id, 1), status=code, readResponse=read).SerializeToString())
+
+
+def v3_refusal(txn_id: int, operation: int, code: int) -> bytes:
+    """Return the frame of an answer that is nothing but an error."""
+    return framed(pb.Response(header=v3_header(txn_id, operation), status=code).SerializeToString())
+
+
+def v3_auth(txn_id: int, plugin: str, token: bytes) -> bytes:
+    """Return the frame of one step of an authentication."""
+    message = pb.AuthMessage(pluginName=plugin, payload=token)
+    return framed(pb.Response(header=v3_header(txn_id, 5), status=0, authResponse=message).SerializeToString())

@@ -1,0 +1,269 @@
+"""One socket to one bookie, speaking one protocol: requests go out at once, answers come back by key in any order.
+
+    connection = await handshake.connect(...)
+    await connection.writable()
+    answer = await connection.send(key, request, window)     # send itself does not wait
+
+Rules:
+
+- A request has a slot of a window from before it is sent until it is answered, given up or lost with the connection;
+  `send` takes the caller's slot over. Nobody waiting for the answer any more changes nothing of that: the bookie is
+  busy with it all the same.
+- Single reads of v2 have no number: one that is asked for twice at a time is sent once and answered twice.
+- After `request_timeout_s` those who wait get TimedOut. The answer may come late and is dropped then.
+- The connection ends, with an error for everybody who waits, on bytes that are not the protocol, on answers that nobody
+  asked for, after SILENCES_MAX requests in a row without one byte from the bookie, and, without an error, when it was
+  not used for `idle_s`. It never comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
+
+from offloaderd.errors import OffloaderError, Transient
+from offloaderd.ledgers.bookkeeper import v2, v3
+from offloaderd.ledgers.bookkeeper.status import BadAnswer, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions
+    from offloaderd.ledgers.bookkeeper.window import Window
+
+SILENCES_MAX: Final = 3
+"""So many requests in a row without a sign of life, and the connection is taken for dead."""
+LATE_MAX: Final = 1024
+"""So many answers outstanding beyond their deadline, and a new connection is the better start."""
+
+Answer: TypeAlias = v2.Answer | v3.Answer
+Key: TypeAlias = v2.Key
+
+
+class TimedOut(Transient):
+    """A bookie did not answer in time."""
+
+
+class ConnectionLost(Transient):
+    """The connection ended before the answer came."""
+
+
+def status_of(answer: Answer) -> Status:
+    """Return what an answer says; a step of an authentication in v2 says nothing but itself."""
+    return Status.OK if isinstance(answer, v2.AuthAnswer) else answer.status
+
+
+class Wire(Enum):
+    """The protocols: one connection speaks one of them."""
+
+    V2 = 2
+    V3 = 3
+
+
+_DECODERS: Final[dict[Wire, type[v2.Decoder | v3.Decoder]]] = {Wire.V2: v2.Decoder, Wire.V3: v3.Decoder}
+_KEYS: Final[dict[Wire, Callable[[Answer], Key]]] = {Wire.V2: attrgetter("key"), Wire.V3: attrgetter("txn_id")}
+
+
+@dataclass(slots=True)
+class _Request:
+    """What was sent and is not answered; more than one may wait for it, or nobody."""
+
+    deadline: float
+    window: Window
+    waiters: list[asyncio.Future[Answer]] = field(default_factory=list)
+
+
+class BookieConnection(asyncio.Protocol):
+    """A connection once it is made; `on_bytes` is told what arrives, `on_end` of an end that was not asked for."""
+
+    def __init__(
+        self,
+        bookie: str,
+        wire: Wire,
+        options: BookieOptions,
+        *,
+        on_bytes: Callable[[int], None],
+        on_end: Callable[[OffloaderError], None],
+    ) -> None:
+        self._bookie = bookie
+        self._options = options
+        self._on_bytes = on_bytes
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._failure: OffloaderError | None = None
+        self._requests: dict[Key, _Request] = {}
+        """In the order of their deadlines, since all have the same time."""
+        self._late: Counter[Key] = Counter()
+        self._silences = 0
+        self._last_id = 0
+        self._used_at = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._writable = asyncio.Event()
+        self.answered = False
+        """Whether an answer has ever come."""
+        self.speak(wire)
+
+    def speak(self, wire: Wire) -> None:
+        """Change the protocol: after a handshake, which is always in v3, and with nothing in flight."""
+        self._decoder = _DECODERS[wire](frame_bytes_max=self._options.frame_bytes_max)
+        self._key_of = _KEYS[wire]
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._failure is not None
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """The socket, plain or encrypted. Raises ConnectionLost."""
+        if self._transport is None:
+            raise ConnectionLost(f"bookie {self._bookie}: not connected")
+        return self._transport
+
+    def new_id(self) -> int:
+        """Return the next number for a request that has one."""
+        self._last_id += 1
+        return self._last_id
+
+    async def writable(self) -> None:
+        """Return when the socket takes requests again, or is closed."""
+        if not self._writable.is_set():
+            await self._writable.wait()
+
+    def send(self, key: Key, request: bytes, window: Window) -> asyncio.Future[Answer]:
+        """Send a request and return the future of its answer, whatever that says. The caller's slot is taken over.
+
+        The future raises TimedOut, ConnectionLost, BadAnswer, or Closed when we close. So does `send` itself.
+        """
+        if self._failure is not None:
+            window.leave()
+            raise _again(self._failure)
+        self._used_at = self._loop.time()
+        waiter: asyncio.Future[Answer] = self._loop.create_future()
+        asked = self._requests.get(key)
+        if asked is not None:
+            window.leave()
+        else:
+            asked = self._requests[key] = _Request(self._used_at + self._options.request_timeout_s, window)
+            self.transport.write(request)
+            self._wake_at(asked.deadline)
+        asked.waiters.append(waiter)
+        return waiter
+
+    def end(self, error: OffloaderError) -> None:
+        """Close it: all who wait get this error. Again is no error."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._writable.set()
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            _fail(request, error)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the socket over; after TLS, its encrypted side."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._writable.set()
+        self._wake_at(self._used_at + self._options.idle_s)
+
+    def pause_writing(self) -> None:
+        """Hold new requests back."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Let them go on."""
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Answer whoever waits."""
+        self._silences = 0
+        self._on_bytes(len(data))
+        try:
+            for answer in self._decoder.feed(data):
+                self._settle(answer)
+        except BadAnswer as error:
+            self._fail(BadAnswer(f"bookie {self._bookie}: {error.message}", hint=error.hint))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave nobody waiting."""
+        reason = f": {exc}" if exc is not None else ""
+        self._fail(ConnectionLost(f"bookie {self._bookie} ended the connection{reason}"))
+
+    def _settle(self, answer: Answer) -> None:
+        key = self._key_of(answer)
+        request = self._requests.pop(key, None)
+        if request is not None:
+            self.answered = True
+            request.window.leave()
+            for waiter in request.waiters:
+                if not waiter.done():
+                    waiter.set_result(answer)
+        elif key in self._late:
+            self._late[key] -= 1
+            if not self._late[key]:
+                del self._late[key]
+        else:
+            raise BadAnswer(f"an answer that nobody asked for ({type(answer).__name__}, {key})")
+
+    def _wake_at(self, when: float) -> None:
+        """Look at the deadlines at `when`, or before; one timer does for all of them."""
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        while self._requests:
+            key, request = next(iter(self._requests.items()))
+            if request.deadline > now:
+                self._wake_at(request.deadline)
+                return
+            self._give_up(key)
+            if self._failure is not None:
+                return
+        idle_at = self._used_at + self._options.idle_s
+        if idle_at <= now:
+            self.end(ConnectionLost(f"bookie {self._bookie}: the connection was closed after it had not been used"))
+        else:
+            self._wake_at(idle_at)
+
+    def _give_up(self, key: Key) -> None:
+        """Let a request go that was not answered in time."""
+        request = self._requests.pop(key)
+        self._late[key] += 1
+        self._silences += 1
+        seconds = self._options.request_timeout_s
+        _fail(request, TimedOut(f"bookie {self._bookie} did not answer within {seconds:g} s"))
+        if self._silences >= SILENCES_MAX:
+            self._fail(TimedOut(f"bookie {self._bookie} is silent: {self._silences} requests of {seconds:g} s each"))
+        elif len(self._late) > LATE_MAX:
+            self._fail(TimedOut(f"bookie {self._bookie} left {len(self._late)} requests without an answer"))
+
+    def _fail(self, error: OffloaderError) -> None:
+        if self._failure is None:
+            self.end(error)
+            self._on_end(error)
+
+
+def _fail(request: _Request, error: OffloaderError) -> None:
+    request.window.leave()
+    for waiter in request.waiters:
+        if not waiter.done():
+            waiter.set_exception(_again(error))
+
+
+def _again(error: OffloaderError) -> OffloaderError:
+    """Return an equal error: each who waits raises one of its own, with its own trace."""
+    return type(error)(error.message, hint=error.hint)

@@ -1,0 +1,223 @@
+"""A bookie for tests, on loopback: it speaks both protocols, answers what it is given to store, or does as it is told.
+
+async with fake_bookie() as bookie:                  # bookie.bookie_id is its address, so it needs no registration
+    bookie.stored[7, 0] = package(...)               # answered from here, NO_LEDGER and NO_ENTRY otherwise
+    bookie.on_request = requests.append              # or: keep them, and answer by hand, in any order
+    requests[1].reply(b"...")                        # frames by `wire`, or anything else
+    requests[0].session.cut()                        # end the connection
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, cast
+
+from offloaderd.format.pb.bookkeeper import protocol_pb2 as pb
+from offloaderd.standalone.ports import LOOPBACK
+from tests.unit.ledgers.bookkeeper import wire
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+Operation = Literal["read", "batch", "last", "auth", "tls", "unknown"]
+
+_READ = struct.Struct(">BBHqq")
+_BATCH = struct.Struct(">BBHqqqiq")
+OK, NO_LEDGER, NO_ENTRY, BUSY = 0, 1, 2, 106
+V3_CODES = {OK: 0, NO_LEDGER: 402, NO_ENTRY: 403, 100: 404, 101: 501, 102: 502, BUSY: 506, 107: 507}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request; `number` is a batch's or a v3 message's own, `v3` says in which protocol it came."""
+
+    session: Session
+    operation: Operation
+    ledger_id: int = -1
+    entry_id: int = -1
+    number: int = -1
+    count_max: int = 0
+    bytes_max: int = 0
+    token: pb.AuthMessage = field(default_factory=pb.AuthMessage)
+    v3: bool = False
+
+    def reply(self, frames: bytes) -> None:
+        """Send these bytes."""
+        self.session.send(frames)
+
+    def refuse(self, code: int) -> None:
+        """Answer with a code of v2, in whichever protocol it was asked."""
+        match self.operation:
+            case "batch":
+                self.reply(wire.v2_batch(self.number, self.ledger_id, self.entry_id, [], code=code))
+            case "read" if not self.v3:
+                self.reply(wire.v2_read(self.ledger_id, self.entry_id, code=code))
+            case _:
+                self.reply(wire.v3_read(self.number, self.ledger_id, self.entry_id, code=V3_CODES[code]))
+
+    def answer(self) -> None:
+        """Answer from what the bookie stores."""
+        self.session.bookie.answer(self)
+
+
+class Session(asyncio.Protocol):
+    """One connection of a client."""
+
+    def __init__(self, bookie: FakeBookie) -> None:
+        self.bookie = bookie
+        self.transport: asyncio.Transport
+        self._buffer = bytearray()
+        self.ended = False
+
+    def send(self, data: bytes) -> None:
+        """Send bytes, whole frames or not."""
+        self.transport.write(data)
+
+    def cut(self) -> None:
+        """End the connection at once, by a reset."""
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a client in."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.bookie.sessions.append(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take requests out of what comes."""
+        self._buffer += data
+        while len(self._buffer) >= 4 and len(self._buffer) >= 4 + (length := int.from_bytes(self._buffer[:4], "big")):
+            message = bytes(self._buffer[4 : 4 + length])
+            del self._buffer[: 4 + length]
+            self.bookie.take(self._parse(message))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that the client has gone."""
+        self.ended = True
+
+    def _parse(self, message: bytes) -> Asked:
+        if message[0] != 2:
+            return self._parse_v3(pb.Request.FromString(message))
+        match message[1]:
+            case 2:
+                _, _, _, ledger_id, entry_id = _READ.unpack(message)
+                return Asked(session=self, operation="read", ledger_id=ledger_id, entry_id=entry_id)
+            case 7:
+                _, _, _, ledger_id, first, number, count, size = _BATCH.unpack(message)
+                return Asked(
+                    session=self,
+                    operation="batch",
+                    ledger_id=ledger_id,
+                    entry_id=first,
+                    number=number,
+                    count_max=count,
+                    bytes_max=size,
+                )
+        return Asked(session=self, operation="unknown")
+
+    def _parse_v3(self, request: pb.Request) -> Asked:
+        operations: dict[int, Operation] = {1: "read", 5: "auth", 9: "tls"}
+        operation = operations.get(request.header.operation, "unknown")
+        read = request.readRequest
+        return Asked(
+            session=self,
+            operation="last" if operation == "read" and read.entryId == -1 else operation,
+            ledger_id=read.ledgerId,
+            entry_id=read.entryId,
+            number=request.header.txnId,
+            token=request.authRequest,
+            v3=True,
+        )
+
+
+class FakeBookie:
+    """What it stores and what it was asked. `on_request` decides about each request; by default it is answered."""
+
+    def __init__(self) -> None:
+        self.stored: dict[tuple[int, int], bytes] = {}
+        self.max_lac: dict[int, int] = {}
+        self.sessions: list[Session] = []
+        self.requests: list[Asked] = []
+        self.on_request: Callable[[Asked], object] = self.answer
+        self.port = 0
+        self._came = asyncio.Event()
+
+    @property
+    def bookie_id(self) -> str:
+        """Its id, which is its address."""
+        return f"{LOOPBACK}:{self.port}"
+
+    def take(self, asked: Asked) -> None:
+        """Note a request and do with it what is to be done."""
+        self.requests.append(asked)
+        self._came.set()
+        self.on_request(asked)
+
+    async def asked(self, count: int = 1) -> list[Asked]:
+        """Return all requests so far, once there are at least `count`."""
+        async with asyncio.timeout(5):
+            while len(self.requests) < count:
+                self._came.clear()
+                await self._came.wait()
+        return self.requests
+
+    def answer(self, asked: Asked) -> None:
+        """Answer a request as a bookie with these entries does."""
+        match asked.operation:
+            case "read" if not asked.v3:
+                stored = self.stored.get((asked.ledger_id, asked.entry_id))
+                asked.refuse(self._missing(asked.ledger_id)) if stored is None else asked.reply(
+                    wire.v2_read(asked.ledger_id, asked.entry_id, stored)
+                )
+            case "batch":
+                self._answer_batch(asked)
+            case "read" | "last":
+                self._answer_v3(asked)
+            case "auth":
+                asked.reply(wire.v3_auth(asked.number, "AuthDisabledPlugin", b""))
+            case _:
+                asked.reply(wire.v3_refusal(asked.number, 9, 404))
+
+    def _answer_batch(self, asked: Asked) -> None:
+        entries: list[bytes] = []
+        size = 36
+        while len(entries) < asked.count_max:
+            stored = self.stored.get((asked.ledger_id, asked.entry_id + len(entries)))
+            if stored is None or (entries and size + 4 + len(stored) > asked.bytes_max):
+                break
+            entries.append(stored)
+            size += 4 + len(stored)
+        if entries:
+            asked.reply(wire.v2_batch(asked.number, asked.ledger_id, asked.entry_id, entries))
+        else:
+            asked.refuse(self._missing(asked.ledger_id))
+
+    def _answer_v3(self, asked: Asked) -> None:
+        held = sorted(entry for ledger, entry in self.stored if ledger == asked.ledger_id)
+        at = held[-1] if held and asked.entry_id == -1 else asked.entry_id
+        stored = self.stored.get((asked.ledger_id, at))
+        lac = self.max_lac.get(asked.ledger_id)
+        code = 0 if stored is not None else V3_CODES[self._missing(asked.ledger_id)]
+        asked.reply(wire.v3_read(asked.number, asked.ledger_id, asked.entry_id, stored, max_lac=lac, code=code))
+
+    def _missing(self, ledger_id: int) -> int:
+        return NO_ENTRY if any(ledger == ledger_id for ledger, _ in self.stored) else NO_LEDGER
+
+
+@asynccontextmanager
+async def fake_bookie(port: int = 0) -> AsyncIterator[FakeBookie]:
+    """Run a bookie on a free port, or on a given one; its connections end with it."""
+    bookie = FakeBookie()
+    server = await asyncio.get_running_loop().create_server(lambda: Session(bookie), LOOPBACK, port)
+    bookie.port = server.sockets[0].getsockname()[1]
+    try:
+        yield bookie
+    finally:
+        server.close()
+        for session in bookie.sessions:
+            session.cut()
+        await server.wait_closed()
+        while not all(session.ended for session in bookie.sessions):
+            await asyncio.sleep(0)  # noqa: TID251 - only a turn of the loop
