@@ -141,8 +141,7 @@ def outcome(before: TopicPolicy | None, after: TopicPolicy) -> Outcome:
     """Name the step from one policy to another."""
     if before == after:
         return Outcome.UNCHANGED
-    was_enabled = before is not None and before.enabled
-    if was_enabled == after.enabled:
+    if before is not None and before.enabled == after.enabled:
         return Outcome.CHANGED
     return Outcome.ENABLED if after.enabled else Outcome.DISABLED
 
