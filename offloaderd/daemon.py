@@ -18,6 +18,7 @@ import structlog
 
 from offloaderd import __version__, wiring
 from offloaderd.clock import SystemClock
+from offloaderd.doctor.examination import examine
 from offloaderd.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
 from offloaderd.health import Health
 from offloaderd.http import HttpServer
@@ -37,6 +38,7 @@ from offloaderd.offload.signal import finished, race
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
 from offloaderd.rpc.admin import AdminService, DaemonSnapshot
+from offloaderd.rpc.doctor import DoctorService
 from offloaderd.rpc.interceptor import ErrorInterceptor
 from offloaderd.rpc.ledgers import LedgerService
 from offloaderd.rpc.offload import OffloadService
@@ -271,6 +273,7 @@ class Daemon:
                 bucket=settings.objects.bucket,
                 prefix=settings.objects.prefix,
             ),
+            doctor=DoctorService(lambda: examine(settings, self._clock, serving=True)),
             ledgers=LedgerService(ledgers) if ledgers is not None else None,
         )
         interceptors = [ErrorInterceptor(self.metrics, clock=self._clock)]

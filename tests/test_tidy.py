@@ -244,6 +244,7 @@ def test_only_the_root_imports_settings() -> None:
     roots = (
         "offloaderd/cli/",
         "offloaderd/config/",
+        "offloaderd/doctor/",
         "offloaderd/standalone/",
         "offloaderd/daemon.py",
         "offloaderd/log.py",

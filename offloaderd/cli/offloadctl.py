@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import offloaderd
-from offloaderd.cli.ctl import offload, options, produce, read, segments, status, topics
+from offloaderd.cli.ctl import doctor, offload, options, produce, read, segments, status, topics
 from offloaderd.cli.program import EXIT_CODES, Program
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ for command in (
     segments.segments,
     read.read,
     produce.produce,
+    doctor.doctor,
 ):
     cli.add_command(command)
 

@@ -6,6 +6,7 @@ import click
 
 import offloaderd
 from offloaderd.cli.daemon.check_config import check_config
+from offloaderd.cli.daemon.doctor import doctor
 from offloaderd.cli.daemon.serve import serve
 from offloaderd.cli.daemon.standalone import standalone
 from offloaderd.cli.program import Program
@@ -27,11 +28,12 @@ def cli() -> None:
     Examples:
       offloaderd standalone --walkthrough
       offloaderd check-config --config offloaderd.toml
+      offloaderd doctor --config offloaderd.toml
       offloaderd serve --config offloaderd.toml
     """
 
 
-for command in (serve, standalone, check_config):
+for command in (serve, standalone, check_config, doctor):
     cli.add_command(command)
 
 

@@ -84,6 +84,34 @@ class Stat(Protocol):
         """How often the node's value has been replaced."""
         ...
 
+    @property
+    def mtime(self) -> int:
+        """When the value was last replaced, by the leader's clock, in milliseconds since the epoch."""
+        ...
+
+
+class Identity(Protocol):
+    """Whom an access list speaks of."""
+
+    @property
+    def scheme(self) -> str:
+        """How clients prove it: `world` is everybody."""
+        ...
+
+
+class Permission(Protocol):
+    """One entry of a node's access list."""
+
+    @property
+    def perms(self) -> int:
+        """Rights, as ZooKeeper's bits."""
+        ...
+
+    @property
+    def id(self) -> Identity:
+        """Who has them."""
+        ...
+
 
 class Transaction(Protocol):
     """Steps that are carried out together."""
@@ -114,6 +142,10 @@ class ZooKeeperClient(Client, Protocol):
 
     def get_async(self, path: str) -> Result[tuple[bytes | None, Stat]]:
         """Read a node."""
+        ...
+
+    def get_acls_async(self, path: str) -> Result[tuple[Sequence[Permission], Stat]]:
+        """Read a node's access list."""
         ...
 
     def exists_async(self, path: str, watch: Watch | None = None) -> Result[Stat | None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from kazoo import exceptions as zk
 from kazoo.client import KazooClient
@@ -48,7 +48,8 @@ IN_FLIGHT_MAX = 64
 RECONNECT_PAUSE_S, RECONNECT_PAUSE_MAX_S = 0.1, 2.0
 REARM_PAUSE_S = 0.2
 CREATE_TRIES = 3
-
+_CHANGES = 2 | 4 | 8 | 16
+"""Rights to write, create, delete and administer, in the bits of an access list."""
 
 _CERTAIN: dict[type[Exception], tuple[type[OffloaderError], str]] = {
     zk.NoNodeError: (NotFound, "there is no such node"),
@@ -73,6 +74,13 @@ _HINTS: dict[type[OffloaderError], str] = {
     NoSpace: "raise the quota below metadata.root",
     Throttled: "slow down and try again",
 }
+
+
+class NodeFacts(NamedTuple):
+    """What ZooKeeper knows of a node: `modified_ms` by its leader's clock; `writable` by everybody who connects."""
+
+    modified_ms: int
+    writable: bool
 
 
 class _Watched:
@@ -153,6 +161,13 @@ class ZooKeeperStore:
         """Have the server catch up with its leader, so that what is absent afterwards was absent at this call."""
         full = self._full(path)
         await self._read(f"sync {path}", lambda client: client.sync_async(full))
+
+    async def about(self, path: str) -> NodeFacts:
+        """Return when a node was written and what everybody may do to it. Raises NotFound."""
+        full = self._full(path)
+        permissions, stat = await self._read(f"look at {path}", lambda client: client.get_acls_async(full))
+        everybody = [permission.perms for permission in permissions if permission.id.scheme == "world"]
+        return NodeFacts(stat.mtime, writable=any(perms & _CHANGES for perms in everybody))
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
         """Create a node, making its parents. Raises Conflict when it exists or its parent is ephemeral."""

@@ -19,6 +19,8 @@ from offloaderd.rpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     common_pb2,
+    doctor_pb2,
+    doctor_pb2_grpc,
     ledgers_pb2,
     ledgers_pb2_grpc,
     read_pb2,
@@ -26,7 +28,7 @@ from offloaderd.rpc.v1 import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
     from types import TracebackType
 
     from offloaderd.model import Position, ReadPriority, TopicName
@@ -74,6 +76,7 @@ class DaemonClient:
         """Open the channel and wait until the daemon answers; raises Unreachable."""
         self._channel = aio.insecure_channel(self.address, options=self._options)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._doctor = doctor_pb2_grpc.DoctorServiceStub(self._channel)
         self._reads = read_pb2_grpc.ReadServiceStub(self._channel)
         self._ledgers = ledgers_pb2_grpc.LedgerServiceStub(self._channel)
         try:
@@ -165,6 +168,13 @@ class DaemonClient:
         with self._errors():
             request = admin_pb2.StatusRequest(topic="" if topic is None else str(topic))
             return await self._admin.Status(request, timeout=self._timeout_s)
+
+    async def examine(self, *, timeout_s: float | None = None) -> AsyncGenerator[doctor_pb2.CheckResult, None]:
+        """Have the daemon try what it depends on; yields each result as it is found."""
+        call = self._doctor.Examine(doctor_pb2.ExamineRequest(), timeout=timeout_s)
+        with self._errors(call):
+            async for result in call:
+                yield result
 
     async def last_positions(self, topic: TopicName) -> read_pb2.LastPositionsResponse:
         """Return the topic's oldest, newest, offloaded and buffered positions."""

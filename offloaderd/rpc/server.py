@@ -15,6 +15,8 @@ from offloaderd.errors import InvalidConfig
 from offloaderd.rpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    doctor_pb2,
+    doctor_pb2_grpc,
     ledgers_pb2,
     ledgers_pb2_grpc,
     offload_pb2,
@@ -45,6 +47,7 @@ class Services:
     offload: offload_pb2_grpc.OffloadServiceServicer
     read: read_pb2_grpc.ReadServiceServicer
     admin: admin_pb2_grpc.AdminServiceServicer
+    doctor: doctor_pb2_grpc.DoctorServiceServicer
     ledgers: ledgers_pb2_grpc.LedgerServiceServicer | None = None
 
 
@@ -93,7 +96,8 @@ class RpcServer:
         offload_pb2_grpc.add_OffloadServiceServicer_to_server(services.offload, self._server)
         read_pb2_grpc.add_ReadServiceServicer_to_server(services.read, self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(services.admin, self._server)
-        files = [offload_pb2, read_pb2, admin_pb2]
+        doctor_pb2_grpc.add_DoctorServiceServicer_to_server(services.doctor, self._server)
+        files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2]
         if services.ledgers is not None:
             ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(services.ledgers, self._server)
             files.append(ledgers_pb2)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd.clock import SystemClock
+from offloaderd.doctor.machine import listen
 from offloaderd.errors import OffloaderError
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics
@@ -88,11 +88,3 @@ async def try_grpc(settings: Settings) -> None:
 async def try_http(settings: Settings) -> None:
     """See whether the port can be listened on."""
     listen(settings.http.host, settings.http.port)
-
-
-def listen(host: str, port: int) -> None:
-    """Bind a port and let it go. Raises OSError when it cannot be had, also while the daemon itself runs."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host.strip("[]"), port))

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from offloaderd.cli import show
 from offloaderd.cli.daemon import screen as screen_module
-from offloaderd.cli.daemon.connect import listen
 from offloaderd.cli.daemon.screen import TerminalScreen, flow_line
 from offloaderd.cli.offloaderd import cli
 from offloaderd.cli.program import Program
+from offloaderd.doctor.machine import listen
 from offloaderd.model import TopicName
 from offloaderd.standalone.walkthrough import Comparison, Digest, Progress
 

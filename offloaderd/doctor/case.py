@@ -1,0 +1,37 @@
+"""What the checks share: the settings, the clock, and what was seen on the way that later checks need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from offloaderd.doctor.finding import examined
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from offloaderd.clock import Clock
+    from offloaderd.config import Settings
+    from offloaderd.doctor.clocks import Reading
+    from offloaderd.doctor.finding import CheckResult, Finding
+    from offloaderd.model import TopicName
+
+
+@dataclass(slots=True)
+class Case:
+    """One examination. `serving`: the daemon itself asks, so that its ports and locks are taken by right."""
+
+    settings: Settings
+    clock: Clock
+    serving: bool = False
+    readings: dict[str, Reading] = field(default_factory=dict)
+    topic: TopicName | None = None
+    """Some topic of the cluster, to ask its broker about."""
+
+    async def check(self, name: str, work: Awaitable[Finding]) -> CheckResult:
+        """Run one check."""
+        return await examined(name, work, self.clock)
+
+    def probe_name(self) -> str:
+        """Return a name that nobody else uses."""
+        return f"doctor-{self.clock.uuid()}"

@@ -1,0 +1,61 @@
+"""This machine's clock beside those of the servers that were talked to.
+
+Only here are wall-clock times subtracted from each other: how far apart clocks are is the question. A server's time
+is known to lie between the moments before and after its answer, no closer, and coarser where it tells full seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.doctor.finding import Finding, fail, ok, warn
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from offloaderd.doctor.case import Case
+    from offloaderd.doctor.finding import CheckResult
+
+SKEW_WARN_MS = 2_000
+SKEW_FAIL_MS = 300_000
+"""Well before the 15 minutes after which S3 refuses signatures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A server's clock, `told_ms`, to within `grain_ms`, read between two moments of ours."""
+
+    told_ms: int
+    before_ms: int
+    after_ms: int
+    grain_ms: int = 1
+
+    @property
+    def skew_ms(self) -> int:
+        """Least that the server can be ahead (below 0: behind); 0 when the clocks may well agree."""
+        least, most = self.told_ms - self.after_ms, self.told_ms + self.grain_ms - self.before_ms
+        if least <= 0 <= most:
+            return 0
+        return least if least > 0 else most
+
+
+async def clock_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
+    """Judge every clock that was read on the way."""
+    for name, reading in case.readings.items():
+        yield await case.check(f"clock of {name}", _judged(name, reading))
+
+
+async def _judged(name: str, reading: Reading) -> Finding:
+    return judge(name, reading)
+
+
+def judge(name: str, reading: Reading) -> Finding:
+    """Say what a server's clock means for us."""
+    skew_ms = reading.skew_ms
+    if abs(skew_ms) <= SKEW_WARN_MS:
+        return ok(f"agrees with ours to {max(1.0, abs(skew_ms) / 1000):.0f} s")
+    found = f"{abs(skew_ms) / 1000:.1f} s {'ahead of' if skew_ms > 0 else 'behind'} ours"
+    if abs(skew_ms) <= SKEW_FAIL_MS:
+        return warn(found, f"let NTP set this machine and {name}: ages and times in segments are off by as much")
+    return fail(found, f"let NTP set this machine and {name}: S3 refuses signatures that are 15 minutes off")

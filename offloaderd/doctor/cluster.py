@@ -1,0 +1,134 @@
+"""The cluster's own nodes in ZooKeeper: can BookKeeper's and Pulsar's metadata be read, and only read.
+
+Nothing here writes. The access lists tell whether this daemon could, which it never does but should not be able to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
+from offloaderd.errors import Denied, InvalidInput, NotFound
+from offloaderd.ledgers import pulsar
+from offloaderd.ledgers.bookkeeper import ledger_metadata
+from offloaderd.ledgers.bookkeeper.layout import decode_layout, layout_path
+from offloaderd.model import TopicName, decode_local
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from offloaderd.doctor.case import Case
+    from offloaderd.doctor.finding import CheckResult
+    from offloaderd.ledgers.bookkeeper.layout import Layout
+    from offloaderd.metadata.zookeeper import ZooKeeperStore
+
+SAMPLES_MAX = 20
+"""Namespaces to look into for a topic."""
+NAMES = ("cluster ledgers", "cluster topics", "cluster rights")
+WRONG_PLACE = (
+    "point bookkeeper.servers to the brokers' metadata store; a path at the end of its metadataStoreUrl goes in front "
+    "of bookkeeper.ledgers_root and bookkeeper.managed_ledgers_root"
+)
+
+
+async def cluster_checks(case: Case, store: ZooKeeperStore | None) -> AsyncGenerator[CheckResult, None]:
+    """Look at the cluster; without a session all is skipped."""
+    if store is None:
+        for name in NAMES:
+            yield skipped(name, "no session")
+        return
+    for name, work in zip(NAMES, (ledgers(case, store), topics(case, store), rights(case, store)), strict=True):
+        yield await case.check(name, work)
+
+
+async def ledgers(case: Case, store: ZooKeeperStore) -> Finding:
+    """Find BookKeeper's root and how ledgers are laid out below it."""
+    root = case.settings.bookkeeper.ledgers_root
+    try:
+        await store.get(root)
+        layout = await _layout(store, root)
+    except NotFound:
+        return fail(f"there is no {root}", WRONG_PLACE)
+    except Denied as error:
+        return _unreadable(error, root)
+    return ok(f"{root}, layout {layout}")
+
+
+async def topics(case: Case, store: ZooKeeperStore) -> Finding:
+    """Read some topic's list of ledgers and what BookKeeper says of the last one, as a reader would."""
+    root = case.settings.bookkeeper.managed_ledgers_root
+    try:
+        await store.get(root)
+    except NotFound:
+        return fail(f"there is no {root}", WRONG_PLACE)
+    except Denied as error:
+        return _unreadable(error, root)
+    try:
+        path = await _some_topic(case, store, root)
+        return ok(f"{root} is readable, no topic found") if path is None else await _sampled(case, store, path)
+    except Denied as error:
+        return _unreadable(error, root)
+
+
+async def rights(case: Case, store: ZooKeeperStore) -> Finding:
+    """Tell whether the daemon could write where it never does."""
+    roots = (case.settings.bookkeeper.ledgers_root, case.settings.bookkeeper.managed_ledgers_root)
+    try:
+        writable = [root for root in roots if (await store.about(root)).writable]
+    except (Denied, NotFound) as error:
+        return warn(f"the access list cannot be read: {error.message}", "give the daemon READ there")
+    if writable:
+        return warn(
+            f"whoever reaches ZooKeeper may write {' and '.join(writable)}, this daemon included (it never does)",
+            "nothing, or ZooKeeper access lists: READ is all that the daemon needs there",
+        )
+    return ok("the cluster's nodes are not writable for everybody")
+
+
+async def _layout(store: ZooKeeperStore, root: str) -> Layout:
+    path = layout_path(root)
+    try:
+        return decode_layout((await store.get(path)).value, path=path)
+    except NotFound:
+        return decode_layout(None, path=path)
+
+
+async def _some_topic(case: Case, store: ZooKeeperStore, root: str) -> str | None:
+    """Return the node of a topic, and remember its name."""
+    looked = 0
+    for tenant in await store.children(root):
+        for namespace in await store.children(f"{root}/{tenant}"):
+            folder = f"{root}/{tenant}/{namespace}/persistent"
+            for local in (await store.children(folder))[:1]:
+                try:
+                    case.topic = TopicName.parse(f"persistent://{tenant}/{namespace}/{decode_local(local)}")
+                except InvalidInput:
+                    continue  # a name of the first version, which is not read either
+                return f"{folder}/{local}"
+            looked += 1
+            if looked == SAMPLES_MAX:
+                return None
+    return None
+
+
+async def _sampled(case: Case, store: ZooKeeperStore, path: str) -> Finding:
+    listed = pulsar.decode((await store.get(path)).value, key=path).ledgers
+    if not listed:
+        return ok(f"{case.topic} has no ledger")
+    root, last = case.settings.bookkeeper.ledgers_root, listed[-1].ledger_id
+    node = (await _layout(store, root)).path(root, last)
+    try:
+        metadata = ledger_metadata.decode((await store.get(node)).value, path=node)
+    except NotFound:
+        return warn(
+            f"{case.topic} lists ledger {last}, but there is no {node}",
+            "it may have been deleted this moment: run the doctor again; else bookkeeper.ledgers_root is of another "
+            "cluster",
+        )
+    return ok(
+        f"read {case.topic}: ledger {last} is {metadata.state.name} on {', '.join(metadata.ensembles[-1].bookies)}"
+    )
+
+
+def _unreadable(error: Denied, root: str) -> Finding:
+    return fail(error.message, f"give the daemon's user READ on {root} and everything below it")

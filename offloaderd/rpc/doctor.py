@@ -1,0 +1,71 @@
+"""DoctorService: the daemon examines what it depends on, with its own settings, from its own place in the network."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Protocol
+
+from offloaderd.errors import Conflict
+from offloaderd.rpc.v1 import doctor_pb2, doctor_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from offloaderd.rpc.v1.doctor_pb2_grpc import _ServicerContext as Context
+
+
+class Result(Protocol):
+    """One line of an examination."""
+
+    @property
+    def name(self) -> str:
+        """What was checked."""
+        ...
+
+    @property
+    def verdict(self) -> str:
+        """Is `ok`, `warn`, `fail` or `skipped`."""
+        ...
+
+    @property
+    def found(self) -> str:
+        """What was seen."""
+        ...
+
+    @property
+    def what_to_do(self) -> str:
+        """The next step, empty for none."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        ...
+
+
+class DoctorService(doctor_pb2_grpc.DoctorServiceServicer):
+    """Runs one examination at a time: each writes probes and opens connections of its own."""
+
+    def __init__(self, examine: Callable[[], AsyncGenerator[Result, None]]) -> None:
+        self._examine = examine
+        self._busy = False
+
+    async def Examine(  # noqa: N802 - named by the proto
+        self, request: doctor_pb2.ExamineRequest, context: Context
+    ) -> AsyncIterator[doctor_pb2.CheckResult]:
+        """Yield results as they are found. Raises Conflict while another examination runs."""
+        if self._busy:
+            raise Conflict("an examination is under way", hint="wait for it: it takes seconds, a minute at the most")
+        self._busy = True
+        try:
+            async with aclosing(self._examine()) as results:
+                async for result in results:
+                    yield doctor_pb2.CheckResult(
+                        name=result.name,
+                        verdict=result.verdict,
+                        found=result.found,
+                        what_to_do=result.what_to_do,
+                        seconds=result.seconds,
+                    )
+        finally:
+            self._busy = False

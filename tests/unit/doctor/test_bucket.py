@@ -1,0 +1,194 @@
+"""The checks of the bucket, on stores that lie in one way each; whatever they find, they leave nothing behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.config import ObjectsSettings, Settings
+from offloaderd.doctor import bucket
+from offloaderd.doctor.bucket import bucket_checks
+from offloaderd.doctor.case import Case
+from offloaderd.doctor.finding import Verdict
+from offloaderd.errors import Denied, Transient
+from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.testing.clock import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from pathlib import Path
+
+    from offloaderd.doctor.finding import CheckResult
+    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, UploadInfo
+
+ALL = (
+    "bucket",
+    "bucket write",
+    "bucket read",
+    "bucket list",
+    "bucket multipart",
+    "bucket abort",
+    "bucket delete",
+)
+
+
+class LosesMetadata(FilesystemStore):
+    """A proxy in front drops headers."""
+
+    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """Store without the metadata."""
+        return await super().put(key, data)
+
+
+class IgnoresRanges(FilesystemStore):
+    """A cache in front always sends the whole."""
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """Return everything."""
+        return await super().get(key)
+
+
+class ListsLate(FilesystemStore):
+    """An eventually consistent listing."""
+
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
+        """Yield nothing yet."""
+        async for info in super().list("nothing-begins-like-this"):
+            yield info
+
+
+class SwapsParts(FilesystemStore):
+    """ListParts with foreign ETags."""
+
+    async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        """Return the parts without the last."""
+        return (await super().list_parts(key, upload_id))[:-1]
+
+
+class HidesUploads(FilesystemStore):
+    """ListMultipartUploads is not implemented."""
+
+    async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
+        """Yield none."""
+        async for upload in super().list_uploads("nothing-begins-like-this"):
+            yield upload
+
+
+class KeepsEverything(FilesystemStore):
+    """A bucket under a legal hold that says yes to every delete."""
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Do nothing."""
+
+
+class MayNotUpload(FilesystemStore):
+    """Credentials without the right to complete."""
+
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        """Refuse."""
+        raise Denied("CompleteMultipartUpload: AccessDenied", hint="compare with the policy")
+
+
+class MayNotWrite(FilesystemStore):
+    """Credentials that may only read."""
+
+    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """Refuse."""
+        raise Denied("PutObject: AccessDenied", hint="compare with the policy")
+
+    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        """Refuse."""
+        raise Denied("CreateMultipartUpload: AccessDenied", hint="compare with the policy")
+
+
+class GoesAway(FilesystemStore):
+    """The store is gone when the probe is to be deleted."""
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Refuse."""
+        raise Transient("DeleteObjects: no connection", hint="bring it back")
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    """An examination of a directory."""
+    objects = ObjectsSettings(kind="filesystem", directory=str(tmp_path), prefix="team-a/")
+    return Case(Settings(objects=objects), FakeClock())
+
+
+async def results(case: Case) -> list[CheckResult]:
+    """Run the group."""
+    return [result async for result in bucket_checks(case)]
+
+
+def left(root: Path) -> list[str]:
+    """What the probe left behind, apart from the store's own empty folders."""
+    return [path.name for path in root.rglob("*") if path.is_file()]
+
+
+async def test_a_sound_store_passes_and_stays_empty(case: Case, tmp_path: Path) -> None:
+    """Every operation the daemon needs, and not a byte is left."""
+    found = await results(case)
+    assert [(result.name, result.verdict) for result in found] == [(name, Verdict.OK) for name in ALL]
+    assert "team-a/offloaderd-doctor/" in found[1].found
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("store", "failing", "words"),
+    [
+        (LosesMetadata, {"bucket write"}, "x-amz-meta"),
+        (IgnoresRanges, {"bucket read", "bucket multipart"}, "ignores Range"),
+        (ListsLate, {"bucket list"}, "found by listing"),
+        (SwapsParts, {"bucket multipart"}, "ListParts cannot be relied on"),
+        (HidesUploads, {"bucket abort"}, "life-cycle rule"),
+        (MayNotUpload, {"bucket multipart"}, "compare with the policy"),
+        (MayNotWrite, {"bucket write", "bucket read", "bucket list", "bucket multipart", "bucket abort"}, "compare"),
+    ],
+)
+async def test_each_lie_is_told_from_the_others(
+    store: type[FilesystemStore],
+    failing: set[str],
+    words: str,
+    case: Case,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The check that fails names it, with what to do; the others go on; everything is deleted."""
+    monkeypatch.setattr(bucket, "FilesystemStore", store)
+    found = await results(case)
+    assert {result.name for result in found if result.failed} == failing
+    assert any(words in result.what_to_do for result in found if result.failed)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("store", [KeepsEverything, GoesAway])
+async def test_what_cannot_be_deleted_is_said(
+    store: type[FilesystemStore], case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody must do it by hand, and is told where."""
+    monkeypatch.setattr(bucket, "FilesystemStore", store)
+    last = (await results(case))[-1]
+    assert (last.name, last.verdict) == ("bucket delete", Verdict.FAIL)
+    assert "delete team-a/offloaderd-doctor/" in last.what_to_do
+    assert "by hand" in last.what_to_do
+
+
+async def test_without_a_bucket_the_rest_is_skipped(case: Case, tmp_path: Path) -> None:
+    """One failure with what to do, not seven."""
+    tmp_path.rmdir()
+    found = await results(case)
+    assert [result.verdict for result in found] == [Verdict.FAIL] + [Verdict.SKIPPED] * (len(ALL) - 1)
+    assert tuple(result.name for result in found) == ALL
+
+
+async def test_a_client_that_goes_away_leaves_nothing_either(case: Case, tmp_path: Path) -> None:
+    """The generator is closed in the middle: the probe is deleted all the same."""
+    checks = bucket_checks(case)
+    async for result in checks:
+        if result.name == "bucket write":
+            break
+    assert left(tmp_path) != []
+    await checks.aclose()
+    assert left(tmp_path) == []
