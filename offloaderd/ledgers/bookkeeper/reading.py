@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.ledgers.bookkeeper.entry import DigestType, EntryChecker
-
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from offloaderd.clock import Clock
     from offloaderd.ledgers.bookkeeper.entry import BadEntry, EntryRun
+    from offloaderd.ledgers.bookkeeper.hunt import Found, Hunt, LedgerAt
     from offloaderd.ledgers.bookkeeper.options import SourceOptions
-    from offloaderd.ledgers.bookkeeper.replicas import Found, Hunt, Hunter, LedgerAt
+    from offloaderd.ledgers.bookkeeper.replicas import Hunter
 
 log = structlog.get_logger(__name__)
 
@@ -52,12 +51,6 @@ class Lengths:
             del self._ends[next(iter(self._ends))]
 
 
-def checker_of(ledger: LedgerAt) -> EntryChecker:
-    """Return what checks a ledger's entries. Metadata of version 1 names no digest: Pulsar's own is taken."""
-    metadata = ledger.metadata
-    return EntryChecker(ledger.ledger_id, metadata.digest_type or DigestType.CRC32C, metadata.password)
-
-
 class RangeRead:
     """One read of [first, last]; the range has been checked to be confirmed."""
 
@@ -81,7 +74,6 @@ class RangeRead:
         self._lengths = lengths
         self._clock = clock
         self._options = options
-        self._checker = checker_of(ledger)
         self._hunts: deque[Hunt] = deque()
         self._next: int | None = first_entry_id
         """What to ask for next; None while a batch is under way, whose end is not known."""
@@ -145,7 +137,7 @@ class RangeRead:
             parts.append((hunt, found))
             stored += found.entries
             size += found.size_bytes
-        run = self._checker.check_run(self._at, stored)
+        run = self._ledger.checker.check_run(self._at, stored)
         run.check_lengths(self._lengths.before(self._ledger.ledger_id, self._at))
         good = len(run.payloads)
         if run.error is None:

@@ -25,147 +25,27 @@ An entry is never skipped. A bookie that was slow is asked last for a while.
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import CorruptData, OffloaderError, Throttled, Transient
-from offloaderd.ledgers.bookkeeper.status import BadAnswer, NotHere, Reaction, Unsupported, reaction_to
+from offloaderd.errors import Closed, CorruptData, OffloaderError
+from offloaderd.ledgers.bookkeeper.hunt import Found, Hunt, LedgerAt, conclusion
+from offloaderd.ledgers.bookkeeper.status import BadAnswer, Reaction, Unsupported, reaction_to
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Sequence
-
     from offloaderd.clock import Clock
     from offloaderd.ledgers.bookkeeper.background import Background
     from offloaderd.ledgers.bookkeeper.directory import Directory
-    from offloaderd.ledgers.bookkeeper.ledger_metadata import LedgerMetadata
     from offloaderd.ledgers.bookkeeper.limits import Limits
     from offloaderd.ledgers.bookkeeper.options import SourceOptions
+    from offloaderd.ledgers.bookkeeper.order import BookieOrder
     from offloaderd.ledgers.bookkeeper.ports import Bookies
     from offloaderd.metrics import Metrics
-    from offloaderd.model import TopicName
 
 log = structlog.get_logger(__name__)
 
-SHUN_S = 10.0
-"""How long a bookie that was too slow is asked last."""
 PAUSE_MAX_S = 8.0
-EXPECTED_BYTES = 4096
-"""What a first read is taken to bring, for the rate limits, until one has shown it."""
-
-
-class MissingEntry(CorruptData):
-    """A confirmed entry of a ledger that exists is on none of its bookies."""
-
-
-class UnsoundEntry(CorruptData):
-    """Every copy of a confirmed entry fails its check."""
-
-
-class BookieOrder:
-    """In which order replicas are asked: in theirs, those that failed or were slow lately last."""
-
-    def __init__(self, bookies: Bookies, clock: Clock) -> None:
-        self._bookies = bookies
-        self._clock = clock
-        self._slow_until: dict[str, float] = {}
-
-    def order(self, bookie_ids: Sequence[str]) -> list[str]:
-        """Return the same bookies, best first."""
-        ordered = self._bookies.ordered(bookie_ids)
-        return sorted(ordered, key=self.is_slow) if self._slow_until else ordered
-
-    def is_slow(self, bookie_id: str) -> bool:
-        """Whether the bookie did not answer in time lately."""
-        until = self._slow_until.get(bookie_id)
-        if until is None:
-            return False
-        if until <= self._clock.monotonic():
-            del self._slow_until[bookie_id]
-            return False
-        return True
-
-    def was_slow(self, bookie_id: str) -> None:
-        """Ask this bookie last for a while."""
-        self._slow_until[bookie_id] = self._clock.monotonic() + SHUN_S
-
-
-@dataclass(slots=True)
-class LedgerAt:
-    """A ledger that is being read: its metadata may be found to have changed on the way."""
-
-    topic: TopicName
-    ledger_id: int
-    metadata: LedgerMetadata
-    favourite: str = ""
-    """The bookie that gave the last entries; it has read ahead."""
-    expected_bytes: int = EXPECTED_BYTES
-    """What the next request will probably bring."""
-
-    def replicas(self, entry_id: int) -> Sequence[str]:
-        """Return the bookies of an entry in the order to ask them.
-
-        Where every bookie has every entry it is always the same order, another one for another ledger.
-        """
-        if self.metadata.striped:
-            return self.metadata.replicas(entry_id)
-        bookies = self.metadata.ensemble_for(entry_id).bookies
-        first = self.ledger_id % len(bookies)
-        if self.favourite in bookies:
-            first = bookies.index(self.favourite)
-        return (*bookies[first:], *bookies[:first])
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What one bookie gave: stored entries, at least one, not checked yet."""
-
-    bookie_id: str
-    entries: list[bytes] = field(repr=False)
-    size_bytes: int
-
-
-@dataclass(slots=True, eq=False)
-class Hunt:
-    """One search, for the entry `first_entry_id` and as many after it as come along, `count_max` in all.
-
-    `asked` are the bookies of this round, `failures` what became of those that are through, `copies` what the bad
-    ones of them hold; `slow` kept us waiting until a second one was asked.
-    """
-
-    ledger: LedgerAt
-    first_entry_id: int
-    count_max: int
-    bytes_max: int
-    singly: bool = False
-    asked: list[str] = field(default_factory=list)
-    failures: dict[str, OffloaderError] = field(default_factory=dict)
-    copies: dict[str, bytes] = field(default_factory=dict)
-    slow: list[str] = field(default_factory=list)
-    round: int = 0
-    sent_s: float | None = None
-    fatal: OffloaderError | None = None
-    task: asyncio.Task[Found | None] | None = None
-    second: asyncio.Task[Found | None] | None = None
-
-    @property
-    def found(self) -> Found | None:
-        """The answer, once there is one."""
-        done = (task for task in (self.task, self.second) if task is not None and task.done() and not task.cancelled())
-        return next((task.result() for task in done if task.result() is not None), None)
-
-    @property
-    def running(self) -> list[asyncio.Task[Found | None]]:
-        """The passes over the replicas that are not through."""
-        return [task for task in (self.task, self.second) if task is not None and not task.done()]
-
-    def cancel(self) -> None:
-        """Let go of what is being asked."""
-        for task in self.running:
-            task.cancel()
 
 
 class Hunter:
@@ -213,6 +93,8 @@ class Hunter:
             if hunt.fatal is not None:
                 raise hunt.fatal
             if not hunt.running:
+                if hunt.task is None or hunt.task.cancelled():
+                    raise Closed("the ledger source is closed")
                 await self._next_round(hunt)
                 self._start(hunt)
             await self._some_answer(hunt)
@@ -237,13 +119,7 @@ class Hunter:
             entry_id=entry_id,
             error=str(error),
         )
-        again = Hunt(hunt.ledger, entry_id, hunt.count_max - (entry_id - hunt.first_entry_id), hunt.bytes_max)
-        again.singly = hunt.singly
-        if entry_id == hunt.first_entry_id:
-            again.round, again.failures, again.copies = hunt.round, hunt.failures, hunt.copies
-        again.failures[found.bookie_id] = error
-        again.copies[found.bookie_id] = _identity(found.entries[entry_id - hunt.first_entry_id])
-        again.asked = list(again.failures)
+        again = hunt.refused(found, error, entry_id)
         self._start(again)
         return again
 
@@ -329,7 +205,6 @@ class Hunter:
     async def _next_round(self, hunt: Hunt) -> None:
         """Look whether the ledger moved or vanished, and pause; raises what is to be concluded in the end."""
         ledger = hunt.ledger
-        before = set(ledger.metadata.replicas(hunt.first_entry_id))
         hunt.round += 1
         log.info(
             "source.entry_not_read",
@@ -339,43 +214,10 @@ class Hunter:
             failures={bookie_id: str(error) for bookie_id, error in hunt.failures.items()},
         )
         ledger.metadata = await self._directory.ledger(ledger.ledger_id, fresh=True)
-        moved = set(ledger.metadata.replicas(hunt.first_entry_id)) - before
+        moved = not set(ledger.metadata.replicas(hunt.first_entry_id)).issubset(hunt.asked)
         if hunt.round > self._options.rounds and not moved:
             raise conclusion(hunt)
         if not moved or hunt.round > 1:
             pause = min(PAUSE_MAX_S, self._options.pause_min_s * 2 ** (hunt.round - 1))
             await self._clock.sleep(self._clock.jitter(pause))
-        hunt.asked, hunt.failures, hunt.copies, hunt.slow = [], {}, {}, []
-
-
-def conclusion(hunt: Hunt) -> OffloaderError:
-    """Return the error that a hunt ends with after its last round."""
-    where = f"ledger {hunt.ledger.ledger_id}, entry {hunt.first_entry_id}"
-    said = "; ".join(f"{bookie_id}: {error}" for bookie_id, error in hunt.failures.items())
-    errors = hunt.failures.values()
-    if all(isinstance(error, NotHere) for error in errors):
-        return MissingEntry(
-            key=where,
-            offset=0,
-            expected=f"a copy on {', '.join(hunt.failures)}",
-            found="none",
-            hint="data is missing in BookKeeper: look for the bookie that held it, `bookkeeper shell ledgermetadata`",
-        )
-    if all(isinstance(error, NotHere | CorruptData) for error in errors):
-        copies = set(hunt.copies.values())
-        agree = "all copies agree, so it was written so" if len(copies) == 1 else "the copies differ"
-        bad = next(error for error in errors if isinstance(error, CorruptData))
-        return UnsoundEntry(
-            key=where,
-            offset=bad.offset,
-            expected=bad.expected,
-            found=f"{bad.found} ({agree}; {len(hunt.copies)} of {len(hunt.failures)} bookies hold one)",
-            hint="no replica is sound: see docs/bookkeeper.md; the entry is not skipped",
-        )
-    kind = Throttled if all(isinstance(error, Throttled) for error in errors) else Transient
-    return kind(f"no bookie gave {where} ({said})", hint="the entry is asked for again; see offloadctl doctor")
-
-
-def _identity(copy: bytes) -> bytes:
-    """Return what is equal for copies with one content: the LAC in a header may differ between replicas."""
-    return hashlib.sha256(copy[:16] + copy[24:]).digest()
+        hunt.begin_round()

@@ -12,10 +12,12 @@ from offloaderd.errors import Denied, InvalidInput, NotFound
 from offloaderd.ledgers import pulsar_names
 from offloaderd.ledgers.bookkeeper.background import Background
 from offloaderd.ledgers.bookkeeper.directory import Directory, Nodes
+from offloaderd.ledgers.bookkeeper.hunt import LedgerAt, checker_for
 from offloaderd.ledgers.bookkeeper.limits import Limits
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
+from offloaderd.ledgers.bookkeeper.order import BookieOrder
 from offloaderd.ledgers.bookkeeper.reading import Lengths, RangeRead
-from offloaderd.ledgers.bookkeeper.replicas import BookieOrder, Hunter, LedgerAt
+from offloaderd.ledgers.bookkeeper.replicas import Hunter
 from offloaderd.ledgers.bookkeeper.tail import TailAsker
 from offloaderd.ledgers.bookkeeper.topic import Follower, Topic
 from offloaderd.ledgers.changes import Changes
@@ -173,7 +175,7 @@ class BookKeeperLedgers:
             )
         return RangeRead(
             self._hunter,
-            LedgerAt(topic, ledger_id, metadata),
+            LedgerAt(topic, ledger_id, metadata, checker_for(ledger_id, metadata)),
             first_entry_id,
             last_entry_id,
             batch_bytes=batch_bytes,

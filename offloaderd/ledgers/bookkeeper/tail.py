@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from offloaderd.errors import CorruptData, OffloaderError, Transient
-from offloaderd.ledgers.bookkeeper.entry import DigestType, EntryChecker
+from offloaderd.ledgers.bookkeeper.hunt import checker_for
 from offloaderd.ledgers.bookkeeper.status import Reaction, reaction_to
 from offloaderd.model import Confirmed, Edge
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.ledgers.bookkeeper.background import Background
-    from offloaderd.ledgers.bookkeeper.entry import Entry
+    from offloaderd.ledgers.bookkeeper.entry import Entry, EntryChecker
     from offloaderd.ledgers.bookkeeper.ledger_metadata import LedgerMetadata
     from offloaderd.ledgers.bookkeeper.options import SourceOptions
+    from offloaderd.ledgers.bookkeeper.order import BookieOrder
     from offloaderd.ledgers.bookkeeper.ports import Bookies
-    from offloaderd.ledgers.bookkeeper.replicas import BookieOrder
     from offloaderd.metrics import Metrics
     from offloaderd.model import Position, TopicName
 
@@ -101,7 +101,7 @@ class TailAsker:
         prompt = [bookie_id for bookie_id in ordered if not self._order.is_slow(bookie_id)] or ordered
         first = prompt if every or metadata.striped else prompt[:1]
         rest = [bookie_id for bookie_id in ordered if bookie_id not in first]
-        checker = EntryChecker(ledger_id, metadata.digest_type or DigestType.CRC32C, metadata.password)
+        checker = checker_for(ledger_id, metadata)
         asked = {self._start(bookie_id, checker): bookie_id for bookie_id in first}
         try:
             until = self.clock.monotonic() + self.options.hedge_s
