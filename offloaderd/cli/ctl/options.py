@@ -14,6 +14,7 @@ import click
 
 from offloaderd.errors import InvalidInput
 from offloaderd.model import Position, ReadPriority, TopicName
+from offloaderd.patterns import TopicPattern
 from offloaderd.rpc.client import DaemonClient
 from offloaderd.standalone import state
 
@@ -127,6 +128,17 @@ class TopicParam(click.ParamType[TopicName]):
             return value if isinstance(value, TopicName) else TopicName.parse(value)
         except InvalidInput as error:
             self.fail(f"{error.message}\nhint: {error.hint}", param, ctx)
+
+
+def one_pattern(context: click.Context, param: click.Parameter, words: tuple[str, ...]) -> TopicPattern:
+    """Read the one topic or pattern of a command; tells of quotes when the shell seems to have expanded a pattern."""
+    if len(words) > 1:
+        hint = "quote a pattern, or the shell puts names of files in its place: 'public/default/*'"
+        raise click.UsageError(f"one topic or pattern, not {len(words)}\nhint: {hint}", context)
+    try:
+        return TopicPattern.parse(words[0])
+    except InvalidInput as error:
+        raise click.BadParameter(f"{error.message}\nhint: {error.hint}", context, param) from None
 
 
 class PositionParam(click.ParamType[Position]):

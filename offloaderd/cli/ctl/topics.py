@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.patterns import Scope, TopicPattern
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from offloaderd.cli.ctl.options import Session
-    from offloaderd.model import TopicName
+    from offloaderd.rpc.v1 import admin_pb2
 
 
 @click.group(short_help="List, enable and disable topics.")
@@ -20,13 +24,22 @@ def topics(session: Session) -> None:
     """List topics, and say which of them are offloaded."""
 
 
-@topics.command("list", short_help="List the topics.")
+def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what enabling and disabling both take: a topic or pattern, and a rehearsal."""
+    function = click.option("--dry-run", is_flag=True, help="Change nothing; show what would become of each topic.")(
+        function
+    )
+    return click.argument("pattern", metavar="TOPICS", nargs=-1, required=True, callback=options.one_pattern)(function)
+
+
+@topics.command("list", short_help="List the topics, and the patterns that enable them.")
 @click.argument("prefix", default="")
 @options.common
 def list_topics(session: Session, prefix: str) -> int:
-    """List the topics that are enabled or that the ledger source knows.
+    """List the topics that are enabled or that the ledger source knows, and the patterns that were enabled.
 
-    PREFIX is a tenant, or TENANT/NAMESPACE; without it all topics are listed.
+    PREFIX is a tenant, or TENANT/NAMESPACE; without it all topics are listed. Ledgers and entries are counted in lists
+    of up to 1,000 topics.
 
     \b
     Examples:
@@ -39,39 +52,91 @@ def list_topics(session: Session, prefix: str) -> int:
 async def _list(session: Session, prefix: str) -> None:
     async with session.client() as client:
         found = await client.topics(prefix)
+        selections = [one for one in await client.selections() if concerns(one, prefix)]
     if session.json:
-        rows = [
-            {
-                "topic": one.topic,
-                "enabled": one.enabled,
-                "owner": one.owner or None,
-                "ledgers": one.ledgers,
-                "entries": one.entries,
-            }
-            for one in found
-        ]
-        show.document({"topics": rows})
+        show.document(
+            {"topics": [topic_json(one) for one in found], "selections": [selection_json(one) for one in selections]}
+        )
         return
     if not found:
         click.echo("no topics" + (f" below {prefix}" if prefix else ""), err=True)
-        return
-    show.table(
-        ["TOPIC", "OFFLOADED", "OWNER", ">LEDGERS", ">ENTRIES"],
-        [
-            (
-                one.topic,
-                "yes" if one.enabled else "no",
-                one.owner or "-",
-                show.number(one.ledgers),
-                show.number(one.entries),
-            )
-            for one in found
-        ],
+    else:
+        show.table(
+            ["TOPIC", "OFFLOADED", "SELECTED BY", "OWNER", ">LEDGERS", ">ENTRIES"], [topic_row(one) for one in found]
+        )
+    if selections:
+        click.echo()
+        show.table(
+            ["SELECTION", ">TOPICS", ">SEGMENT SIZE", ">SEGMENT AGE", "SINCE"],
+            [selection_row(one) for one in selections],
+        )
+        for one in selections:
+            if one.damage:
+                click.echo(f"{one.pattern}: {one.damage}", err=True)
+
+
+def concerns(selection: admin_pb2.Selection, prefix: str) -> bool:
+    """Whether a selection can have to do with the topics below a prefix."""
+    if selection.damage:
+        return True
+    parts = [*prefix.removesuffix("/").split("/"), ""][:2]
+    asked = Scope(parts[0] or None, parts[1] or None)
+    scope = TopicPattern.parse(selection.pattern).scope
+    return scope.covers(asked) or asked.covers(scope)
+
+
+def topic_row(one: admin_pb2.TopicSummary) -> tuple[str, ...]:
+    """Return a topic's line in the table."""
+    return (
+        one.topic,
+        ("partitions" if one.partitioned else "yes") if one.enabled else "no",
+        one.selected_by or "-",
+        one.owner or "-",
+        show.number(one.ledgers) if one.HasField("ledgers") else "-",
+        show.number(one.entries) if one.HasField("entries") else "-",
     )
 
 
-@topics.command(short_help="Start offloading a topic.")
-@click.argument("topic", type=options.TOPIC)
+def topic_json(one: admin_pb2.TopicSummary) -> dict[str, object]:
+    """Return a topic as JSON shows it."""
+    return {
+        "topic": one.topic,
+        "enabled": one.enabled,
+        "owner": one.owner or None,
+        "ledgers": one.ledgers if one.HasField("ledgers") else None,
+        "entries": one.entries if one.HasField("entries") else None,
+        "selected_by": one.selected_by or None,
+        "partitioned": one.partitioned,
+    }
+
+
+def selection_row(one: admin_pb2.Selection) -> tuple[str, ...]:
+    """Return a selection's line in the table."""
+    return (
+        one.pattern,
+        show.number(one.topics),
+        show.size(one.segment_bytes_max) if one.HasField("segment_bytes_max") else "-",
+        show.age(one.segment_age_max_s) if one.HasField("segment_age_max_s") else "-",
+        "damaged" if one.damage else show.moment(one.created_ms),
+    )
+
+
+def selection_json(one: admin_pb2.Selection) -> dict[str, object]:
+    """Return a selection as JSON shows it; what is left to the daemon's configuration is null."""
+    return {
+        "pattern": one.pattern,
+        "topics": one.topics,
+        "created_ms": one.created_ms or None,
+        "segment_bytes_max": one.segment_bytes_max if one.HasField("segment_bytes_max") else None,
+        "segment_age_max_s": one.segment_age_max_s if one.HasField("segment_age_max_s") else None,
+        "segment_age_min_s": one.segment_age_min_s if one.HasField("segment_age_min_s") else None,
+        "read_priority": one.read_priority if one.HasField("read_priority") else None,
+        "damage": one.damage or None,
+    }
+
+
+@topics.command(short_help="Start offloading a topic, or all that match a pattern.")
+@selecting
 @click.option("--segment-size", "segment_bytes_max", type=options.SIZE, help="Roll segments at this size, e.g. 256M.")
 @click.option(
     "--segment-age",
@@ -89,50 +154,90 @@ async def _list(session: Session, prefix: str) -> None:
 )
 @click.option("--read-priority", type=options.PRIORITY, help="tiered-storage-first or bookkeeper-first.")
 @options.common
-def enable(session: Session, topic: TopicName, **policy: Any) -> int:  # noqa: ANN401 - the options above
-    """Start offloading a topic, or change its policy.
+def enable(
+    session: Session,
+    pattern: TopicPattern,
+    dry_run: bool,
+    **policy: Any,  # noqa: ANN401 - the options above
+) -> int:
+    """Start offloading, or change the policy of what is offloaded.
 
-    What is not given is left to the daemon's configuration.
+    TOPICS is a topic, with its partitions if it has any; or TENANT/NAMESPACE/* or TENANT/*, or re:EXPRESSION, which has
+    to match TENANT/NAMESPACE/TOPIC from end to end. A pattern is a standing order: topics that match and come later are
+    enabled within seconds. Pulsar's own topics and compacted ones are left alone by patterns, and enabled when named;
+    topics that were enabled or disabled by name stay as they are. Of several patterns the narrowest counts. What is
+    not given is left to the daemon's configuration.
+
+    Quote a pattern, so that the shell does not put the names of files in its place.
 
     \b
     Examples:
       offloadctl topics enable persistent://public/default/orders
       offloadctl topics enable orders --segment-size 256M --segment-age 60
+      offloadctl topics enable 'public/default/*' --dry-run
+      offloadctl topics enable 'acme/*'
+      offloadctl topics enable 're:public/default/eu-.*'
     """
 
     async def work() -> None:
         async with session.client() as client:
-            await client.enable(topic, **policy)
-        answer(session, topic, enabled=True)
+            found = await client.enable(pattern.topic or pattern, dry_run=dry_run, **policy)
+        answer(session, pattern, found.topics, enabled=True, dry_run=dry_run)
 
     return session.run(work())
 
 
-@topics.command(short_help="Stop offloading a topic.")
-@click.argument("topic", type=options.TOPIC)
+@topics.command(short_help="Stop offloading a topic, or what a pattern enabled.")
+@selecting
 @options.common
-def disable(session: Session, topic: TopicName) -> int:
-    """Complete the topic's open segment and stop offloading it.
+def disable(session: Session, pattern: TopicPattern, dry_run: bool) -> int:
+    """Complete the open segments and stop offloading.
 
-    What was offloaded stays readable.
+    TOPICS is a topic, with its partitions if it has any, which no pattern enables again; or a pattern as it was
+    enabled, and with it end the topics that it enabled and that no other pattern matches. What was offloaded stays
+    readable.
 
     \b
     Examples:
       offloadctl topics disable persistent://public/default/orders
       offloadctl topics disable orders --timeout 300
+      offloadctl topics disable 'public/default/*' --dry-run
     """
 
     async def work() -> None:
         async with session.client() as client:
-            await client.disable(topic)
-        answer(session, topic, enabled=False)
+            found = await client.disable(pattern.topic or pattern, dry_run=dry_run)
+        answer(session, pattern, found.topics, enabled=False, dry_run=dry_run)
 
     return session.run(work())
 
 
-def answer(session: Session, topic: TopicName, *, enabled: bool) -> None:
-    """Confirm a change."""
+def answer(
+    session: Session,
+    pattern: TopicPattern,
+    changes: Sequence[admin_pb2.TopicChange],
+    *,
+    enabled: bool,
+    dry_run: bool,
+) -> None:
+    """Say what was done, and in a dry run what would be done to each topic."""
+    name = str(pattern.topic or pattern)
     if session.json:
-        show.document({"topic": str(topic), "enabled": enabled})
-    else:
-        click.echo(f"{'enabled' if enabled else 'disabled'} {topic}")
+        rows = [{"topic": one.topic, "outcome": one.outcome, "reason": one.reason or None} for one in changes]
+        show.document({"topic": name, "enabled": None if dry_run else enabled, "dry_run": dry_run, "changes": rows})
+        return
+    if dry_run:
+        show.table(["TOPIC", "OUTCOME", "REASON"], [(one.topic, one.outcome, one.reason) for one in changes])
+    verb = "enable" if enabled else "disable"
+    click.echo((f"would {verb} {name}" if dry_run else f"{verb}d {name}") + counted(pattern, changes))
+    for one in changes:
+        if one.outcome == "left-alone" and not dry_run:
+            click.echo(f"left alone: {one.topic}: {one.reason}", err=True)
+
+
+def counted(pattern: TopicPattern, changes: Sequence[admin_pb2.TopicChange]) -> str:
+    """Return how many topics fared how, where there can be several."""
+    if pattern.topic is not None and len(changes) <= 1:
+        return ""
+    counts = Counter(one.outcome.replace("-", " ") for one in changes)
+    return ": " + (", ".join(f"{show.number(count)} {outcome}" for outcome, count in counts.items()) or "no topics so far")

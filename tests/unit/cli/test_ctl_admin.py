@@ -17,24 +17,54 @@ if TYPE_CHECKING:
 def test_topics_list_shows_a_table(ctl: Ctl, fake: FakeDaemon) -> None:
     """Every topic is a line with its counts in thousands."""
     fake.topics = [
-        admin_pb2.TopicSummary(topic=TOPIC, enabled=True, owner="d-1", ledgers=2, entries=336_776),
-        admin_pb2.TopicSummary(topic="persistent://public/default/idle"),
+        admin_pb2.TopicSummary(topic=TOPIC, enabled=True, owner="d-1", ledgers=2, entries=336_776, selected_by="a/*"),
+        admin_pb2.TopicSummary(topic="persistent://public/default/idle", ledgers=0, entries=0),
+        admin_pb2.TopicSummary(topic="persistent://public/default/many", enabled=True, partitioned=True),
     ]
     answer = ctl("topics", "list", "public")
     assert answer.code == 0
-    header, first, second = answer.out.splitlines()
-    assert header.split() == ["TOPIC", "OFFLOADED", "OWNER", "LEDGERS", "ENTRIES"]
-    assert first.split() == [TOPIC, "yes", "d-1", "2", "336,776"]
-    assert second.split() == ["persistent://public/default/idle", "no", "-", "0", "0"]
+    header, first, second, third = answer.out.splitlines()
+    assert header.split() == ["TOPIC", "OFFLOADED", "SELECTED", "BY", "OWNER", "LEDGERS", "ENTRIES"]
+    assert first.split() == [TOPIC, "yes", "a/*", "d-1", "2", "336,776"]
+    assert second.split() == ["persistent://public/default/idle", "no", "-", "-", "0", "0"]
+    assert third.split() == ["persistent://public/default/many", "partitions", "-", "-", "-", "-"]
     assert fake.requests[0].prefix == "public"
 
 
 def test_topics_list_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
-    """The document has one object a topic; nobody as owner is null."""
-    fake.topics = [admin_pb2.TopicSummary(topic=TOPIC, enabled=True, ledgers=2, entries=7)]
+    """The document has one object a topic and one a selection; what does not exist, or was not counted, is null."""
+    fake.topics = [admin_pb2.TopicSummary(topic=TOPIC, enabled=True, ledgers=2)]
+    fake.selections = [admin_pb2.Selection(pattern="public/*", topics=1, created_ms=9, segment_age_max_s=0.5)]
+    topic = {"topic": TOPIC, "enabled": True, "owner": None, "ledgers": 2, "entries": None}
+    selection = {"pattern": "public/*", "topics": 1, "created_ms": 9, "segment_age_max_s": 0.5, "damage": None}
+    inherited = {"segment_bytes_max": None, "segment_age_min_s": None, "read_priority": None}
     assert ctl("topics", "list", "--json").json == {
-        "topics": [{"topic": TOPIC, "enabled": True, "owner": None, "ledgers": 2, "entries": 7}]
+        "topics": [{**topic, "selected_by": None, "partitioned": False}],
+        "selections": [{**selection, **inherited}],
     }
+
+
+def test_topics_list_shows_the_selections_of_what_was_asked(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Below the topics stand the patterns that can have to do with them, a damaged one always and with its reason."""
+    fake.topics = [admin_pb2.TopicSummary(topic=TOPIC)]
+    fake.selections = [
+        admin_pb2.Selection(pattern="acme/*", created_ms=1_700_000_000_000),
+        admin_pb2.Selection(pattern="public/*", topics=1_200, created_ms=1_700_000_000_000, segment_bytes_max=1024),
+        admin_pb2.Selection(pattern="re:(", damage="corrupt data in re:("),
+        admin_pb2.Selection(pattern="re:.*x", created_ms=1_700_000_000_000, segment_age_max_s=60),
+    ]
+
+    def patterns(*words: str) -> list[str]:
+        lines = ctl("topics", "list", *words).out.splitlines()
+        return [line.split()[0] for line in lines[lines.index("") + 2 :]]
+
+    assert patterns("public/default") == ["public/*", "re:(", "re:.*x"]
+    assert patterns("acme") == ["acme/*", "re:(", "re:.*x"]
+    assert patterns() == ["acme/*", "public/*", "re:(", "re:.*x"]
+    answer = ctl("topics", "list", "public")
+    row = next(line for line in answer.out.splitlines() if line.startswith("public/*"))
+    assert row.split() == ["public/*", "1,200", "1.0", "KiB", "-", "2023-11-14", "22:13:20"]
+    assert "re:(: corrupt data in re:(" in answer.err
 
 
 def test_no_topics_is_said_on_stderr(ctl: Ctl) -> None:
@@ -56,11 +86,72 @@ def test_enable_sends_only_what_was_given(ctl: Ctl, fake: FakeDaemon) -> None:
     assert not request.HasField("segment_age_max_s")
 
 
+def change(topic: str, outcome: str, reason: str = "") -> admin_pb2.TopicChange:
+    """What becomes of a topic."""
+    return admin_pb2.TopicChange(topic=topic, outcome=outcome, reason=reason)
+
+
 def test_enable_and_disable_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
-    """Both confirm with the same shape."""
-    assert ctl("topics", "enable", "orders", "--json").json == {"topic": TOPIC, "enabled": True}
-    assert ctl("topics", "disable", "orders", "--json").json == {"topic": TOPIC, "enabled": False}
-    assert [type(request).__name__ for request in fake.requests] == ["EnableTopicRequest", "DisableTopicRequest"]
+    """Both confirm with the same shape: what was named, what it is now, and what became of each topic."""
+    fake.changes = [change(TOPIC, "enabled"), change("b", "left-alone", "compacted")]
+    rows = [
+        {"topic": TOPIC, "outcome": "enabled", "reason": None},
+        {"topic": "b", "outcome": "left-alone", "reason": "compacted"},
+    ]
+    said = {"topic": TOPIC, "dry_run": False, "changes": rows}
+    assert ctl("topics", "enable", "orders", "--json").json == {**said, "enabled": True}
+    assert ctl("topics", "disable", "orders", "--json").json == {**said, "enabled": False}
+    rehearsed = ctl("topics", "disable", "public/*", "--dry-run", "--json").json
+    assert rehearsed == {"topic": "public/*", "dry_run": True, "changes": rows, "enabled": None}
+    names = [type(request).__name__ for request in fake.requests]
+    assert names == ["EnableTopicRequest", "DisableTopicRequest", "DisableTopicRequest"]
+    assert (fake.requests[2].topic, fake.requests[2].dry_run) == ("public/*", True)
+
+
+def test_a_pattern_says_how_many_topics_fared_how(ctl: Ctl, fake: FakeDaemon) -> None:
+    """The result is one line; what was left alone is told apart from it, with the reason."""
+    fake.changes = [change("a", "enabled"), change("b", "left-alone", "compacted"), change("c", "enabled")]
+    answer = ctl("topics", "enable", "public/default/*", "--segment-size", "1M")
+    assert answer.out == "enabled public/default/*: 2 enabled, 1 left alone\n"
+    assert answer.err == "left alone: b: compacted\n"
+    assert (fake.requests[0].topic, fake.requests[0].segment_bytes_max) == ("public/default/*", 1 << 20)
+    fake.changes = []
+    assert ctl("topics", "enable", "re:.*").out == "enabled re:.*: no topics so far\n"
+    assert ctl("topics", "disable", "re:.*").out == "disabled re:.*: no topics so far\n"
+
+
+def test_a_dry_run_shows_every_topic(ctl: Ctl, fake: FakeDaemon) -> None:
+    """What would happen is a table, and nothing claims that it has happened."""
+    fake.changes = [change("a", "enabled"), change("b", "left-alone", "compacted")]
+    answer = ctl("topics", "enable", "public/default/*", "--dry-run")
+    assert [line.split() for line in answer.out.splitlines()] == [
+        ["TOPIC", "OUTCOME", "REASON"],
+        ["a", "enabled"],
+        ["b", "left-alone", "compacted"],
+        ["would", "enable", "public/default/*:", "1", "enabled,", "1", "left", "alone"],
+    ]
+    assert fake.requests[0].dry_run
+    assert ctl("topics", "disable", "orders", "--dry-run").out.endswith(
+        f"would disable {TOPIC}: 1 enabled, 1 left alone\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a/b/file-1", "a/b/file-2"], "quote a pattern"),
+        (["public/default/eu-*"], "re:TENANT/NAMESPACE/eu-.*"),
+        (["re:("], "malformed expression"),
+        (["a/b"], "malformed topic name"),
+        ([], "Missing argument"),
+    ],
+)
+def test_what_is_no_pattern_is_a_usage_error(ctl: Ctl, fake: FakeDaemon, words: list[str], said: str) -> None:
+    """Nothing reaches the daemon, and the message says what to write; many words look like an expanded pattern."""
+    answer = ctl("topics", "enable", *words)
+    assert answer.code == 2
+    assert said in answer.err
+    assert not fake.requests
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "1.5M", "many", "1X", ""])
