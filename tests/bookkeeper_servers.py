@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DOWNLOADING = {"bookkeeper_servers", "pulsar_server"}
+DOWNLOADING = {"bookkeeper_servers", "pulsar_server", "pulsar_rolling"}
 """Fixtures whose first use on a machine downloads, under a deadline of its own."""
 TEST_TIMEOUT_S = 60
 
@@ -40,7 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if item.get_closest_marker("bookies") is not None:
-            item.add_marker(pytest.mark.xdist_group("pulsar" if "pulsar_server" in fixtures else "bookies"))
+            pulsar = any("pulsar" in fixture for fixture in fixtures)
+            item.add_marker(pytest.mark.xdist_group("pulsar" if pulsar else "bookies"))
         if DOWNLOADING.intersection(fixtures) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S, func_only=True))
 

@@ -1,37 +1,32 @@
 """BookKeeper's own Java client, driven from Python: for ledgers that no code of ours had a hand in.
 
-The client runs in a JVM of its own beside Py4J's gateway (both come with PySpark), so nothing has to be compiled and a
-Java runtime without a compiler will do. To crash a writer is to kill that JVM. Calls block; entries are written with
-up to `window` of them in flight, and a reader of an open ledger is kept from about as many at its end.
+The client runs in a JVM of its own, so a Java runtime without a compiler will do, and to crash a writer is to kill that
+JVM. Calls block; entries are written with up to `window` of them in flight, and a reader of an open ledger is kept from
+about as many at its end.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from py4j.java_gateway import GatewayParameters, JavaGateway  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
-from offloaderd.standalone.process import ServerDied
+from tests.real.gateway import java_gateway
 from tests.real.jars import server_jars
-from tests.real.jvm import Server, java_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
+    from pathlib import Path
 
     from offloaderd.clock import Clock
+    from tests.real.gateway import RunningGateway
 
 DigestType = Literal["CRC32", "CRC32C", "MAC", "DUMMY"]
 
-START_S = 30.0
-CALL_TIMEOUT_S = 30.0
-"""A call that takes longer fails: without ZooKeeper or enough bookies the Java client may wait for ever."""
 ENOUGH_BOOKIES_S = 10.0
 """How long it may take the client to notice that bookies came back."""
 WINDOW = 64
@@ -104,11 +99,10 @@ class JavaLedger:
 class JavaClient:
     """One client in one JVM. Use `java_client` to make one."""
 
-    def __init__(self, server: Server, gateway: JavaGateway, settings: Mapping[str, object], clock: Clock) -> None:
-        self.server = server
+    def __init__(self, gateway: RunningGateway, settings: Mapping[str, object], clock: Clock) -> None:
+        self.server = gateway.server
         self._clock = clock
-        self._gateway = gateway
-        packages = gateway.jvm.org.apache.bookkeeper
+        packages = gateway.java.jvm.org.apache.bookkeeper
         configuration = packages.conf.ClientConfiguration()
         for key, value in settings.items():
             configuration.setProperty(key, value)
@@ -154,10 +148,6 @@ class JavaClient:
         """Delete it, as retention does."""
         self._client.deleteLedger(ledger_id)
 
-    def close(self) -> None:
-        """Let go of the JVM; ledgers that are open for writing stay open."""
-        self._gateway.close()
-
     def _last(self, opening: Any, ledger_id: int, ensemble: Ensemble | None) -> int:  # noqa: ANN401 - a Java method
         how = ensemble or Ensemble()
         handle = opening(ledger_id, self._digests.valueOf(how.digest), how.password)
@@ -175,33 +165,6 @@ async def java_client(
 
     Raises FetchFailed (no jars), InvalidConfig (no Java), ServerDied.
     """
-    gateway_jar = next(_pyspark_jars().glob("py4j-*.jar"))
-    classes: list[Path | str] = [gateway_jar, f"{server_jars('bookkeeper')}/*"]
-    main = ["py4j.GatewayServer", "--enable-auth", "0"]
-    server = Server(java_command("java-client", directory, classes, main, flags=["-Xmx256m"]), clock)
-    server.launch()
-    try:
-
-        async def listening() -> bool:
-            return server.log.count("\n") >= 2
-
-        await server.child.ready(listening, START_S)
-        port, token = server.log.split("\n")[:2]
-        parameters = GatewayParameters(port=int(port), auth_token=token, read_timeout=CALL_TIMEOUT_S)
-        gateway = JavaGateway(gateway_parameters=parameters)
+    async with java_gateway(directory, clock, [f"{server_jars('bookkeeper')}/*"]) as gateway:
         ours = {"metadataServiceUri": metadata_uri, "numIOThreads": 2, "numWorkerThreads": 2}
-        client = JavaClient(server, gateway, {**ours, **(settings or {})}, clock)
-        try:
-            yield client
-        finally:
-            client.close()
-    finally:
-        await server.stop()
-
-
-def _pyspark_jars() -> Path:
-    """Return the folder of PySpark's jars. Raises ServerDied when it is not installed."""
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise ServerDied("the Java client needs the gateway that comes with PySpark", hint="run `make setup`")
-    return Path(spec.origin).parent / "jars"
+        yield JavaClient(gateway, {**ours, **(settings or {})}, clock)

@@ -1,0 +1,62 @@
+"""A JVM that runs Java for Python: Py4J's gateway, which comes with PySpark, so that nothing has to be compiled."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from py4j.java_gateway import GatewayParameters, JavaGateway  # type: ignore[import-untyped]
+
+from offloaderd.standalone.process import ServerDied
+from tests.real.jvm import Server, java_command
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from offloaderd.clock import Clock
+
+START_S = 30.0
+CALL_TIMEOUT_S = 30.0
+"""A call that takes longer fails: without ZooKeeper or enough bookies a client in Java may wait for ever."""
+
+
+class RunningGateway(NamedTuple):
+    """The JVM's process, and `java.jvm` to write Java with."""
+
+    server: Server
+    java: JavaGateway
+
+
+@asynccontextmanager
+async def java_gateway(directory: Path, clock: Clock, classes: Sequence[str] = ()) -> AsyncIterator[RunningGateway]:
+    """Run a JVM with these parts of a class path beside its own. Raises InvalidConfig (no Java), ServerDied."""
+    gateway_jar = next(_pyspark_jars().glob("py4j-*.jar"))
+    main = ["py4j.GatewayServer", "--enable-auth", "0"]
+    server = Server(java_command("java-gateway", directory, [gateway_jar, *classes], main, flags=["-Xmx256m"]), clock)
+    server.launch()
+    try:
+
+        async def listening() -> bool:
+            return server.log.count("\n") >= 2
+
+        await server.child.ready(listening, START_S)
+        port, token = server.log.split("\n")[:2]
+        java = JavaGateway(
+            gateway_parameters=GatewayParameters(port=int(port), auth_token=token, read_timeout=CALL_TIMEOUT_S)
+        )
+        try:
+            yield RunningGateway(server, java)
+        finally:
+            java.close()
+    finally:
+        await server.stop()
+
+
+def _pyspark_jars() -> Path:
+    """Return the folder of PySpark's jars. Raises ServerDied when it is not installed."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise ServerDied("Java is run by the gateway that comes with PySpark", hint="run `make setup`")
+    return Path(spec.origin).parent / "jars"
