@@ -22,7 +22,6 @@ from offloaderd.doctor.examination import examine
 from offloaderd.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
 from offloaderd.health import Health
 from offloaderd.http import HttpServer
-from offloaderd.ledgers.embedded import EmbeddedLedgers
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.session import SessionState
 from offloaderd.metadata.zookeeper import ZooKeeperStore
@@ -44,13 +43,13 @@ from offloaderd.rpc.ledgers import LedgerService
 from offloaderd.rpc.offload import OffloadService
 from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.server import RpcServer, Services
+from offloaderd.sources import Ledgers, open_ledgers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
-    from offloaderd.ledgers.port import LedgerStore
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
 
@@ -58,7 +57,7 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 PROBE_S = 5.0
-"""Pause between two looks at whether the bucket and the metadata store answer."""
+"""Pause between two looks at whether the bucket and ZooKeeper answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +164,7 @@ class Daemon:
             metadata = await self._open_metadata(stack)
             objects = await self._open_objects(stack)
             ledgers = await self._open_ledgers(stack)
-            if metadata is None or objects is None:
+            if metadata is None or objects is None or ledgers is None:
                 return
             await self._serve(stack, http, metadata, objects, ledgers)
         log.info("daemon.stopped", exit_code=self.exit_code)
@@ -202,21 +201,17 @@ class Daemon:
 
         return await self._until_there("objects", where, probe)
 
-    async def _open_ledgers(self, stack: AsyncExitStack) -> LedgerStore | None:
-        options = self._settings.ledgers
-        if options.kind == "none":
-            return None
-        store = await stack.enter_async_context(
-            EmbeddedLedgers(
-                options.directory,
-                clock=self._clock,
-                ledger_entries_max=options.ledger_entries_max,
-                ledger_bytes_max=options.ledger_bytes_max,
-                ledger_age_max_s=options.ledger_age_max_s,
-            )
-        )
-        self.health.up("ledgers")
-        return store
+    async def _open_ledgers(self, stack: AsyncExitStack) -> Ledgers | None:
+        settings = self._settings
+        if settings.ledgers.kind == "none":
+            return Ledgers()
+
+        async def connect() -> Ledgers:
+            return await open_ledgers(stack, settings, clock=self._clock, metrics=self.metrics)
+
+        kept = settings.ledgers.directory
+        where = kept if settings.ledgers.kind == "embedded" else f"the cluster at {wiring.cluster_servers(settings)}"
+        return await self._until_there("ledgers", where, connect)
 
     async def _until_there(self, name: str, what: str, connect: Callable[[], Awaitable[T]]) -> T | None:
         """Try to reach a dependency until it answers; None when stopped meanwhile. Raises InvalidConfig."""
@@ -242,11 +237,18 @@ class Daemon:
         http: HttpServer,
         metadata: MetadataStore,
         objects: SegmentStore,
-        ledgers: LedgerStore | None,
+        ledgers: Ledgers,
     ) -> None:
         settings = self._settings
         shop = wiring.workshop(
-            settings, metadata, objects, ledgers, self._pool, self._uploads, clock=self._clock, metrics=self.metrics
+            settings,
+            metadata,
+            objects,
+            ledgers.source,
+            self._pool,
+            self._uploads,
+            clock=self._clock,
+            metrics=self.metrics,
         )
         engine = Engine(shop, wiring.roll_policy(settings))
         stored = StoredMaps(metadata)
@@ -255,7 +257,7 @@ class Daemon:
                 maps=engine,
                 policies=stored,
                 objects=objects,
-                source=ledgers,
+                source=ledgers.source,
                 hot=HotBuffers(engine),
                 clock=self._clock,
                 metrics=self.metrics,
@@ -268,13 +270,13 @@ class Daemon:
             admin=AdminService(
                 engine=engine,
                 metadata=metadata,
-                source=ledgers,
+                source=ledgers.source,
                 daemon=self,
                 bucket=settings.objects.bucket,
                 prefix=settings.objects.prefix,
             ),
             doctor=DoctorService(lambda: examine(settings, self._clock, serving=True)),
-            ledgers=LedgerService(ledgers) if ledgers is not None else None,
+            ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
         )
         interceptors = [ErrorInterceptor(self.metrics, clock=self._clock)]
         rpc = await stack.enter_async_context(RpcServer(wiring.server_options(settings), services, interceptors))
@@ -291,7 +293,7 @@ class Daemon:
         async with asyncio.TaskGroup() as group:
             loops = [
                 group.create_task(watch_loop(self._clock, self.metrics), name="event-loop lag"),
-                group.create_task(self._probe(metadata, objects), name="dependency probe"),
+                group.create_task(self._probe(metadata, objects, ledgers), name="dependency probe"),
                 group.create_task(self._stay_registered(metadata, node), name="registration"),
             ]
             running = group.create_task(engine.run(node), name="engine")
@@ -340,11 +342,13 @@ class Daemon:
             patience_s = self._settings.metadata.session_timeout_s * 1.5
             await register(metadata, node, clock=self._clock, patience_s=patience_s)
 
-    async def _probe(self, metadata: MetadataStore, objects: SegmentStore) -> None:
-        """Look every few seconds whether the bucket and the metadata store answer, for health and metrics."""
+    async def _probe(self, metadata: MetadataStore, objects: SegmentStore, ledgers: Ledgers) -> None:
+        """Look every few seconds whether what the daemon depends on answers, for health and metrics."""
         while True:
             await self._look("metadata", metadata.children("/"))
             self.metrics.bucket_accessible.set(await self._look("objects", reach(objects)))
+            if ledgers.probe is not None:
+                await self._look("ledgers", ledgers.probe())
             await self._clock.sleep(PROBE_S)
 
     async def _look(self, name: str, request: Awaitable[object]) -> bool:

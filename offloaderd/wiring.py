@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions, SaslOptions, TlsOptions
+from offloaderd.ledgers.bookkeeper.options import SourceOptions
+from offloaderd.ledgers.pulsar_admin import AdminOptions
 from offloaderd.objects.s3 import S3Options
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.budget import ByteBudget
     from offloaderd.offload.buffer import BufferPool
+
+SINGLES_WINDOW_MAX = 64
+"""Single reads that one ledger's reader has on their way; more than a few answers ahead only takes memory."""
 
 
 def workshop(
@@ -101,6 +107,63 @@ def s3_options(settings: Settings) -> S3Options:
         connections_max=objects.connections_max,
         connect_timeout_s=objects.connect_timeout_s,
         read_timeout_s=objects.read_timeout_s,
+    )
+
+
+def cluster_servers(settings: Settings) -> str:
+    """Return the ZooKeeper of the cluster whose ledgers are read."""
+    return settings.bookkeeper.servers or settings.metadata.servers
+
+
+def bookie_options(settings: Settings) -> BookieOptions:
+    """Return how bookies are reached and how much they are asked at a time."""
+    bookkeeper = settings.bookkeeper
+    tls = sasl = None
+    if bookkeeper.tls:
+        tls = TlsOptions(
+            ca_file=bookkeeper.tls_ca_file,
+            cert_file=bookkeeper.tls_cert_file,
+            key_file=bookkeeper.tls_key_file,
+            hostname_check=bookkeeper.tls_hostname_check,
+        )
+    if bookkeeper.sasl_username is not None and bookkeeper.sasl_password is not None:
+        sasl = SaslOptions(username=bookkeeper.sasl_username, password=bookkeeper.sasl_password.get_secret_value())
+    return BookieOptions(
+        request_timeout_s=bookkeeper.request_timeout_s,
+        connect_timeout_s=bookkeeper.connect_timeout_s,
+        window=bookkeeper.requests_in_flight_max,
+        ledgers_root=bookkeeper.ledgers_root,
+        tls=tls,
+        sasl=sasl,
+    )
+
+
+def source_options(settings: Settings) -> SourceOptions:
+    """Return how a cluster's ledgers are followed and read."""
+    bookkeeper = settings.bookkeeper
+    return SourceOptions(
+        ledgers_root=bookkeeper.ledgers_root,
+        managed_ledgers_root=bookkeeper.managed_ledgers_root,
+        poll_min_s=bookkeeper.poll_min_s,
+        poll_max_s=bookkeeper.poll_max_s,
+        hedge_s=bookkeeper.hedge_s,
+        quiet_s=settings.pulsar.admin_quiet_s,
+        batch_read_bytes=bookkeeper.batch_bytes,
+        singles_window=min(SINGLES_WINDOW_MAX, bookkeeper.requests_in_flight_max),
+        bytes_per_s=bookkeeper.bytes_per_s,
+        requests_per_s=bookkeeper.requests_per_s,
+        topic_bytes_per_s=bookkeeper.topic_bytes_per_s,
+        topic_requests_per_s=bookkeeper.topic_requests_per_s,
+    )
+
+
+def admin_options(settings: Settings) -> AdminOptions:
+    """Return how the brokers' admin API is asked."""
+    pulsar = settings.pulsar
+    return AdminOptions(
+        token=pulsar.admin_token.get_secret_value() if pulsar.admin_token else "",
+        token_file=pulsar.admin_token_file or "",
+        ca_file=pulsar.admin_ca_file or "",
     )
 
 

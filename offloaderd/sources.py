@@ -1,0 +1,106 @@
+"""The ledger source that the settings ask for: opened in order, with what tells whether it still answers.
+
+The cluster's ZooKeeper is reached by a session of its own from its root, which nothing here can write with: the source
+and the bookies are handed the reading half alone. Only the embedded store can be written.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd import wiring
+from offloaderd.errors import NotFound, Transient
+from offloaderd.ledgers.bookkeeper.bookies import BookiePool
+from offloaderd.ledgers.bookkeeper.source import BookKeeperLedgers
+from offloaderd.ledgers.embedded import EmbeddedLedgers
+from offloaderd.ledgers.pulsar_admin import PulsarAdmin
+from offloaderd.metadata.zookeeper import ZooKeeperStore
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from offloaderd.clock import Clock
+    from offloaderd.config import Settings
+    from offloaderd.ledgers.port import LedgerSource, LedgerStore
+    from offloaderd.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledgers:
+    """Where entries can be read again: nowhere (all None), in a cluster, or in a store that clients may append to.
+
+    `probe` asks for something small; it raises what the source would.
+    """
+
+    source: LedgerSource | None = None
+    store: LedgerStore | None = None
+    probe: Callable[[], Awaitable[object]] | None = None
+
+
+async def open_ledgers(stack: AsyncExitStack, settings: Settings, *, clock: Clock, metrics: Metrics) -> Ledgers:
+    """Open what ledgers.kind names; it is closed with `stack`, and at once when this fails half-way.
+
+    Raises Transient while the cluster cannot be reached, Denied, and InvalidConfig for settings that cannot work.
+    """
+    if settings.ledgers.kind == "none":
+        return Ledgers()
+    async with AsyncExitStack() as opening:
+        if settings.ledgers.kind == "embedded":
+            store = await opening.enter_async_context(_embedded(settings, clock))
+            found = Ledgers(source=store, store=store)
+        else:
+            found = await _open_cluster(opening, settings, clock=clock, metrics=metrics)
+        stack.push_async_exit(opening.pop_all())
+    return found
+
+
+def _embedded(settings: Settings, clock: Clock) -> EmbeddedLedgers:
+    options = settings.ledgers
+    return EmbeddedLedgers(
+        options.directory,
+        clock=clock,
+        ledger_entries_max=options.ledger_entries_max,
+        ledger_bytes_max=options.ledger_bytes_max,
+        ledger_age_max_s=options.ledger_age_max_s,
+    )
+
+
+async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: Clock, metrics: Metrics) -> Ledgers:
+    servers = wiring.cluster_servers(settings)
+    znodes = await opening.enter_async_context(
+        ZooKeeperStore(
+            servers,
+            "/",
+            session_timeout_s=settings.metadata.session_timeout_s,
+            connect_timeout_s=settings.metadata.connect_timeout_s,
+        )
+    )
+    roots = (settings.bookkeeper.ledgers_root, settings.bookkeeper.managed_ledgers_root)
+
+    async def probe() -> None:
+        for root in roots:
+            await znodes.get(root)
+
+    try:
+        await probe()
+    except NotFound as error:
+        raise Transient(
+            f"no Pulsar cluster in the ZooKeeper at {servers}: {error.message}",
+            hint="correct bookkeeper.servers, ledgers_root and managed_ledgers_root, or initialise the cluster",
+        ) from error
+    bookies = await opening.enter_async_context(
+        BookiePool(znodes, clock=clock, metrics=metrics, options=wiring.bookie_options(settings))
+    )
+    admin = None
+    if settings.pulsar.admin_url is not None:
+        admin = await opening.enter_async_context(
+            PulsarAdmin(settings.pulsar.admin_url, wiring.admin_options(settings))
+        )
+    source = await opening.enter_async_context(
+        BookKeeperLedgers(
+            znodes, bookies, clock=clock, metrics=metrics, options=wiring.source_options(settings), admin=admin
+        )
+    )
+    return Ledgers(source=source, probe=probe)

@@ -1,0 +1,85 @@
+"""From settings to options: every setting of a cluster arrives where it is used."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from pydantic import SecretStr
+
+from offloaderd import wiring
+from offloaderd.config import BookkeeperSettings, MetadataSettings, ObjectsSettings, PulsarSettings, Settings
+from offloaderd.ledgers.bookkeeper.bookie_options import SaslOptions, TlsOptions
+
+FILES = ObjectsSettings(kind="filesystem")
+BOOKKEEPER = BookkeeperSettings(
+    servers="zk:2181",
+    ledgers_root="/a/ledgers",
+    managed_ledgers_root="/a/managed-ledgers",
+    poll_min_s=0.3,
+    poll_max_s=4,
+    connect_timeout_s=6,
+    request_timeout_s=7,
+    hedge_s=3,
+    batch_bytes=123_456,
+    requests_in_flight_max=17,
+    bytes_per_s=1_000_001,
+    requests_per_s=1002,
+    topic_bytes_per_s=1_000_003,
+    topic_requests_per_s=1004,
+    tls=True,
+    tls_ca_file="ca",
+    tls_cert_file="cert",
+    tls_key_file="key",
+    tls_hostname_check=False,
+    sasl_username="u",
+    sasl_password=SecretStr("p"),
+)
+PULSAR = PulsarSettings(admin_url="https://b", admin_token=SecretStr("t"), admin_ca_file="ca", admin_quiet_s=5)
+SETTINGS = Settings(objects=FILES, bookkeeper=BOOKKEEPER, pulsar=PULSAR)
+
+
+def test_bookies() -> None:
+    """Times, windows, TLS and the user; the password is in no repr."""
+    options = wiring.bookie_options(SETTINGS)
+    assert (options.connect_timeout_s, options.request_timeout_s, options.window) == (6, 7, 17)
+    assert options.ledgers_root == "/a/ledgers"
+    assert options.tls == TlsOptions(ca_file="ca", cert_file="cert", key_file="key", hostname_check=False)
+    assert options.sasl == SaslOptions(username="u", password="p")
+    assert "'p'" not in repr(options)
+    plain = wiring.bookie_options(Settings(objects=FILES))
+    assert (plain.tls, plain.sasl) == (None, None)
+
+
+def test_source() -> None:
+    """Roots, paces, patience and limits, none of them swapped; a small window bounds single reads too."""
+    options = wiring.source_options(SETTINGS)
+    assert (options.ledgers_root, options.managed_ledgers_root) == ("/a/ledgers", "/a/managed-ledgers")
+    assert (options.poll_min_s, options.poll_max_s, options.hedge_s, options.quiet_s) == (0.3, 4, 3, 5)
+    assert (options.batch_read_bytes, options.singles_window) == (123_456, 17)
+    assert (options.bytes_per_s, options.requests_per_s) == (1_000_001, 1002)
+    assert (options.topic_bytes_per_s, options.topic_requests_per_s) == (1_000_003, 1004)
+
+
+def test_the_defaults_are_those_of_the_components() -> None:
+    """So that the tables of the documentation and the docstrings of the components say the same."""
+    settings = Settings(objects=FILES)
+    for options in (wiring.source_options(settings), wiring.bookie_options(settings), wiring.admin_options(settings)):
+        default = type(options)()
+        for field in fields(options):
+            assert getattr(options, field.name) == getattr(default, field.name), field.name
+
+
+def test_admin_api() -> None:
+    """The token in either form; it is in no repr."""
+    options = wiring.admin_options(SETTINGS)
+    assert (options.token, options.token_file, options.ca_file) == ("t", "", "ca")
+    assert "'t'" not in repr(options)
+    by_file = PulsarSettings(admin_url="https://b", admin_token_file="f")
+    assert wiring.admin_options(Settings(objects=FILES, pulsar=by_file)).token_file == "f"
+
+
+def test_the_clusters_zookeeper_is_the_daemons_unless_it_is_named() -> None:
+    """One list of servers serves both in the usual case."""
+    assert wiring.cluster_servers(SETTINGS) == "zk:2181"
+    ours = Settings(objects=FILES, metadata=MetadataSettings(servers="m:2181"))
+    assert wiring.cluster_servers(ours) == "m:2181"
