@@ -264,20 +264,7 @@ class Daemon:
                 options=wiring.read_options(settings),
             )
         )
-        services = Services(
-            offload=OffloadService(engine, clock=self._clock, metrics=self.metrics),
-            read=ReadService(reader, settings.read.readers_max, metrics=self.metrics),
-            admin=AdminService(
-                engine=engine,
-                metadata=metadata,
-                source=ledgers.source,
-                daemon=self,
-                bucket=settings.objects.bucket,
-                prefix=settings.objects.prefix,
-            ),
-            doctor=DoctorService(lambda: examine(settings, self._clock, serving=True)),
-            ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
-        )
+        services = self._services(engine, reader, metadata, ledgers)
         interceptors = [ErrorInterceptor(self.metrics, clock=self._clock)]
         rpc = await stack.enter_async_context(RpcServer(wiring.server_options(settings), services, interceptors))
         node = DaemonNode(
@@ -306,6 +293,24 @@ class Daemon:
             await self._drain(engine, running, rpc)
             for loop in loops:
                 loop.cancel()
+
+    def _services(self, engine: Engine, reader: TopicReader, metadata: MetadataStore, ledgers: Ledgers) -> Services:
+        """Return what is served."""
+        settings = self._settings
+        return Services(
+            offload=OffloadService(engine, clock=self._clock, metrics=self.metrics),
+            read=ReadService(reader, settings.read.readers_max, metrics=self.metrics),
+            admin=AdminService(
+                engine=engine,
+                metadata=metadata,
+                source=ledgers.source,
+                daemon=self,
+                bucket=settings.objects.bucket,
+                prefix=settings.objects.prefix,
+            ),
+            doctor=DoctorService(lambda: examine(settings, self._clock, serving=True)),
+            ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
+        )
 
     async def _drain(self, engine: Engine, running: asyncio.Task[None], rpc: RpcServer) -> None:
         """Refuse new work, complete open segments under the deadline, end the calls that still run."""
