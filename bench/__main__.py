@@ -19,6 +19,8 @@ from bench.reading import read_back
 from bench.report import Figure, table, write
 from bench.scale import scale
 from bench.site import CLOCK, site
+from bench.tailing import tail
+from offloaderd import log
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -35,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "read": read_back,
     "durable": time_to_durable,
     "memory": peak,
+    "tail": tail,
 }
 
 
@@ -50,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--runs must be 1 or more")
     for name in [name for name in os.environ if name.startswith("OFFLOADERD__")]:
         del os.environ[name]  # nobody's own settings should be measured
+    log.configure("warning", "json")
     names = chosen.only or list(BENCHMARKS)
     started = CLOCK.monotonic()
     figures = asyncio.run(run(names, scale(quick=chosen.quick, runs=chosen.runs)))
