@@ -103,28 +103,29 @@ class TailAsker:
         rest = [bookie_id for bookie_id in ordered if bookie_id not in first]
         checker = checker_for(ledger_id, metadata)
         asked = {self._start(bookie_id, checker): bookie_id for bookie_id in first}
+        until = self.clock.monotonic() + self.options.hedge_s
+        one_is_enough = len(first) == 1
         try:
-            until = self.clock.monotonic() + self.options.hedge_s
             while True:
                 running = [task for task in asked if not task.done()]
                 answers = [answer for task in asked if task.done() and isinstance(answer := task.result(), _Answer)]
                 late = self.clock.monotonic() >= until
-                if not running or late:
-                    if answers:
-                        break
-                    if rest:
-                        asked |= {self._start(bookie_id, checker): bookie_id for bookie_id in rest}
-                        rest, until = [], until + self.options.hedge_s
-                        continue
-                    if not running:
-                        raise _nobody(ledger_id, {bookie_id: task.result() for task, bookie_id in asked.items()})
-                    until += self.options.hedge_s
-                await self._background.first_of(running, max(0.0, until - self.clock.monotonic()))
+                if answers and (one_is_enough or late or not running):
+                    break
+                if rest and (late or not running):
+                    asked |= {self._start(bookie_id, checker): bookie_id for bookie_id in rest}
+                    rest, one_is_enough = [], True
+                elif not running:
+                    raise _nobody(ledger_id, {bookie_id: task.result() for task, bookie_id in asked.items()})
+                else:
+                    patience = until - self.clock.monotonic()
+                    await self._background.first_of(running, patience if patience > 0 else self.options.hedge_s)
         finally:
             for task in asked:
                 task.cancel()
-        for task in running:
-            self._order.was_slow(asked[task])
+        if late:
+            for task in running:
+                self._order.was_slow(asked[task])
         return answers
 
     def _start(self, bookie_id: str, checker: EntryChecker) -> asyncio.Task[_Answer | OffloaderError]:

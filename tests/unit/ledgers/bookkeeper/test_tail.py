@@ -1,0 +1,503 @@
+"""The end of an open ledger: how far it may be read, by whose word, what is hidden, and what asking for it costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import Closed, CorruptData, Denied, NotFound, Transient
+from offloaderd.ledgers.bookkeeper.ledger_metadata import LedgerState
+from offloaderd.ledgers.bookkeeper.options import SourceOptions
+from offloaderd.ledgers.bookkeeper.source import BookKeeperLedgers
+from offloaderd.metrics import Metrics
+from offloaderd.model import Confirmed, Edge, Position
+from offloaderd.testing import FakeClock, payloads
+from tests.unit.ledgers.bookkeeper.clockwork import in_time
+from tests.unit.ledgers.bookkeeper.fake_cluster import TOPIC, FakeCluster, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from offloaderd.model import TopicName
+
+STRIPED = Shape(ensemble=3)
+SPREAD = pytest.mark.parametrize(
+    "shape", [Shape(), Shape(ensemble=3, write_quorum=3), STRIPED], ids=["2/2", "3/3", "3/2"]
+)
+
+
+class FakeBroker:
+    """A broker that knows one position, or fails."""
+
+    def __init__(self) -> None:
+        self.position: Position | None = None
+        self.error: Exception | None = None
+        self.asked_s: list[float] = []
+        self.clock: FakeClock | None = None
+
+    async def last_confirmed(self, _topic: TopicName) -> Position | None:
+        """Return what it knows."""
+        assert self.clock is not None
+        self.asked_s.append(self.clock.monotonic())
+        if self.error is not None:
+            raise self.error
+        return self.position
+
+
+class Bench:
+    """A source, the cluster it reads, its broker and the time it does so in."""
+
+    def __init__(
+        self, source: BookKeeperLedgers, cluster: FakeCluster, broker: FakeBroker, clock: FakeClock, metrics: Metrics
+    ) -> None:
+        self.source = source
+        self.cluster = cluster
+        self.bookies = cluster.bookies
+        self.broker = broker
+        self.clock = clock
+        self.metrics = metrics
+
+    async def confirmed(self, ledger_id: int = 7) -> Confirmed:
+        """Ask for the end of a ledger, as a new question."""
+        await self.clock.advance(0.1)
+        return await in_time(self.clock, self.source.confirmed(TOPIC, ledger_id))
+
+    def polls(self) -> Counter[str]:
+        """Return how often each bookie was asked for an end."""
+        found: Counter[str] = Counter()
+        for (operation, bookie_id), count in self.bookies.requests.items():
+            if operation == "last":
+                found[bookie_id] += count
+        return found
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    """A source on an empty cluster, with a broker to ask."""
+    cluster, clock, metrics, broker = FakeCluster(), FakeClock(), Metrics(), FakeBroker()
+    broker.clock = clock
+    async with BookKeeperLedgers(
+        cluster.znodes, cluster.bookies, clock=clock, metrics=metrics, options=SourceOptions(), admin=broker
+    ) as source:
+        yield Bench(source, cluster, broker, clock, metrics)
+
+
+@SPREAD
+async def test_the_greatest_lac_counts_and_never_falls(bench: Bench, shape: Shape) -> None:
+    """Whichever bookie knows it, and whatever others say afterwards."""
+    ledger = await bench.cluster.ledger(shape)
+    assert await bench.confirmed() == Confirmed(-1, closed=False, edge=Edge.NEXT_WRITE)
+    await ledger.write(payloads(10))
+    assert (await bench.confirmed()).last_entry_id == 8
+    for bookie_id in shape.bookies[: shape.ensemble]:
+        bench.bookies.stored[bookie_id][7].clear()
+    assert (await bench.confirmed()).last_entry_id == 8
+
+
+@SPREAD
+async def test_a_burst_hides_all_that_was_in_flight(bench: Bench, shape: Shape) -> None:
+    """Entries that carry an old LAC are counted and not shown."""
+    ledger = await bench.cluster.ledger(shape)
+    await ledger.write(payloads(50), lac=-1)
+    for _ in range(4):
+        known = await bench.confirmed()
+    assert known == Confirmed(-1, closed=False, edge=Edge.NEXT_WRITE, hidden=50)
+
+
+async def test_one_bookie_is_asked_where_all_have_everything(bench: Bench) -> None:
+    """While entries come the same one is asked; when they cease, all of them are, once."""
+    ledger = await bench.cluster.ledger(Shape(ensemble=3, write_quorum=3))
+    for _ in range(20):
+        await ledger.write(payloads(2))
+        await bench.confirmed()
+    assert bench.polls() == {"b1": 20}
+    for _ in range(4):
+        await bench.confirmed()
+    assert bench.polls() == {"b1": 24, "b0": 1, "b2": 1}
+
+
+async def test_where_entries_are_spread_all_bookies_are_asked(bench: Bench) -> None:
+    """The newest LAC is on some of them only."""
+    ledger = await bench.cluster.ledger(STRIPED)
+    for count in range(1, 7):
+        await ledger.write(payloads(1))
+        assert (await bench.confirmed()).last_entry_id == count - 2
+
+
+async def test_a_bookie_that_lacks_the_newest_entries_is_not_the_last_word(bench: Bench) -> None:
+    """With fewer acknowledgements than replicas the one that is asked may be behind: the others are asked too."""
+    ledger = await bench.cluster.ledger(Shape(ensemble=3, write_quorum=3, ack_quorum=2))
+    await ledger.write(payloads(5))
+    await ledger.write(payloads(5), on=["b0", "b2"])
+    for _ in range(4):
+        known = await bench.confirmed()
+    assert known.last_entry_id == 8
+
+
+@SPREAD
+async def test_any_bookie_may_be_down(bench: Bench, shape: Shape) -> None:
+    """The others answer in its place, at once."""
+    ledger = await bench.cluster.ledger(shape)
+    await ledger.write(payloads(10))
+    bench.bookies.down = {"b1"}
+    assert (await bench.confirmed()).last_entry_id >= 7
+    assert bench.clock.monotonic() < 1
+
+
+@SPREAD
+async def test_a_frozen_bookie_costs_time_once(bench: Bench, shape: Shape) -> None:
+    """It is waited for as long as for a hedged read, and then left out for a while."""
+    ledger = await bench.cluster.ledger(shape)
+    await ledger.write(payloads(10))
+    bench.bookies.frozen = {"b1"}
+    await bench.confirmed()
+    assert bench.clock.monotonic() == pytest.approx(2.1)
+    await bench.confirmed()
+    assert bench.clock.monotonic() == pytest.approx(2.2)
+    assert bench.bookies.in_flight == 0
+
+
+@SPREAD
+async def test_no_bookie_answers(bench: Bench, shape: Shape) -> None:
+    """That is Transient, and says who was asked; credentials that are refused are Denied."""
+    await bench.cluster.ledger(shape)
+    bench.bookies.down = set(shape.bookies)
+    with pytest.raises(Transient, match=r"no bookie told the end of ledger 7 .*b0 is down"):
+        await bench.confirmed()
+    bench.bookies.locked, bench.bookies.down = set(shape.bookies), set()
+    with pytest.raises(Denied):
+        await bench.confirmed()
+
+
+@SPREAD
+async def test_what_a_bookie_says_is_checked(bench: Bench, shape: Shape) -> None:
+    """An entry with a bad digest is no word of the writer's, and a bare number counts as far as something is stored."""
+    ledger = await bench.cluster.ledger(shape)
+    await ledger.write(payloads(10))
+    for bookie_id in shape.bookies[: shape.ensemble]:
+        bench.bookies.explicit[bookie_id] = {7: 1000}
+    assert (await bench.confirmed()).last_entry_id == 9
+    for bookie_id in shape.bookies[: shape.ensemble]:
+        stored = bench.bookies.stored[bookie_id][7]
+        ledger.spoil(bookie_id, max(stored))
+    with pytest.raises(Transient, match="corrupt data"):
+        await bench.confirmed()
+    assert (bench.metrics.registry.get_sample_value("offloaderd_bookie_bad_entries_total") or 0) >= shape.ensemble
+
+
+@SPREAD
+async def test_an_explicit_lac_is_recognised(bench: Bench, shape: Shape) -> None:
+    """A number above all headers that stays while the last entry stays; it is carried on to the next ledger."""
+    ledger = await bench.cluster.ledger(shape)
+    await ledger.write(payloads(10))
+    for bookie_id in shape.bookies[: shape.ensemble]:
+        bench.bookies.explicit[bookie_id] = {7: 9}
+    assert await bench.confirmed() == Confirmed(9, closed=False, edge=Edge.NEXT_WRITE)
+    assert await bench.confirmed() == Confirmed(9, closed=False, edge=Edge.EXPLICIT_LAC)
+    await ledger.close()
+    assert await bench.confirmed() == Confirmed(9, closed=True)
+    await bench.cluster.ledger(shape)
+    assert (await bench.confirmed(10)).edge is Edge.EXPLICIT_LAC
+
+
+async def test_an_entry_between_two_looks_of_a_bookie_is_no_explicit_lac(bench: Bench) -> None:
+    """A bookie reads its last entry first and its LAC then: while entries come the LAC may be that of a newer one."""
+    ledger = await bench.cluster.ledger()
+    for count in range(1, 20):
+        await ledger.write(payloads(1))
+        bench.bookies.explicit["b1"] = {7: count - 1}
+        assert (await bench.confirmed()).edge is Edge.NEXT_WRITE
+
+
+async def test_the_broker_is_asked_when_a_topic_went_quiet(bench: Bench) -> None:
+    """Only then, and what it says shows what was hidden."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(50), lac=-1)
+    bench.broker.position = Position(7, 49)
+    assert (await bench.confirmed()).hidden == 50
+    assert bench.broker.asked_s == []
+    await bench.clock.advance(1.5)
+    assert await bench.confirmed() == Confirmed(49, closed=False, edge=Edge.ADMIN)
+    await bench.clock.advance(60)
+    await bench.confirmed()
+    assert len(bench.broker.asked_s) == 1, "nothing is hidden any more"
+
+
+@pytest.mark.parametrize(
+    ("position", "last_entry_id"),
+    [(Position(8, 49), -1), (Position(6, 49), -1), (None, -1), (Position(7, 20), 20), (Position(7, 99), 49)],
+)
+async def test_the_broker_is_believed_about_this_ledger_and_what_is_stored(
+    bench: Bench, position: Position | None, last_entry_id: int
+) -> None:
+    """Another ledger's position says nothing, and nothing is read that no bookie has shown."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(50), lac=-1)
+    bench.broker.position = position
+    await bench.confirmed()
+    await bench.clock.advance(1.5)
+    assert (await bench.confirmed()).last_entry_id == last_entry_id
+
+
+async def test_the_broker_is_asked_ever_more_rarely_while_it_does_not_help(bench: Bench) -> None:
+    """After 1, 2, 4 .. 30 seconds, whether it fails or knows no more; a move begins anew."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(5), lac=-1)
+    bench.broker.error = Transient("no broker")
+    for _ in range(250):
+        await bench.clock.advance(0.4)
+        assert (await in_time(bench.clock, bench.source.confirmed(TOPIC, 7))).last_entry_id == -1
+    gaps = [
+        round(after - before) for before, after in zip(bench.broker.asked_s, bench.broker.asked_s[1:], strict=False)
+    ]
+    assert gaps == [1, 2, 4, 8, 16, 30, 30]
+    await ledger.write(payloads(1), lac=3)
+    assert (await bench.confirmed()).last_entry_id == 3
+    asked = len(bench.broker.asked_s)
+    for _ in range(12):
+        await bench.confirmed()
+    assert len(bench.broker.asked_s) == asked + 1
+
+
+async def test_an_explicit_lac_that_ceased_is_not_claimed(bench: Bench) -> None:
+    """Entries that stay hidden speak against it."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(10))
+    for bookie_id in ("b0", "b1"):
+        bench.bookies.explicit[bookie_id] = {7: 9}
+    await bench.confirmed()
+    assert (await bench.confirmed()).edge is Edge.EXPLICIT_LAC
+    await ledger.write(payloads(10))
+    assert (await bench.confirmed()).hidden == 1
+    await bench.clock.advance(2)
+    assert (await bench.confirmed()).edge is Edge.NEXT_WRITE
+
+
+async def test_a_new_ensemble_confirms_what_lies_before_it(bench: Bench) -> None:
+    """Its bookies know nothing yet."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(10), lac=-1)
+    await ledger.next_ensemble(["b3", "b4"])
+    assert (await bench.confirmed()).last_entry_id == 9
+
+
+async def test_recovery_is_waited_for(bench: Bench) -> None:
+    """Somebody else closes the ledger: until then what was known stays, then all that was saved shows."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(50), lac=-1)
+    assert (await bench.confirmed()).last_entry_id == -1
+    await ledger.change(state=LedgerState.IN_RECOVERY)
+    assert await bench.confirmed() == Confirmed(-1, closed=False, edge=Edge.NEXT_WRITE, hidden=50)
+    await ledger.close()
+    assert await bench.confirmed() == Confirmed(49, closed=True)
+    assert [info.entries for info in await bench.source.ledgers(TOPIC)] == [50]
+
+
+async def test_a_ledger_that_was_closed_below_what_was_confirmed_is_corrupt(bench: Bench) -> None:
+    """Confirmed entries were lost by whoever closed it: loudly, and each time."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(50))
+    assert (await bench.confirmed()).last_entry_id == 48
+    await ledger.close(last_entry_id=40)
+    for _ in range(2):
+        with pytest.raises(CorruptData, match="expected a last entry of 48 or more"):
+            await bench.confirmed()
+        with pytest.raises(CorruptData):
+            await bench.source.ledgers(TOPIC)
+
+
+async def test_questions_at_one_time_are_one_request(bench: Bench) -> None:
+    """Ten who ask for the end of a ledger share an answer."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(50))
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(bench.source.confirmed(TOPIC, 7)) for _ in range(10)]
+    assert {task.result().last_entry_id for task in asked} == {48}
+    assert sum(bench.polls().values()) == 1
+
+
+async def wakes_of(watch: AsyncGenerator[None, None]) -> int:
+    """Return how often a watch wakes until it ends."""
+    wakes = 0
+    async for _ in watch:
+        wakes += 1
+    return wakes
+
+
+class Watcher:
+    """Counts how often a watch wakes, and looks at the topic as a tailer does."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.wakes = 0
+        self.seen: list[Confirmed] = []
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        source = self._bench.source
+        async with aclosing(source.watch(TOPIC)) as changes:
+            async for _ in changes:
+                self.wakes += 1
+                try:
+                    infos = await source.ledgers(TOPIC)
+                    if infos:
+                        self.seen.append(await source.confirmed(TOPIC, infos[-1].ledger_id))
+                except (NotFound, Transient):
+                    continue
+
+    @property
+    def last(self) -> int:
+        """The last entry seen."""
+        return self.seen[-1].last_entry_id
+
+
+@pytest.fixture
+async def watcher(bench: Bench) -> AsyncIterator[Watcher]:
+    """One who watches the topic from the beginning."""
+    watcher = Watcher(bench)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(watcher.run())
+        await bench.clock.settle()
+        yield watcher
+        task.cancel()
+
+
+async def test_a_watch_tells_of_an_unknown_topic_when_it_appears(bench: Bench, watcher: Watcher) -> None:
+    """Without asking bookies for anything before."""
+    await bench.clock.advance(100)
+    assert watcher.wakes <= 3
+    await bench.cluster.ledger()
+    await bench.clock.settle()
+    assert watcher.seen == [Confirmed(-1, closed=False, edge=Edge.NEXT_WRITE)] * len(watcher.seen)
+    assert watcher.seen
+
+
+async def test_entries_are_noticed_soon_while_they_come(bench: Bench, watcher: Watcher) -> None:
+    """Within about the shortest pause, whatever the pace was before."""
+    ledger = await bench.cluster.ledger()
+    await bench.clock.advance(60)
+    await ledger.write(payloads(1))
+    await bench.clock.advance(2)
+    for count in range(2, 30):
+        await ledger.write(payloads(1))
+        await bench.clock.advance(0.21)
+        assert watcher.last >= count - 3
+
+
+async def test_an_idle_topic_is_nearly_free(bench: Bench, watcher: Watcher) -> None:
+    """One request every two seconds, a few of them to all bookies, no node read, and the watcher sleeps."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(10))
+    await bench.clock.advance(100)
+    bench.broker.position = Position(7, 9)
+    await bench.clock.advance(100)
+    bench.bookies.requests.clear()
+    wakes = watcher.wakes
+    await bench.clock.advance(600)
+    assert sum(bench.polls().values()) <= 300 * 1.15
+    assert watcher.wakes - wakes <= 61
+
+
+async def test_a_closed_topic_costs_nothing(bench: Bench, watcher: Watcher) -> None:
+    """With no ledger open nothing is asked until the list changes."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(10))
+    await bench.clock.advance(5)
+    await ledger.close()
+    await bench.clock.advance(5)
+    assert watcher.last == 9
+    bench.bookies.requests.clear()
+    await bench.clock.advance(600)
+    assert not bench.bookies.requests
+    second = await bench.cluster.ledger()
+    await second.write(payloads(3))
+    await bench.clock.advance(2.1)
+    assert watcher.last == 1
+
+
+async def test_changes_of_nodes_are_noticed_at_once(bench: Bench, watcher: Watcher) -> None:
+    """A close, a roll-over, a new ensemble: no poll has to come round."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(10), lac=-1)
+    await bench.clock.advance(60)
+    await ledger.close()
+    await bench.clock.settle()
+    assert watcher.last == 9
+    await bench.cluster.ledger()
+    await bench.clock.settle()
+    assert watcher.seen[-1].closed is False
+    assert bench.clock.monotonic() == 60
+
+
+async def test_a_lost_session_is_survived(bench: Bench, watcher: Watcher) -> None:
+    """What changed meanwhile is seen with the new session."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(10))
+    await bench.clock.advance(1)
+    bench.cluster.znodes.expire()
+    await ledger.close()
+    await bench.clock.advance(1)
+    assert watcher.seen[-1] == Confirmed(9, closed=True)
+
+
+async def test_bookies_that_go_away_and_come_back_are_noticed(bench: Bench, watcher: Watcher) -> None:
+    """The watcher is woken when the end cannot be asked for, so that it can say so, and when it can again."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(10))
+    await bench.clock.advance(5)
+    wakes = watcher.wakes
+    bench.bookies.down = {"b0", "b1"}
+    await bench.clock.advance(2.1)
+    assert watcher.wakes > wakes
+    await ledger.write(payloads(10))
+    bench.bookies.down = set()
+    await bench.clock.advance(2.1)
+    assert watcher.last == 18
+
+
+async def test_watchers_of_one_topic_share_what_is_asked(bench: Bench, watcher: Watcher) -> None:
+    """Ten more watchers ask for no more; when the last one goes, nothing is asked any more."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(10))
+    watchers = [Watcher(bench) for _ in range(10)]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(each.run()) for each in watchers]
+        await bench.clock.advance(30)
+        bench.bookies.requests.clear()
+        await bench.clock.advance(60)
+        assert sum(bench.polls().values()) <= 36
+        assert {each.last for each in watchers} == {8}
+        for task in tasks:
+            task.cancel()
+    assert watcher.last == 8
+
+
+async def test_a_watch_that_ends_leaves_nothing_behind(bench: Bench) -> None:
+    """Neither a poll nor a watch of a node."""
+    await bench.cluster.ledger()
+    watch = bench.source.watch(TOPIC)
+    await anext(watch)
+    await bench.clock.advance(5)
+    assert bench.cluster.tree.watcher_count == 2
+    await watch.aclose()
+    await bench.clock.advance(5)
+    assert bench.cluster.tree.watcher_count == 0
+    bench.bookies.requests.clear()
+    await bench.clock.advance(60)
+    assert not bench.bookies.requests
+
+
+async def test_closing_the_source_ends_watches() -> None:
+    """Who watches gets Closed."""
+    cluster, clock = FakeCluster(), FakeClock()
+    source = BookKeeperLedgers(cluster.znodes, cluster.bookies, clock=clock, metrics=Metrics())
+    async with source:
+        watch = source.watch(TOPIC)
+        await anext(watch)
+        await clock.settle()
+    with pytest.raises(Closed):
+        await wakes_of(watch)
