@@ -77,18 +77,17 @@ async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: C
             connect_timeout_s=settings.metadata.connect_timeout_s,
         )
     )
-    roots = (settings.bookkeeper.ledgers_root, settings.bookkeeper.managed_ledgers_root)
 
     async def probe() -> None:
-        for root in roots:
-            await znodes.get(root)
+        await znodes.get(settings.bookkeeper.ledgers_root)
+        await znodes.children(settings.bookkeeper.managed_ledgers_root)  # not there before the first topic is made
 
     try:
         await probe()
     except NotFound as error:
         raise Transient(
-            f"no Pulsar cluster in the ZooKeeper at {servers}: {error.message}",
-            hint="correct bookkeeper.servers, ledgers_root and managed_ledgers_root, or initialise the cluster",
+            f"no BookKeeper cluster in the ZooKeeper at {servers}: {error.message}",
+            hint="correct bookkeeper.servers and ledgers_root, or initialise the cluster",
         ) from error
     bookies = await opening.enter_async_context(
         BookiePool(znodes, clock=clock, metrics=metrics, options=wiring.bookie_options(settings))
