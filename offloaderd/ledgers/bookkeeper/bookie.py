@@ -9,6 +9,7 @@ answered anything; each failure in a row doubles the time, an answer ends it.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import structlog
@@ -23,7 +24,6 @@ from offloaderd.ledgers.bookkeeper.connection import (
     Wire,
     status_of,
 )
-from offloaderd.ledgers.bookkeeper.handshake import connect
 from offloaderd.ledgers.bookkeeper.layout import registration_paths
 from offloaderd.ledgers.bookkeeper.registration import BookieAddress, resolve
 from offloaderd.ledgers.bookkeeper.status import BadAnswer, Status
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions
+    from offloaderd.ledgers.bookkeeper.handshake import Handshake
     from offloaderd.ledgers.bookkeeper.ports import Znodes
 
 log = structlog.get_logger(__name__)
@@ -46,6 +47,7 @@ class Bookie:
         self,
         bookie_id: str,
         znodes: Znodes,
+        handshake: Handshake,
         *,
         clock: Clock,
         options: BookieOptions,
@@ -53,6 +55,7 @@ class Bookie:
     ) -> None:
         self.bookie_id = bookie_id
         self._znodes = znodes
+        self._handshake = handshake
         self._clock = clock
         self._options = options
         self._on_bytes = on_bytes
@@ -115,10 +118,10 @@ class Bookie:
         try:
             connection = await self._connection(wire)
             await connection.writable()
+            key, request = make(connection)
         except BaseException:
             window.leave()
             raise
-        key, request = make(connection)
         answer = await connection.send(key, request, window)
         self._judge(answer, window, ticket)
         return answer
@@ -178,7 +181,7 @@ class Bookie:
         try:
             async with asyncio.timeout(seconds):
                 address = await self._look_up()
-                made = await connect(address, lambda: self._new_connection(wire), bookie=self.bookie_id)
+                made = await self._handshake.connect(self.bookie_id, address, wire, self._new_connection)
         except TimeoutError:
             failure = TimedOut(f"bookie {self.bookie_id} gave no connection within {seconds:g} s")
             self._failed(failure)
@@ -193,30 +196,36 @@ class Bookie:
 
     def _new_connection(self, wire: Wire) -> BookieConnection:
         def ended(error: OffloaderError) -> None:
-            if not made.answered or not isinstance(error, ConnectionLost):
+            in_use = made in self._connections.values()  # else it is the handshake that failed, and is counted there
+            if in_use and (not made.answered or not isinstance(error, ConnectionLost)):
                 self._failed(error)
 
         made = BookieConnection(self.bookie_id, wire, self._options, on_bytes=self._on_bytes, on_end=ended)
         return made
 
     async def _look_up(self) -> BookieAddress:
-        """Return where the bookie is now. Raises Transient when nobody knows, Denied, Closed."""
-        for path in registration_paths(self._options.ledgers_root, self.bookie_id):
-            try:
-                content = (await self._znodes.get(path)).value
-                return resolve(self.bookie_id, content, path=path)
-            except NotFound:
-                continue
-            except CorruptData as error:
-                raise Transient(f"bookie {self.bookie_id} has no usable address: {error}") from error
-            except Transient:
-                if self._address is None:
-                    raise
-                return self._address
+        """Return where the bookie is now, or was when it last could be found out. Raises Transient, Denied, Closed."""
         try:
-            return resolve(self.bookie_id, None)
-        except NotFound as error:
-            raise Transient(error.message, hint=error.hint) from None
+            async with asyncio.timeout(self._options.connect_timeout_s / 2):
+                return await self._registered()
+        except TimeoutError:
+            if self._address is None:
+                raise TimedOut(f"the address of bookie {self.bookie_id}: ZooKeeper did not tell in time") from None
+        except Transient:
+            if self._address is None:
+                raise
+        return self._address
+
+    async def _registered(self) -> BookieAddress:
+        content, where = None, ""
+        for path in registration_paths(self._options.ledgers_root, self.bookie_id):
+            with suppress(NotFound):
+                content, where = (await self._znodes.get(path)).value, path
+                break
+        try:
+            return resolve(self.bookie_id, content, path=where)
+        except (NotFound, CorruptData) as error:
+            raise Transient(f"bookie {self.bookie_id} has no address: {error}") from error
 
     def _failed(self, error: OffloaderError) -> None:
         self._failures += 1

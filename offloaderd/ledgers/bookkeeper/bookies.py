@@ -28,6 +28,7 @@ from offloaderd.ledgers.bookkeeper.connection import (
     status_of,
 )
 from offloaderd.ledgers.bookkeeper.framing import LAST_ENTRY
+from offloaderd.ledgers.bookkeeper.handshake import Handshake
 from offloaderd.ledgers.bookkeeper.ports import LastKnown
 from offloaderd.ledgers.bookkeeper.registration import is_bookie_id
 from offloaderd.ledgers.bookkeeper.status import Status, Unsupported, failure
@@ -59,10 +60,12 @@ class BookiePool:
     """Implements `ports.Bookies`. Async context manager: leaving it ends all connections, who waits gets Closed."""
 
     def __init__(self, znodes: Znodes, *, clock: Clock, metrics: Metrics, options: BookieOptions | None = None) -> None:
+        """Read certificates, if there are any; nothing is connected yet. Raises InvalidConfig."""
         self._znodes = znodes
         self._clock = clock
         self._metrics = metrics
         self._options = options or BookieOptions()
+        self._handshake = Handshake(clock=clock, tls=self._options.tls, sasl=self._options.sasl)
         self._bookies: dict[str, Bookie] = {}
         self._closed = True
         self._requests = {
@@ -75,7 +78,7 @@ class BookiePool:
         }
 
     async def __aenter__(self) -> Self:
-        """Be ready to be asked; nothing is connected yet."""
+        """Be ready to be asked."""
         self._closed = False
         self._metrics.bookie_connections.set_function(self._total(lambda bookie: bookie.connection_count))
         self._metrics.bookies_avoided.set_function(self._total(lambda bookie: bookie.avoided))
@@ -89,6 +92,7 @@ class BookiePool:
         self._closed = True
         for bookie in self._bookies.values():
             bookie.close()
+        self._bookies.clear()
 
     def ordered(self, bookie_ids: Sequence[str]) -> list[str]:
         """Return the same bookies in their order, those that are left in peace last."""
@@ -220,6 +224,7 @@ class BookiePool:
             found = self._bookies[bookie_id] = Bookie(
                 bookie_id,
                 self._znodes,
+                self._handshake,
                 clock=self._clock,
                 options=self._options,
                 on_bytes=self._metrics.bookie_bytes.inc,

@@ -19,13 +19,14 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
-from offloaderd.errors import OffloaderError, Transient
+from offloaderd.errors import Denied, OffloaderError, Transient
 from offloaderd.ledgers.bookkeeper import v2, v3
 from offloaderd.ledgers.bookkeeper.status import BadAnswer, Status
 
@@ -39,6 +40,7 @@ SILENCES_MAX: Final = 3
 """So many requests in a row without a sign of life, and the connection is taken for dead."""
 LATE_MAX: Final = 1024
 """So many answers outstanding beyond their deadline, and a new connection is the better start."""
+TLS_HINT: Final = "compare bookkeeper.tls* with the bookies' tlsProvider, certificates and tlsClientAuthentication"
 
 Answer: TypeAlias = v2.Answer | v3.Answer
 Key: TypeAlias = v2.Key
@@ -95,6 +97,7 @@ class BookieConnection(asyncio.Protocol):
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._encrypted = False
         self._failure: OffloaderError | None = None
         self._requests: dict[Key, _Request] = {}
         """In the order of their deadlines, since all have the same time."""
@@ -105,11 +108,12 @@ class BookieConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._writable = asyncio.Event()
         self.answered = False
-        """Whether an answer has ever come."""
+        """Whether an answer has come since the handshake."""
         self.speak(wire)
 
     def speak(self, wire: Wire) -> None:
-        """Change the protocol: after a handshake, which is always in v3, and with nothing in flight."""
+        """Begin anew in a protocol: after a handshake, which is always in v3, and with nothing in flight."""
+        self.answered = False
         self._decoder = _DECODERS[wire](frame_bytes_max=self._options.frame_bytes_max)
         self._key_of = _KEYS[wire]
 
@@ -124,6 +128,11 @@ class BookieConnection(asyncio.Protocol):
         if self._transport is None:
             raise ConnectionLost(f"bookie {self._bookie}: not connected")
         return self._transport
+
+    def go_on(self, encrypted: asyncio.Transport) -> None:
+        """Go on over the encrypted side of the same socket."""
+        self._transport = encrypted
+        self._encrypted = True
 
     def new_id(self) -> int:
         """Return the next number for a request that has one."""
@@ -170,7 +179,7 @@ class BookieConnection(asyncio.Protocol):
             _fail(request, error)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the socket over; after TLS, its encrypted side."""
+        """Take the socket over."""
         self._transport = cast("asyncio.Transport", transport)
         self._writable.set()
         self._wake_at(self._used_at + self._options.idle_s)
@@ -196,7 +205,10 @@ class BookieConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave nobody waiting."""
         reason = f": {exc}" if exc is not None else ""
-        self._fail(ConnectionLost(f"bookie {self._bookie} ended the connection{reason}"))
+        hint = TLS_HINT if self._encrypted and not self.answered else ""
+        # In TLS 1.3 it is only after the handshake that we hear of being refused.
+        error = Denied if isinstance(exc, ssl.SSLError) and not self.answered else ConnectionLost
+        self._fail(error(f"bookie {self._bookie} ended the connection{reason}", hint=hint))
 
     def _settle(self, answer: Answer) -> None:
         key = self._key_of(answer)

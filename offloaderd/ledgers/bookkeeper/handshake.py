@@ -1,24 +1,132 @@
-"""From an address to a connection that may be asked."""
+"""From an address to a connection that may be asked: TCP, then TLS, then authentication, as far as they are set.
+
+Both are asked for in v3, whatever is spoken afterwards: a bookie takes v2 after v3 on one connection, never the other
+way round. TLS begins on the plain socket, with nothing else in flight. Without either nothing at all is sent here.
+
+Rules: what only an operator can put right is Denied, with what to set; the rest is Transient. Whatever goes wrong, or
+cancelled, no socket is left open.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Transient
+from offloaderd.errors import Denied, InvalidConfig, Transient
+from offloaderd.ledgers.bookkeeper import v3
+from offloaderd.ledgers.bookkeeper.auth import SASL_PLUGIN, AuthToken
+from offloaderd.ledgers.bookkeeper.connection import TLS_HINT, ConnectionLost, Wire
+from offloaderd.ledgers.bookkeeper.sasl import DigestMd5
+from offloaderd.ledgers.bookkeeper.status import BadAnswer, Status, failure
+from offloaderd.ledgers.bookkeeper.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from offloaderd.ledgers.bookkeeper.connection import BookieConnection
+    from offloaderd.clock import Clock
+    from offloaderd.ledgers.bookkeeper.bookie_options import SaslOptions, TlsOptions
+    from offloaderd.ledgers.bookkeeper.connection import Answer, BookieConnection
     from offloaderd.ledgers.bookkeeper.registration import BookieAddress
 
+SASL_HINT = "compare bookkeeper.sasl_username and sasl_password with the bookies' JAAS file"
 
-async def connect(address: BookieAddress, make: Callable[[], BookieConnection], *, bookie: str) -> BookieConnection:
-    """Open a connection that speaks what `make` says. Raises Transient; the time it takes is the caller's to bound."""
-    loop = asyncio.get_running_loop()
+
+class Handshake:
+    """How connections to all bookies of a cluster are made."""
+
+    def __init__(self, *, clock: Clock, tls: TlsOptions | None = None, sasl: SaslOptions | None = None) -> None:
+        """Read the certificates. Raises InvalidConfig."""
+        self._clock = clock
+        self._tls = None if tls is None else tls_context(tls)
+        self._sasl = sasl
+
+    async def connect(
+        self, bookie_id: str, address: BookieAddress, wire: Wire, make: Callable[[Wire], BookieConnection]
+    ) -> BookieConnection:
+        """Return a connection that is ready for requests; `make` gives a new one for a protocol.
+
+        Raises Transient, Denied. How long it may take is the caller's to bound.
+        """
+        loop = asyncio.get_running_loop()
+        first = wire if self._tls is None and self._sasl is None else Wire.V3
+        try:
+            _, connection = await loop.create_connection(lambda: make(first), address.host, address.port)
+        except OSError as error:
+            raise Transient(f"bookie {bookie_id} cannot be reached at {address}: {error}") from error
+        try:
+            if self._tls is not None:
+                await self._encrypt(bookie_id, connection, self._tls, address.host)
+            if self._sasl is not None:
+                await self._authenticate(bookie_id, connection, self._sasl)
+        except BaseException:
+            connection.end(ConnectionLost(f"bookie {bookie_id}: the handshake ended without success"))
+            raise
+        connection.speak(wire)
+        return connection
+
+    async def _encrypt(self, bookie_id: str, connection: BookieConnection, context: ssl.SSLContext, host: str) -> None:
+        number = connection.new_id()
+        answer = await _ask(connection, number, v3.encode_start_tls(number))
+        if not isinstance(answer, v3.TlsAnswer):
+            raise Denied(f"bookie {bookie_id} offers no TLS", hint=TLS_HINT)
+        loop = asyncio.get_running_loop()
+        try:
+            encrypted = await loop.start_tls(connection.transport, connection, context, server_hostname=host)
+        except ssl.SSLError as error:
+            raise Denied(f"bookie {bookie_id} and we do not agree on TLS: {error}", hint=TLS_HINT) from error
+        except OSError as error:
+            raise Transient(f"bookie {bookie_id} ended the connection while TLS began: {error}") from error
+        if encrypted is None:
+            raise ConnectionLost(f"bookie {bookie_id} ended the connection while TLS began")
+        connection.go_on(encrypted)
+
+    async def _authenticate(self, bookie_id: str, connection: BookieConnection, options: SaslOptions) -> None:
+        exchange = DigestMd5(options, self._clock.uuid().hex)
+        challenge = b""
+        while True:
+            token = exchange.respond(challenge)
+            if exchange.complete:
+                return
+            number = connection.new_id()
+            request = v3.encode_auth(number, AuthToken(SASL_PLUGIN, token))
+            answer = await _ask(connection, number, request)
+            if not isinstance(answer, v3.AuthAnswer) or answer.status is not Status.OK:
+                raise _refused(bookie_id, answer)
+            if answer.token.disabled:
+                return
+            if answer.token.plugin != SASL_PLUGIN:
+                raise Denied(
+                    f"bookie {bookie_id} authenticates by the plugin {answer.token.plugin!r}",
+                    hint=f"only {SASL_PLUGIN!r} is supported, with DIGEST-MD5",
+                )
+            challenge = answer.token.payload
+
+
+def tls_context(options: TlsOptions) -> ssl.SSLContext:
+    """Return what TLS with bookies is made by. Raises InvalidConfig for files that cannot be used."""
     try:
-        _, connection = await loop.create_connection(make, address.host, address.port)
-    except OSError as error:
-        raise Transient(f"bookie {bookie} cannot be reached at {address}: {error}") from error
-    return connection
+        context = ssl.create_default_context(cafile=options.ca_file)
+        if options.cert_file is not None:
+            context.load_cert_chain(options.cert_file, options.key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidConfig(
+            f"TLS with bookies cannot be set up: {error}",
+            hint="look at bookkeeper.tls_ca_file, tls_cert_file and tls_key_file: PEM, readable, the key that fits",
+        ) from error
+    context.check_hostname = options.hostname_check
+    return context
+
+
+async def _ask(connection: BookieConnection, number: int, request: bytes) -> Answer:
+    window = Window(1)
+    await window.enter()
+    return await connection.send(number, request, window)
+
+
+def _refused(bookie_id: str, answer: Answer) -> Exception:
+    if isinstance(answer, v3.AuthAnswer | v3.Refusal):
+        if answer.status is Status.UNAUTHORISED:
+            return Denied(f"bookie {bookie_id} refused the SASL user", hint=SASL_HINT)
+        return failure(answer.status, answer.code, bookie=bookie_id, what="a way to authenticate")
+    return BadAnswer(f"bookie {bookie_id} sent {type(answer).__name__} in answer to an authentication")

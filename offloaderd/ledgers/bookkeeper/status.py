@@ -104,7 +104,7 @@ _ERRORS: Final[dict[_Kind, type[OffloaderError]]] = {
 }
 
 _HINTS: Final = {
-    _Kind.RIGHTS: "give the daemon the credentials that the bookies' auth plugin expects",
+    _Kind.RIGHTS: "set bookkeeper.sasl_username and sasl_password, or tls_cert_file, as the bookies' auth plugin wants",
     _Kind.DISK: "look at the bookie's log and disks",
 }
 

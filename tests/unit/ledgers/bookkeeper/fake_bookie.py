@@ -15,19 +15,23 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, cast
 
+from offloaderd.errors import first_of
 from offloaderd.format.pb.bookkeeper import protocol_pb2 as pb
 from offloaderd.standalone.ports import LOOPBACK
 from tests.unit.ledgers.bookkeeper import wire
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Callable
+
+    from tests.unit.ledgers.bookkeeper.digest_server import DigestServer
 
 Operation = Literal["read", "batch", "last", "auth", "tls", "unknown"]
 
 _READ = struct.Struct(">BBHqq")
 _BATCH = struct.Struct(">BBHqqqiq")
-OK, NO_LEDGER, NO_ENTRY, BUSY = 0, 1, 2, 106
-V3_CODES = {OK: 0, NO_LEDGER: 402, NO_ENTRY: 403, 100: 404, 101: 501, 102: 502, BUSY: 506, 107: 507}
+OK, NO_LEDGER, NO_ENTRY, UNAUTHORISED, BUSY = 0, 1, 2, 102, 106
+V3_CODES = {OK: 0, NO_LEDGER: 402, NO_ENTRY: 403, 100: 404, 101: 501, UNAUTHORISED: 502, BUSY: 506, 107: 507}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,9 @@ class Session(asyncio.Protocol):
         self.bookie = bookie
         self.transport: asyncio.Transport
         self._buffer = bytearray()
+        self._encrypting = False
         self.ended = False
+        self.trusted = False
 
     def send(self, data: bytes) -> None:
         """Send bytes, whole frames or not."""
@@ -88,10 +94,28 @@ class Session(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take requests out of what comes."""
         self._buffer += data
+        if not self._encrypting:
+            self._take()
+
+    def _take(self) -> None:
         while len(self._buffer) >= 4 and len(self._buffer) >= 4 + (length := int.from_bytes(self._buffer[:4], "big")):
             message = bytes(self._buffer[4 : 4 + length])
             del self._buffer[: 4 + length]
             self.bookie.take(self._parse(message))
+
+    async def encrypt(self, context: ssl.SSLContext) -> None:
+        """Go on in TLS; a client that does not get it right is cut off."""
+        loop = asyncio.get_running_loop()
+        self._encrypting = True
+        try:
+            encrypted = await loop.start_tls(self.transport, self, context, server_side=True)
+        except OSError:
+            self.cut()
+            self.ended = True
+        else:
+            self.transport = cast("asyncio.Transport", encrypted)
+            self._encrypting = False
+            self._take()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that the client has gone."""
@@ -102,10 +126,12 @@ class Session(asyncio.Protocol):
             return self._parse_v3(pb.Request.FromString(message))
         match message[1]:
             case 2:
-                _, _, _, ledger_id, entry_id = _READ.unpack(message)
+                _, _, flags, ledger_id, entry_id = _READ.unpack(message)
+                assert flags == 0
                 return Asked(session=self, operation="read", ledger_id=ledger_id, entry_id=entry_id)
             case 7:
-                _, _, _, ledger_id, first, number, count, size = _BATCH.unpack(message)
+                _, _, flags, ledger_id, first, number, count, size = _BATCH.unpack(message)
+                assert flags == 0
                 return Asked(
                     session=self,
                     operation="batch",
@@ -141,19 +167,46 @@ class FakeBookie:
         self.sessions: list[Session] = []
         self.requests: list[Asked] = []
         self.on_request: Callable[[Asked], object] = self.answer
+        self.on_tls: Callable[[Asked], object] = self._start_tls
+        self.on_auth: Callable[[Asked], object] = self._authenticate
+        self.tls: ssl.SSLContext | None = None
+        self.users: DigestServer | None = None
+        self.plugin = "sasl"
         self.port = 0
+        self.group = asyncio.TaskGroup()
         self._came = asyncio.Event()
+        self._server: asyncio.Server | None = None
 
     @property
     def bookie_id(self) -> str:
         """Its id, which is its address."""
         return f"{LOOPBACK}:{self.port}"
 
+    async def listen(self, port: int) -> None:
+        """Take connections on a port, 0 for any that is free."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Session(self), LOOPBACK, port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def shut(self) -> None:
+        """Break down: all connections end, and no new one is taken."""
+        if self._server is not None:
+            self._server.close()
+        for session in self.sessions:
+            session.cut()
+
     def take(self, asked: Asked) -> None:
         """Note a request and do with it what is to be done."""
         self.requests.append(asked)
         self._came.set()
-        self.on_request(asked)
+        if asked.operation == "tls":
+            self.on_tls(asked)
+        elif asked.operation == "auth":
+            self.on_auth(asked)
+        elif self.users is not None and not asked.session.trusted:
+            asked.refuse(UNAUTHORISED)
+        else:
+            self.on_request(asked)
 
     async def asked(self, count: int = 1) -> list[Asked]:
         """Return all requests so far, once there are at least `count`."""
@@ -167,18 +220,42 @@ class FakeBookie:
         """Answer a request as a bookie with these entries does."""
         match asked.operation:
             case "read" if not asked.v3:
-                stored = self.stored.get((asked.ledger_id, asked.entry_id))
-                asked.refuse(self._missing(asked.ledger_id)) if stored is None else asked.reply(
-                    wire.v2_read(asked.ledger_id, asked.entry_id, stored)
-                )
+                self._answer_v2(asked)
             case "batch":
                 self._answer_batch(asked)
             case "read" | "last":
                 self._answer_v3(asked)
-            case "auth":
-                asked.reply(wire.v3_auth(asked.number, "AuthDisabledPlugin", b""))
             case _:
-                asked.reply(wire.v3_refusal(asked.number, 9, 404))
+                asked.session.cut()
+
+    def _start_tls(self, asked: Asked) -> None:
+        if self.tls is None:
+            asked.reply(wire.v3_refusal(asked.number, 9, 404))
+        else:
+            asked.session.transport.pause_reading()
+            asked.reply(wire.v3_start_tls(asked.number))
+            self.group.create_task(asked.session.encrypt(self.tls))
+
+    def _authenticate(self, asked: Asked) -> None:
+        if self.users is None:
+            asked.reply(wire.v3_auth(asked.number, "AuthDisabledPlugin", b""))
+        elif not asked.token.payload:
+            asked.reply(wire.v3_auth(asked.number, self.plugin, self.users.challenge))
+        else:
+            try:
+                last = self.users.check(asked.token.payload)
+            except PermissionError:
+                asked.reply(wire.v3_refusal(asked.number, 5, 502))
+            else:
+                asked.session.trusted = True
+                asked.reply(wire.v3_auth(asked.number, self.plugin, last))
+
+    def _answer_v2(self, asked: Asked) -> None:
+        stored = self.stored.get((asked.ledger_id, asked.entry_id))
+        if stored is None:
+            asked.refuse(self._missing(asked.ledger_id))
+        else:
+            asked.reply(wire.v2_read(asked.ledger_id, asked.entry_id, stored))
 
     def _answer_batch(self, asked: Asked) -> None:
         entries: list[bytes] = []
@@ -210,14 +287,13 @@ class FakeBookie:
 async def fake_bookie(port: int = 0) -> AsyncIterator[FakeBookie]:
     """Run a bookie on a free port, or on a given one; its connections end with it."""
     bookie = FakeBookie()
-    server = await asyncio.get_running_loop().create_server(lambda: Session(bookie), LOOPBACK, port)
-    bookie.port = server.sockets[0].getsockname()[1]
+    await bookie.listen(port)
     try:
-        yield bookie
+        async with bookie.group:
+            yield bookie
+    except BaseExceptionGroup as errors:
+        raise first_of(errors) from None
     finally:
-        server.close()
-        for session in bookie.sessions:
-            session.cut()
-        await server.wait_closed()
+        bookie.shut()
         while not all(session.ended for session in bookie.sessions):
             await asyncio.sleep(0)  # noqa: TID251 - only a turn of the loop

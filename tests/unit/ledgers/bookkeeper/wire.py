@@ -55,7 +55,14 @@ def v3_refusal(txn_id: int, operation: int, code: int) -> bytes:
     return framed(pb.Response(header=v3_header(txn_id, operation), status=code).SerializeToString())
 
 
-def v3_auth(txn_id: int, plugin: str, token: bytes) -> bytes:
+def v3_auth(txn_id: int, plugin: str, token: bytes, *, code: int = 0) -> bytes:
     """Return the frame of one step of an authentication."""
     message = pb.AuthMessage(pluginName=plugin, payload=token)
-    return framed(pb.Response(header=v3_header(txn_id, 5), status=0, authResponse=message).SerializeToString())
+    return framed(pb.Response(header=v3_header(txn_id, 5), status=code, authResponse=message).SerializeToString())
+
+
+def v3_start_tls(txn_id: int) -> bytes:
+    """Return the frame after which TLS begins."""
+    return framed(
+        pb.Response(header=v3_header(txn_id, 9), status=0, startTlsResponse=pb.StartTls()).SerializeToString()
+    )
