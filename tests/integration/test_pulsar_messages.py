@@ -1,23 +1,22 @@
-"""Every way in which Pulsar's producers write: what we read from its bookie is what a consumer receives."""
+"""Every way in which Pulsar's producers write: what we serve, from any tier, is what a consumer receives."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from offloaderd.clock import SystemClock
 from offloaderd.format import broker_entry
-from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions
-from offloaderd.ledgers.bookkeeper.bookies import BookiePool
-from offloaderd.ledgers.bookkeeper.options import SourceOptions
-from offloaderd.ledgers.bookkeeper.source import BookKeeperLedgers
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.metrics import Metrics
 from offloaderd.model import TopicName
+from offloaderd.patterns import TopicPattern
+from offloaderd.rpc.v1 import common_pb2
 from tests.bookkeeper_servers import started
+from tests.integration.processes import DaemonProcess, Site
 from tests.real.gateway import java_gateway
 from tests.real.message_keys import make_keys
 from tests.real.pulsar import PulsarOptions, PulsarServer, pulsar_standalone
@@ -28,7 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from offloaderd.rpc.client import DaemonClient
     from tests.real.message_keys import MessageKeys
+    from tests.servers import S3Server
 
 pytestmark = [pytest.mark.bookies, pytest.mark.timeout(180, func_only=True)]
 CLOCK = SystemClock()
@@ -52,18 +53,6 @@ async def keys(tmp_path: Path) -> AsyncIterator[MessageKeys]:
         yield make_keys(gateway, tmp_path)
 
 
-@pytest.fixture
-async def source(pulsar_rolling: PulsarServer) -> AsyncIterator[BookKeeperLedgers]:
-    """The ledgers of that Pulsar, as the daemon reads them."""
-    metrics = Metrics(CollectorRegistry())
-    async with AsyncExitStack() as stack:
-        znodes = await stack.enter_async_context(ZooKeeperStore(pulsar_rolling.zookeeper, "/"))
-        pool = BookiePool(znodes, clock=CLOCK, metrics=metrics, options=BookieOptions())
-        bookies = await stack.enter_async_context(pool)
-        ledgers = BookKeeperLedgers(znodes, bookies, clock=CLOCK, metrics=metrics, options=SourceOptions())
-        yield await stack.enter_async_context(ledgers)
-
-
 async def partitioned(server: PulsarServer) -> str:
     """Make a partitioned topic and return its local name."""
     topic = f"t-{CLOCK.uuid().hex}"
@@ -76,33 +65,87 @@ def partition_names(topic: str) -> list[TopicName]:
     return [TopicName.parse(f"{topic}-partition-{number}") for number in range(PARTITIONS)]
 
 
-async def test_all_kinds(
-    pulsar_rolling: PulsarServer, keys: MessageKeys, source: BookKeeperLedgers, request: pytest.FixtureRequest
+@pytest.fixture
+def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str, pulsar_rolling: PulsarServer) -> Site:
+    """A daemon's surroundings: that Pulsar, and a ZooKeeper and a bucket of its own."""
+    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    site.settings["ledgers"] = {"kind": "bookkeeper"}
+    site.settings["bookkeeper"] = {"servers": pulsar_rolling.zookeeper}
+    site.settings["pulsar"] = {"admin_url": pulsar_rolling.admin_url}
+    site.settings["offload"] = {"segment_bytes_max": 1_000_000, "segment_age_max_s": 2, "segment_age_min_s": 0}
+    return site
+
+
+class Served:
+    """What a daemon gives of a topic, partition by partition, as messages."""
+
+    def __init__(self, keys: MessageKeys) -> None:
+        self._keys = keys
+        self.messages: dict[Place, Content] = {}
+        self.heads = 0
+        """Entries with broker entry metadata."""
+        self.ledgers: set[int] = set()
+        self.tiers: Counter[int] = Counter()
+
+    async def read(self, client: DaemonClient, topic: str, *, follow: bool) -> None:
+        """Read all partitions, to their ends or until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for name in partition_names(topic):
+                group.create_task(self._partition(client, name, follow=follow))
+
+    async def holds(self, count: int) -> None:
+        """Wait until that many messages have come."""
+        while len(self.messages) < count:
+            await CLOCK.sleep(0.05)
+
+    async def _partition(self, client: DaemonClient, name: TopicName, *, follow: bool) -> None:
+        assembly = Assembly(decrypt=self._keys.decrypt)
+        last = (-1, -1)
+        async for response in client.read(name, follow=follow):
+            batch = response.batch
+            self.ledgers.add(batch.ledger_id)
+            self.tiers[response.tier] += len(batch.payloads)
+            for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
+                assert (batch.ledger_id, entry_id) > last, "entries come once, in order"
+                last = (batch.ledger_id, entry_id)
+                self.heads += broker_entry.read_head(payload) is not None
+                self.messages.update(assembly.messages(batch.ledger_id, entry_id, payload))
+
+
+async def test_served_while_producing(
+    site: Site, pulsar_rolling: PulsarServer, keys: MessageKeys, request: pytest.FixtureRequest
 ) -> None:
-    """Batched, chunked, compressed, encrypted and keyed messages over many ledgers come to the last byte."""
+    """A daemon gives followers every message while producers go on, and all of it from the bucket afterwards.
+
+    Batched, chunked, compressed, encrypted and keyed, over partitions and many ledgers, to the last byte.
+    """
     topic = await partitioned(pulsar_rolling)
-    with pulsar_client(pulsar_rolling.service_url) as client:
-        for kind in KINDS.values():
-            produce(client, topic, kind, range(EACH), keys)
-        expected = consume(client, topic, EACH * len(KINDS), keys)
-    for name in partition_names(topic):
-        await pulsar_rolling.put(f"persistent/public/default/{name.local}/unload")
-    found: dict[Place, Content] = {}
-    ledger_count = heads = entries = 0
-    for name in partition_names(topic):
-        assembly = Assembly(decrypt=keys.decrypt)
-        for ledger in await source.ledgers(name):
-            ledger_count += 1
-            confirmed = await source.confirmed(name, ledger.ledger_id)
-            assert confirmed.closed
-            if confirmed.last_entry_id < 0:
-                continue
-            async for batch in source.read(name, ledger.ledger_id, 0, confirmed.last_entry_id, batch_bytes=1 << 20):
-                for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
-                    found.update(assembly.messages(batch.ledger_id, entry_id, payload))
-                    heads += broker_entry.read_head(payload) is not None
-                    entries += 1
-    assert sorted(found) == sorted(expected)
-    assert found == expected
-    assert ledger_count > 2 * PARTITIONS
-    assert heads == (entries if request.node.callspec.params["pulsar_rolling"] else 0)
+    followed, offloaded = Served(keys), Served(keys)
+    total = EACH * len(KINDS)
+    async with AsyncExitStack() as stack:
+        daemon = await stack.enter_async_context(DaemonProcess(site))
+        client = await stack.enter_async_context(daemon.client())
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        pulsar = stack.enter_context(pulsar_client(pulsar_rolling.service_url))
+        await client.enable(TopicPattern.parse(topic))
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+            following = group.create_task(followed.read(client, topic, follow=True))
+            for first in range(0, EACH, EACH // 2):
+                for kind in KINDS.values():
+                    numbers = range(first, first + EACH // 2)
+                    await loop.run_in_executor(pool, produce, pulsar, topic, kind, numbers, keys)
+            expected = await loop.run_in_executor(pool, consume, pulsar, topic, total, keys)
+            await followed.holds(total)
+            following.cancel()
+        assert followed.messages == expected
+        for name in partition_names(topic):
+            async for _ in client.offload(name, wait=True, timeout_s=60):
+                pass
+        await offloaded.read(client, topic, follow=False)
+    assert offloaded.messages == expected
+    assert set(offloaded.tiers) == {common_pb2.TIER_OBJECTS}
+    assert offloaded.ledgers == {place.ledger_id for place in expected}
+    assert len(offloaded.ledgers) > 2 * PARTITIONS
+    entries = offloaded.tiers.total()
+    assert offloaded.heads == (entries if request.node.callspec.params["pulsar_rolling"] else 0)
