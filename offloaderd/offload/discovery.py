@@ -92,7 +92,7 @@ class Discovery:
             return
         before = list(self._policies) if compare else []
         changes = await self._selector.plan(self._rules, [*before, *fresh], self._policies)
-        written = await self._selector.carry_out(self._rules, changes)
+        written = await self._selector.carry_out(self._rules, changes, self._policies)
         self._tell([change for change in changes if change.topic in written])
         written |= await self._selector.mark_partitioned(listed, self._policies)
         self._policies |= written

@@ -8,6 +8,7 @@ written in transactions of bounded size.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import structlog
@@ -21,7 +22,7 @@ from offloaderd.metadata.records import selection as selection_record
 from offloaderd.offload.budget import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Container, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.metadata.port import MetadataStore, Step
@@ -50,16 +51,18 @@ class _Written(NamedTuple):
 
 
 async def write(
-    store: MetadataStore, clock: Clock, topics: Sequence[TopicName], decide: Decide
+    store: MetadataStore, clock: Clock, topics: Sequence[TopicName], decide: Decide, *, known: Container[TopicName]
 ) -> dict[TopicName, TopicPolicy]:
-    """Give topics the policies that `decide` says, and return those that were written.
+    """Give topics the policies that `decide` says; return what was decided and is stored, by us or by who was faster.
 
-    Raises Transient when the store gives no chance to for long; what was written until then stays, and the same call
-    again does the rest.
+    Those that are not `known` are taken to have nothing stored, and looked up only when that proves wrong. Raises
+    Transient when the store gives no chance to for long; what was written until then stays, and the same call again
+    does the rest.
     """
     written: dict[TopicName, TopicPolicy] = {}
     for first in range(0, len(topics), BATCH_TOPICS):
-        written |= await _write_batch(store, clock, topics[first : first + BATCH_TOPICS], decide)
+        batch = topics[first : first + BATCH_TOPICS]
+        written |= await _write_batch(store, clock, batch, decide, {topic for topic in batch if topic not in known})
     return written
 
 
@@ -151,7 +154,7 @@ async def _until_written(clock: Clock, what: str, attempt: Callable[[], Awaitabl
 
 
 async def _write_batch(
-    store: MetadataStore, clock: Clock, topics: Sequence[TopicName], decide: Decide
+    store: MetadataStore, clock: Clock, topics: Sequence[TopicName], decide: Decide, new: set[TopicName]
 ) -> dict[TopicName, TopicPolicy]:
     asked: dict[TopicName, TopicPolicy] = {}
     """What a transaction was to write whose outcome is not known, or of which somebody else was faster."""
@@ -160,7 +163,11 @@ async def _write_batch(
         await ensure(store, paths.TOPICS)
         await each(sorted(set(map(paths.namespace, topics))), lambda folder: ensure(store, folder))
         counter = await store.get(paths.TOPICS)
-        found = dict(zip(topics, await each(topics, lambda topic: _decided(store, topic, decide)), strict=True))
+        looked_up = [topic for topic in topics if topic not in new]
+        found = {topic: _decided_new(topic, decide) for topic in new}
+        new.clear()  # next time they are looked up
+        current = await each(looked_up, lambda topic: _decided(store, topic, decide))
+        found.update(zip(looked_up, current, strict=True))
         done = {topic: policy for topic, policy in asked.items() if found[topic].current == policy}
         wanted = {topic: one.wanted for topic, one in found.items() if one.wanted is not None}
         if wanted:
@@ -169,6 +176,9 @@ async def _write_batch(
             await store.transact([*steps, Replace(paths.TOPICS, b"", counter.version)])
         return done | wanted
 
+    if new:
+        with suppress(Conflict, NotFound, Transient):  # a try on an assumption: its failure is no reason to wait
+            return await attempt()
     return await _until_written(clock, f"the policies of {len(topics)} topics", attempt)
 
 
@@ -190,6 +200,15 @@ async def _decided(store: MetadataStore, topic: TopicName, decide: Decide) -> _W
     if wanted is None or wanted == current:
         return _Written(current, None, [])
     return _Written(current, wanted, [Replace(path, _bytes(wanted), node.version)])
+
+
+def _decided_new(topic: TopicName, decide: Decide) -> _Written:
+    """Say by which steps a topic of which nothing is stored gets what it should have."""
+    wanted = decide(topic, None)
+    if wanted is None:
+        return _Written(None, None, [])
+    steps = [Create(folder, b"") for folder in paths.folders(topic)]
+    return _Written(None, wanted, [*steps, Create(paths.policy(topic), _bytes(wanted))])
 
 
 async def _missing_folders(store: MetadataStore, topic: TopicName) -> list[Step]:

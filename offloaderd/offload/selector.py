@@ -77,7 +77,7 @@ class Selector:
         changes = await self.plan(rules, matching, said.policies, pattern.text)
         if not dry_run:
             await stored.put(self.metadata, self.clock, selection)
-            await self.carry_out(rules, changes)
+            await self.carry_out(rules, changes, said.policies)
         return changes
 
     async def disable(self, pattern: TopicPattern, *, dry_run: bool = False) -> list[Change]:
@@ -98,7 +98,7 @@ class Selector:
         changes = await self.plan(rules, selected, said.policies, pattern.text)
         if not dry_run:
             await stored.remove(self.metadata, self.clock, pattern)
-            await self.carry_out(rules, changes)
+            await self.carry_out(rules, changes, said.policies)
         return changes
 
     async def said(self) -> Said:
@@ -133,10 +133,12 @@ class Selector:
                 changes[number] = Change(changes[number].topic, Outcome.LEFT_ALONE, reason)
         return changes
 
-    async def carry_out(self, rules: Rules, changes: Sequence[Change]) -> dict[TopicName, TopicPolicy]:
-        """Write the policies that were planned, and return them; what changed meanwhile is decided anew."""
+    async def carry_out(
+        self, rules: Rules, changes: Sequence[Change], policies: Policies
+    ) -> dict[TopicName, TopicPolicy]:
+        """Write what was planned on these policies, and return it; what changed meanwhile is decided anew."""
         topics = [change.topic for change in changes if change.policy is not None]
-        return await stored.write(self.metadata, self.clock, topics, rules.wanted)
+        return await stored.write(self.metadata, self.clock, topics, rules.wanted, known=policies)
 
     async def mark_partitioned(self, listed: Collection[TopicName], policies: Policies) -> dict[TopicName, TopicPolicy]:
         """Note of topics that are enabled by name whether they turn out to be partitioned; returns what was written."""
@@ -152,7 +154,7 @@ class Selector:
             for topic, policy in policies.items()
             if (topic in whole or topic in listed) and marked(topic, policy) not in {None, policy}
         ]
-        return await stored.write(self.metadata, self.clock, sorted(changed), marked)
+        return await stored.write(self.metadata, self.clock, sorted(changed), marked, known=policies)
 
     async def _enable_name(
         self, topic: TopicName, policy: TopicPolicy, pattern: TopicPattern, *, dry_run: bool
@@ -195,8 +197,8 @@ class Selector:
         first = Change(topic, outcome(before if isinstance(before, TopicPolicy) else None, policy), "", policy)
         following = await self.plan(rules, partitions, policies, pattern.text)
         if not dry_run:
-            await stored.write(self.metadata, self.clock, [topic], lambda *_: policy)
-            await self.carry_out(rules, following)
+            await stored.write(self.metadata, self.clock, [topic], lambda *_: policy, known=[topic])
+            await self.carry_out(rules, following, policies)
         return [first, *following]
 
     async def _reserved(self, topic: TopicName) -> str | None:

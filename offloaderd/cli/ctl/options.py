@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 DEFAULT_ADDRESS = "127.0.0.1:7650"
 """Where a daemon with default settings listens; said again here, as loading them takes longer than a call."""
 CALL_TIMEOUT_S = 30.0
+PATTERN_TIMEOUT_S = 300.0
+"""Of calls that change the policies of many topics; ten thousand take some ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,9 @@ class Session:
             return state.load(usual).address
         return DEFAULT_ADDRESS
 
-    def client(self) -> DaemonClient:
-        """Return a client that is not connected yet."""
-        return DaemonClient(self.target(), timeout_s=self.timeout_s or CALL_TIMEOUT_S)
+    def client(self, *, timeout_s: float = CALL_TIMEOUT_S) -> DaemonClient:
+        """Return a client that is not connected yet; `timeout_s` is the command's own default."""
+        return DaemonClient(self.target(), timeout_s=self.timeout_s or timeout_s)
 
     def run(self, work: Coroutine[Any, Any, int | None]) -> int:
         """Run a command to its end; returns the exit code."""
@@ -77,7 +79,8 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
         "timeout_s",
         metavar="SECONDS",
         type=click.FloatRange(min=0, min_open=True),
-        help=f"Give up after this long. [default: {CALL_TIMEOUT_S:g}; none for what streams or waits]",
+        help=f"Give up after this long. [default: {CALL_TIMEOUT_S:g}; {PATTERN_TIMEOUT_S:g} for patterns; none for "
+        "what streams or waits]",
     )
     @click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document, or one line an item.")
     def command(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from offloaderd.cli.ctl.options import Session
+    from offloaderd.rpc.client import DaemonClient
     from offloaderd.rpc.v1 import admin_pb2
 
 
@@ -180,7 +181,7 @@ def enable(
     """
 
     async def work() -> None:
-        async with session.client() as client:
+        async with client_for(session, pattern) as client:
             found = await client.enable(pattern.topic or pattern, dry_run=dry_run, **policy)
         answer(session, pattern, found.topics, enabled=True, dry_run=dry_run)
 
@@ -205,11 +206,16 @@ def disable(session: Session, pattern: TopicPattern, dry_run: bool) -> int:
     """
 
     async def work() -> None:
-        async with session.client() as client:
+        async with client_for(session, pattern) as client:
             found = await client.disable(pattern.topic or pattern, dry_run=dry_run)
         answer(session, pattern, found.topics, enabled=False, dry_run=dry_run)
 
     return session.run(work())
+
+
+def client_for(session: Session, pattern: TopicPattern) -> DaemonClient:
+    """Return a client that is patient when many topics may have to be changed."""
+    return session.client() if pattern.topic is not None else session.client(timeout_s=options.PATTERN_TIMEOUT_S)
 
 
 def answer(
@@ -240,4 +246,5 @@ def counted(pattern: TopicPattern, changes: Sequence[admin_pb2.TopicChange]) -> 
     if pattern.topic is not None and len(changes) <= 1:
         return ""
     counts = Counter(one.outcome.replace("-", " ") for one in changes)
-    return ": " + (", ".join(f"{show.number(count)} {outcome}" for outcome, count in counts.items()) or "no topics so far")
+    parts = [f"{show.number(count)} {outcome}" for outcome, count in counts.items()]
+    return ": " + (", ".join(parts) or "no topics so far")

@@ -235,14 +235,17 @@ class Unsteady(MemoryMetadata):
 AWAY, LOST, LATE = Transient("away"), OutcomeUnknown("lost"), Conflict("somebody was faster")
 
 
+@pytest.mark.parametrize("known", [(), (TopicName.parse("orders"),)])
 @pytest.mark.parametrize("failure", [(AWAY, False), (LOST, False), (LOST, True), (LATE, False)])
-async def test_writes_are_tried_again_until_they_are_known(failure: tuple[Exception, bool]) -> None:
+async def test_writes_are_tried_again_until_they_are_known(
+    failure: tuple[Exception, bool], known: tuple[TopicName, ...]
+) -> None:
     """An answer that was lost is read back; the result tells of what was written either way."""
     store = Unsteady(MemoryTree())
     topics = [TopicName.parse(name) for name in ("orders", "clicks")]
     async with running("orders", "clicks", store=store) as room, asyncio.TaskGroup() as group:
         store.failures = [failure]
-        writing = group.create_task(policies.write(store, room.clock, topics, lambda *_: POLICY))
+        writing = group.create_task(policies.write(store, room.clock, topics, lambda *_: POLICY, known=known))
         while not writing.done():
             await room.clock.advance(1)
         assert writing.result() == dict.fromkeys(topics, POLICY)
@@ -283,7 +286,8 @@ async def test_what_changes_meanwhile_is_decided_anew() -> None:
         stale = await room.selector.plan(rules, topics, said.policies)
         assert [one.outcome for one in stale] == ["enabled", "enabled"]
         await room.disable("orders")
-        assert await room.selector.carry_out(rules, stale) == {}
+        stored = await room.selector.carry_out(rules, stale, said.policies)
+        assert list(stored) == [TopicName.parse("clicks")]
         assert await room.enabled() == {"clicks": "public/default/*"}
 
 
