@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from bench import machine
 from bench.appending import caught_up, pushed
 from bench.durable import time_to_durable
+from bench.live import live
 from bench.memory import peak
 from bench.reading import read_back
 from bench.report import Figure, table, write
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "durable": time_to_durable,
     "memory": peak,
     "tail": tail,
+    "live": live,
 }
 
 
