@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ROUNDS = 20
+ROUNDS = 6
 """How often everybody gets a chance to run before time is taken to be what they wait for."""
 
 
