@@ -62,14 +62,32 @@ class Background:
         finally:
             timer.cancel()
 
-    async def pause(self, woken: asyncio.Event, seconds: float) -> None:
-        """Return when the event is set, or after `seconds`."""
-        waiting = self.start(_wait(woken), name="wake")
-        try:
-            await self.first_of((waiting,), seconds)
-        finally:
-            waiting.cancel()
 
+class Alarm:
+    """A sleep that can be cut short; a ring while nobody sleeps is not lost."""
 
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()
+    def __init__(self, background: Background, clock: Clock) -> None:
+        self._background = background
+        self._clock = clock
+        self._rung = False
+        self._sleeping: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        """Wake the sleeper, or keep the next one from falling asleep."""
+        self._rung = True
+        if self._sleeping is not None:
+            self._sleeping.cancel()
+
+    async def sleep(self, seconds: float | None) -> None:
+        """Return at a ring, or after `seconds` if they are given. Raises Closed."""
+        if not self._rung:
+            if seconds is None:
+                self._sleeping = asyncio.get_running_loop().create_future()
+            else:
+                self._sleeping = self._background.start(self._clock.sleep(seconds), name="pause")
+            try:
+                await asyncio.wait((self._sleeping,))
+            finally:
+                self._sleeping.cancel()
+                self._sleeping = None
+        self._rung = False

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import aclosing
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.ledgers.bookkeeper.background import Background
-    from offloaderd.ledgers.bookkeeper.layout import Layout
     from offloaderd.ledgers.bookkeeper.ledger_metadata import LedgerMetadata
     from offloaderd.ledgers.bookkeeper.options import SourceOptions
     from offloaderd.ledgers.bookkeeper.ports import Znodes
@@ -41,6 +41,8 @@ log = structlog.get_logger(__name__)
 
 CLOSED_MAX = 4096
 """Closed ledgers whose metadata is remembered: those read last."""
+PATHS_MAX = 10_000
+"""Paths that are not spelt anew at every look."""
 REWATCH_S = 5.0
 
 
@@ -128,24 +130,26 @@ class Directory:
         self._znodes = znodes
         self._ledgers_root = options.ledgers_root
         self._topics_root = options.managed_ledgers_root.rstrip("/")
-        self._layout: Layout | None = None
+        self._path: Callable[[int], str] | None = None
         self._closed: OrderedDict[str, LedgerMetadata] = OrderedDict()
         self._odd: set[str] = set()
+        self._topic_path = lru_cache(PATHS_MAX)(lambda topic: f"{self._topics_root}/{topic.managed_ledger}")
 
     def topic_path(self, topic: TopicName) -> str:
         """Return the path of a topic's list of ledgers."""
-        return f"{self._topics_root}/{topic.managed_ledger}"
+        return self._topic_path(topic)
 
     async def ledger_path(self, ledger_id: int) -> str:
         """Return the path of a ledger's metadata, by the cluster's layout. Raises CorruptData, InvalidConfig."""
-        if self._layout is None:
+        if self._path is None:
             path = layout_path(self._ledgers_root)
             try:
                 content = await self.nodes.get(path, bytes)
             except NotFound:
                 content = None
-            self._layout = decode_layout(content, path=path)
-        return self._layout.path(self._ledgers_root, ledger_id)
+            layout = decode_layout(content, path=path)
+            self._path = lru_cache(PATHS_MAX)(partial(layout.path, self._ledgers_root))
+        return self._path(ledger_id)
 
     async def topic(self, topic: TopicName) -> ManagedLedger:
         """Return a topic's list of ledgers. Raises NotFound, CorruptData."""

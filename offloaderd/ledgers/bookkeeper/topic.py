@@ -10,12 +10,12 @@ while it moves, rarely while it does not, never while there is nothing open. Wat
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.errors import Closed, CorruptData, NotFound, OffloaderError
+from offloaderd.ledgers.bookkeeper.background import Alarm
 from offloaderd.ledgers.bookkeeper.tail import LedgerTail
 from offloaderd.ledgers.pulsar_names import misplaced_ledger
 from offloaderd.model import Confirmed, Edge, LedgerInfo
@@ -47,6 +47,7 @@ class Topic:
         self._asker = asker
         self._tails: dict[int, LedgerTail] = {}
         self._edge = Edge.NEXT_WRITE
+        self._placed: LedgerMetadata | None = None
         self._gone: set[int] = set()
         self._closed_ms: dict[int, int] = {}
         self._listed: tuple[ManagedLedger, int, list[LedgerInfo]] | None = None
@@ -98,10 +99,12 @@ class Topic:
         except NotFound:
             self.vanished(ledger_id)
             raise
-        reason = misplaced_ledger(metadata.custom, self.name)
-        if reason is not None:
-            path = await self._directory.ledger_path(ledger_id)
-            raise CorruptData(key=path, offset=0, expected=f"a ledger of {self.name}", found=reason)
+        if metadata is not self._placed:
+            reason = misplaced_ledger(metadata.custom, self.name)
+            if reason is not None:
+                path = await self._directory.ledger_path(ledger_id)
+                raise CorruptData(key=path, offset=0, expected=f"a ledger of {self.name}", found=reason)
+            self._placed = metadata
         tail = self._tails.get(ledger_id)
         if metadata.last_entry_id is not None and tail is not None:
             tail.closed(metadata.last_entry_id, await self._directory.ledger_path(ledger_id))
@@ -183,9 +186,8 @@ class Follower:
         self._directory = directory
         self._clock = asker.clock
         self._options = asker.options
-        self._background = background
         self._news = news
-        self._changed = asyncio.Event()
+        self._changed = Alarm(background, asker.clock)
         self._followed: set[str] = set()
         self._told_s = self._clock.monotonic()
         self.watchers = 0
@@ -203,7 +205,6 @@ class Follower:
         pause_s = self._options.poll_min_s
         seen: object = None
         while True:
-            self._changed.clear()
             try:
                 known: Confirmed | OffloaderError | None = await self._poll()
             except Closed:
@@ -215,10 +216,8 @@ class Follower:
                 self._tell()
             pause_s = self._options.poll_min_s if moved else min(pause_s * SLOWER, self._options.poll_max_s)
             seen = known
-            if known is None or isinstance(known, NotFound):
-                await self._changed.wait()
-            else:
-                await self._background.pause(self._changed, pause_s)
+            nothing_open = known is None or isinstance(known, NotFound)
+            await self._changed.sleep(None if nothing_open else pause_s)
 
     async def _poll(self) -> Confirmed | None:
         """Ask for the end of the open ledger, whose node is followed from now on; None when none is open."""
@@ -239,7 +238,7 @@ class Follower:
 
     def _woken(self) -> None:
         """A node may have changed: the watchers may want to know at once, and the poll begins anew."""
-        self._changed.set()
+        self._changed.ring()
         self._tell()
 
     def _tell(self) -> None:
