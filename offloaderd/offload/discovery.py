@@ -109,11 +109,7 @@ class Discovery:
     async def _read(self) -> None:
         """Read what was said again."""
         self._stale = False
-        try:
-            said = await self._selector.said()
-        except OffloaderError:
-            self._stale = True
-            raise
+        said = await self._selector.said()
         self._policies, self._rules = dict(said.policies), said.rules
         self._judged.clear()
 

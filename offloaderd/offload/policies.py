@@ -16,7 +16,7 @@ import structlog
 from offloaderd.errors import Conflict, CorruptData, NotFound, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.each import each
-from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records import selection as selection_record
 from offloaderd.offload.budget import Backoff
@@ -122,12 +122,8 @@ async def remove(store: MetadataStore, clock: Clock, pattern: TopicPattern) -> N
     path = paths.selection(pattern.text)
 
     async def attempt() -> None:
-        counter = await store.get(paths.SELECTIONS)
-        try:
-            node = await store.get(path)
-        except NotFound:
-            return
-        await store.transact([Delete(path, node.version), Replace(paths.SELECTIONS, b"", counter.version)])
+        with suppress(NotFound):
+            await store.delete(path)
 
     await _until_written(clock, f"the selection {pattern}", attempt)
 

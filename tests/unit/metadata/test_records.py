@@ -129,7 +129,7 @@ def test_an_impossible_attempt_is_corrupt(changes: dict[str, Any]) -> None:
         (policy, records_pb2.TopicPolicyRecord(segment_age_max_s=float("nan"))),
         (policy, records_pb2.TopicPolicyRecord(segment_age_min_s=-1.0)),
         (selection, records_pb2.SelectionRecord(pattern="re:(", policy=SOME_POLICY)),
-        (selection, records_pb2.SelectionRecord(pattern="orders", policy=SOME_POLICY)),
+        (selection, records_pb2.SelectionRecord(pattern="public/default/orders", policy=SOME_POLICY)),
         (selection, records_pb2.SelectionRecord(pattern="persistent://a/*", policy=SOME_POLICY)),
         (selection, records_pb2.SelectionRecord(pattern="a/*")),
     ],

@@ -112,6 +112,19 @@ async def test_enabling_again_changes_the_policy_of_what_was_selected() -> None:
         assert (await room.policy("clicks")).segment_age_max_s is None
 
 
+async def test_an_expression_keeps_its_age_when_its_policy_is_changed() -> None:
+    """Of two expressions that match the older one counts, and changing its policy does not make it the younger."""
+    async with running("orders") as room:
+        for pattern in ("re:.*/orders", "re:.*"):
+            await room.enable(pattern)
+            await room.clock.advance(1)
+        await room.enable("re:.*/orders", TopicPolicy())
+        assert await room.enabled() == {"orders": "re:.*/orders"}
+        await room.disable("re:.*/orders")
+        await room.enable("re:.*/orders")
+        assert await room.enabled() == {"orders": "re:.*"}
+
+
 async def test_a_topic_disabled_by_name_stays_disabled() -> None:
     """An exception from a selection lasts, whatever is selected later, until the topic is enabled by name."""
     async with running("orders", "clicks") as room:
