@@ -154,8 +154,10 @@ def _scope_of(source: str) -> Scope:
     literal = found[0] if found is not None and "|" not in source else ""
     if source[len(literal) :].startswith(_REPEATED_AT_WILL):
         literal = literal[:-1]
-    parts = literal.split("/")
-    return Scope(parts[0] if len(parts) > 1 else None, parts[1] if len(parts) > 2 else None)
+    whole = literal.split("/")[:-1]
+    if not all(whole[:2]):
+        return Scope()  # it matches no topic, and such a place cannot be listed
+    return Scope(*whole[:2])
 
 
 def _spelled(path: str) -> str:

@@ -116,6 +116,8 @@ def test_what_a_pattern_matches(pattern: str, matching: list[str], others: list[
         ("re:acme/web/*", Scope("acme")),
         ("re:acme/web/|x", Scope()),
         ("re:.*", Scope()),
+        ("re:acme//x", Scope()),
+        ("re:/web/x", Scope()),
         ("re:(?x)a c m e/web/a", Scope()),
     ],
 )
