@@ -404,6 +404,18 @@ async def test_an_idle_topic_is_nearly_free(bench: Bench, watcher: Watcher) -> N
     assert watcher.wakes - wakes <= 61
 
 
+async def test_an_idle_watcher_is_told_now_and_then_that_its_view_is_fresh(bench: Bench, watcher: Watcher) -> None:
+    """Without news, and without asking bookies once more."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(10))
+    await bench.clock.advance(100)
+    wakes = watcher.wakes
+    bench.bookies.requests.clear()
+    await bench.clock.advance(100)
+    assert 8 <= watcher.wakes - wakes <= 11
+    assert sum(bench.polls().values()) <= 56
+
+
 async def test_a_closed_topic_costs_nothing(bench: Bench, watcher: Watcher) -> None:
     """With no ledger open nothing is asked until the list changes."""
     ledger = await bench.cluster.ledger()

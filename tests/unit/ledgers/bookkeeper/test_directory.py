@@ -1,0 +1,188 @@
+"""Nodes of ZooKeeper as the source sees them: caught up before an absence counts, remembered only under a watch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import Denied, NotFound
+from offloaderd.ledgers.bookkeeper.background import Background
+from offloaderd.ledgers.bookkeeper.directory import REWATCH_S, Nodes
+from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
+from offloaderd.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from offloaderd.metadata.port import Versioned
+
+
+class Follower(MemoryMetadata):
+    """A server that lags behind its leader: what is in `unseen` shows only after a sync."""
+
+    def __init__(self, tree: MemoryTree) -> None:
+        super().__init__(tree)
+        self.unseen: set[str] = set()
+        self.syncs = 0
+        self.reads = 0
+        self.denied = False
+
+    async def get(self, path: str) -> Versioned:
+        """Return a node as far as this server knows."""
+        self.reads += 1
+        if path in self.unseen:
+            raise NotFound(f"no node {path} yet")
+        return await super().get(path)
+
+    async def sync(self, path: str) -> None:
+        """Catch up."""
+        self.syncs += 1
+        self.unseen.clear()
+        await super().sync(path)
+
+    async def watch(self, path: str) -> AsyncGenerator[None, None]:
+        """Watch, unless that is denied."""
+        if self.denied:
+            raise Denied("no rights")
+        async for _ in super().watch(path):
+            yield
+
+
+class Bench:
+    """Nodes over a lagging server."""
+
+    def __init__(self, server: Follower, nodes: Nodes, clock: FakeClock) -> None:
+        self.server = server
+        self.nodes = nodes
+        self.clock = clock
+        self.changes = 0
+
+    def changed(self) -> None:
+        """Count a change."""
+        self.changes += 1
+
+    async def get(self, *, fresh: bool = False) -> bytes:
+        """Read the node."""
+        return await self.nodes.get("/a", bytes, fresh=fresh)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    """Nodes over a lagging server that has one node."""
+    clock, server = FakeClock(), Follower(MemoryTree())
+    await server.create("/a", b"one")
+    async with Background(clock) as background:
+        yield Bench(server, Nodes(server, background, clock), clock)
+
+
+async def test_an_absence_counts_only_after_catching_up(bench: Bench) -> None:
+    """A server that lags behind does not make a node vanish."""
+    bench.server.unseen = {"/a"}
+    assert await bench.get() == b"one"
+    assert bench.server.syncs == 1
+    await bench.server.delete("/a")
+    with pytest.raises(NotFound):
+        await bench.get()
+    assert bench.server.syncs == 2
+
+
+async def test_a_fresh_value_is_caught_up_with_first(bench: Bench) -> None:
+    """Whatever is remembered."""
+    bench.nodes.follow("/a", bench.changed)
+    await bench.clock.settle()
+    assert await bench.get() == b"one"
+    bench.server.unseen = {"/a"}
+    assert await bench.get(fresh=True) == b"one"
+    assert bench.server.syncs == 1
+
+
+async def test_a_followed_node_is_read_once_for_each_change(bench: Bench) -> None:
+    """Its absence is remembered too."""
+    bench.nodes.follow("/a", bench.changed)
+    await bench.clock.settle()
+    for _ in range(3):
+        assert await bench.get() == b"one"
+    assert (bench.server.reads, bench.changes) == (1, 1)
+    await bench.server.replace("/a", b"two", 0)
+    await bench.clock.settle()
+    for _ in range(3):
+        assert await bench.get() == b"two"
+    assert (bench.server.reads, bench.changes) == (2, 2)
+    await bench.server.delete("/a")
+    await bench.clock.settle()
+    for _ in range(3):
+        with pytest.raises(NotFound):
+            await bench.get()
+    assert (bench.server.reads, bench.changes) == (4, 3)
+
+
+async def test_nothing_is_remembered_before_the_watch_is_set(bench: Bench) -> None:
+    """A change in between would go unnoticed."""
+    bench.nodes.follow("/a", bench.changed)
+    assert await bench.get() == b"one"
+    reads = bench.server.reads
+    await bench.clock.settle()
+    await bench.server.replace("/a", b"two", 0)
+    assert await bench.get() == b"two"
+    assert bench.server.reads == reads + 1
+
+
+async def test_a_change_while_reading_is_not_overlooked(bench: Bench) -> None:
+    """What was read before it is not kept."""
+    bench.nodes.follow("/a", bench.changed)
+    await bench.clock.settle()
+    values: list[bytes] = []
+
+    def decode(value: bytes) -> bytes:
+        values.append(value)
+        return value
+
+    read = bench.nodes.get("/a", decode)
+    send = read.send(None)
+    assert send is None
+    await bench.server.replace("/a", b"two", 0)
+    await bench.clock.settle()
+    with pytest.raises(StopIteration):
+        read.send(None)
+    assert await bench.get() == b"two"
+
+
+async def test_who_follows_no_more_remembers_nothing(bench: Bench) -> None:
+    """Every look reads again, and the watch is gone."""
+    bench.nodes.follow("/a", bench.changed)
+    await bench.clock.settle()
+    await bench.get()
+    bench.nodes.unfollow("/a")
+    bench.nodes.unfollow("/a")
+    reads = bench.server.reads
+    await bench.get()
+    await bench.get()
+    assert bench.server.reads == reads + 2
+
+
+async def test_a_watch_that_fails_is_set_again(bench: Bench) -> None:
+    """Meanwhile nothing is remembered."""
+    bench.server.denied = True
+    bench.nodes.follow("/a", bench.changed)
+    await bench.clock.settle()
+    await bench.get()
+    await bench.get()
+    assert (bench.server.reads, bench.changes) == (2, 0)
+    bench.server.denied = False
+    await bench.clock.advance(REWATCH_S)
+    assert bench.changes == 1
+    await bench.get()
+    await bench.get()
+    assert bench.server.reads == 3
+
+
+async def test_a_new_session_reads_anew(bench: Bench) -> None:
+    """Watches are gone with a session: nothing from before is trusted."""
+    bench.nodes.follow("/a", bench.changed)
+    await bench.clock.settle()
+    await bench.get()
+    bench.server.expire()
+    await bench.clock.settle()
+    await bench.get()
+    assert (bench.server.reads, bench.changes) == (2, 2)
