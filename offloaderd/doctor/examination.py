@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from offloaderd.doctor.admin import admin_checks
 from offloaderd.doctor.bucket import bucket_checks
 from offloaderd.doctor.case import Case
 from offloaderd.doctor.clocks import clock_checks
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from offloaderd.config import Settings
     from offloaderd.doctor.finding import CheckResult
 
-GROUPS = (settings_checks, machine_checks, zookeeper_checks, bucket_checks, clock_checks)
+GROUPS = (settings_checks, machine_checks, zookeeper_checks, admin_checks, bucket_checks, clock_checks)
 
 
 async def examine(settings: Settings, clock: Clock, *, serving: bool = False) -> AsyncGenerator[CheckResult, None]:

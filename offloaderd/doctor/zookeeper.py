@@ -11,6 +11,7 @@ import os
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
+from offloaderd.doctor.bookies import bookie_checks
 from offloaderd.doctor.clocks import Reading
 from offloaderd.doctor.cluster import cluster_checks
 from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
@@ -49,6 +50,8 @@ async def zookeeper_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
                 yield result
         if follows:
             async for result in cluster_checks(case, opened.store):
+                yield result
+            async for result in bookie_checks(case, opened.store):
                 yield result
 
 

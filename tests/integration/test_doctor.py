@@ -205,6 +205,26 @@ class TestCluster:
         self.build(site, OWNER, make_acl("world", "anyone", read=True))
         assert {result.verdict for result in (await self.checks(site)).values()} == {Verdict.OK}
 
+    async def test_a_cluster_without_bookies(self, site: Site) -> None:
+        """None is registered: that is one failure, with what to do."""
+        self.build(site)
+        found = by_name(await examination(settings(site, **self.follow(site))))
+        assert found["bookies"].failed
+        assert found["bookies"].what_to_do.startswith("start the bookies")
+
+    async def test_a_bookie_that_registers_nonsense(self, site: Site) -> None:
+        """Its id tells no address and its node is none: what it registers is to be looked at; another is just gone."""
+        self.build(site)
+        with administrator(site.zookeeper) as client:
+            available = f"/cluster-{site.cluster}/ledgers/available"
+            client.create(f"{available}/opaque", b"\xff\xff", makepath=True)
+            client.create(f"/cluster-{site.cluster}/ledgers/cookies/10.0.0.9:3181", b"", makepath=True)
+        found = by_name(await examination(settings(site, **self.follow(site))))
+        assert found["bookies"].found == "1 registered, 1 missing"
+        assert found["bookie opaque"].failed
+        assert "advertisedAddress" in found["bookie opaque"].what_to_do
+        assert found["bookie 10.0.0.9:3181"].verdict is Verdict.WARN
+
     async def test_without_read_rights_it_says_where(self, site: Site) -> None:
         """Both roots are named."""
         self.build(site, OWNER)
@@ -218,6 +238,7 @@ class TestCluster:
         found = await self.checks(site)
         assert found["cluster ledgers"].failed
         assert "metadataStoreUrl" in found["cluster ledgers"].what_to_do
+        assert found["cluster topics"].verdict is Verdict.WARN
 
     async def test_a_list_of_another_cluster_is_noticed(self, site: Site) -> None:
         """The topic's ledger is not there, though the roots are."""
