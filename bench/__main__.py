@@ -15,6 +15,7 @@ from bench import machine
 from bench.appending import caught_up, pushed
 from bench.durable import time_to_durable
 from bench.live import live
+from bench.many import many
 from bench.memory import peak
 from bench.reading import read_back
 from bench.report import Figure, table, write
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "memory": peak,
     "tail": tail,
     "live": live,
+    "many": many,
 }
 
 
