@@ -43,6 +43,8 @@ CLOSED_MAX = 4096
 """Closed ledgers whose metadata is remembered: those read last."""
 PATHS_MAX = 10_000
 """Paths that are not spelt anew at every look."""
+ODD_NAMES_MAX = 1000
+"""So many names that Pulsar would not write are warned of, each once."""
 REWATCH_S = 5.0
 
 
@@ -107,17 +109,20 @@ class Nodes:
         return None
 
     async def _watch(self, path: str, followed: _Followed, changed: Callable[[], None]) -> None:
+        failing = False
         while True:
             try:
                 async with aclosing(self._znodes.watch(path)) as changes:
                     async for _ in changes:
-                        followed.known = False
+                        failing = followed.known = False
                         followed.changes += 1
                         changed()
             except Closed:
                 return
             except OffloaderError as error:
-                log.warning("source.watch_failed", path=path, error=str(error))
+                if not failing:
+                    log.warning("source.watch_failed", path=path, error=str(error))
+                failing = True
             followed.known, followed.changes = False, 0
             await self._clock.sleep(REWATCH_S)
 
@@ -200,7 +205,7 @@ class Directory:
         try:
             return pulsar_names.parse_topic_path(f"{pulsar_names.ROOT}/{name}")
         except InvalidInput as error:
-            if name not in self._odd:
+            if name not in self._odd and len(self._odd) < ODD_NAMES_MAX:
                 self._odd.add(name)
                 log.warning("source.topic_skipped", managed_ledger=name, error=str(error))
             return None

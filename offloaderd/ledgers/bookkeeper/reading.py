@@ -121,7 +121,7 @@ class RangeRead:
         """Return the last entry that can be asked for together with one: those after it may be on other bookies."""
         metadata = self._ledger.metadata
         end = metadata.last_entry_of(metadata.ensemble_for(entry_id))
-        return self._last if end is None else min(self._last, end)
+        return self._last if end is None else max(entry_id, min(self._last, end))
 
     def _take(self) -> EntryRun:
         """Check what has come, in order and up to a batch, and move on behind it; a bad copy is asked for elsewhere."""

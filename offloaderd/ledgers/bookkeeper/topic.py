@@ -79,13 +79,18 @@ class Topic:
     async def readable(self, ledger_id: int) -> tuple[LedgerMetadata, int]:
         """Return a ledger's metadata and the last entry that was confirmed as far as is known without asking bookies.
 
-        Raises NotFound, CorruptData.
+        Raises NotFound, and CorruptData where list and BookKeeper disagree about a closed ledger: the list decides when
+        its readers go on to the next one, so that entries could go unread.
         """
         listed = await self._find(ledger_id)
         metadata = await self.metadata(ledger_id)
         known = metadata.confirmed_at_least
         if _complete(listed):
-            known = max(known, (listed.entries or 0) - 1)
+            known = (listed.entries or 0) - 1
+            if metadata.last_entry_id not in {None, known} or metadata.confirmed_at_least > known:
+                path = await self._directory.ledger_path(ledger_id)
+                expected = f"{listed.entries} entries, as the list of {self.name} says"
+                raise CorruptData(key=path, offset=0, expected=expected, found=metadata.confirmed_at_least + 1)
         tail = self._tails.get(ledger_id)
         return metadata, known if tail is None else max(known, tail.lac)
 

@@ -49,6 +49,7 @@ class FakeBookies:
         self.locked: set[str] = set()
         self.avoided: set[str] = set()
         self.forgotten: set[str] = set()
+        self.instant = False
         self.requests: Counter[tuple[str, str]] = Counter()
         self.in_flight = 0
         self.in_flight_max = 0
@@ -111,7 +112,8 @@ class FakeBookies:
         self.in_flight += 1
         self.in_flight_max = max(self.in_flight, self.in_flight_max)
         try:
-            await asyncio.sleep(0)  # noqa: TID251 - a turn of the loop, as a request takes
+            if not self.instant:
+                await asyncio.sleep(0)  # noqa: TID251 - a turn of the loop, as a request takes
             while bookie_id in self.frozen:
                 await self._thawed.wait()
             self.on_request(operation, bookie_id, entry_id)

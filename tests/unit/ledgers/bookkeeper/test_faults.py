@@ -129,6 +129,7 @@ async def test_a_frozen_bookie_is_hedged_once_and_then_left_in_peace(bench: Benc
     ledger = await bench.ledger(shape)
     bench.bookies.frozen = {"b1"}
     assert await bench.read() == ledger.payloads
+    assert bench.bookies.in_flight == 0
     assert 2 <= bench.clock.monotonic() < 3
     asked = bench.asked("b1")
     assert await bench.read() == ledger.payloads
@@ -268,7 +269,12 @@ async def test_ensembles_are_read_each_from_its_own_bookies(bench: Bench, shape:
     await ledger.next_ensemble(shape.bookies[2 : 2 + shape.ensemble])
     await ledger.write(written[40:])
     await ledger.close()
+    for bookie_id, entry_id in (("b0", 20), ("b1", 20 + shape.ensemble), ("b1", 40), ("b2", 40 + shape.ensemble)):
+        if bookie_id not in ledger.metadata.replicas(entry_id):
+            ledger.store(bookie_id, entry_id)  # left over from before the change
+            ledger.spoil(bookie_id, entry_id)
     assert await bench.read(batch_bytes=1 << 20) == written
+    assert bench.counted("bookie_bad_entries") == 0
     assert bench.clock.monotonic() == 0
 
 
@@ -312,6 +318,31 @@ async def test_lengths_are_checked_from_one_read_to_the_next(bench: Bench, shape
     await bench.read(0, 29)
     with pytest.raises(BadLength, match="entry 30"):
         await bench.read(30)
+
+
+async def test_a_ledger_closed_below_the_range_while_it_is_read(bench: Bench) -> None:
+    """Entries that had been confirmed are gone: that is said, and what was there before comes."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(COUNT + 1))
+    assert (await bench.source.confirmed(TOPIC, 7)).last_entry_id == COUNT - 1
+    watch = bench.source.watch(TOPIC)
+    await anext(watch)
+    await bench.clock.advance(1)
+    for bookie_id in ("b0", "b1"):
+        for entry_id in range(40, COUNT + 1):
+            ledger.lose(bookie_id, entry_id)
+    seen: list[bytes] = []
+
+    async def collect() -> None:
+        async for batch in bench.source.read(TOPIC, 7, 0, COUNT - 1, batch_bytes=1000):
+            if not seen:
+                await ledger.close(last_entry_id=39)
+            seen.extend(batch.payloads)
+
+    with pytest.raises(CorruptData):
+        await in_time(bench.clock, collect())
+    assert seen == ledger.payloads[:40]
+    await watch.aclose()
 
 
 async def test_a_read_that_is_abandoned_leaves_nothing_behind(bench: Bench, shape: Shape) -> None:

@@ -139,6 +139,21 @@ async def test_a_ledger_that_the_list_alone_calls_closed(source: BookKeeperLedge
     assert await entries(source, 7, 0, 4) == first.payloads
 
 
+@pytest.mark.parametrize("last", [2, 9])
+async def test_a_list_that_disagrees_with_bookkeeper_stops_the_read(
+    source: BookKeeperLedgers, cluster: FakeCluster, last: int
+) -> None:
+    """Fewer entries than the list says are a loss; more would go unread when readers go on to the next ledger."""
+    first = await cluster.ledger()
+    await first.write(payloads(10))
+    await first.close(last_entry_id=last)
+    await cluster.ledger()
+    cluster.listed[0].entries = 6
+    await cluster.publish()
+    with pytest.raises(CorruptData, match="expected 6 entries"):
+        await entries(source, 7, 0, 2)
+
+
 async def test_ledgers_that_are_gone_are_left_out(source: BookKeeperLedgers, cluster: FakeCluster) -> None:
     """Offloaded and deleted by Pulsar itself, deleted with the list not caught up, and trimmed."""
     for _ in range(4):
@@ -266,10 +281,21 @@ async def test_a_window_of_single_reads_fits_large_entries(source: BookKeeperLed
     assert 30 < cluster.bookies.in_flight_max <= 64
     cluster.bookies.in_flight_max = 0
     large = await cluster.ledger(STRIPED)
-    await large.write(payloads(20, 1 << 20))
+    await large.write(payloads(60, 1 << 19))
     await large.close()
-    await entries(source, 10, 8, 19)
+    await entries(source, 10, 0, 59)
     assert cluster.bookies.in_flight_max <= 8
+
+
+async def test_answers_that_come_at_once_are_used_at_once(source: BookKeeperLedgers, cluster: FakeCluster) -> None:
+    """A request that ran ahead may be answered before the one before it has been looked at."""
+    cluster.bookies.instant = True
+    for shape in (Shape(), STRIPED):
+        ledger = await cluster.ledger(shape)
+        await ledger.write(payloads(50, 10))
+        await ledger.close()
+        for batch_bytes in (1, 100, 150, 1000):
+            assert await entries(source, ledger.ledger_id, 0, 49, batch_bytes=batch_bytes) == ledger.payloads
 
 
 async def test_the_length_at_an_entry_is_one_read(source: BookKeeperLedgers, cluster: FakeCluster) -> None:
