@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd import wiring
-from offloaderd.doctor.finding import Finding, ok, skipped
+from offloaderd.doctor.finding import Finding, fail, ok, skipped
+from offloaderd.errors import Transient
 from offloaderd.ledgers.pulsar_admin import PulsarAdmin
 from offloaderd.model import TopicName
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from offloaderd.doctor.finding import CheckResult
 
 NOT_SET = "pulsar.admin_url is not set: an idle open ledger hides its last entries until it goes on or closes"
+UNREACHABLE = (
+    "let this machine reach pulsar.admin_url, and the brokers that it redirects to; it is a broker's or proxy's web "
+    "service URL"
+)
 
 
 async def admin_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
@@ -37,6 +42,9 @@ async def _asked(case: Case, url: str) -> Finding:
     options = wiring.admin_options(case.settings)
     tenant, namespace = (case.topic.tenant, case.topic.namespace) if case.topic else ("public", "default")
     async with PulsarAdmin(url, options) as admin:
-        await admin.last_confirmed(TopicName.parse(f"persistent://{tenant}/{namespace}/{case.probe_name()}"))
+        try:
+            await admin.last_confirmed(TopicName.parse(f"persistent://{tenant}/{namespace}/{case.probe_name()}"))
+        except Transient as error:
+            return fail(error.message, error.hint or UNREACHABLE)
     secret = "with our token" if options.token or options.token_file else "without a token"
     return ok(f"{url} answers {secret}")
