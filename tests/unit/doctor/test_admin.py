@@ -31,7 +31,7 @@ class Broker:
         self.token: str | None = None
         self.paths: list[str] = []
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
         self.paths.append(request.path)
         if self.token is not None and request.headers.get("Authorization") != f"Bearer {self.token}":
