@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,13 +28,18 @@ class Follower(MemoryMetadata):
         self.syncs = 0
         self.reads = 0
         self.denied = False
+        self.held = asyncio.Event()
+        """Answers are on their way for as long as this is not set."""
+        self.held.set()
 
     async def get(self, path: str) -> Versioned:
         """Return a node as far as this server knows."""
         self.reads += 1
         if path in self.unseen:
             raise NotFound(f"no node {path} yet")
-        return await super().get(path)
+        found = await super().get(path)
+        await self.held.wait()
+        return found
 
     async def sync(self, path: str) -> None:
         """Catch up."""
@@ -43,9 +49,9 @@ class Follower(MemoryMetadata):
 
     async def watch(self, path: str) -> AsyncGenerator[None, None]:
         """Watch, unless that is denied."""
-        if self.denied:
-            raise Denied("no rights")
         async for _ in super().watch(path):
+            if self.denied:
+                raise Denied("no rights")
             yield
 
 
@@ -132,19 +138,14 @@ async def test_a_change_while_reading_is_not_overlooked(bench: Bench) -> None:
     """What was read before it is not kept."""
     bench.nodes.follow("/a", bench.changed)
     await bench.clock.settle()
-    values: list[bytes] = []
-
-    def decode(value: bytes) -> bytes:
-        values.append(value)
-        return value
-
-    read = bench.nodes.get("/a", decode)
-    send = read.send(None)
-    assert send is None
-    await bench.server.replace("/a", b"two", 0)
-    await bench.clock.settle()
-    with pytest.raises(StopIteration):
-        read.send(None)
+    bench.server.held.clear()
+    async with asyncio.TaskGroup() as group:
+        read = group.create_task(bench.get())
+        await bench.clock.settle()
+        await bench.server.replace("/a", b"two", 0)
+        await bench.clock.settle()
+        bench.server.held.set()
+    assert read.result() == b"one"
     assert await bench.get() == b"two"
 
 
@@ -175,6 +176,12 @@ async def test_a_watch_that_fails_is_set_again(bench: Bench) -> None:
     await bench.get()
     await bench.get()
     assert bench.server.reads == 3
+    bench.server.denied = True
+    bench.server.expire()
+    await bench.clock.settle()
+    await bench.get()
+    await bench.get()
+    assert bench.server.reads == 5
 
 
 async def test_a_new_session_reads_anew(bench: Bench) -> None:
