@@ -17,6 +17,7 @@ from bench.durable import time_to_durable
 from bench.live import live
 from bench.many import many
 from bench.memory import peak
+from bench.publishing import publishing
 from bench.reading import read_back
 from bench.report import Figure, table, write
 from bench.scale import scale
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "tail": tail,
     "live": live,
     "many": many,
+    "publishing": publishing,
 }
 
 
