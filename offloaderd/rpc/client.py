@@ -233,6 +233,8 @@ class DaemonClient:
                     writer.cancel()
             except BaseExceptionGroup as errors:
                 raise first_of(errors) from None
+            if not turn.complete:
+                await raise_status(call)
         if not turn.complete:
             raise OffloaderError("the daemon ended the append before everything was acknowledged")
 
@@ -299,6 +301,15 @@ async def send(
             return
     turn.end()
     await call.done_writing()
+
+
+async def raise_status(call: aio.Call) -> None:
+    """Raise AioRpcError for a call that failed: reading its answers may just end when a write noticed it first."""
+    code = await call.code()
+    if code is not grpc.StatusCode.OK:
+        raise aio.AioRpcError(
+            code, await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
+        )
 
 
 def translated(error: aio.AioRpcError, address: str) -> OffloaderError:

@@ -306,6 +306,24 @@ async def test_a_refusal_after_many_batches_is_raised_as_it_was_said() -> None:
             await client.append(TOPIC, endless(), fail_later)
 
 
+async def test_appending_where_nothing_can_be_appended_to_is_always_told() -> None:
+    """A daemon without a store of its own: whether a write or the reader of answers notices first, it is said."""
+
+    async def one() -> AsyncIterator[list[bytes]]:
+        yield [b"x"]
+
+    server = aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        for _ in range(20):
+            async with DaemonClient(f"127.0.0.1:{port}") as client:
+                with pytest.raises(InvalidInput, match="does not offer this call"):
+                    await client.append(TOPIC, one(), ignored)
+    finally:
+        await server.stop(0)
+
+
 async def test_an_append_that_the_daemon_ends_early_is_an_error() -> None:
     """A stream that closes well, but without an answer to each batch, has not appended everything."""
 
