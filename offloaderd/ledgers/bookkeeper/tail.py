@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 FRESH_S = 0.05
 """An answer this old is as good as a new one: whoever polls and whoever was woken by it share one request."""
-ALL_EVERY = 10
+ALL_EVERY = 20
 """Of so many polls of a quiet ledger one asks every bookie."""
 ALL_AT = 2
 """So many polls without news after some make a ledger quiet: then every bookie is asked once."""
