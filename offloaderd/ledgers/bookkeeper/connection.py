@@ -108,7 +108,7 @@ class BookieConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._writable = asyncio.Event()
         self.answered = False
-        """Whether an answer has come since the handshake."""
+        """Whether an answer has come since the last step of the handshake."""
         self.speak(wire)
 
     def speak(self, wire: Wire) -> None:
@@ -129,10 +129,12 @@ class BookieConnection(asyncio.Protocol):
             raise ConnectionLost(f"bookie {self._bookie}: not connected")
         return self._transport
 
-    def go_on(self, encrypted: asyncio.Transport) -> None:
-        """Go on over the encrypted side of the same socket."""
+    def go_on(self, encrypted: asyncio.Transport, start: Key) -> None:
+        """Go on over the encrypted side of the same socket. The request that led there may be answered once more."""
         self._transport = encrypted
         self._encrypted = True
+        self._late[start] += 1
+        self.answered = False
 
     def new_id(self) -> int:
         """Return the next number for a request that has one."""

@@ -3,6 +3,10 @@
 Both are asked for in v3, whatever is spoken afterwards: a bookie takes v2 after v3 on one connection, never the other
 way round. TLS begins on the plain socket, with nothing else in flight. Without either nothing at all is sent here.
 
+After TLS a bookie that also wants authentication says so at once, by a second answer to START_TLS: it is passed over.
+A bookie whose SASL does not like a token does not answer it. So behind each token goes a request that is answered in
+any case, be it with "who are you?": if that answer comes first, the token was dropped.
+
 Rules: what only an operator can put right is Denied, with what to set; the rest is Transient. Whatever goes wrong, or
 cancelled, no socket is left open.
 """
@@ -17,6 +21,7 @@ from offloaderd.errors import Denied, InvalidConfig, Transient
 from offloaderd.ledgers.bookkeeper import v3
 from offloaderd.ledgers.bookkeeper.auth import SASL_PLUGIN, AuthToken
 from offloaderd.ledgers.bookkeeper.connection import TLS_HINT, ConnectionLost, Wire
+from offloaderd.ledgers.bookkeeper.framing import LAST_ENTRY
 from offloaderd.ledgers.bookkeeper.sasl import DigestMd5
 from offloaderd.ledgers.bookkeeper.status import BadAnswer, Status, failure
 from offloaderd.ledgers.bookkeeper.window import Window
@@ -29,7 +34,10 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.bookkeeper.connection import Answer, BookieConnection
     from offloaderd.ledgers.bookkeeper.registration import BookieAddress
 
-SASL_HINT = "compare bookkeeper.sasl_username and sasl_password with the bookies' JAAS file"
+SASL_HINT = "compare bookkeeper.sasl_username and sasl_password with the bookies' JAAS file, saslJaasClientAllowedIds"
+MECHANISM_HINT = "only DIGEST-MD5 is supported by the plugin `sasl`, not GSSAPI (Kerberos)"
+ANY_LEDGER = 0
+"""Whether it exists does not matter: asking is all that counts."""
 
 
 class Handshake:
@@ -79,7 +87,7 @@ class Handshake:
             raise Transient(f"bookie {bookie_id} ended the connection while TLS began: {error}") from error
         if encrypted is None:
             raise ConnectionLost(f"bookie {bookie_id} ended the connection while TLS began")
-        connection.go_on(encrypted)
+        connection.go_on(encrypted, number)
 
     async def _authenticate(self, bookie_id: str, connection: BookieConnection, options: SaslOptions) -> None:
         exchange = DigestMd5(options, self._clock.uuid().hex)
@@ -88,9 +96,7 @@ class Handshake:
             token = exchange.respond(challenge)
             if exchange.complete:
                 return
-            number = connection.new_id()
-            request = v3.encode_auth(number, AuthToken(SASL_PLUGIN, token))
-            answer = await _ask(connection, number, request)
+            answer = await self._tell(bookie_id, connection, token)
             if not isinstance(answer, v3.AuthAnswer) or answer.status is not Status.OK:
                 raise _refused(bookie_id, answer)
             if answer.token.disabled:
@@ -101,6 +107,26 @@ class Handshake:
                     hint=f"only {SASL_PLUGIN!r} is supported, with DIGEST-MD5",
                 )
             challenge = answer.token.payload
+
+    async def _tell(self, bookie_id: str, connection: BookieConnection, token: bytes) -> Answer:
+        """Send a token and return the answer to it. Raises Denied when there is none, TimedOut, ConnectionLost."""
+        window = Window(2)
+        number, probe_number = connection.new_id(), connection.new_id()
+        for _ in range(2):
+            await window.enter()
+        answer = connection.send(number, v3.encode_auth(number, AuthToken(SASL_PLUGIN, token)), window)
+        probe = connection.send(probe_number, v3.encode_read(probe_number, ANY_LEDGER, LAST_ENTRY), window)
+        try:
+            await asyncio.wait({probe})
+            lost = probe.exception()
+            if answer.done():
+                return answer.result()
+            if lost is not None:
+                raise lost
+        finally:
+            answer.cancel()
+            probe.cancel()
+        raise Denied(f"bookie {bookie_id} refused the SASL user", hint=SASL_HINT if token else MECHANISM_HINT)
 
 
 def tls_context(options: TlsOptions) -> ssl.SSLContext:

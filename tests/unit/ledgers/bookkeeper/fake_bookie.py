@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -103,7 +103,7 @@ class Session(asyncio.Protocol):
             del self._buffer[: 4 + length]
             self.bookie.take(self._parse(message))
 
-    async def encrypt(self, context: ssl.SSLContext) -> None:
+    async def encrypt(self, context: ssl.SSLContext, number: int) -> None:
         """Go on in TLS; a client that does not get it right is cut off."""
         loop = asyncio.get_running_loop()
         self._encrypting = True
@@ -115,6 +115,8 @@ class Session(asyncio.Protocol):
         else:
             self.transport = cast("asyncio.Transport", encrypted)
             self._encrypting = False
+            if self.bookie.users is not None:
+                self.send(wire.v3_refusal(number, 9, 502))
             self._take()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -234,7 +236,7 @@ class FakeBookie:
         else:
             asked.session.transport.pause_reading()
             asked.reply(wire.v3_start_tls(asked.number))
-            self.group.create_task(asked.session.encrypt(self.tls))
+            self.group.create_task(asked.session.encrypt(self.tls, asked.number))
 
     def _authenticate(self, asked: Asked) -> None:
         if self.users is None:
@@ -242,11 +244,8 @@ class FakeBookie:
         elif not asked.token.payload:
             asked.reply(wire.v3_auth(asked.number, self.plugin, self.users.challenge))
         else:
-            try:
+            with suppress(PermissionError):  # a real one does not answer either
                 last = self.users.check(asked.token.payload)
-            except PermissionError:
-                asked.reply(wire.v3_refusal(asked.number, 5, 502))
-            else:
                 asked.session.trusted = True
                 asked.reply(wire.v3_auth(asked.number, self.plugin, last))
 
