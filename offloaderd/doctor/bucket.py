@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from offloaderd import wiring
 from offloaderd.doctor.clocks import Reading
-from offloaderd.doctor.finding import Finding, Verdict, fail, ok, skipped
+from offloaderd.doctor.finding import Finding, fail, ok, skipped
 from offloaderd.errors import Denied, OffloaderError
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_errors import HINT_RIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -43,7 +44,9 @@ async def bucket_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
         ("bucket abort", probe.abort, "s3:AbortMultipartUpload, s3:ListBucketMultipartUploads"),
     )
     async with AsyncExitStack() as stack:
-        reached = await case.check("bucket", _reached(case.settings, stack, store))
+        reached = await case.check(
+            "bucket", _with_right(case.settings, "s3:ListBucket", _reached(case.settings, stack, store))
+        )
         yield reached
         if reached.failed:
             for name in (*(name for name, _, _ in checks), "bucket delete"):
@@ -190,14 +193,11 @@ async def _reached(settings: Settings, stack: AsyncExitStack, store: S3Store | F
 
 
 async def _with_right(settings: Settings, right: str, work: Awaitable[Finding]) -> Finding:
-    """Run a check; when it is denied, say which right it takes."""
+    """Run a check; when the credentials are good but may not do it, say which right it takes."""
     try:
         return await work
     except Denied as error:
-        if settings.objects.kind == "filesystem":
+        if error.hint != HINT_RIGHTS:
             raise
-        return Finding(
-            Verdict.FAIL,
-            error.message,
-            f"allow {right} on bucket {settings.objects.bucket}, keys {settings.objects.prefix}*",
-        )
+        objects = settings.objects
+        return fail(error.message, f"allow {right} on bucket {objects.bucket}, keys {objects.prefix}*")

@@ -13,6 +13,7 @@ from offloaderd.doctor.case import Case
 from offloaderd.doctor.finding import Verdict
 from offloaderd.errors import Denied, Transient
 from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.objects.s3_errors import HINT_RIGHTS
 from offloaderd.testing.clock import FakeClock
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class MayNotUpload(FilesystemStore):
 
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """Refuse."""
-        raise Denied("CompleteMultipartUpload: AccessDenied", hint="compare with the policy")
+        raise Denied("CompleteMultipartUpload: AccessDenied", hint=HINT_RIGHTS)
 
 
 class MayNotWrite(FilesystemStore):
@@ -95,11 +96,19 @@ class MayNotWrite(FilesystemStore):
 
     async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Refuse."""
-        raise Denied("PutObject: AccessDenied", hint="compare with the policy")
+        raise Denied("PutObject: AccessDenied", hint=HINT_RIGHTS)
 
     async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         """Refuse."""
-        raise Denied("CreateMultipartUpload: AccessDenied", hint="compare with the policy")
+        raise Denied("CreateMultipartUpload: AccessDenied", hint=HINT_RIGHTS)
+
+
+class Expires(FilesystemStore):
+    """Credentials that run out meanwhile."""
+
+    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """Refuse."""
+        raise Denied("PutObject: ExpiredToken", hint="refresh them")
 
 
 class GoesAway(FilesystemStore):
@@ -142,9 +151,14 @@ async def test_a_sound_store_passes_and_stays_empty(case: Case, tmp_path: Path) 
         (IgnoresRanges, {"bucket read", "bucket multipart"}, "ignores Range"),
         (ListsLate, {"bucket list"}, "found by listing"),
         (SwapsParts, {"bucket multipart"}, "ListParts cannot be relied on"),
+        (Expires, {"bucket write", "bucket read", "bucket list"}, "refresh them"),
         (HidesUploads, {"bucket abort"}, "life-cycle rule"),
-        (MayNotUpload, {"bucket multipart"}, "compare with the policy"),
-        (MayNotWrite, {"bucket write", "bucket read", "bucket list", "bucket multipart", "bucket abort"}, "compare"),
+        (MayNotUpload, {"bucket multipart"}, "allow s3:PutObject, s3:ListMultipartUploadParts on bucket"),
+        (
+            MayNotWrite,
+            {"bucket write", "bucket read", "bucket list", "bucket multipart", "bucket abort"},
+            "allow s3:PutObject on bucket",
+        ),
     ],
 )
 async def test_each_lie_is_told_from_the_others(
