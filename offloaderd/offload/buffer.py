@@ -148,7 +148,8 @@ class TailingBuffer:
                 self._seen = batch.last
                 self.need += 1
             return OfferResult.FULL
-        known = self._seen is not None
+        # Which ledger comes next is for the source to say, if there is one: a broker may have left some out.
+        known = self._seen is not None and not (self._rereadable and batch.ledger_id != follows.ledger_id)
         self._seen = self._offered = batch.last
         self.need += 1
         self._insert(_Stored(batch, follows if known else None, cost))

@@ -165,7 +165,8 @@ class TopicOffloader:
         result = self.handle.offer(batch)
         if result is OfferResult.ACCEPTED:
             self.lag.saw(batch.last, self._clock.monotonic())
-        elif result is OfferResult.FULL and self.tailer is not None:
+        begins = batch.first_entry_id == 0 and result is OfferResult.ACCEPTED
+        if self.tailer is not None and (begins or result is OfferResult.FULL):
             self.tailer.nudge()
         return result
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +12,7 @@ from offloaderd.clock import SystemClock
 from offloaderd.errors import Closed, Conflict, NotFound
 from offloaderd.metadata import catalog
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import EntryBatch, LedgerEnd, OfferResult, Position, RollReason, TopicName
+from offloaderd.model import EntryBatch, OfferResult, Position, RollReason, TopicName
 from offloaderd.offload import topic as topic_module
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
@@ -301,90 +300,3 @@ async def test_a_context_near_the_limit_of_a_node_is_warned_of(monkeypatch: pyte
     contexts = [len(written[ledger_id].value) for ledger_id in sorted(written)]
     assert [line["bytes"] for line in large][-1] == contexts[-1]
     assert rig.metrics.registry.get_sample_value("offloaderd_metadata_node_bytes") == contexts[-1]
-
-
-async def lost_ranges(rig: Rig) -> list[tuple[str, int]]:
-    """What is recorded as lost, and how many entries are known to be."""
-    return [(str(loss), loss.entries) for loss in (await catalog.load(rig.tree.connect(), TOPIC)).losses]
-
-
-async def test_what_retention_deleted_is_reported_and_the_stream_goes_on() -> None:
-    """Ledgers that vanish before they were offloaded are recorded, counted and logged, once; the rest is committed."""
-    rig = Rig(ledgers=memory_ledgers(SystemClock(), ledger_entries_max=10))
-    assert rig.ledgers is not None
-    last = await rig.ledgers.append(TOPIC, payloads(15))
-    async with rig.engine() as engine:
-        topic = await enabled(engine)
-        await topic.request_roll()
-        await until_offloaded(topic, last)
-    assert await lost_ranges(rig) == []
-    last = await rig.ledgers.append(TOPIC, payloads(40, seed=1))
-    for ledger_id in (0, 1, 2, 3):
-        await rig.ledgers.delete(TOPIC, ledger_id)
-    with capture_logs() as logs:
-        async with rig.engine() as engine:
-            topic = await offloader_of(engine)
-            await topic.request_roll()
-            await until_offloaded(topic, last)
-            assert topic.status().state == "offloading"
-        async with rig.engine() as engine:
-            await offloader_of(engine)
-    assert await lost_ranges(rig) == [("after 1:4 and before 4:0", 0)]
-    assert [line["range"] for line in logs if line["event"] == "topic.entries_maybe_lost"] == [
-        "after 1:4 and before 4:0"
-    ]
-    kept = [position for position, _ in await rig.committed()]
-    assert (Position(1, 4), Position(4, 0)) in pairwise(kept)
-    value = rig.metrics.registry.get_sample_value
-    assert value("offloaderd_source_losses_total", {"kind": "possible"}) == 1
-    assert value("offloaderd_source_lost_entries_total") == 0
-
-
-async def test_a_ledger_that_was_seen_and_vanished_is_a_certain_loss() -> None:
-    """The tailer is held up by a full buffer while retention deletes what it has not read yet."""
-    rig = Rig(ledgers=memory_ledgers(SystemClock(), ledger_entries_max=10), buffer_bytes=1500)
-    source = rig.ledgers
-    assert source is not None
-    await source.append(TOPIC, payloads(10))
-    async with rig.engine() as engine:
-        topic = await enabled(engine)
-        await until(lambda: topic.taken == Position(0, 8) or topic.buffer.used_bytes > 0)
-        await source.append(TOPIC, payloads(25, seed=1))
-        assert topic.tailer is not None
-        await topic.tailer.refresh()
-        for ledger_id in (0, 1, 2):
-            await source.delete(TOPIC, ledger_id)
-        await topic.request_roll()
-        await until_offloaded(topic, Position(3, 4))
-    losses = (await catalog.load(rig.tree.connect(), TOPIC)).losses
-    assert losses
-    committed = {position for position, _ in await rig.committed()}
-    written = {Position(ledger, entry) for ledger in (0, 1, 2) for entry in range(10)}
-    missed = written - committed
-    assert missed
-    assert sum(loss.entries for loss in losses) == len(missed)
-    for position in missed:
-        assert any(loss.after < position < loss.before for loss in losses)
-
-
-async def test_a_ledger_that_was_offloaded_whole_may_vanish() -> None:
-    """Its end is recorded even if nothing is committed after it, so a restart raises no alarm."""
-    rig = Rig(ledgers=memory_ledgers(SystemClock(), ledger_entries_max=1000))
-    source = rig.ledgers
-    assert source is not None
-    last = await source.append(TOPIC, payloads(10))
-    async with rig.engine() as engine:
-        topic = await enabled(engine)
-        await topic.request_roll()
-        await until_offloaded(topic, last)
-        await source.roll(TOPIC)
-        await until(lambda: topic.map.ends.get(0) == LedgerEnd(10, None))
-        await source.append(TOPIC, payloads(1))
-        await until(lambda: topic.map.ends.get(0) == LedgerEnd(10, 1))
-    await source.delete(TOPIC, 0)
-    last = await source.append(TOPIC, payloads(5))
-    async with rig.engine() as engine:
-        topic = await offloader_of(engine)
-        await topic.request_roll()
-        await until_offloaded(topic, last)
-    assert await lost_ranges(rig) == []

@@ -228,6 +228,7 @@ async def test_a_deposed_owner_commits_nothing() -> None:
         faults.heal()
         await until(lambda: rig.metrics.fenced_writes._value.get() == 1)
         assert (await catalog.load(other, TOPIC)).segments == ()
+        await until(lambda: engine.find(TOPIC) not in {topic, None})  # the deposed one has let go
         again = await offloader_of(engine)
         target = await again.request_roll()
         assert target is not None
