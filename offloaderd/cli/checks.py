@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from offloaderd.rpc.doctor import Result
 
-NAME_WIDTH = 20
+NAME_WIDTH = 26
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 NOUNS = (("ok", "ok", "ok"), ("warn", "warning", "warnings"), ("fail", "failed", "failed"), ("skipped",) * 3)
 

@@ -58,8 +58,8 @@ def test_a_warning_is_no_failure(ctl: Ctl) -> None:
     answer = ctl("doctor")
     assert answer.code == 0
     assert answer.out.splitlines() == [
-        "ok       settings             valid",
-        "warn     cluster rights       open -> close it",
+        "ok       settings                   valid",
+        "warn     cluster rights             open -> close it",
         "",
         "1 ok, 1 warning in 1.2 s",
     ]
@@ -70,7 +70,7 @@ def test_a_failure_is_exit_code_1(ctl: Ctl, examiner: Examiner) -> None:
     examiner.results = [WELL, WELL, ILL, LEFT]
     answer = ctl("doctor")
     assert answer.code == 1
-    assert "FAIL     bucket               no bucket -> make it" in answer.out
+    assert "FAIL     bucket                     no bucket -> make it" in answer.out
     assert answer.out.splitlines()[-1] == "2 ok, 1 failed, 1 skipped in 1.0 s"
 
 
