@@ -116,8 +116,8 @@ class TopicName:
 class LedgerInfo:
     """What is known of one ledger of a topic.
 
-    `entries` and `size_bytes` (payload only) are those of the whole ledger once it is closed and a lower bound
-    before. `closed_at_ms` is 0 while it is open.
+    `entries` and `size_bytes` (payload only) are those of the whole ledger once it is closed; before, `entries` is a
+    lower bound and `size_bytes` what is known of their size. `closed_at_ms` is 0 while it is open.
     """
 
     ledger_id: int

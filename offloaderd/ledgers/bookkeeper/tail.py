@@ -170,6 +170,8 @@ class LedgerTail:
         self._suspected: dict[str, tuple[int, int]] = {}
         self.ledger_id = ledger_id
         self.lac = -1
+        self.size_bytes = 0
+        """Payload bytes up to the LAC; where several entries are hidden they are taken to be alike."""
         self.edge = edge
 
     @property
@@ -218,6 +220,9 @@ class LedgerTail:
             by_headers = answer.entry.lac if answer.entry is not None else -1
             self.lac = max(self.lac, min(answer.max_lac, self._stored), by_headers)
             self._look_for_explicit(answer, by_headers)
+        for entry in (answer.entry for answer in answers if answer.entry is not None):
+            beyond = max(0, entry.entry_id - self.lac) * len(entry.payload)
+            self.size_bytes = max(self.size_bytes, entry.length - beyond)
 
     def _look_for_explicit(self, answer: _Answer, by_headers: int) -> None:
         """Tell an explicit LAC from one of an entry that came between the bookie's look at the entries and at the LAC.

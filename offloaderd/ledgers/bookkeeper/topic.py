@@ -163,7 +163,8 @@ class Topic:
         if metadata.last_entry_id is None:
             tail = self._tails.get(ledger_id)
             entries = max(metadata.confirmed_at_least, tail.lac if tail is not None else -1) + 1
-            return LedgerInfo(ledger_id=ledger_id, closed=False, entries=entries, size_bytes=0)
+            size_bytes = tail.size_bytes if tail is not None else 0
+            return LedgerInfo(ledger_id=ledger_id, closed=False, entries=entries, size_bytes=size_bytes)
         closed_ms = self._closed_ms.setdefault(ledger_id, self._asker.clock.wall_ms())
         return LedgerInfo(
             ledger_id=ledger_id,

@@ -109,6 +109,27 @@ async def test_a_burst_hides_all_that_was_in_flight(bench: Bench, shape: Shape) 
     assert known == Confirmed(-1, closed=False, edge=Edge.NEXT_WRITE, hidden=50)
 
 
+async def test_the_size_of_an_open_ledger_is_what_its_confirmed_entries_have(bench: Bench) -> None:
+    """Exact for a writer of one entry at a time and for entries that are alike; it never falls."""
+    ledger = await bench.cluster.ledger()
+
+    async def size() -> int:
+        await bench.confirmed()
+        return (await bench.source.ledgers(TOPIC))[-1].size_bytes
+
+    assert await size() == 0
+    await ledger.write(payloads(3, 10))
+    assert await size() == 20
+    await ledger.write(payloads(1, 500, first_entry_id=3))
+    assert await size() == 30
+    await ledger.write(payloads(5, 100, first_entry_id=4), lac=4)
+    assert await size() == 630
+    await ledger.write(payloads(1, 10_000, first_entry_id=9), lac=5)
+    assert await size() == 630
+    await ledger.close()
+    assert await size() == 11_030
+
+
 async def test_one_bookie_is_asked_where_all_have_everything(bench: Bench) -> None:
     """While entries come the same one is asked; when they cease, all of them are, once."""
     ledger = await bench.cluster.ledger(Shape(ensemble=3, write_quorum=3))
