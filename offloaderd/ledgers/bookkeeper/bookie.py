@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -60,6 +61,8 @@ class Bookie:
         self._options = options
         self._on_bytes = on_bytes
         self._connections: dict[Wire, BookieConnection] = {}
+        self._newest: dict[Wire, BookieConnection] = {}
+        """Those that are open, and those that are being made."""
         self._connecting = {wire: asyncio.Lock() for wire in Wire}
         self._address: BookieAddress | None = None
         self._failures = 0
@@ -138,8 +141,8 @@ class Bookie:
     def close(self) -> None:
         """End its connections for good: who waits gets Closed."""
         self._closed = True
-        for connection in self._connections.values():
-            connection.end(Closed("the pool of bookies is closed"))
+        for connection in self._newest.values():
+            connection.end(_closed())
 
     def _judge(self, answer: Answer, window: Window, ticket: int) -> None:
         self.forgive()
@@ -160,28 +163,22 @@ class Bookie:
             self._raise_if_avoided()
             made = await self._connect(wire)
             self._connections[wire] = made
-        self._raise_if_closed(made)
         return made
 
     def _raise_if_avoided(self) -> None:
         if self._closed:
-            raise Closed("the pool of bookies is closed")
+            raise _closed()
         if self.avoided and self._failure is not None:
             left_s = self._avoided_until - self._clock.monotonic()
             message = f"{self._failure.message}; bookie {self.bookie_id} is left in peace for another {left_s:.1f} s"
             raise type(self._failure)(message, hint=self._failure.hint)
-
-    def _raise_if_closed(self, made: BookieConnection) -> None:
-        if self._closed:
-            made.end(Closed("the pool of bookies is closed"))
-            raise Closed("the pool of bookies is closed")
 
     async def _connect(self, wire: Wire) -> BookieConnection:
         seconds = self._options.connect_timeout_s
         try:
             async with asyncio.timeout(seconds):
                 address = await self._look_up()
-                made = await self._handshake.connect(self.bookie_id, address, wire, self._new_connection)
+                made = await self._handshake.connect(self.bookie_id, address, wire, partial(self._new_connection, wire))
         except TimeoutError:
             failure = TimedOut(f"bookie {self.bookie_id} gave no connection within {seconds:g} s")
             self._failed(failure)
@@ -189,18 +186,25 @@ class Bookie:
         except Closed:
             raise
         except OffloaderError as error:
+            if self._closed:
+                raise _closed() from None
             self._failed(error)
             raise
         self._address = address
         return made
 
-    def _new_connection(self, wire: Wire) -> BookieConnection:
+    def _new_connection(self, wire: Wire, first: Wire) -> BookieConnection:
+        """Return a connection that will speak `wire`, and begins with `first`."""
+
         def ended(error: OffloaderError) -> None:
             in_use = made in self._connections.values()  # else it is the handshake that failed, and is counted there
             if in_use and (not made.answered or not isinstance(error, ConnectionLost)):
                 self._failed(error)
 
-        made = BookieConnection(self.bookie_id, wire, self._options, on_bytes=self._on_bytes, on_end=ended)
+        made = BookieConnection(self.bookie_id, first, self._options, on_bytes=self._on_bytes, on_end=ended)
+        self._newest[wire] = made
+        if self._closed:
+            made.end(_closed())
         return made
 
     async def _look_up(self) -> BookieAddress:
@@ -234,3 +238,7 @@ class Bookie:
         self._avoided_until = self._clock.monotonic() + self._clock.jitter(longest)
         if self._failures == 1:
             log.warning("bookie.avoided", bookie=self.bookie_id, error=str(error))
+
+
+def _closed() -> Closed:
+    return Closed("the pool of bookies is closed")

@@ -181,8 +181,11 @@ class BookieConnection(asyncio.Protocol):
             _fail(request, error)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the socket over."""
+        """Take the socket over, unless it came too late."""
         self._transport = cast("asyncio.Transport", transport)
+        if self._failure is not None:
+            self._transport.abort()
+            return
         self._writable.set()
         self._wake_at(self._used_at + self._options.idle_s)
 

@@ -47,7 +47,7 @@ class Window:
 
     async def enter(self) -> int:
         """Take a slot, waiting for it in turn; returns a ticket for `shrink`. Cancelled, it takes none."""
-        if self._waiting or self._used >= self.slots:
+        if self._used >= self.slots:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             try:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from offloaderd.errors import Denied, OffloaderError, Throttled, Transient
+from offloaderd.ledgers.bookkeeper import connection
 from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions
-from offloaderd.ledgers.bookkeeper.connection import ConnectionLost, TimedOut
+from offloaderd.ledgers.bookkeeper.connection import BookieConnection, ConnectionLost, TimedOut, Wire
 from offloaderd.ledgers.bookkeeper.status import BadAnswer, NotHere, Unsupported
 from offloaderd.testing.clock import FakeClock
 from tests.unit.ledgers.bookkeeper import wire
@@ -69,6 +70,42 @@ async def test_a_bookie_that_answers_others_is_not_silent() -> None:
         assert len(it.bookie.sessions) == 1
 
 
+async def test_a_bookie_that_leaves_out_answers_gets_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What might still be answered is remembered, up to a limit."""
+    monkeypatch.setattr(connection, "LATE_MAX", 2)
+    async with world(BookieOptions(request_timeout_s=0.05)) as it:
+        it.bookie.on_request = lambda asked: asked.answer() if asked.entry_id == 0 else None
+        for number in range(1, 4):
+            assert not any(session.ended for session in it.bookie.sessions)
+            assert await it.pool.read(it.id, LEDGER, 0) == ENTRIES[0]
+            with pytest.raises(TimedOut):
+                await it.pool.read(it.id, LEDGER, number)
+        await it.ended()
+
+
+class NoSocket(asyncio.Transport):
+    """A transport that leads nowhere."""
+
+    def abort(self) -> None:
+        """Nothing is there to be ended."""
+
+
+async def test_requests_wait_while_the_socket_takes_none() -> None:
+    """They go on when it does, or fail when it ends."""
+    async with asyncio.TaskGroup() as group:
+        ends: list[OffloaderError] = []
+        made = BookieConnection("b", Wire.V2, BookieOptions(), on_bytes=lambda _: None, on_end=ends.append)
+        made.connection_made(NoSocket())
+        await made.writable()
+        for over in (made.resume_writing, lambda: made.connection_lost(None)):
+            made.pause_writing()
+            waiting = group.create_task(made.writable())
+            await asyncio.sleep(0.01)  # noqa: TID251 - real time for a real wait
+            assert not waiting.done()
+            over()
+            await waiting
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [
@@ -125,6 +162,23 @@ async def test_a_bookie_that_takes_connections_and_drops_them_is_avoided() -> No
             await it.clock.advance(pause / 2 + 0.02)
             assert it.pool.ordered([it.id, "other:1"]) == [it.id, "other:1"]
         assert len(it.bookie.sessions) == 3
+
+
+async def test_one_answer_makes_up_for_all_failures() -> None:
+    """The first failure after it counts as a first one."""
+    async with world() as it:
+        for failures in (5, 1):
+            it.bookie.on_request = lambda asked: asked.reply(b"nonsense")
+            for _ in range(failures):
+                await it.clock.advance(30)
+                with pytest.raises(BadAnswer):
+                    await it.pool.read(it.id, LEDGER, 1)
+            await it.clock.advance(0.2)
+            assert it.value("offloaderd_bookies_avoided") == (1 if failures > 1 else 0)
+            await it.clock.advance(30)
+            it.release()
+            await it.pool.read(it.id, LEDGER, 1)
+            assert it.pool.ordered(["other:1", it.id]) == ["other:1", it.id]
 
 
 async def test_a_bookie_that_is_down_is_left_in_peace_ever_longer() -> None:

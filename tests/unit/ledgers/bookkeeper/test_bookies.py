@@ -140,6 +140,13 @@ async def test_a_bookie_with_too_much_to_do_is_given_half() -> None:
             for asked in it.bookie.requests[8:12]:
                 asked.answer()
             assert [await read for read in reads] == ENTRIES[:8]
+            for _ in range(5):
+                await it.outcomes(it.pool.read(it.id, LEDGER, number) for number in range(8))
+            it.hold()
+            before = len(it.bookie.requests)
+            reads = [group.create_task(it.pool.read(it.id, LEDGER, number)) for number in range(8)]
+            for asked in (await it.bookie.asked(before + 8))[before:]:
+                asked.answer()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Denied, InvalidConfig, OffloaderError, Transient
+from offloaderd.errors import Closed, Denied, InvalidConfig, OffloaderError, Transient
 from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions, SaslOptions, TlsOptions
 from offloaderd.ledgers.bookkeeper.connection import BookieConnection, ConnectionLost, TimedOut, Wire
 from offloaderd.ledgers.bookkeeper.handshake import tls_context
@@ -238,6 +238,17 @@ async def test_a_bookie_that_does_not_prove_itself_is_not_asked() -> None:
         assert [asked.operation for asked in it.bookie.requests] == ["auth", "last"] * 2
 
 
+async def test_a_handshake_that_breaks_off_is_one_failure() -> None:
+    """Not two: one for the connection and one for the handshake."""
+    async with world(BookieOptions(sasl=USER)) as it:
+        it.bookie.on_auth = lambda asked: asked.session.cut()
+        with pytest.raises(ConnectionLost):
+            await it.pool.read(it.id, LEDGER, 1)
+        assert it.value("offloaderd_bookies_avoided") == 1
+        await it.clock.advance(0.2)
+        assert it.value("offloaderd_bookies_avoided") == 0
+
+
 async def test_the_handshake_has_its_time() -> None:
     """A bookie that says yes to TLS and then nothing is given up; a reader who gives up first leaves no socket."""
     async with world(BookieOptions(tls=TLS, connect_timeout_s=0.1)) as it:
@@ -252,3 +263,31 @@ async def test_the_handshake_has_its_time() -> None:
             reader.cancel()
         await it.ended()
         assert it.in_flight == 0
+
+
+async def test_the_end_of_the_pool_does_not_wait_for_a_handshake() -> None:
+    """Who waits for a connection gets Closed at once, and its socket is gone."""
+    async with world(BookieOptions(tls=TLS)) as it:
+        it.bookie.on_tls = lambda asked: asked.reply(wire.v3_start_tls(asked.number))
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(it.outcomes([it.pool.read(it.id, LEDGER, 1), it.pool.read(it.id, LEDGER, 2)]))
+            await it.bookie.asked()
+            await it.settle()
+            await it.pool.__aexit__(None, None, None)
+            await it.settle()
+            assert waiting.done()
+        assert waiting.result() == [Closed] * 2
+        await it.ended()
+
+
+async def test_the_end_of_the_pool_comes_before_a_connection_that_is_being_opened() -> None:
+    """It is closed as soon as it is there."""
+    async with world() as it, asyncio.TaskGroup() as group:
+        waiting = group.create_task(it.outcomes([it.pool.read(it.id, LEDGER, 1)]))
+        await it.clock.sleep(0)
+        await it.clock.sleep(0)
+        await it.pool.__aexit__(None, None, None)
+        assert await waiting == [Closed]
+        await it.settle()
+        await it.ended()
+        assert it.bookie.requests == []
