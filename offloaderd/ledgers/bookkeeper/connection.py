@@ -6,6 +6,7 @@
 
 Rules:
 
+- Requests of one turn of the loop leave in one packet.
 - A request has a slot of a window from before it is sent until it is answered, given up or lost with the connection;
   `send` takes the caller's slot over. Nobody waiting for the answer any more changes nothing of that: the bookie is
   busy with it all the same.
@@ -102,6 +103,7 @@ class BookieConnection(asyncio.Protocol):
         self._requests: dict[Key, _Request] = {}
         """In the order of their deadlines, since all have the same time."""
         self._late: Counter[Key] = Counter()
+        self._outgoing: list[bytes] = []
         self._silences = 0
         self._last_id = 0
         self._used_at = self._loop.time()
@@ -161,10 +163,17 @@ class BookieConnection(asyncio.Protocol):
             window.leave()
         else:
             asked = self._requests[key] = _Request(self._used_at + self._options.request_timeout_s, window)
-            self.transport.write(request)
+            if not self._outgoing:
+                self._loop.call_soon(self._flush)
+            self._outgoing.append(request)
             self._wake_at(asked.deadline)
         asked.waiters.append(waiter)
         return waiter
+
+    def _flush(self) -> None:
+        requests, self._outgoing = self._outgoing, []
+        if self._failure is None:
+            self.transport.write(b"".join(requests))
 
     def end(self, error: OffloaderError) -> None:
         """Close it: all who wait get this error. Again is no error."""

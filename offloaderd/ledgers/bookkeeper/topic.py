@@ -10,6 +10,7 @@ while it moves, rarely while it does not, never while there is nothing open. Wat
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 import structlog
@@ -34,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 SLOWER = 1.5
 """How much longer each pause between two polls gets while nothing moves."""
+TICK_S = 0.05
+"""Longer pauses end at multiples of this, so that the polls of many topics share packets."""
 HEARTBEAT_S = 10.0
 """Watchers are woken this often without news, so that they can tell how fresh their view is."""
 
@@ -223,7 +226,14 @@ class Follower:
             pause_s = self._options.poll_min_s if moved else min(pause_s * SLOWER, self._options.poll_max_s)
             seen = known
             nothing_open = known is None or isinstance(known, NotFound)
-            await self._changed.sleep(None if nothing_open else pause_s)
+            await self._changed.sleep(None if nothing_open else self._aligned(pause_s))
+
+    def _aligned(self, pause_s: float) -> float:
+        """Return about as long a pause, at whose end other topics are polled as well."""
+        if pause_s < 10 * TICK_S:
+            return pause_s
+        now_s = self._clock.monotonic()
+        return ceil((now_s + pause_s) / TICK_S) * TICK_S - now_s
 
     async def _poll(self) -> Confirmed | None:
         """Ask for the end of the open ledger, whose node is followed from now on; None when none is open."""

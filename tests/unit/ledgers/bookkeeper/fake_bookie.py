@@ -77,6 +77,8 @@ class Session(asyncio.Protocol):
         self._encrypting = False
         self.ended = False
         self.trusted = False
+        self.packets = 0
+        """How often anything came."""
 
     def send(self, data: bytes) -> None:
         """Send bytes, whole frames or not."""
@@ -93,6 +95,7 @@ class Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take requests out of what comes."""
+        self.packets += 1
         self._buffer += data
         if not self._encrypting:
             self._take()

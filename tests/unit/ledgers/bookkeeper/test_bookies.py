@@ -40,6 +40,18 @@ async def test_answers_find_their_requests_in_any_order() -> None:
         assert [await batch for batch in batches] == [ENTRIES[3:5], ENTRIES[5:7]]
 
 
+async def test_requests_of_one_moment_share_a_packet() -> None:
+    """Fifty looks at the ends of ledgers cost one write to the socket, and each gets its answer."""
+    async with world() as it:
+        await it.pool.last_known(it.id, LEDGER)
+        (session,) = it.bookie.sessions
+        before = session.packets
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(it.pool.last_known(it.id, LEDGER)) for _ in range(50)]
+        assert {task.result().stored for task in asked} == {ENTRIES[-1]}
+        assert session.packets - before == 1
+
+
 async def test_one_entry_wanted_twice_at_a_time_is_asked_for_once() -> None:
     """Both readers get the answer to one request; a later one asks again."""
     async with world() as it, asyncio.TaskGroup() as group:
