@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.bookies
 
 CLOCK = SystemClock()
-EVERYWHERE = Ensemble(size=3, write_quorum=3, ack_quorum=2)
+EVERYWHERE = Ensemble(size=3, write_quorum=3, ack_quorum=3)
 CERTIFICATES = Path(__file__).parents[1] / "unit" / "ledgers" / "bookkeeper" / "certificates"
 USER = SaslOptions(username="offloaderd", password="s3cret")
 TLS = TlsOptions(
