@@ -14,7 +14,7 @@ from offloaderd.offload.roll import RollPolicy
 from offloaderd.rpc.interceptor import ErrorInterceptor
 from offloaderd.rpc.offload import OffloadService
 from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
-from tests.unit.offload.rig import Rig, enabled, memory_ledgers, payloads, until
+from tests.unit.offload.rig import Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -201,7 +201,9 @@ async def test_a_topic_with_a_source_declines_and_reads_for_itself() -> None:
                 pass
             results.append(answer.offered.result)
         assert offload_pb2.OFFER_RESULT_FULL in results
-        await topic.request_roll()
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)  # a drain leaves to the next owner what only the source has
         await call.done_writing()
         while await call.read() is not aio.EOF:
             pass
