@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from offloaderd.allocator import limit_arenas
 from offloaderd.cli.daemon.check_config import CONFIG
+from offloaderd.memory import calm_collector, limit_arenas
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +29,7 @@ def serve(config: Path | None) -> int:
       OFFLOADERD__OBJECTS__BUCKET=offload offloaderd serve
     """
     limit_arenas()
+    calm_collector()
     from offloaderd import log  # noqa: PLC0415 - the daemon's libraries take long to load; --help need not wait
     from offloaderd.config import load  # noqa: PLC0415
     from offloaderd.daemon import run  # noqa: PLC0415

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from offloaderd.allocator import limit_arenas
 from offloaderd.cli.daemon.screen import TerminalScreen
 from offloaderd.cli.program import INTERRUPTED
 from offloaderd.clock import SystemClock
+from offloaderd.memory import calm_collector, limit_arenas
 from offloaderd.standalone import state
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def standalone(
     if (source is not None or keep) and not walkthrough:
         raise click.UsageError("--input and --keep belong to --walkthrough")
     limit_arenas()
+    calm_collector()
     from offloaderd.standalone import dataset, runner  # noqa: PLC0415 - --help need not wait for the daemon's libraries
     from offloaderd.standalone.stack import StackOptions  # noqa: PLC0415
 

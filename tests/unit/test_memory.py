@@ -1,18 +1,19 @@
-"""The allocator's limit: set where there is glibc, and never against the operator."""
+"""How memory is kept: the allocator's limit, set where there is glibc and never against the operator; the collector."""
 
 from __future__ import annotations
 
+import gc
 import platform
 import subprocess
 import sys
 
 import pytest
 
-from offloaderd.allocator import limit_arenas
+from offloaderd.memory import COLLECTOR_THRESHOLDS, calm_collector, limit_arenas
 
 PROGRAM = """
 import ctypes, re, threading
-from offloaderd.allocator import limit_arenas
+from offloaderd.memory import limit_arenas
 limit_arenas()
 held, all_there = [], threading.Barrier(9)
 def work():
@@ -49,3 +50,14 @@ def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no glibc nothing is done."""
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not limit_arenas()
+
+
+def test_the_collector_looks_more_rarely() -> None:
+    """Cycles are still collected, after more new objects than by default."""
+    before = gc.get_threshold()
+    try:
+        calm_collector()
+        assert gc.get_threshold() == COLLECTOR_THRESHOLDS
+        assert all(ours > theirs for ours, theirs in zip(COLLECTOR_THRESHOLDS, (700, 10, 10), strict=True))
+    finally:
+        gc.set_threshold(*before)
