@@ -9,58 +9,24 @@ Rules:
   claim the one block that it needs next.
 - A load that nobody wants any more is cancelled; one that failed is forgotten, so that the next claim tries again.
 
-Tables change without awaiting; loads run as tasks of one Loader, whose owner outlives all readers.
+Tables change without awaiting; loads run as tasks of an owner that outlives all readers.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from offloaderd.errors import Closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Sequence
-    from types import TracebackType
 
     from offloaderd.metrics import Metrics
+    from offloaderd.tasks import Tasks
 
 V = TypeVar("V")
-
-
-class Loader:
-    """The task group in which background work of the readers runs; entered once by their owner."""
-
-    def __init__(self) -> None:
-        self._group = asyncio.TaskGroup()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._open = False
-
-    async def __aenter__(self) -> Self:
-        """Accept work from now on."""
-        await self._group.__aenter__()
-        self._open = True
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Cancel all work and wait until it has ended."""
-        self._open = False
-        for task in self._tasks:
-            task.cancel()
-        await self._group.__aexit__(None, None, None)
-
-    def start(self, work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[None]:
-        """Run `work`, which must not raise, until it ends or its task is cancelled. Raises Closed."""
-        if not self._open:
-            work.close()
-            raise Closed("the reader is closed", hint="the daemon is stopping; ask another one")
-        task = self._group.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 class Slot(Generic[V]):
@@ -116,7 +82,7 @@ class Load(Generic[V]):
 class Cache(Generic[V]):
     """Values by key under a byte budget. `name` is the label of its metrics: `blocks` or `segments`."""
 
-    def __init__(self, name: str, limit_bytes: int, *, loader: Loader, metrics: Metrics) -> None:
+    def __init__(self, name: str, limit_bytes: int, *, loader: Tasks, metrics: Metrics) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._name = name

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.model import TopicName
-    from offloaderd.read.blocks import Loader
     from offloaderd.read.ports import HotTier
+    from offloaderd.tasks import Tasks
 
 TICK_S = 1.0
 """News that nobody tells of (another daemon's commit) are looked for this often."""
@@ -50,7 +50,7 @@ class News:
 class Newsroom:
     """The News of all topics that are followed at the moment."""
 
-    def __init__(self, *, hot: HotTier, source: LedgerSource | None, clock: Clock, loader: Loader) -> None:
+    def __init__(self, *, hot: HotTier, source: LedgerSource | None, clock: Clock, loader: Tasks) -> None:
         self._hot = hot
         self._source = source
         self._clock = clock

@@ -23,9 +23,10 @@ import structlog
 from offloaderd.errors import CorruptData, first_of
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.objects import keys
-from offloaderd.read.blocks import Cache, Loader
+from offloaderd.read.blocks import Cache
 from offloaderd.read.fetch import Fetcher, RetryPolicy
 from offloaderd.read.table import SegmentTable, table_of
+from offloaderd.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -65,7 +66,7 @@ class SegmentReader:
         self._fetcher = Fetcher(objects, clock=clock, retry=options.retry)
         self._metrics = metrics
         self._options = options
-        self.loader = Loader()
+        self.loader = Tasks("the reader")
         self._blocks: Cache[EntryBatch] = Cache("blocks", options.cache_bytes, loader=self.loader, metrics=metrics)
         self._tables: Cache[SegmentTable] = Cache("segments", options.tables_bytes, loader=self.loader, metrics=metrics)
 

@@ -1,58 +1,24 @@
-"""Work that goes on beside the callers of the source: requests that run ahead, watches, polls; one owner for all of it.
-
-Rules: what is started must not raise one of our errors (it would end everything beside it): it keeps them for whoever
-waits. A task that nobody needs any more is cancelled by whoever started it; the end of the owner cancels the rest.
-"""
+"""Work that goes on beside the callers of the source, and waiting for the first of several things."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from offloaderd.errors import Closed
+from offloaderd.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
-    from types import TracebackType
+    from collections.abc import Iterable
 
     from offloaderd.clock import Clock
 
-T = TypeVar("T")
 
-
-class Background:
-    """The tasks of one source. Async context manager: leaving it cancels them all."""
+class Background(Tasks):
+    """The tasks of one source."""
 
     def __init__(self, clock: Clock) -> None:
+        super().__init__("the ledger source")
         self._clock = clock
-        self._group = asyncio.TaskGroup()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._open = False
-
-    async def __aenter__(self) -> Self:
-        """Be ready to start tasks."""
-        await self._group.__aenter__()
-        self._open = True
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Cancel all tasks and wait until they have ended."""
-        self._open = False
-        for task in self._tasks:
-            task.cancel()
-        await self._group.__aexit__(kind, error, trace)
-
-    def start(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Run `work` until it ends or is cancelled. Raises Closed."""
-        if not self._open:
-            work.close()
-            raise Closed("the ledger source is closed")
-        task = self._group.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def first_of(self, tasks: Iterable[asyncio.Task[Any]], seconds: float) -> None:
         """Return when one of the tasks has ended, or after `seconds`; it cancels none of them."""

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from offloaderd.errors import Closed, NotFound
 from offloaderd.metrics import Metrics
-from offloaderd.read.blocks import Cache, Loader
+from offloaderd.read.blocks import Cache
+from offloaderd.tasks import Tasks
 from tests.unit.read.build import for_ever, sample, turns
 
 if TYPE_CHECKING:
     from offloaderd.read.blocks import Slot
 
 
-def make(limit_bytes: int, loader: Loader) -> tuple[Cache[str], Metrics]:
+def make(limit_bytes: int, loader: Tasks) -> tuple[Cache[str], Metrics]:
     """Return a cache and its metrics."""
     metrics = Metrics()
     return Cache("blocks", limit_bytes, loader=loader, metrics=metrics), metrics
@@ -34,7 +35,7 @@ def put(cache: Cache[str], key: str, cost_bytes: int) -> Slot[str]:
 
 async def test_a_value_is_loaded_once_for_all_who_want_it() -> None:
     """The second reader joins the load of the first, and a third finds the value."""
-    async with Loader() as loader:
+    async with Tasks("the reader") as loader:
         cache, metrics = make(100, loader)
         started = asyncio.Event()
         slot, new = cache.claim("a", 10)
@@ -59,7 +60,7 @@ async def test_a_value_is_loaded_once_for_all_who_want_it() -> None:
 
 async def test_the_least_recently_used_value_leaves_first() -> None:
     """When the budget is exceeded, the value that was used longest ago is dropped, and counted."""
-    async with Loader() as loader:
+    async with Tasks("the reader") as loader:
         cache, metrics = make(30, loader)
         for key in "abc":
             cache.release(put(cache, key, 10))
@@ -72,7 +73,7 @@ async def test_the_least_recently_used_value_leaves_first() -> None:
 
 async def test_pinned_values_are_never_evicted() -> None:
     """What a reader holds stays, even above the budget, and leaves as soon as it is released."""
-    async with Loader() as loader:
+    async with Tasks("the reader") as loader:
         cache, metrics = make(10, loader)
         held = [put(cache, key, 10) for key in "abc"]
         assert cache.used_bytes == 30
@@ -85,7 +86,7 @@ async def test_pinned_values_are_never_evicted() -> None:
 
 async def test_a_failed_load_is_forgotten() -> None:
     """Everybody who waited gets the error; the next claim tries again."""
-    async with Loader() as loader:
+    async with Tasks("the reader") as loader:
         cache, _ = make(100, loader)
         slot, _ = cache.claim("a", 10)
 
@@ -103,7 +104,7 @@ async def test_a_failed_load_is_forgotten() -> None:
 
 async def test_a_load_that_nobody_wants_is_cancelled() -> None:
     """When the last reader gives up, the request ends; while one still waits, it goes on."""
-    async with Loader() as loader:
+    async with Tasks("the reader") as loader:
         cache, _ = make(100, loader)
         ended: list[str] = []
 
@@ -133,7 +134,7 @@ async def test_a_load_that_nobody_wants_is_cancelled() -> None:
 @pytest.mark.parametrize("before", [0, 1])
 async def test_closing_wakes_whoever_waits(before: int) -> None:
     """A load that is cut by closing, even before it began, gives Closed to its waiters; later loads are refused."""
-    loader = Loader()
+    loader = Tasks("the reader")
     async with asyncio.TaskGroup() as group:
         async with loader:
             cache, _ = make(100, loader)
@@ -159,7 +160,7 @@ def test_the_budget_adds_up(steps: list[tuple[str, int]]) -> None:
     """Whatever readers do: used bytes are those of the values there, and exceed the budget only by pinned ones."""
 
     async def run() -> None:
-        async with Loader() as loader:
+        async with Tasks("the reader") as loader:
             cache, _ = make(25, loader)
             pins: dict[int, list[Slot[str]]] = {}
             for step, key in steps:
