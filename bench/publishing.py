@@ -17,6 +17,7 @@ from bench.live import broker, tailing
 from bench.load import MIB
 from bench.publisher import publisher
 from bench.report import Figure
+from bench.site import CLOCK
 from offloaderd.model import TopicName
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ RATE_S = 300
 ENTRY = bytes(1024)
 HISTORY_ENTRY = bytes(64 * 1024)
 LIMIT_BYTES_S = 10 * MIB
-WARM_S = 3.0
+WARM_S, SETTLE_S = 3.0, 10.0
 TOPIC = TopicName.parse("published")
 
 WAYS = {
@@ -45,12 +46,21 @@ async def publishing(site: Site, size: Scale) -> list[Figure]:
     seconds = size.durable_s / 2
     found: dict[str, list[list[float]]] = {way: [] for way in WAYS}
     async with broker(site, {}) as pulsar:
+        histories = {
+            (way, number): TopicName.parse(f"history-{CLOCK.uuid().hex}")
+            for way in WAYS
+            if "history" in way
+            for number in range(size.runs)
+        }
+        for history in histories.values():
+            await _write(pulsar, history, size.segment_bytes * 2)
+        await CLOCK.sleep(SETTLE_S)  # what the bookie still has to flush of them is nobody's
         with publisher(pulsar.service_url, TOPIC.local) as producer:
             await producer.steadily(RATE_S, WARM_S, ENTRY)
             for number in range(size.runs):
                 for way, limit in WAYS.items():
-                    history = f"history-{number}-{len(found[way])}-{limit}" if "history" in way else None
-                    found[way].append(await _round(site, pulsar, producer, limit, history, seconds, size))
+                    history_or_none = histories.get((way, number))
+                    found[way].append(await _round(site, pulsar, producer, limit, history_or_none, seconds))
     return [
         Figure(
             benchmark=f"publish latency, {RATE_S} messages/s of 1 KiB",
@@ -63,14 +73,21 @@ async def publishing(site: Site, size: Scale) -> list[Figure]:
     ]
 
 
+async def _write(pulsar: PulsarServer, history: TopicName, total_bytes: int) -> None:
+    """Write a topic that nobody reads yet."""
+    with publisher(pulsar.service_url, history.local) as writer:
+        for _ in range(total_bytes // len(HISTORY_ENTRY)):
+            writer.send(HISTORY_ENTRY)
+        await writer.settled()
+
+
 async def _round(
     site: Site,
     pulsar: PulsarServer,
     producer: Publisher,
     limit: int | None,
-    history: str | None,
+    history: TopicName | None,
     seconds: float,
-    size: Scale,
 ) -> list[float]:
     """Return, ascending, the latencies of one round."""
     async with AsyncExitStack() as stack:
@@ -81,11 +98,7 @@ async def _round(
             await daemon.claimed(TOPIC)
             await everything_offloaded(daemon, TOPIC)
             if history is not None:
-                with publisher(pulsar.service_url, history) as writer:
-                    for _ in range(size.segment_bytes * 2 // len(HISTORY_ENTRY)):
-                        writer.send(HISTORY_ENTRY)
-                    await writer.settled()
-                await daemon.client.enable(TopicName.parse(history), segment_bytes_max=size.segment_bytes)
+                await daemon.client.enable(history)
         before = len(producer.published)
         await producer.steadily(RATE_S, seconds, ENTRY)
         return sorted(one.latency_s for one in producer.published[before:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from bench.appending import everything_offloaded
 from bench.bookie_reader import Task, Took, measure
 from bench.load import MIB
 from bench.report import Figure
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from bench.scale import Scale
-    from bench.site import Site
+    from bench.site import Sections, Site
+    from offloaderd.model import TopicName
     from tests.real.bookies import BookKeeperCluster
 
 SIZES = {"10 KiB": 10 * 1024, "1 KiB": 1024}
 GOAL = 0.6
+GIB = 1024**3
 PLAN = Plan(ensemble=2, write_quorum=2, ack_quorum=2)
 
 
@@ -61,7 +64,26 @@ async def tail(site: Site, size: Scale) -> list[Figure]:
                 for _ in range(size.runs)
             ]
             figures += _figures(f"tail from bookies, {label}", count, entry_bytes, rounds)
+            figures.append(await _offload(site, cluster, topic.name, count * entry_bytes / GIB, label))
     return figures
+
+
+async def _offload(site: Site, cluster: BookKeeperCluster, topic: TopicName, gib: float, label: str) -> Figure:
+    """Measure what the whole way from bookies to S3 costs the daemon."""
+    sections: Sections = {"ledgers": {"kind": "bookkeeper"}, "bookkeeper": {"servers": cluster.zookeeper}}
+    async with site.bucket() as place, place.daemon(sections, name=f"tail{CLOCK.uuid().hex[:6]}") as daemon:
+        before, started = await daemon.spent(), CLOCK.monotonic()
+        await daemon.client.enable(topic)
+        await daemon.claimed(topic)
+        await everything_offloaded(daemon, topic)
+        seconds, spent = CLOCK.monotonic() - started, (await daemon.spent()).since(before)
+    return Figure(
+        benchmark=f"from bookies to S3, {label}",
+        figure="CPU of the daemon",
+        values=[spent.cpu_s / gib],
+        unit="s/GiB",
+        notes={"rate": f"{gib * 1024 / seconds:.1f} MiB/s"},
+    )
 
 
 def _entries(count: int, entry_bytes: int) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.clock import SystemClock
-from offloaderd.model import Position
+from offloaderd.model import Position, ReadPriority
 from offloaderd.read.errors import EntriesLost
 from offloaderd.rpc.v1 import common_pb2
 from tests.integration.processes import DaemonProcess, Site
@@ -171,6 +171,29 @@ async def test_bookies_fail_and_another_broker_takes_over(
         assert lost(await status(client, written)) == []
 
 
+async def test_a_lost_bookie_is_replaced_by_bookkeepers_own_recovery(
+    site: Site, written: Written, bookkeeper: BookKeeperCluster
+) -> None:
+    """`bookkeeper shell recover` copies its ledgers and swaps members in place: they are read where they are now."""
+    ids = sorted(bookkeeper.available())
+    async with DaemonProcess(site) as daemon, daemon.client() as client:
+        await written.add(200)
+        await written.topic.roll()
+        await client.enable(written.topic.name)
+        await offload(client, written)
+        await bookkeeper.bookie(ids[0]).kill()
+        await CLOCK.sleep(3)  # its registration ends with its session
+        await bookkeeper.shell("recover", "-f", ids[0])
+        await bookkeeper.bookie(ids[1]).kill()
+        found: dict[Position, bytes] = {}
+        async for response in client.read(written.topic.name, read_priority=ReadPriority.BOOKKEEPER_FIRST):
+            assert response.tier == common_pb2.TIER_SOURCE
+            batch = response.batch
+            for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
+                found[Position(batch.ledger_id, entry_id)] = payload
+        assert found == written.entries
+
+
 async def test_what_retention_deleted_is_told_to_everybody(site: Site, written: Written) -> None:
     """A daemon that was away comes back to a shorter list: metric, log, status and readers name what is missing."""
     await written.add(50)
@@ -220,15 +243,23 @@ async def test_ledgers_that_were_offloaded_may_be_trimmed(site: Site, written: W
         assert lost(await status(client, written)) == []
 
 
-async def test_the_clusters_zookeeper_restarts(site: Site, written: Written, bookkeeper: BookKeeperCluster) -> None:
+@pytest.mark.parametrize("expires", [False, True], ids=["restart", "session expires"])
+async def test_the_clusters_zookeeper_goes_away(
+    site: Site, written: Written, bookkeeper: BookKeeperCluster, expires: bool
+) -> None:
     """Bookies can be read meanwhile; ledgers that were opened in between are found afterwards."""
     async with DaemonProcess(site) as daemon, daemon.client() as client:
         await client.enable(written.topic.name)
         await written.add(30)
         await offload(client, written)
-        await bookkeeper.zookeeper_server.kill()
+        if expires:
+            bookkeeper.zookeeper_server.freeze()
+        else:
+            await bookkeeper.zookeeper_server.kill()
         await written.add(30, window=1)
         await confirmed(client, written, Position(written.topic.ledger.ledger_id, 58))
+        if expires:
+            await daemon.logged('"metadata.session_lost"')
         await bookkeeper.heal()
         await written.topic.roll()
         await written.add(30)

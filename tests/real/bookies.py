@@ -158,10 +158,14 @@ class BookKeeperCluster:
 
     async def format(self) -> None:
         """Make the nodes that bookies and clients expect: a new cluster, once."""
+        await self.shell("initnewcluster")
+
+    async def shell(self, *words: str) -> None:
+        """Run a command of BookKeeper's own shell. Raises ServerDied when it fails."""
         first = self.bookies[0]
-        directory = first.command.directory.with_name("format")
-        main = ["org.apache.bookkeeper.bookie.BookieShell", "-conf", str(first.config), "initnewcluster"]
-        command = java_command("format", directory, [f"{server_jars('bookkeeper')}/*"], main, flags=["-Xmx96m"])
+        directory = first.command.directory.with_name(f"shell-{words[0]}")
+        main = ["org.apache.bookkeeper.bookie.BookieShell", "-conf", str(first.config), *words]
+        command = java_command(words[0], directory, [f"{server_jars('bookkeeper')}/*"], main, flags=["-Xmx96m"])
         shell = Server(command, self._clock)
         shell.launch()
         try:
