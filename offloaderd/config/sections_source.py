@@ -116,7 +116,7 @@ class BookkeeperSettings(Section):
         default=0,
         ge=0,
         description="Most that all topics together read from bookies in a second; 0: no limit. One daemon's processor "
-        "is a limit of about 100 MB/s already. Must stay above what producers write, or the lag grows for ever.",
+        "is a limit of about 75 MiB/s already. Must stay above what producers write, or the lag grows for ever.",
     )
     requests_per_s: int = Field(
         default=0,
