@@ -178,12 +178,12 @@ async def test_a_lost_bookie_is_replaced_by_bookkeepers_own_recovery(
     ids = sorted(bookkeeper.available())
     async with DaemonProcess(site) as daemon, daemon.client() as client:
         await written.add(200)
-        await written.topic.roll()
+        await written.topic.roll(replace(written.plan, bookies=ids[1:]))
         await client.enable(written.topic.name)
         await offload(client, written)
         await bookkeeper.bookie(ids[0]).kill()
         await CLOCK.sleep(3)  # its registration ends with its session
-        await bookkeeper.shell("recover", "-f", ids[0])
+        await bookkeeper.shell("recover", "-f", "-l", str(written.topic.ledgers[0].ledger_id), ids[0])
         await bookkeeper.bookie(ids[1]).kill()
         found: dict[Position, bytes] = {}
         async for response in client.read(written.topic.name, read_priority=ReadPriority.BOOKKEEPER_FIRST):
