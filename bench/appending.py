@@ -18,7 +18,7 @@ from offloaderd.model import TopicName
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from bench.raw import Took
+    from bench.child import Took
     from bench.scale import Scale
     from bench.site import Daemon, Sections, Site, Spent
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
+from bench.child import Took, in_child, used_s
 from offloaderd import log
 from offloaderd.clock import SystemClock
 from offloaderd.ledgers.bookkeeper import v2
@@ -42,21 +42,9 @@ class Task(TypedDict):
     last_entry_id: int
 
 
-class Took(NamedTuple):
-    """What it took, in seconds of time and of the reader's CPU."""
-
-    seconds: float
-    cpu_s: float
-
-
 async def measure(task: Task) -> Took:
     """Run a task in a process of its own."""
-    pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.bookie_reader", stdin=pipe, stdout=pipe)
-    output, _ = await child.communicate(json.dumps(task).encode())
-    if child.returncode:
-        raise RuntimeError(f"the reader failed with code {child.returncode}")
-    return Took(*json.loads(output))
+    return await in_child("bench.bookie_reader", task)
 
 
 class _Loop(asyncio.Protocol):
@@ -102,10 +90,10 @@ async def by_codec(task: Task) -> Took:
     host, _, port = task["bookie"].rpartition(":")
     transport, loop = await asyncio.get_running_loop().create_connection(lambda: _Loop(task), host, int(port))
     try:
-        started, before = CLOCK.monotonic(), cpu_s()
+        started, before = CLOCK.monotonic(), used_s()
         loop.start(transport.write)
         await loop.done.wait()
-        return Took(CLOCK.monotonic() - started, cpu_s() - before)
+        return Took(CLOCK.monotonic() - started, used_s() - before)
     finally:
         transport.close()
 
@@ -119,20 +107,14 @@ async def by_source(task: Task) -> Took:
         source = await stack.enter_async_context(BookKeeperLedgers(znodes, bookies, clock=CLOCK, metrics=metrics))
         await source.confirmed(topic, task["ledger_id"])
         found = 0
-        started, before = CLOCK.monotonic(), cpu_s()
+        started, before = CLOCK.monotonic(), used_s()
         entries = source.read(topic, task["ledger_id"], 0, task["last_entry_id"], batch_bytes=BATCH_BYTES)
         async with aclosing(entries) as batches:
             async for batch in batches:
                 found += len(batch.payloads)
         if found != task["last_entry_id"] + 1:
             raise RuntimeError(f"{found} entries were read")
-        return Took(CLOCK.monotonic() - started, cpu_s() - before)
-
-
-def cpu_s() -> float:
-    """Return the CPU seconds that this process has used."""
-    spent = os.times()
-    return spent.user + spent.system
+        return Took(CLOCK.monotonic() - started, used_s() - before)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import sys
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
 from aiobotocore.session import AioSession  # type: ignore[import-untyped]
 
+from bench.child import Took, in_child, used_s
 from offloaderd.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -40,13 +40,6 @@ class Task(TypedDict):
     parallel: int
 
 
-class Took(NamedTuple):
-    """What it took, in seconds of time and of the client's CPU."""
-
-    seconds: float
-    cpu_s: float
-
-
 async def measure(what: str, s3: S3Options, objects: dict[str, int], *, request_bytes: int, parallel: int) -> Took:
     """Run a task in a process of its own."""
     task = Task(
@@ -59,12 +52,7 @@ async def measure(what: str, s3: S3Options, objects: dict[str, int], *, request_
         request_bytes=request_bytes,
         parallel=parallel,
     )
-    pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.raw", stdin=pipe, stdout=pipe)
-    output, _ = await child.communicate(json.dumps(task).encode())
-    if child.returncode:
-        raise RuntimeError(f"the reference failed with code {child.returncode}")
-    return Took(*json.loads(output))
+    return await in_child("bench.raw", task)
 
 
 async def run(task: Task) -> Took:
@@ -136,12 +124,6 @@ async def download(client: S3Client, task: Task, key: str, size: int) -> None:
     async with asyncio.TaskGroup() as group:
         for first in range(0, size, task["request_bytes"]):
             group.create_task(get(first))
-
-
-def used_s() -> float:
-    """Return the CPU seconds that this process has used."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 if __name__ == "__main__":

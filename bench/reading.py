@@ -19,7 +19,7 @@ from offloaderd.model import ReadPriority, TopicName
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:
-    from bench.raw import Took
+    from bench.child import Took
     from bench.scale import Scale
     from bench.site import Daemon, Site, Spent
 

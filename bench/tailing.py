@@ -9,8 +9,8 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from bench.appending import everything_offloaded
-from bench.bookie_reader import Task, Took, measure
+from bench.appending import everything_offloaded, spread
+from bench.bookie_reader import Task, measure
 from bench.load import MIB
 from bench.report import Figure
 from bench.site import CLOCK
@@ -21,6 +21,7 @@ from tests.real.written_topic import written_topic
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from bench.child import Took
     from bench.scale import Scale
     from bench.site import Sections, Site
     from offloaderd.model import TopicName
@@ -111,16 +112,11 @@ def _figures(name: str, count: int, entry_bytes: int, rounds: list[tuple[Took, T
             figure="CPU of the reader",
             values=[source.cpu_s / gib for source, _ in rounds],
             unit="s/GiB",
-            notes={"codec": _spread([codec.cpu_s / gib for _, codec in rounds], "s/GiB")},
+            notes={"codec": spread([codec.cpu_s / gib for _, codec in rounds], "s/GiB")},
         ),
     ]
 
 
 def _rates(seconds: list[float], count: int, mib: float) -> str:
-    per_s = _spread([count / one for one in seconds], "entries/s")
-    return f"{per_s}, {_spread([mib / one for one in seconds], 'MiB/s')}"
-
-
-def _spread(values: list[float], unit: str) -> str:
-    digits = 0 if min(values) >= 100 else 1
-    return f"{min(values):.{digits}f} to {max(values):.{digits}f} {unit}"
+    per_s = spread([count / one for one in seconds], "entries/s")
+    return f"{per_s}, {spread([mib / one for one in seconds], 'MiB/s')}"

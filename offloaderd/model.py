@@ -151,6 +151,10 @@ class Loss(NamedTuple):
         """Whether entries are known to be lost; else they may be."""
         return self.entries > 0
 
+    def holds(self, position: Position) -> bool:
+        """Whether a position lies in the range."""
+        return self.after < position < self.before
+
     def __str__(self) -> str:
         """The range in words."""
         return f"after {self.after} and before {self.before}" if self.after.ledger_id >= 0 else f"before {self.before}"

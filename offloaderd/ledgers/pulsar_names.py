@@ -42,11 +42,6 @@ def topic_path(topic: TopicName) -> str:
     return f"{ROOT}/{topic.managed_ledger}"
 
 
-def namespace_path(tenant: str, namespace: str) -> str:
-    """Return the node whose children are the encoded topics of a namespace."""
-    return f"{ROOT}/{tenant}/{namespace}/persistent"
-
-
 def parse_topic_path(path: str) -> TopicName:
     """Return the topic of a path. Raises InvalidInput for any other path, and for one that Pulsar would not write."""
     root, _, name = path.partition(f"{ROOT}/")

@@ -166,10 +166,6 @@ class TopicMap:
             index += 1
         return self.segments[index] if index < len(self.segments) else None
 
-    def loss_at(self, position: Position) -> Loss | None:
-        """Return the lost range in which a position lies."""
-        return next((loss for loss in self.losses if loss.after < position < loss.before), None)
-
     def with_commit(
         self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd] = MappingProxyType({})
     ) -> tuple[list[Step], TopicMap]:

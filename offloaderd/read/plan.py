@@ -231,7 +231,7 @@ def _leave(view: TopicView, cursor: Position) -> Step:
     """The cursor is behind everything that is known of its ledger: say whether the ledger is over."""
     ledger_id = cursor.ledger_id
     for loss in view.losses:
-        if loss.after < cursor < loss.before:
+        if loss.holds(cursor):
             lost = "were deleted before they were offloaded"
             doubt = "may have been there: ledgers were deleted before they were read"
             raise EntriesLost(f"entries {loss} {lost if loss.certain else doubt}", hint=f"read on from {loss.before}")

@@ -111,6 +111,15 @@ def lost(status: admin_pb2.TopicStatus) -> Sequence[tuple[tuple[int, int], tuple
     ]
 
 
+async def check_all_offloaded(client: DaemonClient, written: Written) -> None:
+    """Offload everything: the bucket alone gives every entry that was acknowledged, and nothing counts as lost."""
+    await offload(client, written)
+    found, tiers = await read(client, written)
+    assert found == written.entries
+    assert tiers == {common_pb2.TIER_OBJECTS}
+    assert lost(await status(client, written)) == []
+
+
 async def test_entries_come_from_every_tier_and_survive_a_crash(site: Site, written: Written) -> None:
     """A part is offloaded, a part only on bookies, a part in memory; after kill -9 all of it is offloaded once."""
     await written.add(300)
@@ -136,11 +145,7 @@ async def test_entries_come_from_every_tier_and_survive_a_crash(site: Site, writ
         await written.topic.roll()
         while (await status(client, written)).state != "offloading":
             await CLOCK.sleep(0.05)  # the session of the one that was killed has to end first
-        await offload(client, written)
-        found, tiers = await read(client, written)
-        assert found == written.entries
-        assert tiers == {common_pb2.TIER_OBJECTS}
-        assert lost(await status(client, written)) == []
+        await check_all_offloaded(client, written)
 
 
 async def test_bookies_fail_and_another_broker_takes_over(
@@ -164,11 +169,7 @@ async def test_bookies_fail_and_another_broker_takes_over(
         await written.add(50)
         await written.topic.roll()
         await confirmed(client, written, max(written.entries))
-        await offload(client, written)
-        found, tiers = await read(client, written)
-        assert found == written.entries
-        assert tiers == {common_pb2.TIER_OBJECTS}
-        assert lost(await status(client, written)) == []
+        await check_all_offloaded(client, written)
 
 
 async def test_a_lost_bookie_is_replaced_by_bookkeepers_own_recovery(
@@ -236,11 +237,7 @@ async def test_ledgers_that_were_offloaded_may_be_trimmed(site: Site, written: W
     async with DaemonProcess(site) as daemon, daemon.client() as client:
         await written.topic.roll()
         await confirmed(client, written, max(written.entries))
-        await offload(client, written)
-        found, tiers = await read(client, written)
-        assert found == written.entries
-        assert tiers == {common_pb2.TIER_OBJECTS}
-        assert lost(await status(client, written)) == []
+        await check_all_offloaded(client, written)
 
 
 @pytest.mark.parametrize("expires", [False, True], ids=["restart", "session expires"])

@@ -11,7 +11,6 @@ from offloaderd.ledgers.pulsar_names import (
     Partition,
     is_compacted,
     misplaced_ledger,
-    namespace_path,
     parse_topic_path,
     partition_of,
     system_reason,
@@ -53,7 +52,7 @@ def test_paths_round_trip(local: str) -> None:
     """Whatever its name, a topic's path leads back to it."""
     name = TopicName("tenant", "space", local)
     assert parse_topic_path(topic_path(name)) == name
-    assert topic_path(name).startswith(namespace_path("tenant", "space") + "/")
+    assert topic_path(name).startswith("/managed-ledgers/tenant/space/persistent/")
 
 
 @pytest.mark.parametrize(

@@ -408,9 +408,9 @@ async def test_a_wider_loss_takes_in_the_ones_within_it() -> None:
         assert await catalog.load(store, TOPIC) == current
     whole = Loss(Position(3, 4), Position(6, 0), 10, 9)
     assert current.losses == (whole, other)
-    assert [current.loss_at(Position(3, entry)) for entry in (4, 5)] == [None, whole]
-    assert current.loss_at(Position(6, 0)) is None
-    assert current.loss_at(Position(5, 99)) == whole
+    assert [whole.holds(Position(3, entry)) for entry in (4, 5)] == [False, True]
+    assert not any(loss.holds(Position(6, 0)) for loss in current.losses)
+    assert [loss for loss in current.losses if loss.holds(Position(5, 99))] == [whole]
 
 
 async def test_a_loss_before_the_first_segment_is_one_as_well() -> None:
