@@ -46,6 +46,8 @@ T = TypeVar("T")
 IN_FLIGHT_MAX = 64
 """Requests on their way. kazoo wakes its thread by a pipe that is full at 278 of them and then blocks the loop."""
 RECONNECT_PAUSE_S, RECONNECT_PAUSE_MAX_S = 0.1, 2.0
+GREETING_S = 3.0
+"""A server that accepts a connection and does not greet within about this time is left for the next try."""
 REARM_PAUSE_S = 0.2
 CREATE_TRIES = 3
 _CHANGES = 2 | 4 | 8 | 16
@@ -270,7 +272,7 @@ class ZooKeeperStore:
         retry = KazooRetry(max_tries=-1, delay=RECONNECT_PAUSE_S, backoff=2, max_delay=RECONNECT_PAUSE_MAX_S)
         try:
             client: ZooKeeperClient = KazooClient(
-                hosts=self._servers,
+                hosts=self._hosts(),
                 timeout=self._session_timeout_s,
                 connection_retry=retry,
                 command_retry=KazooRetry(max_tries=1),
@@ -281,6 +283,15 @@ class ZooKeeperStore:
                 hint="write HOST:PORT,HOST:PORT",
             ) from None
         return client
+
+    def _hosts(self) -> str:
+        """Return the servers, again and again: kazoo gives each of its hosts an equal share of a session to greet.
+
+        A server that is just starting may accept a connection and never answer; with one server alone the wait for it
+        would last as long as the session, and cost it.
+        """
+        share_s = self._session_timeout_s / (self._servers.count(",") + 1)
+        return ",".join([self._servers] * max(1, int(share_s / GREETING_S)))
 
     def _full(self, path: str) -> str:
         """Return the path in ZooKeeper."""

@@ -7,9 +7,10 @@ topic has a supervisor task: claim, recover, offload, release, and again. An err
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -29,7 +30,7 @@ from offloaderd.offload.topic import TopicOffloader, Workshop
 from offloaderd.patterns import of_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import Session
@@ -41,6 +42,13 @@ if TYPE_CHECKING:
     from offloaderd.patterns import TopicPattern
 
 log = structlog.get_logger(__name__)
+
+
+Duty = Callable[["TopicOffloader"], Coroutine[Any, Any, None]]
+"""Work that goes on beside the offloading of a topic for as long as this daemon owns it; it ends by cancellation.
+
+It must not raise because something is unreachable. What it raises of ours stalls the topic.
+"""
 
 
 @dataclass(slots=True)
@@ -56,8 +64,10 @@ class _Supervised:
 class Engine:
     """All topics of one daemon."""
 
-    def __init__(self, shop: Workshop, defaults: RollPolicy) -> None:
+    def __init__(self, shop: Workshop, defaults: RollPolicy, *, duties: Mapping[str, Duty] | None = None) -> None:
+        """Take what all topics work with, the limits of their segments, and further duties towards each, by name."""
         self._shop = shop
+        self._duties: dict[str, Duty] = {"trash": self._keep_trash_empty, **(duties or {})}
         self._me = DaemonNode(daemon_id="", address="", version="", started_ms=0)
         self._defaults = defaults
         self._clock = shop.uplink.clock
@@ -282,13 +292,16 @@ class Engine:
                 helpers = [
                     group.create_task(stop_when_told(), name=f"stop {offloader.topic}"),
                     group.create_task(fence_when_lost(), name=f"session of {offloader.topic}"),
-                    group.create_task(
-                        recovery.keep_trash_empty(self._shop.metadata, self._shop.uplink, offloader.topic),
-                        name=f"trash of {offloader.topic}",
-                    ),
+                ]
+                helpers += [
+                    group.create_task(duty(offloader), name=f"{name} of {offloader.topic}")
+                    for name, duty in self._duties.items()
                 ]
                 await offloader.run()
                 for helper in helpers:
                     helper.cancel()
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
+
+    async def _keep_trash_empty(self, offloader: TopicOffloader) -> None:
+        await recovery.keep_trash_empty(self._shop.metadata, self._shop.uplink, offloader.topic)
