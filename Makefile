@@ -18,7 +18,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench protos docs lock clean clean-data
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ fmt: $(DEPENDENCIES)dev ## Format the code and repair what lint can
 
 bench: $(DEPENDENCIES)dev ## Measure throughput and latency against the raw servers
 	$(BIN)/python -m bench
+
+invariants: $(DEPENDENCIES)dev ## Take every guard of a promise away and see its test fail (docs/invariants.md)
+	$(BIN)/python tools/invariants.py
 
 protos: $(DEPENDENCIES)dev ## Compile protos/ into the package
 	$(PROTOS)

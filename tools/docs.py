@@ -1,4 +1,4 @@
-"""Write what can be said from the code alone: configs/offloaderd.toml, docs/settings.md, docs/metrics.md.
+"""Write what can be said from the code alone: configs/offloaderd.toml, and pages of docs/.
 
 With --check nothing is written and a file that differs is an error.
 """
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from offloaderd.config.fields import all_settings, section_types
 from offloaderd.metrics import Metrics
+from tools.invariants import page as invariants_page
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 110
@@ -79,6 +80,7 @@ GENERATED = {
     "configs/offloaderd.toml": settings_file,
     "docs/settings.md": settings_page,
     "docs/metrics.md": metrics_page,
+    "docs/invariants.md": invariants_page,
 }
 
 

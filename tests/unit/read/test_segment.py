@@ -19,6 +19,7 @@ from offloaderd.format import v2
 from offloaderd.model import Position, TopicName
 from offloaderd.objects import keys
 from offloaderd.read import segment as segment_module
+from offloaderd.read.table import table_of
 from tests.unit.read.build import PREFIX, TOPIC, Piece, flat, make_house, payload, payloads, put_segment, sample, turns
 from tests.unit.read.shelf import Broken
 
@@ -208,6 +209,21 @@ def test_any_flipped_bit_is_found(what: str, at: int, bit: int) -> None:
         await expect_damage(house, segment, KEYS[what])
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("what", ["index", "manifest"])
+async def test_no_flipped_bit_of_a_table_passes(what: str) -> None:
+    """Every single bit of index and manifest counts, also of what a reader of ours has no use for."""
+    house = make_house()
+    segment = await put_segment(house.store, PIECES, segment_id=ID)
+    tables = {name: await house.store.get(KEYS[name]) for name in ("index", "manifest")}
+    for bit in range(8 * len(tables[what])):
+        flipped = bytearray(tables[what])
+        flipped[bit // 8] ^= 1 << bit % 8
+        given_ = {**tables, what: bytes(flipped)}
+        with pytest.raises(CorruptData) as caught:
+            table_of(TOPIC, segment, given_["index"], given_["manifest"])
+        assert caught.value.key == KEYS[what]
 
 
 @given(what=st.sampled_from(["data", "index", "manifest"]), at=st.integers(0, 10**6), longer=st.booleans())
