@@ -18,7 +18,7 @@ from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.format.manifest_rules import Broken, canonical_uuid, check
 from offloaderd.format.messages import parse_message
 from offloaderd.format.pb.storage import manifest_pb2 as pb
-from offloaderd.model import Position, SegmentRange
+from offloaderd.model import LedgerEnd, Loss, Position, SegmentRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,7 +74,11 @@ class LedgerPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentManifest:
-    """Everything about one segment; lengths are those of the objects in the bucket."""
+    """Everything about one segment; lengths are those of the objects in the bucket.
+
+    `losses` lie directly before the segment or inside it. `ends` are those that were known when it was sealed: of the
+    ledger in which the segment before ended, and of its own ledgers.
+    """
 
     segment_id: UUID
     managed_ledger: str
@@ -89,6 +93,8 @@ class SegmentManifest:
     ledgers: tuple[LedgerPart, ...]
     blocks: tuple[BlockInfo, ...]
     software_version: str
+    losses: tuple[Loss, ...] = ()
+    ends: tuple[tuple[int, LedgerEnd], ...] = ()
 
     @property
     def range(self) -> SegmentRange:
@@ -169,6 +175,8 @@ def _to_message(manifest: SegmentManifest) -> pb.SegmentManifest:
         ledgers=map(_part_to_message, manifest.ledgers),
         blocks=map(_block_to_message, manifest.blocks),
         software_version=manifest.software_version,
+        losses=map(_loss_to_message, manifest.losses),
+        ends=[_end_to_message(*pair) for pair in manifest.ends],
     )
 
 
@@ -202,6 +210,21 @@ def _block_to_message(block: BlockInfo) -> pb.SegmentBlock:
     )
 
 
+def _loss_to_message(loss: Loss) -> pb.SegmentLoss:
+    return pb.SegmentLoss(
+        after_ledger_id=loss.after.ledger_id,
+        after_entry_id=loss.after.entry_id,
+        before_ledger_id=loss.before.ledger_id,
+        before_entry_id=loss.before.entry_id,
+        entries=loss.entries,
+        noticed_ms=loss.noticed_ms,
+    )
+
+
+def _end_to_message(ledger_id: int, end: LedgerEnd) -> pb.SegmentLedgerEnd:
+    return pb.SegmentLedgerEnd(ledger_id=ledger_id, entries=end.entries, next_ledger_id=end.next_ledger_id)
+
+
 def _from_message(message: pb.SegmentManifest) -> SegmentManifest:
     """Return the manifest that a message describes; raises Broken where it cannot even be expressed."""
     return SegmentManifest(
@@ -218,6 +241,8 @@ def _from_message(message: pb.SegmentManifest) -> SegmentManifest:
         ledgers=tuple(map(_part_from_message, message.ledgers)),
         blocks=tuple(map(_block_from_message, message.blocks)),
         software_version=message.software_version,
+        losses=tuple(map(_loss_from_message, message.losses)),
+        ends=tuple(map(_end_from_message, message.ends)),
     )
 
 
@@ -248,6 +273,17 @@ def _block_from_message(message: pb.SegmentBlock) -> BlockInfo:
         first_index=message.first_index if message.HasField("first_index") else None,
         last_index=message.last_index if message.HasField("last_index") else None,
     )
+
+
+def _loss_from_message(message: pb.SegmentLoss) -> Loss:
+    after = Position(message.after_ledger_id, message.after_entry_id)
+    before = Position(message.before_ledger_id, message.before_entry_id)
+    return Loss(after, before, message.entries, message.noticed_ms)
+
+
+def _end_from_message(message: pb.SegmentLedgerEnd) -> tuple[int, LedgerEnd]:
+    following = message.next_ledger_id if message.HasField("next_ledger_id") else None
+    return message.ledger_id, LedgerEnd(message.entries, following)
 
 
 def _pairs(entries: Iterable[int], ats: Iterable[int]) -> tuple[tuple[int, int], ...]:

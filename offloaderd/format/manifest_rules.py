@@ -14,10 +14,15 @@ from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES, framed_bytes
 from offloaderd.format.index_entries import INDEX_ENTRY
 from offloaderd.format.v2 import BLOCK_HEADER_BYTES, PAD_BYTES_MIN, PREAMBLE
 from offloaderd.format.v2_index import GROUP_HEAD, INDEX_HEADER
-from offloaderd.model import ENTRY_ID_MAX, LEDGER_ID_MAX, TopicName
+from offloaderd.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, TopicName
 
 if TYPE_CHECKING:
     from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
+    from offloaderd.model import Loss
+
+
+_FRONT = Position(-1, -1)
+"""What the very first entry of a topic follows."""
 
 
 class Broken(OffloaderError):
@@ -56,6 +61,8 @@ def check(manifest: SegmentManifest) -> None:
     index_bytes = INDEX_HEADER.size + GROUP_HEAD.size * len(manifest.ledgers) + INDEX_ENTRY.size * len(manifest.blocks)
     if manifest.index_bytes < index_bytes:
         raise Broken(f"an index of at least {index_bytes} bytes", manifest.index_bytes)
+    _check_losses(manifest)
+    _check_ends(manifest)
 
 
 def _check_blocks(manifest: SegmentManifest) -> None:
@@ -128,6 +135,45 @@ def _check_part(part: LedgerPart, blocks: list[BlockInfo]) -> None:
         raise Broken(f"payload of {name} of at most {payload_bytes_max} bytes", part.payload_bytes)
     if part.ledger_entries <= last:
         raise Broken(f"at least {last + 1} entries in the whole of {name}", part.ledger_entries)
+
+
+def _check_losses(manifest: SegmentManifest) -> None:
+    """Losses have to ascend, before the segment's end, and hold none of its entries."""
+    least = _FRONT
+    for loss in manifest.losses:
+        if loss.after != _FRONT and not _possible(loss.after):
+            raise Broken("a loss that begins at a position, or at the front of the topic", loss.after)
+        if loss.after < least:
+            raise Broken(f"losses that ascend, the next from {least} on", loss.after)
+        if not (_possible(loss.before) and loss.after < loss.before <= manifest.range.end):
+            raise Broken(f"a loss from {loss.after} to a later position, up to {manifest.range.end}", loss.before)
+        _check_apart(loss, manifest.ledgers)
+        least = loss.before
+
+
+def _check_apart(loss: Loss, parts: tuple[LedgerPart, ...]) -> None:
+    for part in parts:
+        first, last = Position(part.ledger_id, part.first_entry_id), Position(part.ledger_id, part.last_entry_id)
+        if first < loss.before and last > loss.after:
+            raise Broken(f"entries {first} to {last} not to be lost", f"a loss {loss}")
+
+
+def _check_ends(manifest: SegmentManifest) -> None:
+    """Ends have to ascend by ledger, up to the segment's last, and not to lie before what the segment holds."""
+    held = {part.ledger_id: part.last_entry_id + 1 for part in manifest.ledgers}
+    least, last = 0, manifest.ledgers[-1].ledger_id
+    for ledger_id, end in manifest.ends:
+        if not least <= ledger_id <= last:
+            raise Broken(f"the end of a ledger from {least} to {last}", ledger_id)
+        if not held.get(ledger_id, 0) <= end.entries <= ENTRY_ID_MAX:
+            raise Broken(f"at least {held.get(ledger_id, 0)} entries at the end of ledger {ledger_id}", end.entries)
+        if end.next_ledger_id is not None and not ledger_id < end.next_ledger_id <= LEDGER_ID_MAX:
+            raise Broken(f"a ledger behind {ledger_id} as the next one", end.next_ledger_id)
+        least = ledger_id + 1
+
+
+def _possible(position: Position) -> bool:
+    return 0 <= position.ledger_id <= LEDGER_ID_MAX and 0 <= position.entry_id <= ENTRY_ID_MAX
 
 
 def _shortened(ledger_ids: list[int]) -> str:

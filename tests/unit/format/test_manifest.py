@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.format import manifest
 from offloaderd.format.pb.storage import manifest_pb2 as pb
-from offloaderd.model import Position, SegmentRange
+from offloaderd.model import LedgerEnd, Loss, Position, SegmentRange
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, sealed
 
@@ -145,6 +145,12 @@ def whole(**changes: object) -> Callable[[SegmentManifest], SegmentManifest]:
     return lambda valid: replace(valid, **changes)  # type: ignore[arg-type]
 
 
+def lost(*numbers: int) -> Callable[[SegmentManifest], SegmentManifest]:
+    """Record one loss, given by ledger and entry after which and before which it lies."""
+    after, before = Position(*numbers[:2]), Position(*numbers[2:])
+    return whole(losses=(Loss(after, before, 0),))
+
+
 # Block 0: length 173 = 128 + 3 * 12 + 5 + 4, its entry 1 at 143; block 1: 145; block 2: 170, its entry 1 at 144.
 BROKEN = [
     (whole(managed_ledger="public/default/flights"), "TENANT/NAMESPACE/persistent/TOPIC as managed ledger"),
@@ -187,6 +193,20 @@ BROKEN = [
     (ledger(1, ledger_id=8), "one entry for each of the ledgers that the blocks hold, in their order"),
     (ledger(0, payload_bytes=7), "payload of ledger 7 of at most 6 bytes"),
     (ledger(0, ledger_entries=44), "at least 45 entries in the whole of ledger 7"),
+    (lost(-1, 0, 7, 40), "a loss that begins at a position, or at the front of the topic"),
+    (lost(7, 39, 7, 39), "a loss from 7:39 to a later position, up to 9:1"),
+    (lost(7, 44, 9, 2), "a loss from 7:44 to a later position, up to 9:1"),
+    (lost(7, 40, 7, -1), "a loss from 7:40 to a later position, up to 9:1"),
+    (lost(7, 39, 7, 42), "entries 7:41 to 7:44 not to be lost"),
+    (lost(7, 43, 9, 0), "entries 7:41 to 7:44 not to be lost"),
+    (lost(7, 44, 9, 1), "entries 9:0 to 9:1 not to be lost"),
+    (whole(losses=(Loss(Position(7, 44), Position(9, 0), 1),) * 2), "losses that ascend, the next from 9:0 on"),
+    (whole(ends=((10, LedgerEnd(1, None)),)), "the end of a ledger from 0 to 9"),
+    (whole(ends=((-1, LedgerEnd(1, None)),)), "the end of a ledger from 0 to 9"),
+    (whole(ends=((6, LedgerEnd(1, None)), (6, LedgerEnd(1, None)))), "the end of a ledger from 7 to 9"),
+    (whole(ends=((7, LedgerEnd(44, None)),)), "at least 45 entries at the end of ledger 7"),
+    (whole(ends=((6, LedgerEnd(-1, None)),)), "at least 0 entries at the end of ledger 6"),
+    (whole(ends=((7, LedgerEnd(45, 7)),)), "a ledger behind 7 as the next one"),
 ]
 
 
@@ -243,6 +263,31 @@ def respell(text: str) -> bytes:
 def test_segment_id_has_one_spelling(text: str) -> None:
     """A segment id that is no UUID, or spelt in another way, is corrupt."""
     assert "segment id" in str(corrupt(respell(text)).expected)
+
+
+LOSSES = (Loss(Position(-1, -1), Position(7, 0), 0), Loss(Position(7, 44), Position(9, 0), 12, 1_700_000_000_000))
+ENDS = ((5, LedgerEnd(0, None)), (7, LedgerEnd(45, 8)), (9, LedgerEnd(7, None)))
+
+
+def test_losses_and_ends_are_kept() -> None:
+    """What was lost and how ledgers ended is read back, at the front of a topic and with or without a next ledger."""
+    described = replace(VALID, losses=LOSSES, ends=ENDS)
+    assert manifest.decode(manifest.encode(described), key=KEY) == described
+
+
+def test_without_losses_and_ends_the_bytes_are_those_of_before() -> None:
+    """Writers that knew neither, and segments that have neither, give the same manifest."""
+    message = manifest._to_message(replace(VALID, losses=LOSSES, ends=ENDS))
+    message.ClearField("losses")
+    message.ClearField("ends")
+    assert sealed(message.SerializeToString(deterministic=True)) == manifest.encode(VALID)
+
+
+def test_a_loss_may_end_at_the_last_entry_of_the_segment() -> None:
+    """A loss between two ledgers of a segment, of which the second has only its last entry in it, is a sound one."""
+    runs = [builders.Run(7, 0, [b"a"]), builders.Run(9, 4, [b"b"])]
+    described = replace(builders.build_segment(runs).manifest, losses=(Loss(Position(7, 0), Position(9, 4), 4),))
+    assert manifest.decode(manifest.encode(described), key=KEY) == described
 
 
 def test_sparse_entries_need_their_positions() -> None:

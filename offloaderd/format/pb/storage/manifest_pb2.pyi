@@ -35,6 +35,8 @@ class SegmentManifest(_message.Message):
     LEDGERS_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     """UUID, lower case"""
     managed_ledger: _builtins.str
@@ -60,6 +62,14 @@ class SegmentManifest(_message.Message):
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentBlock]:
         """in the order of the data object"""
 
+    @_builtins.property
+    def losses(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentLoss]:
+        """directly before the segment or inside it, ascending"""
+
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentLedgerEnd]:
+        """of the ledger before the segment and of its own, ascending"""
+
     def __init__(
         self,
         *,
@@ -76,10 +86,12 @@ class SegmentManifest(_message.Message):
         ledgers: _abc.Iterable[Global___SegmentLedger] | None = ...,
         blocks: _abc.Iterable[Global___SegmentBlock] | None = ...,
         software_version: _builtins.str = ...,
+        losses: _abc.Iterable[Global___SegmentLoss] | None = ...,
+        ends: _abc.Iterable[Global___SegmentLedgerEnd] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "blocks", b"blocks", "cluster", b"cluster", "data_bytes", b"data_bytes", "epoch", b"epoch", "index_bytes", b"index_bytes", "index_crc32c", b"index_crc32c", "ledgers", b"ledgers", "managed_ledger", b"managed_ledger", "preamble_bytes", b"preamble_bytes", "sealed_ms", b"sealed_ms", "segment_id", b"segment_id", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "blocks", b"blocks", "cluster", b"cluster", "data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "index_bytes", b"index_bytes", "index_crc32c", b"index_crc32c", "ledgers", b"ledgers", "losses", b"losses", "managed_ledger", b"managed_ledger", "preamble_bytes", b"preamble_bytes", "sealed_ms", b"sealed_ms", "segment_id", b"segment_id", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,3 +214,71 @@ class SegmentBlock(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_index) -> _WhichOneofReturnType__last_index | None: ...
 
 Global___SegmentBlock: _TypeAlias = SegmentBlock  # noqa: Y015
+
+@_typing.final
+class SegmentLoss(_message.Message):
+    """Entries between two positions, both kept, that were gone before they could be offloaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_LEDGER_ID_FIELD_NUMBER: _builtins.int
+    AFTER_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    BEFORE_LEDGER_ID_FIELD_NUMBER: _builtins.int
+    BEFORE_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    NOTICED_MS_FIELD_NUMBER: _builtins.int
+    after_ledger_id: _builtins.int
+    """-1: the beginning of the topic"""
+    after_entry_id: _builtins.int
+    before_ledger_id: _builtins.int
+    before_entry_id: _builtins.int
+    entries: _builtins.int
+    """known to be lost; 0: nobody can say whether there were any"""
+    noticed_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        after_ledger_id: _builtins.int = ...,
+        after_entry_id: _builtins.int = ...,
+        before_ledger_id: _builtins.int = ...,
+        before_entry_id: _builtins.int = ...,
+        entries: _builtins.int = ...,
+        noticed_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_entry_id", b"after_entry_id", "after_ledger_id", b"after_ledger_id", "before_entry_id", b"before_entry_id", "before_ledger_id", b"before_ledger_id", "entries", b"entries", "noticed_ms", b"noticed_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SegmentLoss: _TypeAlias = SegmentLoss  # noqa: Y015
+
+@_typing.final
+class SegmentLedgerEnd(_message.Message):
+    """How a ledger ended, as far as it was known when the segment was sealed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    NEXT_LEDGER_ID_FIELD_NUMBER: _builtins.int
+    ledger_id: _builtins.int
+    entries: _builtins.int
+    """of the whole ledger"""
+    next_ledger_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        ledger_id: _builtins.int = ...,
+        entries: _builtins.int = ...,
+        next_ledger_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_ledger_id", b"_next_ledger_id", "next_ledger_id", b"next_ledger_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_ledger_id", b"_next_ledger_id", "entries", b"entries", "ledger_id", b"ledger_id", "next_ledger_id", b"next_ledger_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__next_ledger_id: _TypeAlias = _typing.Literal["next_ledger_id"]  # noqa: Y015
+    _WhichOneofArgType__next_ledger_id: _TypeAlias = _typing.Literal["_next_ledger_id", b"_next_ledger_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_ledger_id) -> _WhichOneofReturnType__next_ledger_id | None: ...
+
+Global___SegmentLedgerEnd: _TypeAlias = SegmentLedgerEnd  # noqa: Y015
