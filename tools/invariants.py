@@ -152,7 +152,8 @@ def page() -> str:
         "",
         "Generated from `tests/invariants.toml` by `make docs`. Each guard was taken out of the code, and its test",
         "then failed: `make invariants` does so for all of them, and `make test` includes it. Beside these tests,",
-        "every promise is checked in the deterministic simulation (`make simulate`) and on real processes (`make soak`).",
+        "the promises are checked in the deterministic simulation (`make simulate`) and on real processes",
+        "(`make soak`).",
     ]
     for promise in promises():
         lines += ["", f"## {promise.name}: {promise.says}", "", promise.how, ""]
