@@ -33,7 +33,11 @@ class OutcomeUnknown(Transient):
 
 
 class Denied(OffloaderError):
-    """Credentials or rights are missing or have expired; only an operator, or a refresh, can help."""
+    """Credentials or rights are missing; only an operator can help."""
+
+
+class Expired(Denied):
+    """The credentials were good once: they are read again before the next try, which may well work."""
 
 
 class NoSpace(OffloaderError):

@@ -22,7 +22,7 @@ ENTRIES_BUCKETS = tuple(float(10**power) for power in range(9))
 
 TIERS = ("buffer", "source", "objects")
 DEPENDENCIES = ("metadata", "objects", "ledgers")
-ERROR_CLASSES = ("throttled", "transient", "denied", "no_space", "bucket_missing", "not_found", "other")
+ERROR_CLASSES = ("throttled", "transient", "expired", "denied", "no_space", "bucket_missing", "not_found", "other")
 CACHES = ("blocks", "segments")
 BOOKIE_OPERATIONS = ("read", "batch", "last")
 BOOKIE_OUTCOMES = ("ok", "missing", "busy", "timeout", "failed")
@@ -31,8 +31,8 @@ OPEN: tuple[str, ...] = ()
 
 S3_CODES = frozenset({
     "200", "204", "206", "400", "403", "404", "409", "412", "416", "429", "500", "502", "503", "504",
-    "AccessDenied", "EntityTooSmall", "ExpiredToken", "InternalError", "InvalidAccessKeyId", "InvalidPart",
-    "InvalidRange", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "PreconditionFailed", "RequestTimeout",
+    "AccessDenied", "EntityTooSmall", "ExpiredToken", "ExpiredTokenException", "InternalError", "InvalidAccessKeyId",
+    "InvalidPart", "InvalidRange", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "PreconditionFailed", "RequestTimeout",
     "ServiceUnavailable",
     "SignatureDoesNotMatch", "SlowDown", "error", "ok", "timeout", "unreachable",
 })  # fmt: skip

@@ -19,7 +19,6 @@ from prometheus_client import (
 )
 
 from offloaderd import __version__
-from offloaderd.metric_families import Families
 from offloaderd.metric_values import (
     BOOKIE_OPERATIONS,
     BOOKIE_OUTCOMES,
@@ -33,6 +32,7 @@ from offloaderd.metric_values import (
     S3_THROTTLES,
     TIERS,
 )
+from offloaderd.metrics_outage import OutageMetrics
 from offloaderd.model import RollReason
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series and no panel reads it
 
 
-class Metrics(Families):
+class Metrics(OutageMetrics):
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -58,6 +58,7 @@ class Metrics(Families):
         self._reads()
         self._cache_and_integrity()
         self._process()
+        self._outage()
 
     def _identity(self) -> None:
         self.build_info = self._gauge(

@@ -8,6 +8,7 @@ from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions, SaslOpti
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.pulsar_admin import AdminOptions
 from offloaderd.objects.s3 import S3Options
+from offloaderd.offload.pace import Pace
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.offload.topic import Workshop
@@ -50,15 +51,22 @@ def workshop(
             objects=objects,
             prefix=settings.objects.prefix,
             budget=uploads,
-            limits=UploadLimits(parts_in_flight_max=offload.parts_in_flight_max, readback=offload.verify == "readback"),
+            limits=UploadLimits(parts_in_flight_max=parts_of_topic(settings), readback=offload.verify == "readback"),
             clock=clock,
             metrics=metrics,
+            pace=Pace(settings.upload.concurrency_max, changed=metrics.upload_concurrency.set),
         ),
         pool=pool,
         layout=SegmentLayout(block_bytes=offload.block_bytes, part_bytes=offload.part_bytes, preamble=offload.preamble),
         cluster=settings.daemon.cluster,
         driver=driver_properties(settings),
     )
+
+
+def parts_of_topic(settings: Settings) -> int:
+    """Return how many parts one topic may hold: never all that there is memory for, lest one that fails stops all."""
+    fitting = settings.memory.upload_bytes // settings.offload.part_bytes
+    return min(settings.offload.parts_in_flight_max, max(1, fitting - 1))
 
 
 def roll_policy(settings: Settings) -> RollPolicy:

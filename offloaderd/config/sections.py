@@ -31,6 +31,7 @@ from offloaderd.config.kinds import (
 )
 from offloaderd.config.rules import broken_rules
 from offloaderd.config.section import Section
+from offloaderd.config.sections_outage import UploadSettings
 from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
 from offloaderd.model import ReadPriority
 
@@ -329,6 +330,7 @@ class Settings(Section):
     bookkeeper: BookkeeperSettings = BookkeeperSettings()
     pulsar: PulsarSettings = PulsarSettings()
     offload: OffloadSettings = OffloadSettings()
+    upload: UploadSettings = UploadSettings()
     memory: MemorySettings = MemorySettings()
     read: ReadSettings = ReadSettings()
     shutdown: ShutdownSettings = ShutdownSettings()

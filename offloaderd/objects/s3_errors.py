@@ -19,6 +19,7 @@ from offloaderd.errors import (
     BucketMissing,
     Conflict,
     Denied,
+    Expired,
     InvalidConfig,
     InvalidInput,
     NoSpace,
@@ -31,7 +32,7 @@ from offloaderd.errors import (
 
 HINT_KEYS = "check objects.access_key and objects.secret_key"
 HINT_RIGHTS = "these credentials may not do this: compare them with the policy that offloaderd needs"
-HINT_EXPIRED = "refresh the session's credentials"
+HINT_EXPIRED = "refresh the credentials where they come from (profile, role): they are read again at every try"
 HINT_BUCKET = "create the bucket, or correct objects.bucket and objects.endpoint"
 HINT_REGION = "set objects.region, or objects.endpoint, to where the bucket is"
 HINT_CLOCK = "set this machine's clock: signatures hold for 15 minutes"
@@ -52,7 +53,7 @@ _MEANINGS = (
     (_Verdict(Throttled), "RequestThrottled TooManyRequests RequestLimitExceeded BandwidthLimitExceeded Busy"),
     (_Verdict(Denied, HINT_KEYS), "InvalidAccessKeyId SignatureDoesNotMatch InvalidToken"),
     (_Verdict(Denied, HINT_RIGHTS), "AccessDenied AllAccessDisabled AccountProblem UnauthorizedAccess"),
-    (_Verdict(Denied, HINT_EXPIRED), "ExpiredToken ExpiredTokenException TokenRefreshRequired"),
+    (_Verdict(Expired, HINT_EXPIRED), "ExpiredToken ExpiredTokenException TokenRefreshRequired"),
     (_Verdict(Denied, HINT_REGION), "PermanentRedirect TemporaryRedirect AuthorizationHeaderMalformed"),
     (_Verdict(Denied, HINT_REGION), "IllegalLocationConstraintException"),
     (_Verdict(Denied, HINT_CLOCK), "RequestTimeTooSkewed RequestExpired"),
@@ -88,7 +89,8 @@ STATUSES = {
 }
 """For answers without a code (HEAD has no body) or with one that nobody knows."""
 
-_NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)
+_NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError)
+_NOT_REFRESHED = (boto.CredentialRetrievalError, boto.TokenRetrievalError, boto.SSOError)
 _NOT_SENT = (boto.ConnectTimeoutError, boto.ProxyConnectionError, boto.SSLError)
 # All the rest: a connection that broke, or an answer that nobody can read.
 _BROKEN = (boto.BotoCoreError, aiohttp.ClientError, ConnectionError)
@@ -117,6 +119,8 @@ def failure(error: Exception, request: Request) -> Failure | None:
         return _answered(error, request)
     if isinstance(error, _NO_CREDENTIALS):
         return Failure(Denied(_line(request, str(error)), hint=HINT_CREDENTIALS), "error")
+    if isinstance(error, _NOT_REFRESHED) or _still_expired(error):
+        return Failure(Expired(_line(request, str(error)), hint=HINT_EXPIRED), "error")
     if isinstance(error, boto.ParamValidationError):
         return Failure(InvalidInput(_line(request, str(error))), "error")
     if isinstance(error, _NOT_SENT) or _never_connected(error):
@@ -138,7 +142,7 @@ def verdict_for(code: str, status: int) -> tuple[type[OffloaderError], str]:
     """Return class and hint for an answer's error code and HTTP status."""
     found = VERDICTS.get(code)
     if found is None and code == "400":
-        found = _Verdict(Denied, HINT_EXPIRED)  # HEAD: all the reason there is; what else could be bad in it?
+        found = _Verdict(Expired, HINT_EXPIRED)  # HEAD: all the reason there is; what else could be bad in it?
     found = found or STATUSES.get(status)
     if found is None:
         found = _Verdict(Transient) if status >= 500 else _Verdict(InvalidInput)
@@ -162,6 +166,11 @@ def _never_connected(error: Exception) -> bool:
     if not isinstance(error, boto.EndpointConnectionError):
         return False
     return isinstance(error.kwargs.get("error"), aiohttp.ClientConnectorError | socket.gaierror)
+
+
+def _still_expired(error: Exception) -> bool:
+    """Tell what botocore raises, as any RuntimeError, when refreshed credentials have expired as well."""
+    return type(error) is RuntimeError and "credentials are still expired" in str(error)
 
 
 def _lost(what: str, request: Request, code: str) -> Failure:

@@ -6,10 +6,10 @@ Both are handed out in the order of asking, so one hot topic cannot starve the o
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from collections import Counter, deque
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from offloaderd.errors import Denied, NoSpace, NotFound, Throttled, Transient
+from offloaderd.errors import BucketMissing, Denied, Expired, NoSpace, NotFound, Throttled, Transient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -60,28 +60,48 @@ class ByteBudget:
                 turn.set_result(None)
 
 
-class Backoff:
-    """Growing, jittered pauses between tries; the class of the error sets the pace.
+class Pauses(NamedTuple):
+    """Seconds before the second try of something, and the most before any."""
 
-    What may pass soon (time-outs, 5xx) starts at 0.1 s and ends at 10 s; throttling starts at 0.5 s; what needs an
-    operator (rights, space, a missing bucket) starts at 1 s and ends at 30 s, so that a repair is noticed soon.
-    """
+    first_s: float
+    most_s: float
+
+
+PAUSES: dict[type[Exception], Pauses] = {
+    Throttled: Pauses(0.5, 20.0),
+    Transient: Pauses(0.1, 10.0),
+    Expired: Pauses(0.2, 15.0),
+    Denied: Pauses(1.0, 30.0),
+    NoSpace: Pauses(2.0, 30.0),
+    BucketMissing: Pauses(5.0, 30.0),
+    NotFound: Pauses(1.0, 30.0),
+    Exception: Pauses(0.1, 10.0),
+}
+"""By class of error; an error has those of its nearest ancestor here.
+
+What may pass soon is tried again soon. Expired credentials are mostly replaced at the next try. What needs an operator
+(rights, space, a missing bucket) begins later, and no pause is so long that a repair would go unnoticed.
+"""
+
+
+class Backoff:
+    """Growing, jittered pauses between tries; each class of error has a pace, and a count of tries, of its own."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.tries = 0
+        self._tries: Counter[type[Exception]] = Counter()
+
+    @property
+    def tries(self) -> int:
+        """How often it failed since the beginning or the last `reset`."""
+        return self._tries.total()
 
     def pause_s(self, error: Exception) -> float:
         """Seconds to wait before the next try, counting this failure."""
-        match error:
-            case Denied() | NoSpace() | NotFound():
-                first, most = 1.0, 30.0
-            case Throttled():
-                first, most = 0.5, 20.0
-            case _:
-                first, most = 0.1, 10.0
-        pause = min(most, first * 2 ** min(self.tries, 16))
-        self.tries += 1
+        kind = next(one for one in type(error).__mro__ if one in PAUSES)
+        pauses = PAUSES[kind]
+        pause = min(pauses.most_s, pauses.first_s * 2 ** min(self._tries[kind], 16))
+        self._tries[kind] += 1
         return self._clock.jitter(pause)
 
     async def wait(self, error: Exception) -> None:
@@ -90,7 +110,7 @@ class Backoff:
 
     def reset(self) -> None:
         """Something worked: the next failure starts from the beginning."""
-        self.tries = 0
+        self._tries.clear()
 
 
 async def until_answered(

@@ -48,6 +48,7 @@ class Reporter:
         self._metrics.lag_bytes.labels(topic=topic).set(status.lag_bytes)
         self._metrics.lag_seconds.labels(topic=topic).set(status.lag_seconds)
         self._metrics.source_hidden_entries.labels(topic=topic).set(status.hidden_entries)
+        self._metrics.stalled_seconds.labels(topic=topic).set(status.stalled_s)
         before = self._stalled.pop(status.topic, "")
         if before and before != status.stalled_class:
             self._metrics.stalled.remove(topic, before)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Transient
-from offloaderd.offload.uploader import error_class
+from offloaderd.offload.troubles import error_class
 
 if TYPE_CHECKING:
     from offloaderd.errors import OffloaderError
     from offloaderd.model import Loss, Position, TopicName
     from offloaderd.offload.topic import TopicOffloader
-
-STALLED_TRIES = 5
-"""After so many failures in a row of something that may pass, a topic counts as stalled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +38,8 @@ class TopicStatus:
     segments_committed: int = 0
     stalled_reason: str = ""
     stalled_class: str = ""
+    stalled_since_ms: int = 0
+    stalled_s: float = 0.0
     edge: str = ""
     hidden_entries: int = 0
     looked_age_s: float = 0.0
@@ -51,8 +49,7 @@ class TopicStatus:
 def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicStatus:
     """Describe an offloader at a monotonic time."""
     builder = topic.builder
-    error = topic.troubles.error
-    stalled = error is not None and (not isinstance(error, Transient) or topic.troubles.count >= STALLED_TRIES)
+    stalled = topic.troubles.stalled
     entries, size = lag_of(topic)
     confirmed, tailer = topic.newest, topic.tailer
     return TopicStatus(
@@ -71,8 +68,10 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicSt
         open_segment_age_s=topic.open_segment_age_s,
         buffer_bytes=topic.buffer.used_bytes,
         segments_committed=len(topic.map.segments),
-        stalled_reason=str(error) if stalled else "",
-        stalled_class=error_class(error) if stalled and error else "",
+        stalled_reason=str(stalled.error) if stalled else "",
+        stalled_class=error_class(stalled.error) if stalled else "",
+        stalled_since_ms=stalled.since_ms if stalled else 0,
+        stalled_s=now_s - stalled.since_s if stalled else 0.0,
         edge=tailer.edge.edge.value if tailer is not None and tailer.edge is not None else "",
         hidden_entries=tailer.edge.hidden if tailer is not None and tailer.edge is not None else 0,
         looked_age_s=now_s - tailer.looked_s if tailer is not None and tailer.looked_s is not None else 0.0,

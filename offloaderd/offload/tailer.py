@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.buffer import BufferPool, Gap, TailingBuffer
     from offloaderd.offload.chain import LedgerChain, Run
     from offloaderd.offload.lag import LagTracker
-    from offloaderd.offload.uploader import Troubles
+    from offloaderd.offload.troubles import Troubles
 
 log = structlog.get_logger(__name__)
 
@@ -101,10 +101,11 @@ class Tailer:
                 try:
                     await self._catch_up()
                 except Transient as error:
-                    self._troubles.met(error)
+                    self._troubles.met(error, "source")
                     await backoff.wait(error)
                     continue
                 backoff.reset()
+                self._troubles.over("source")
                 if self._dirty:
                     continue
                 if self._waiting_at is None:

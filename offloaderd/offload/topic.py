@@ -27,7 +27,8 @@ from offloaderd.offload.segment import SegmentBuilder
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.status import TopicStatus, describe
 from offloaderd.offload.tailer import Tailer
-from offloaderd.offload.uploader import SegmentFailed, SegmentUpload, Troubles
+from offloaderd.offload.troubles import Troubles
+from offloaderd.offload.uploader import SegmentFailed, SegmentUpload
 
 if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerSource
@@ -77,7 +78,7 @@ class TopicOffloader:
         self._shop = shop
         self._clock = shop.uplink.clock
         self._metrics = shop.uplink.metrics
-        self.troubles = Troubles(self.changed.notify)
+        self.troubles = Troubles(self.topic, self._clock, self.changed.notify)
         self.lag = LagTracker()
         self._log = AttemptLog(shop.metadata, claim, clock=self._clock, metrics=self._metrics)
         self._record = TopicRecord(self._log, topic_map, begin, clock=self._clock, metrics=self._metrics)

@@ -8,7 +8,7 @@ lost answer is settled by reading back.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
@@ -20,11 +20,12 @@ from offloaderd.errors import (
     NoSpace,
     NotFound,
     OffloaderError,
-    Throttled,
     Transient,
 )
 from offloaderd.objects import keys
 from offloaderd.offload.budget import Backoff
+from offloaderd.offload.pace import Pace
+from offloaderd.offload.troubles import error_class
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from offloaderd.objects.port import PartInfo, SegmentStore
     from offloaderd.offload.budget import ByteBudget
     from offloaderd.offload.segment import CutPart
+    from offloaderd.offload.troubles import Troubles
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -62,47 +64,7 @@ class Uplink:
     limits: UploadLimits
     clock: Clock
     metrics: Metrics
-
-
-class Troubles:
-    """What a topic's requests are failing with at the moment, for status and metrics."""
-
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
-        self.error: OffloaderError | None = None
-        self.count = 0
-
-    def met(self, error: OffloaderError) -> None:
-        """A request failed and is being tried again."""
-        self.error = error
-        self.count += 1
-        self._changed()
-
-    def over(self) -> None:
-        """A request worked."""
-        if self.error is not None:
-            self.error = None
-            self.count = 0
-            self._changed()
-
-
-def error_class(error: OffloaderError) -> str:
-    """Name the class of an error for metric labels: bounded, and what an operator acts on."""
-    match error:
-        case Throttled():
-            return "throttled"
-        case Transient():
-            return "transient"
-        case Denied():
-            return "denied"
-        case NoSpace():
-            return "no_space"
-        case BucketMissing():
-            return "bucket_missing"
-        case NotFound():
-            return "not_found"
-        case _:
-            return "other"
+    pace: Pace = field(default_factory=Pace)
 
 
 class SegmentUpload:
@@ -152,7 +114,8 @@ class SegmentUpload:
         started = self._up.clock.monotonic()
         try:
             self._parts[part.part_number] = await self._persist(
-                lambda: self._up.objects.upload_part(self._key, self.upload_id, part.part_number, part.data)
+                lambda: self._up.objects.upload_part(self._key, self.upload_id, part.part_number, part.data),
+                paced=True,
             )
             metrics.upload_parts.labels(outcome="ok").inc()
             metrics.upload_bytes.inc(size)
@@ -209,20 +172,32 @@ class SegmentUpload:
         except NotFound:
             return None
 
-    async def _persist(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Try a request until it works; raises SegmentFailed when trying again cannot help."""
-        backoff = Backoff(self._up.clock)
-        while True:
-            try:
-                result = await request()
-            except (Transient, Denied, NoSpace, BucketMissing) as error:
-                kind = error_class(error)
-                self._up.metrics.upload_retries.labels(**{"class": kind}).inc()
-                self._troubles.met(error)
-                log.warning("upload.retried", key=self._key, error_class=kind, error=str(error), tries=backoff.tries)
-                await backoff.wait(error)
-            except (NotFound, InvalidInput) as error:
-                raise SegmentFailed(f"upload {self.upload_id} of {self._key} cannot go on: {error}") from error
-            else:
-                self._troubles.over()
-                return result
+    async def _persist(self, request: Callable[[], Awaitable[T]], *, paced: bool = False) -> T:
+        """Try a request until it works; raises SegmentFailed when trying again cannot help.
+
+        One that is `paced` has its place among the parts on their way for each try, and gives it back between them.
+        """
+        backoff, what, pace = Backoff(self._up.clock), object(), self._up.pace
+        try:
+            while True:
+                mark = pace.mark()
+                try:
+                    if not paced:
+                        return await request()
+                    async with pace.one_part():
+                        mark = pace.mark()
+                        result = await request()
+                    pace.worked(mark)
+                    return result
+                except (Transient, Denied, NoSpace, BucketMissing) as error:
+                    kind = error_class(error)
+                    self._up.metrics.upload_retries.labels(**{"class": kind}).inc()
+                    pace.failed(error, mark)
+                    self._troubles.met(error, what)
+                    tries = backoff.tries
+                    log.warning("upload.retried", key=self._key, error_class=kind, error=str(error), tries=tries)
+                    await backoff.wait(error)
+                except (NotFound, InvalidInput) as error:
+                    raise SegmentFailed(f"upload {self.upload_id} of {self._key} cannot go on: {error}") from error
+        finally:
+            self._troubles.over(what)

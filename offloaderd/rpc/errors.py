@@ -19,6 +19,7 @@ from offloaderd.errors import (
     Conflict,
     CorruptData,
     Denied,
+    Expired,
     Fenced,
     InvalidConfig,
     InvalidInput,
@@ -54,7 +55,7 @@ CODES: dict[type[OffloaderError], grpc.StatusCode] = {
 """By class; an error takes the code of its nearest ancestor here."""
 
 _REASONS = (
-    *CODES, BucketMissing, EntriesMissing, Fenced, OutcomeUnknown, TopicNotFound,
+    *CODES, BucketMissing, EntriesMissing, Expired, Fenced, OutcomeUnknown, TopicNotFound,
 )  # fmt: skip
 _CODE_ERRORS: dict[grpc.StatusCode, type[OffloaderError]] = {
     grpc.StatusCode.UNAVAILABLE: Transient,

@@ -12,6 +12,7 @@ from offloaderd.errors import (
     Closed,
     Conflict,
     Denied,
+    Expired,
     InvalidConfig,
     InvalidInput,
     NoSpace,
@@ -239,7 +240,8 @@ async def test_right_range() -> None:
         ("403 Forbidden", "InvalidAccessKeyId", Denied, Denied),
         ("403 Forbidden", "SignatureDoesNotMatch", Denied, Denied),
         ("403 Forbidden", "RequestTimeTooSkewed", Denied, Denied),
-        ("400 Bad Request", "ExpiredToken", Denied, Denied),
+        ("400 Bad Request", "ExpiredToken", Expired, Expired),
+        ("403 Forbidden", "ExpiredTokenException", Expired, Expired),
         ("400 Bad Request", "AuthorizationHeaderMalformed", Denied, Denied),
         ("400 Bad Request", "EntityTooSmall", InvalidInput, InvalidInput),
         ("400 Bad Request", "RequestTimeout", Transient, Transient),
@@ -263,7 +265,7 @@ async def test_refusals(status: str, code: str, read: type, write: type) -> None
         assert type(error) is kind
         assert (code or status[:3]) in error.message
         assert "hush" not in str(error)
-        if kind in {Denied, NoSpace, BucketMissing}:
+        if kind in {Denied, Expired, NoSpace, BucketMissing}:
             assert error.hint
         if code != "AuthorizationHeaderMalformed":  # botocore asks for the bucket's region first
             assert len(server.heads) == 1
@@ -275,7 +277,7 @@ async def test_head_without_reason() -> None:
     async def refuse(connection: Connection) -> None:
         connection.answer("400 Bad Request")
 
-    assert type(await outcome(FaultyServer(refuse), READS["head"])) is Denied
+    assert type(await outcome(FaultyServer(refuse), READS["head"])) is Expired
 
 
 async def test_head_in_a_missing_bucket() -> None:

@@ -6,7 +6,17 @@ import asyncio
 
 import pytest
 
-from offloaderd.errors import BucketMissing, Denied, Throttled, Transient
+from offloaderd.errors import (
+    BucketMissing,
+    Denied,
+    Expired,
+    NoSpace,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    Throttled,
+    Transient,
+)
 from offloaderd.offload.budget import Backoff, ByteBudget, until_answered
 from offloaderd.testing.clock import FakeClock
 
@@ -78,21 +88,40 @@ async def test_a_cancelled_request_keeps_nothing(granted_first: bool) -> None:
     assert budget.used_bytes == 7
 
 
-def test_pauses_grow_with_tries_and_by_class_of_error() -> None:
-    """Throttling waits longer than a time-out, missing rights longest; all are bounded and reset."""
-    for error, first, most in [
+@pytest.mark.parametrize(
+    ("error", "first", "most"),
+    [
         (Transient("t"), 0.1, 10.0),
+        (OutcomeUnknown("t"), 0.1, 10.0),
         (Throttled("t"), 0.5, 20.0),
+        (Expired("e"), 0.2, 15.0),
         (Denied("d"), 1.0, 30.0),
-        (BucketMissing("b"), 1.0, 30.0),
-    ]:
-        backoff = Backoff(NoJitter())  # type: ignore[arg-type]
-        pauses = [backoff.pause_s(error) for _ in range(40)]
-        assert pauses[:3] == [first, first * 2, first * 4]
-        assert pauses == sorted(pauses)
-        assert pauses[-1] == most
-        backoff.reset()
-        assert backoff.pause_s(error) == first
+        (NoSpace("n"), 2.0, 30.0),
+        (BucketMissing("b"), 5.0, 30.0),
+        (NotFound("b"), 1.0, 30.0),
+        (OffloaderError("any"), 0.1, 10.0),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_pauses_grow_with_tries_and_by_class_of_error(error: Exception, first: float, most: float) -> None:
+    """Each class has its own first pause and its own bound, and begins anew after a success."""
+    backoff = Backoff(NoJitter())  # type: ignore[arg-type]
+    pauses = [backoff.pause_s(error) for _ in range(40)]
+    assert pauses[:2] == [first, first * 2]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == most
+    assert backoff.tries == 40
+    backoff.reset()
+    assert backoff.pause_s(error) == first
+
+
+def test_classes_that_alternate_do_not_share_their_pauses() -> None:
+    """A store that throttled for long does not make the first lost connection wait long, nor the other way round."""
+    backoff = Backoff(NoJitter())  # type: ignore[arg-type]
+    for _ in range(20):
+        backoff.pause_s(Throttled("t"))
+    assert backoff.pause_s(Transient("t")) == 0.1
+    assert backoff.pause_s(Throttled("t")) == 20.0
 
 
 async def test_asking_goes_on_until_there_is_an_answer() -> None:

@@ -1,0 +1,137 @@
+"""What a topic's requests are failing with at the moment: why it stalls, and since when.
+
+A request that is tried again is one trouble for as long as it fails, whatever else works meanwhile: a part that cannot
+be stored holds up its segment, however well its neighbours fare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.errors import (
+    BucketMissing,
+    Denied,
+    Expired,
+    NoSpace,
+    NotFound,
+    OffloaderError,
+    Throttled,
+    Transient,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from offloaderd.clock import Clock
+    from offloaderd.model import TopicName
+
+log = structlog.get_logger(__name__)
+
+STALLED_TRIES = 5
+"""After so many failures in a row of something that may pass, a topic counts as stalled."""
+
+
+def error_class(error: OffloaderError) -> str:
+    """Name the class of an error for metric labels: bounded, and what an operator acts on."""
+    match error:
+        case Throttled():
+            return "throttled"
+        case Transient():
+            return "transient"
+        case Expired():
+            return "expired"
+        case Denied():
+            return "denied"
+        case NoSpace():
+            return "no_space"
+        case BucketMissing():
+            return "bucket_missing"
+        case NotFound():
+            return "not_found"
+        case _:
+            return "other"
+
+
+@dataclass(slots=True)
+class Trouble:
+    """One request that fails and is tried again; `since_ms` is wall time, to be shown."""
+
+    error: OffloaderError
+    since_ms: int
+    since_s: float
+    tries: int = 1
+
+    @property
+    def stalls(self) -> bool:
+        """Whether the topic counts as stalled by it: at once, unless it may pass by itself."""
+        return self.tries >= STALLED_TRIES or not isinstance(self.error, Transient)
+
+
+class Troubles:
+    """All that fails of a topic; `changed` is called whenever that is another than before."""
+
+    def __init__(self, topic: TopicName, clock: Clock, changed: Callable[[], None]) -> None:
+        self._topic = topic
+        self._clock = clock
+        self._changed = changed
+        self._failing: dict[Hashable, Trouble] = {}
+        self._told = False
+
+    @property
+    def worst(self) -> Trouble | None:
+        """What fails for the longest, of that which stalls the topic if anything does."""
+        return min(self._failing.values(), key=lambda one: (not one.stalls, one.since_s), default=None)
+
+    @property
+    def stalled(self) -> Trouble | None:
+        """What stalls the topic, None while it runs."""
+        worst = self.worst
+        return worst if worst is not None and worst.stalls else None
+
+    @property
+    def error(self) -> OffloaderError | None:
+        """What fails at the moment, whether or not it stalls the topic."""
+        return self.worst.error if self.worst is not None else None
+
+    @property
+    def count(self) -> int:
+        """How often that failed in a row."""
+        return self.worst.tries if self.worst is not None else 0
+
+    def met(self, error: OffloaderError, what: Hashable = "") -> None:
+        """Note that `what` failed and is tried again; without `what`, it is over as soon as anything works."""
+        known = self._failing.get(what)
+        if known is None:
+            self._failing[what] = Trouble(error, self._clock.wall_ms(), self._clock.monotonic())
+        else:
+            known.error = error
+            known.tries += 1
+        self._tell()
+        self._changed()
+
+    def over(self, what: Hashable = "") -> None:
+        """Note that `what` worked, or is not wanted any more."""
+        ended = [self._failing.pop(one, None) for one in (what, "")]
+        if any(ended):
+            self._tell(ended=next(filter(None, ended)))
+            self._changed()
+
+    def _tell(self, *, ended: Trouble | None = None) -> None:
+        """Log when a stall begins and when it ends."""
+        stalled = self.stalled
+        if stalled is not None and not self._told:
+            self._told = True
+            log.error(
+                "topic.stalled",
+                topic=str(self._topic),
+                error_class=error_class(stalled.error),
+                error=str(stalled.error),
+                since_ms=stalled.since_ms,
+            )
+        elif stalled is None and self._told and ended is not None:
+            self._told = False
+            lasted_s = round(self._clock.monotonic() - ended.since_s, 3)
+            log.info("topic.recovered", topic=str(self._topic), stalled_s=lasted_s)
