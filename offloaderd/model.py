@@ -253,6 +253,17 @@ class RollReason(StrEnum):
     SHUTDOWN = "shutdown"
 
 
+class TierRetention(StrEnum):
+    """How long the tier keeps what was offloaded."""
+
+    KEEP = "keep"
+    """For ever: what the broker trims by its retention stays readable here."""
+    FOLLOW = "follow"
+    """As long as the source's list has the ledger."""
+    LIMITED = "limited"
+    """Up to an age or a size, and never less than the source has."""
+
+
 class ReadPriority(StrEnum):
     """Which tier is asked first when both hold an entry (PIP-73, as Pulsar's code spells it)."""
 

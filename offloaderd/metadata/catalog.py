@@ -1,7 +1,8 @@
 """The map of a topic: which segment holds which entry, rebuilt from the ledgers' offload contexts.
 
 Rules: segments are disjoint and ascend; inside a ledger they leave no gap (P2). A map never changes: a commit gives
-the transaction's steps and the map as it will be, so that the owner needs no second look at the store.
+the transaction's steps and the map as it will be, so that the owner needs no second look at the store. How segments
+leave it again is in `removal.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Self
 import structlog
 
 from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, Transient
-from offloaderd.metadata import paths
+from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.port import Create, Delete, Replace, Versioned
 from offloaderd.metadata.records import codec, context, policy
+from offloaderd.metadata.records import floor as floor_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.policy import TopicPolicy
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.metadata.port import MetadataStore, Step
+    from offloaderd.metadata.records.floor import Floor
     from offloaderd.model import TopicName
 
 log = structlog.get_logger(__name__)
@@ -112,7 +115,9 @@ class CommittedSegment:
 class TopicMap:
     """All committed segments of a topic, ascending, and the context nodes they came from by ledger id.
 
-    `ends` has the ledgers that are offloaded to their end, `losses` what was gone before it could be offloaded.
+    `ends` has the ledgers that are offloaded to their end, `losses` what was gone before it could be offloaded,
+    `deleted` the ledgers that are marked deleted, with the time of it. `base` is the record of what was deleted from
+    the front, `base_version` its node's version.
     """
 
     topic: TopicName
@@ -120,18 +125,33 @@ class TopicMap:
     contexts: Mapping[int, Versioned] = field(default_factory=dict)
     ends: Mapping[int, LedgerEnd] = field(default_factory=dict)
     losses: tuple[Loss, ...] = ()
+    deleted: Mapping[int, int] = field(default_factory=dict)
+    base: Floor | None = None
+    base_version: int = 0
 
     @classmethod
-    def build(cls, topic: TopicName, contexts: Mapping[int, Versioned], losses: Iterable[Loss] = ()) -> Self:
+    def build(
+        cls,
+        topic: TopicName,
+        contexts: Mapping[int, Versioned],
+        losses: Iterable[Loss] = (),
+        floor: Versioned | None = None,
+    ) -> Self:
         """Rebuild the map from its nodes; raises CorruptData for what cannot be one history."""
         segments: list[CommittedSegment] = []
         seen: set[UUID] = set()
         ends: dict[int, LedgerEnd] = {}
+        deleted: dict[int, int] = {}
+        base = floor_record.decode(floor.value, path=paths.floor(topic)) if floor is not None else None
+        if base is not None and base.end is not None:
+            ends[base.position.ledger_id] = base.end
         for ledger_id in sorted(contexts):
             path = paths.ledger(topic, ledger_id)
             known = context.decode(contexts[ledger_id].value, path=path)
             if known.end is not None:
                 ends[ledger_id] = known.end
+            if known.deleted_ms is not None:
+                deleted[ledger_id] = known.deleted_ms
             for index, found in enumerate(known.segments):
                 if index == 0 and segments and segments[-1].segment_id == found.segment_id:
                     segments[-1] = _continued(segments[-1], ledger_id, found, path)
@@ -140,13 +160,28 @@ class TopicMap:
                     codec.corrupt(path, "segments that are each in one piece", f"{found.segment_id} in two")
                 seen.add(found.segment_id)
                 segments.append(_committed(ledger_id, found))
-        frozen = MappingProxyType(dict(contexts)), MappingProxyType(ends)
-        return cls(topic, tuple(segments), *frozen, tuple(sorted(losses)))
+        if base is not None and segments and segments[0].begin <= base.position:
+            codec.corrupt(paths.floor(topic), f"an end before {segments[0].begin}, the oldest entry", base.position)
+        return cls(
+            topic,
+            tuple(segments),
+            MappingProxyType(dict(contexts)),
+            MappingProxyType(ends),
+            tuple(sorted(losses)),
+            MappingProxyType(deleted),
+            base,
+            floor.version if floor is not None else 0,
+        )
 
     @property
     def offloaded(self) -> Position | None:
-        """The newest position that is durable and committed."""
-        return self.segments[-1].end if self.segments else None
+        """The newest position that is, or was until its retention ended, durable and committed. It never falls."""
+        return self.segments[-1].end if self.segments else self.floor
+
+    @property
+    def floor(self) -> Position | None:
+        """Up to where everything was offloaded and deleted again; None while nothing was."""
+        return self.base.position if self.base is not None else None
 
     def find(self, position: Position) -> CommittedSegment | None:
         """Return the segment that holds the entry at `position`."""
@@ -176,6 +211,8 @@ class TopicMap:
         Conflict for one that overlaps with another or leaves a gap inside a ledger.
         """
         segment.checked()
+        if self.floor is not None and segment.begin <= self.floor:
+            raise Conflict(f"segment {segment.segment_id} ({segment.range}) begins in what was deleted to {self.floor}")
         index = bisect_left(self.segments, segment.begin, key=_begin)
         before = self.segments[index - 1] if index else None
         following = self.segments[index] if index < len(self.segments) else None
@@ -202,17 +239,23 @@ class TopicMap:
     def with_ends(self, ends: Mapping[int, LedgerEnd]) -> tuple[list[Step], TopicMap]:
         """Return the steps that mark ledgers as offloaded to their end, as far as they are, and the map afterwards."""
         steps: list[Step] = []
-        contexts, known = dict(self.contexts), dict(self.ends)
+        contexts, known, base, base_version = dict(self.contexts), dict(self.ends), self.base, self.base_version
         for ledger_id, end in ends.items():
-            node, path = contexts.get(ledger_id), paths.ledger(self.topic, ledger_id)
-            if node is None or known.get(ledger_id) == end:
+            if known.get(ledger_id) == end:
                 continue
-            found = context.decode(node.value, path=path)
-            if found.segments[-1].end_entry_id + 1 == end.entries:
-                value = context.encode(replace(found, end=end))
-                steps.append(Replace(path, value, node.version))
-                contexts[ledger_id], known[ledger_id] = Versioned(value, node.version + 1), end
-        return steps, replace(self, contexts=MappingProxyType(contexts), ends=MappingProxyType(known))
+            node, path = contexts.get(ledger_id), paths.ledger(self.topic, ledger_id)
+            if node is not None:
+                found = context.decode(node.value, path=path)
+                if found.segments[-1].end_entry_id + 1 == end.entries:
+                    value = context.encode(replace(found, end=end))
+                    steps.append(Replace(path, value, node.version))
+                    contexts[ledger_id], known[ledger_id] = Versioned(value, node.version + 1), end
+            elif base is not None and base.position == Position(ledger_id, end.entries - 1):
+                base, known[ledger_id] = replace(base, end=end), end
+                steps.append(Replace(paths.floor(self.topic), floor_record.encode(base), base_version))
+                base_version += 1
+        after = replace(self, contexts=MappingProxyType(contexts), ends=MappingProxyType(known))
+        return steps, replace(after, base=base, base_version=base_version)
 
     def with_loss(self, loss: Loss) -> tuple[list[Step], TopicMap]:
         """Return the steps that record a lost range, and the map afterwards; it takes in those that lie within it."""
@@ -231,6 +274,8 @@ class TopicMap:
         joints = []
         if index:
             joints.append((known.segments[index - 1].end_entry_id + 1, part.first_entry_id))
+        elif self.floor is not None and self.floor.ledger_id == part.ledger_id:
+            joints.append((self.floor.entry_id + 1, part.first_entry_id))
         if index < len(known.segments):
             joints.append((part.last_entry_id + 1, known.segments[index].begin_entry_id))
         if any(end != begin for end, begin in joints):
@@ -252,11 +297,11 @@ async def load(store: MetadataStore, topic: TopicName) -> TopicMap:
     The nodes are read until two passes agree, so a commit in between never shows by halves. Raises CorruptData, and
     Transient when the map changes faster than it can be read.
     """
-    before: dict[int, Versioned] | None = None
+    before: tuple[dict[int, Versioned], Versioned | None] = ({}, None)
     for _ in range(SNAPSHOT_TRIES):
-        found = await _contexts(store, topic)
-        if found == before or not (found or before):
-            return TopicMap.build(topic, found, await _losses(store, topic))
+        found = await nodes.contexts(store, topic), await nodes.node(store, paths.floor(topic))
+        if found == before:
+            return TopicMap.build(topic, found[0], await nodes.losses(store, topic), found[1])
         before = found
     raise Transient(f"the segments of {topic} change faster than they can be read")
 
@@ -290,37 +335,6 @@ async def enabled_topics(store: MetadataStore) -> list[TopicName]:
     """Return the topics whose policy says that they are offloaded, in order; damaged policies are left out."""
     policies = await topic_policies(store)
     return sorted(topic for topic, found in policies.items() if isinstance(found, TopicPolicy) and found.active)
-
-
-async def _contexts(store: MetadataStore, topic: TopicName) -> dict[int, Versioned]:
-    """One pass over the ledgers' nodes; one that vanishes meanwhile is left out."""
-    folder = paths.ledgers(topic)
-    names = await store.children(folder)
-    for name in names:
-        if not (name.isascii() and name.isdecimal() and str(int(name)) == name):
-            codec.corrupt(f"{folder}/{name}", "a ledger id as the node's name", repr(name))
-
-    async def read(name: str) -> Versioned | None:
-        try:
-            return await store.get(f"{folder}/{name}")
-        except NotFound:
-            return None
-
-    found = await each(names, read)
-    return {int(name): node for name, node in zip(names, found, strict=True) if node is not None}
-
-
-async def _losses(store: MetadataStore, topic: TopicName) -> list[Loss]:
-    """Read what was lost; one that is being taken in by a wider one is read with that one or before."""
-
-    async def read(name: str) -> Loss | None:
-        path = f"{paths.losses(topic)}/{name}"
-        try:
-            return loss_record.decode((await store.get(path)).value, path=path)
-        except NotFound:
-            return None
-
-    return [one for one in await each(await store.children(paths.losses(topic)), read) if one is not None]
 
 
 def _record(segment: CommittedSegment, part: LedgerSlice) -> LedgerSegment:

@@ -3,10 +3,11 @@
     /daemons/<id>                                          ephemeral
     /selections/<pattern>
     /topics/<tenant>/<namespace>/<domain>/<local>/
-        policy  owner  epoch  attempt
+        policy  owner  epoch  attempt  floor
         ledgers/<ledger id>
         losses/<ledger id>
         trash/<segment uuid>
+        grants/<ledger id>
 
 Rules: a topic's names are percent-encoded as nearly all of its managed ledger's, so a topic is found under the name
 an operator knows; what ZooKeeper would refuse as a name (`.`, `..`, characters beyond ASCII) is encoded as well.
@@ -106,9 +107,24 @@ def trash_record(name: TopicName, segment_id: UUID) -> str:
     return f"{trash(name)}/{segment_id}"
 
 
+def floor(name: TopicName) -> str:
+    """End of the last segment that was deleted."""
+    return f"{topic(name)}/floor"
+
+
+def grants(name: TopicName) -> str:
+    """Folder of the permissions to delete ledgers from their source."""
+    return f"{topic(name)}/grants"
+
+
+def grant(name: TopicName, ledger_id: int) -> str:
+    """Permission to delete one ledger from its source."""
+    return f"{grants(name)}/{ledger_id}"
+
+
 def folders(name: TopicName) -> tuple[str, ...]:
     """Return the folders that must exist before a transaction may create nodes below them, parents first."""
-    return (topic(name), ledgers(name), losses(name), trash(name))
+    return (topic(name), ledgers(name), losses(name), trash(name), grants(name))
 
 
 def parse_topic(path: str) -> TopicName:

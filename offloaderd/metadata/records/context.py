@@ -4,6 +4,7 @@
 |---|---|
 | context.complete, uidMsb, uidLsb | false, unset: they speak of PIP-17's one object a ledger |
 | context.ledgerEntries (1000), nextLedgerId (1001) | once all of a closed ledger is offloaded: entries, successor |
+| context.deletedTimestamp (1002) | once the ledger is marked deleted: when, in milliseconds |
 | segment.uidMsb, uidLsb | the segment's uuid in two signed halves, the same in every ledger that it touches |
 | segment.complete | true: only what is committed gets here; the open segment is the topic's `attempt` |
 | assignedTimestamp, offloadedTimestamp | milliseconds |
@@ -55,11 +56,13 @@ class LedgerSegment:
 class LedgerContext:
     """All segments that hold entries of one ledger, ascending; `end` once all of it is offloaded.
 
+    `deleted_ms` is when the ledger was marked deleted, None while it is kept.
     `source` as in LedgerSegment.
     """
 
     segments: tuple[LedgerSegment, ...] = ()
     end: LedgerEnd | None = None
+    deleted_ms: int | None = None
     source: bytes = field(default=b"", repr=False, compare=False)
 
 
@@ -70,8 +73,10 @@ def encode(value: LedgerContext) -> bytes:
     message.ClearField("uidMsb")
     message.ClearField("uidLsb")
     message.ClearField("offloadSegment")
-    for name in ("ledgerEntries", "nextLedgerId"):
+    for name in ("ledgerEntries", "nextLedgerId", "deletedTimestamp"):
         message.ClearField(name)
+    if value.deleted_ms is not None:
+        message.deletedTimestamp = value.deleted_ms
     if value.end is not None:
         message.ledgerEntries = value.end.entries
         if value.end.next_ledger_id is not None:
@@ -99,8 +104,16 @@ def decode(data: bytes, *, path: str) -> LedgerContext:
         end = LedgerEnd(message.ledgerEntries, following)
         if not segments or segments[-1].end_entry_id + 1 != end.entries:
             codec.corrupt(path, f"segments to the ledger's end at {end.entries} entries", "others")
+    deleted_ms = message.deletedTimestamp if message.HasField("deletedTimestamp") else None
+    if deleted_ms is not None and deleted_ms < 0:
+        codec.corrupt(path, "a time of 0 or more", deleted_ms)
     message.ClearField("offloadSegment")
-    return LedgerContext(segments=tuple(segments), end=end, source=message.SerializeToString(deterministic=True))
+    return LedgerContext(
+        segments=tuple(segments),
+        end=end,
+        deleted_ms=deleted_ms,
+        source=message.SerializeToString(deterministic=True),
+    )
 
 
 def split_uuid(segment_id: UUID) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from offloaderd.errors import InvalidInput
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
-from offloaderd.model import ReadPriority
+from offloaderd.model import ReadPriority, TierRetention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,7 @@ class TopicPolicy:
 
     `selected_by` is the pattern that the policy follows from; empty: the topic was enabled or disabled by its name.
     `partitioned`: there are no entries under this name, its partitions follow this policy.
+    `retention` is taken over with its limits, or not at all; a limit of None is none.
     """
 
     enabled: bool = True
@@ -29,6 +30,9 @@ class TopicPolicy:
     read_priority: ReadPriority | None = None
     selected_by: str = ""
     partitioned: bool = False
+    retention: TierRetention | None = None
+    retention_age_s: float | None = None
+    retention_bytes: int | None = None
 
     @property
     def active(self) -> bool:
@@ -61,6 +65,9 @@ def to_record(value: TopicPolicy) -> records_pb2.TopicPolicyRecord:
         read_priority=value.read_priority,
         selected_by=value.selected_by,
         partitioned=value.partitioned,
+        retention=value.retention or "",
+        retention_age_s=value.retention_age_s,
+        retention_bytes=value.retention_bytes,
     )
 
 
@@ -80,7 +87,19 @@ def from_record(record: records_pb2.TopicPolicyRecord, *, path: str) -> TopicPol
         read_priority=priority,
         selected_by=record.selected_by,
         partitioned=record.partitioned,
+        retention=_retention(path, record.retention),
+        retention_age_s=_seconds(path, record.retention_age_s) if record.HasField("retention_age_s") else None,
+        retention_bytes=record.retention_bytes if record.HasField("retention_bytes") else None,
     )
+
+
+def _retention(path: str, text: str) -> TierRetention | None:
+    if not text:
+        return None
+    try:
+        return TierRetention(text)
+    except ValueError:
+        codec.corrupt(path, f"one of {', '.join(TierRetention)}", repr(text))
 
 
 def _seconds(path: str, value: float) -> float:

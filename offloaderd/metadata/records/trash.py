@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trash:
-    """A decided deletion; `upload_id` names an unfinished multipart upload, empty when there is none."""
+    """A decided deletion; `upload_id` names an unfinished multipart upload, empty when there is none.
+
+    `bucket` and `prefix` say where the objects lie; None, as in records of the first version, is where the daemon that
+    reads it keeps its own.
+    """
 
     segment_id: UUID
     upload_id: str
     reason: str
     decided_ms: int
+    bucket: str | None = None
+    prefix: str | None = None
 
 
 def encode(value: Trash) -> bytes:
@@ -29,6 +35,8 @@ def encode(value: Trash) -> bytes:
         upload_id=value.upload_id,
         reason=value.reason,
         decided_ms=value.decided_ms,
+        bucket=value.bucket,
+        prefix=value.prefix,
     ).SerializeToString(deterministic=True)
 
 
@@ -40,4 +48,6 @@ def decode(data: bytes, *, path: str) -> Trash:
         upload_id=record.upload_id,
         reason=record.reason,
         decided_ms=record.decided_ms,
+        bucket=record.bucket if record.HasField("bucket") else None,
+        prefix=record.prefix if record.HasField("prefix") else None,
     )

@@ -6,9 +6,11 @@ from hypothesis import strategies as st
 
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
+from offloaderd.metadata.records.floor import Floor
+from offloaderd.metadata.records.grant import Grant, GrantedObject, GrantedSegment
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metadata.records.selection import Selection
-from offloaderd.model import Position, ReadPriority, TopicName
+from offloaderd.model import LedgerEnd, Position, ReadPriority, TierRetention, TopicName
 from offloaderd.patterns import TopicPattern
 
 INT63 = st.integers(0, 2**63 - 1)
@@ -45,6 +47,9 @@ policies = st.builds(
     read_priority=st.none() | st.sampled_from(ReadPriority),
     selected_by=st.sampled_from(["", "public/default/*"]),
     partitioned=st.booleans(),
+    retention=st.none() | st.sampled_from(TierRetention),
+    retention_age_s=st.none() | SECONDS,
+    retention_bytes=st.none() | UINT64,
 )
 selections = st.builds(
     Selection,
@@ -76,4 +81,55 @@ def ledger_contexts(draw: st.DrawFn) -> LedgerContext:
             )
         )
         begin += length
-    return LedgerContext(segments=tuple(segments))
+    return LedgerContext(segments=tuple(segments), deleted_ms=draw(st.none() | INT63))
+
+
+@st.composite
+def _floors(draw: st.DrawFn) -> Floor:
+    position = draw(st.builds(Position, st.integers(0, 2**40), st.integers(0, 2**40)))
+    following = draw(st.none() | st.integers(position.ledger_id + 1, 2**62))
+    ended = LedgerEnd(position.entry_id + 1 + draw(st.integers(0, 9)), following)
+    return Floor(
+        position=position,
+        end=draw(st.sampled_from([None, ended])),
+        deleted_ms=draw(UINT64),
+        segments=draw(UINT64),
+        object_bytes=draw(UINT64),
+        reason=draw(TEXT),
+    )
+
+
+floors = _floors()
+
+
+@st.composite
+def grants(draw: st.DrawFn) -> Grant:
+    """A grant of a ledger in a few segments, or the bare word that there is to be none."""
+    objects = st.builds(
+        GrantedObject, key=NAME, size_bytes=UINT64, crc32c=st.none() | st.integers(0, 2**32 - 1), etag=TEXT
+    )
+    segments = []
+    entries = 0
+    for length in draw(st.lists(st.integers(1, 2**40), max_size=4)):
+        segments.append(
+            GrantedSegment(
+                segment_id=draw(st.uuids()),
+                first_entry_id=entries,
+                last_entry_id=entries + length - 1,
+                objects=tuple(draw(st.lists(objects, max_size=3))),
+            )
+        )
+        entries += length
+    return Grant(
+        ledger_id=draw(INT63),
+        entries=entries,
+        segments=tuple(segments),
+        readback=draw(st.booleans()),
+        verified_ms=draw(UINT64),
+        daemon_id=draw(TEXT),
+        epoch=draw(UINT64),
+        not_before_ms=draw(UINT64),
+        revoked_ms=draw(UINT64),
+        revoked_reason=draw(TEXT),
+        source_deleted_ms=draw(UINT64),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -11,9 +12,20 @@ from hypothesis import strategies as st
 
 from offloaderd.errors import CorruptData
 from offloaderd.format.pb.storage import records_pb2
-from offloaderd.metadata.records import attempt, context, daemon, epoch, owner, policy, selection, trash
+from offloaderd.metadata.records import (
+    attempt,
+    context,
+    daemon,
+    epoch,
+    floor,
+    grant,
+    owner,
+    policy,
+    selection,
+    trash,
+)
 from offloaderd.model import Position, ReadPriority
-from tests.unit.metadata.strategies import NAME, TEXT, UINT64, attempts, policies, selections
+from tests.unit.metadata.strategies import NAME, TEXT, UINT64, attempts, floors, grants, policies, selections
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -21,9 +33,13 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 PATH = "/topics/t/n/persistent/x/node"
-KINDS = [attempt, context, daemon, epoch, owner, policy, selection, trash]
+KINDS = [attempt, context, daemon, epoch, floor, grant, owner, policy, selection, trash]
 SOME_POLICY = records_pb2.TopicPolicyRecord(enabled=True)
 SEGMENT = UUID("11223344-5566-7788-99aa-bbccddeeff00")
+
+
+def _part(first: int, last: int) -> records_pb2.GrantedSegment:
+    return records_pb2.GrantedSegment(segment_id=str(SEGMENT), first_entry_id=first, last_entry_id=last)
 
 
 @given(attempts)
@@ -66,10 +82,41 @@ def test_a_selection_reads_back(value: selection.Selection) -> None:
     assert found.pattern.scope == value.pattern.scope
 
 
-@given(st.builds(trash.Trash, segment_id=st.uuids(), upload_id=TEXT, reason=TEXT, decided_ms=UINT64))
+@given(
+    st.builds(
+        trash.Trash,
+        segment_id=st.uuids(),
+        upload_id=TEXT,
+        reason=TEXT,
+        decided_ms=UINT64,
+        bucket=st.none() | TEXT,
+        prefix=st.none() | TEXT,
+    )
+)
 def test_trash_reads_back(value: trash.Trash) -> None:
     """Every field of a trash record survives."""
     assert trash.decode(trash.encode(value), path=PATH) == value
+
+
+@given(floors)
+def test_a_floor_reads_back(value: floor.Floor) -> None:
+    """Where it stands, how its ledger ended and what was deleted survive."""
+    assert floor.decode(floor.encode(value), path=PATH) == value
+
+
+@given(grants())
+def test_a_grant_reads_back(value: grant.Grant) -> None:
+    """What was verified, by whom and when, and that it was revoked survive."""
+    assert grant.decode(grant.encode(value), path=PATH) == value
+
+
+def test_a_grant_is_in_force_while_verified_and_not_revoked() -> None:
+    """Nothing but a verified, unrevoked grant allows a deletion, and not before its time."""
+    granted = grant.Grant(ledger_id=1, verified_ms=5, not_before_ms=10)
+    assert not granted.allows(9)
+    assert granted.allows(10)
+    assert not replace(granted, revoked_ms=7).allows(10)
+    assert not grant.Grant(ledger_id=1, not_before_ms=10).allows(10)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.__name__).rpartition(".")[2])
@@ -128,6 +175,15 @@ def test_an_impossible_attempt_is_corrupt(changes: dict[str, Any]) -> None:
         (policy, records_pb2.TopicPolicyRecord(read_priority="newest-first")),
         (policy, records_pb2.TopicPolicyRecord(segment_age_max_s=float("nan"))),
         (policy, records_pb2.TopicPolicyRecord(segment_age_min_s=-1.0)),
+        (policy, records_pb2.TopicPolicyRecord(retention="never")),
+        (policy, records_pb2.TopicPolicyRecord(retention_age_s=-1.0)),
+        (floor, records_pb2.FloorRecord(ledger_id=-1)),
+        (floor, records_pb2.FloorRecord(ledger_id=4, entry_id=9, ledger_entries=9)),
+        (floor, records_pb2.FloorRecord(ledger_id=4, entry_id=9, ledger_entries=10, next_ledger_id=4)),
+        (floor, records_pb2.FloorRecord(ledger_id=4, entry_id=9, next_ledger_id=5)),
+        (grant, records_pb2.GrantRecord(ledger_id=4, entries=9, verified_ms=1)),
+        (grant, records_pb2.GrantRecord(ledger_id=4, entries=9, verified_ms=1, segments=[_part(0, 3), _part(5, 8)])),
+        (grant, records_pb2.GrantRecord(ledger_id=4, entries=9, verified_ms=1, segments=[_part(0, 9)])),
         (selection, records_pb2.SelectionRecord(pattern="re:(", policy=SOME_POLICY)),
         (selection, records_pb2.SelectionRecord(pattern="public/default/orders", policy=SOME_POLICY)),
         (selection, records_pb2.SelectionRecord(pattern="persistent://a/*", policy=SOME_POLICY)),

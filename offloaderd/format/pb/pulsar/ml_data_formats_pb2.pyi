@@ -152,6 +152,7 @@ class OffloadContext(_message.Message):
     OFFLOADSEGMENT_FIELD_NUMBER: _builtins.int
     LEDGERENTRIES_FIELD_NUMBER: _builtins.int
     NEXTLEDGERID_FIELD_NUMBER: _builtins.int
+    DELETEDTIMESTAMP_FIELD_NUMBER: _builtins.int
     uidMsb: _builtins.int
     uidLsb: _builtins.int
     complete: _builtins.bool
@@ -163,6 +164,8 @@ class OffloadContext(_message.Message):
     """
     nextLedgerId: _builtins.int
     """The topic's next ledger, as far as it was known then."""
+    deletedTimestamp: _builtins.int
+    """When the ledger was marked deleted: its segments go once all their ledgers are. Unset: it is kept."""
     @_builtins.property
     def driverMetadata(self) -> Global___OffloadDriverMetadata: ...
     @_builtins.property
@@ -179,10 +182,11 @@ class OffloadContext(_message.Message):
         offloadSegment: _abc.Iterable[Global___OffloadSegment] | None = ...,
         ledgerEntries: _builtins.int | None = ...,
         nextLedgerId: _builtins.int | None = ...,
+        deletedTimestamp: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "driverMetadata", b"driverMetadata", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "deletedTimestamp", b"deletedTimestamp", "driverMetadata", b"driverMetadata", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "driverMetadata", b"driverMetadata", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "offloadSegment", b"offloadSegment", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "deletedTimestamp", b"deletedTimestamp", "driverMetadata", b"driverMetadata", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "offloadSegment", b"offloadSegment", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

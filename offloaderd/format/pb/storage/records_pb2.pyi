@@ -139,6 +139,9 @@ class TopicPolicyRecord(_message.Message):
     READ_PRIORITY_FIELD_NUMBER: _builtins.int
     SELECTED_BY_FIELD_NUMBER: _builtins.int
     PARTITIONED_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
+    RETENTION_AGE_S_FIELD_NUMBER: _builtins.int
+    RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     segment_bytes_max: _builtins.int
     segment_age_max_s: _builtins.float
@@ -148,6 +151,12 @@ class TopicPolicyRecord(_message.Message):
     """the pattern that it follows from; empty: enabled or disabled by name"""
     partitioned: _builtins.bool
     """no entries under this name: its partitions follow this policy"""
+    retention: _builtins.str
+    """keep, follow or limited; empty: inherited, with its limits"""
+    retention_age_s: _builtins.float
+    """of limited: older segments go"""
+    retention_bytes: _builtins.int
+    """of limited: the oldest go while the topic's data objects are larger"""
     def __init__(
         self,
         *,
@@ -158,13 +167,20 @@ class TopicPolicyRecord(_message.Message):
         read_priority: _builtins.str | None = ...,
         selected_by: _builtins.str = ...,
         partitioned: _builtins.bool = ...,
+        retention: _builtins.str = ...,
+        retention_age_s: _builtins.float | None = ...,
+        retention_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "read_priority", b"read_priority", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "enabled", b"enabled", "partitioned", b"partitioned", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "selected_by", b"selected_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "enabled", b"enabled", "partitioned", b"partitioned", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "selected_by", b"selected_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__read_priority: _TypeAlias = _typing.Literal["read_priority"]  # noqa: Y015
     _WhichOneofArgType__read_priority: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority"]  # noqa: Y015
+    _WhichOneofReturnType__retention_age_s: _TypeAlias = _typing.Literal["retention_age_s"]  # noqa: Y015
+    _WhichOneofArgType__retention_age_s: _TypeAlias = _typing.Literal["_retention_age_s", b"_retention_age_s"]  # noqa: Y015
+    _WhichOneofReturnType__retention_bytes: _TypeAlias = _typing.Literal["retention_bytes"]  # noqa: Y015
+    _WhichOneofArgType__retention_bytes: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes"]  # noqa: Y015
     _WhichOneofReturnType__segment_age_max_s: _TypeAlias = _typing.Literal["segment_age_max_s"]  # noqa: Y015
     _WhichOneofArgType__segment_age_max_s: _TypeAlias = _typing.Literal["_segment_age_max_s", b"_segment_age_max_s"]  # noqa: Y015
     _WhichOneofReturnType__segment_age_min_s: _TypeAlias = _typing.Literal["segment_age_min_s"]  # noqa: Y015
@@ -173,6 +189,10 @@ class TopicPolicyRecord(_message.Message):
     _WhichOneofArgType__segment_bytes_max: _TypeAlias = _typing.Literal["_segment_bytes_max", b"_segment_bytes_max"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__read_priority) -> _WhichOneofReturnType__read_priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_age_s) -> _WhichOneofReturnType__retention_age_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_bytes) -> _WhichOneofReturnType__retention_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__segment_age_max_s) -> _WhichOneofReturnType__segment_age_max_s | None: ...
     @_typing.overload
@@ -294,10 +314,15 @@ class TrashRecord(_message.Message):
     UPLOAD_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     DECIDED_MS_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     upload_id: _builtins.str
     reason: _builtins.str
     decided_ms: _builtins.int
+    bucket: _builtins.str
+    """where the objects lie; absent: where the daemon that finds the record keeps its own"""
+    prefix: _builtins.str
     def __init__(
         self,
         *,
@@ -305,14 +330,201 @@ class TrashRecord(_message.Message):
         upload_id: _builtins.str = ...,
         reason: _builtins.str = ...,
         decided_ms: _builtins.int = ...,
+        bucket: _builtins.str | None = ...,
+        prefix: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_prefix", b"_prefix", "bucket", b"bucket", "prefix", b"prefix"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_prefix", b"_prefix", "bucket", b"bucket", "decided_ms", b"decided_ms", "prefix", b"prefix", "reason", b"reason", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
+    _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
+    _WhichOneofReturnType__prefix: _TypeAlias = _typing.Literal["prefix"]  # noqa: Y015
+    _WhichOneofArgType__prefix: _TypeAlias = _typing.Literal["_prefix", b"_prefix"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bucket) -> _WhichOneofReturnType__bucket | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefix) -> _WhichOneofReturnType__prefix | None: ...
+
+Global___TrashRecord: _TypeAlias = TrashRecord  # noqa: Y015
+
+@_typing.final
+class FloorRecord(_message.Message):
+    """topics/.../floor, everything up to here was offloaded and deleted again"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    LEDGER_ENTRIES_FIELD_NUMBER: _builtins.int
+    NEXT_LEDGER_ID_FIELD_NUMBER: _builtins.int
+    DELETED_MS_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    OBJECT_BYTES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ledger_id: _builtins.int
+    """end of the last segment that was deleted"""
+    entry_id: _builtins.int
+    ledger_entries: _builtins.int
+    """of that ledger, if it was closed and offloaded to its end"""
+    next_ledger_id: _builtins.int
+    """the topic's next ledger, as far as it was known then"""
+    deleted_ms: _builtins.int
+    segments: _builtins.int
+    """deleted so far, in all"""
+    object_bytes: _builtins.int
+    """of their data objects"""
+    reason: _builtins.str
+    """of the last deletion"""
+    def __init__(
+        self,
+        *,
+        ledger_id: _builtins.int = ...,
+        entry_id: _builtins.int = ...,
+        ledger_entries: _builtins.int | None = ...,
+        next_ledger_id: _builtins.int | None = ...,
+        deleted_ms: _builtins.int = ...,
+        segments: _builtins.int = ...,
+        object_bytes: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ledger_entries", b"_ledger_entries", "_next_ledger_id", b"_next_ledger_id", "ledger_entries", b"ledger_entries", "next_ledger_id", b"next_ledger_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger_entries", b"_ledger_entries", "_next_ledger_id", b"_next_ledger_id", "deleted_ms", b"deleted_ms", "entry_id", b"entry_id", "ledger_entries", b"ledger_entries", "ledger_id", b"ledger_id", "next_ledger_id", b"next_ledger_id", "object_bytes", b"object_bytes", "reason", b"reason", "segments", b"segments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ledger_entries: _TypeAlias = _typing.Literal["ledger_entries"]  # noqa: Y015
+    _WhichOneofArgType__ledger_entries: _TypeAlias = _typing.Literal["_ledger_entries", b"_ledger_entries"]  # noqa: Y015
+    _WhichOneofReturnType__next_ledger_id: _TypeAlias = _typing.Literal["next_ledger_id"]  # noqa: Y015
+    _WhichOneofArgType__next_ledger_id: _TypeAlias = _typing.Literal["_next_ledger_id", b"_next_ledger_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ledger_entries) -> _WhichOneofReturnType__ledger_entries | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_ledger_id) -> _WhichOneofReturnType__next_ledger_id | None: ...
+
+Global___FloorRecord: _TypeAlias = FloorRecord  # noqa: Y015
+
+@_typing.final
+class GrantedObject(_message.Message):
+    """One object that a grant speaks of, as it was found in the bucket."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    size_bytes: _builtins.int
+    crc32c: _builtins.int
+    """of all its bytes, if they were read"""
+    etag: _builtins.str
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        crc32c: _builtins.int | None = ...,
+        etag: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "crc32c", b"crc32c"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "crc32c", b"crc32c", "etag", b"etag", "key", b"key", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
+    _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+
+Global___GrantedObject: _TypeAlias = GrantedObject  # noqa: Y015
+
+@_typing.final
+class GrantedSegment(_message.Message):
+    """One segment that holds entries of a granted ledger."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEGMENT_ID_FIELD_NUMBER: _builtins.int
+    FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    segment_id: _builtins.str
+    first_entry_id: _builtins.int
+    last_entry_id: _builtins.int
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___GrantedObject]:
+        """data, index, manifest"""
+
+    def __init__(
+        self,
+        *,
+        segment_id: _builtins.str = ...,
+        first_entry_id: _builtins.int = ...,
+        last_entry_id: _builtins.int = ...,
+        objects: _abc.Iterable[Global___GrantedObject] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decided_ms", b"decided_ms", "reason", b"reason", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_entry_id", b"first_entry_id", "last_entry_id", b"last_entry_id", "objects", b"objects", "segment_id", b"segment_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TrashRecord: _TypeAlias = TrashRecord  # noqa: Y015
+Global___GrantedSegment: _TypeAlias = GrantedSegment  # noqa: Y015
+
+@_typing.final
+class GrantRecord(_message.Message):
+    """topics/.../grants/<ledger id>, permission to delete a ledger from its source; or the word that there is to be none"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    READBACK_FIELD_NUMBER: _builtins.int
+    VERIFIED_MS_FIELD_NUMBER: _builtins.int
+    DAEMON_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NOT_BEFORE_MS_FIELD_NUMBER: _builtins.int
+    REVOKED_MS_FIELD_NUMBER: _builtins.int
+    REVOKED_REASON_FIELD_NUMBER: _builtins.int
+    SOURCE_DELETED_MS_FIELD_NUMBER: _builtins.int
+    ledger_id: _builtins.int
+    entries: _builtins.int
+    readback: _builtins.bool
+    """all bytes were read; else sizes, checksums of index and manifest, and ETags"""
+    verified_ms: _builtins.int
+    """0: not verified, the record only says that it is revoked"""
+    daemon_id: _builtins.str
+    epoch: _builtins.int
+    not_before_ms: _builtins.int
+    """the source is to keep the ledger until then"""
+    revoked_ms: _builtins.int
+    """0: in force"""
+    revoked_reason: _builtins.str
+    source_deleted_ms: _builtins.int
+    """when offloaderd itself began to delete it from its source; 0: it did not"""
+    @_builtins.property
+    def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___GrantedSegment]: ...
+    def __init__(
+        self,
+        *,
+        ledger_id: _builtins.int = ...,
+        entries: _builtins.int = ...,
+        segments: _abc.Iterable[Global___GrantedSegment] | None = ...,
+        readback: _builtins.bool = ...,
+        verified_ms: _builtins.int = ...,
+        daemon_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        not_before_ms: _builtins.int = ...,
+        revoked_ms: _builtins.int = ...,
+        revoked_reason: _builtins.str = ...,
+        source_deleted_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "entries", b"entries", "epoch", b"epoch", "ledger_id", b"ledger_id", "not_before_ms", b"not_before_ms", "readback", b"readback", "revoked_ms", b"revoked_ms", "revoked_reason", b"revoked_reason", "segments", b"segments", "source_deleted_ms", b"source_deleted_ms", "verified_ms", b"verified_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantRecord: _TypeAlias = GrantRecord  # noqa: Y015
 
 @_typing.final
 class LossRecord(_message.Message):

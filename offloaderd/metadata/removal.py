@@ -1,0 +1,108 @@
+"""How segments leave a topic's map: ledgers are marked deleted, and the oldest segment goes when all of its are. Pure.
+
+Rules: segments go from the front alone, so what is deleted is everything up to the floor and nothing else; the floor
+rises in the transaction that takes the segment out, and the same transaction puts its objects on the trash list, so a
+crash leaves a segment that is whole or one whose deletion is on record. A ledger's last segment takes its context
+along, mark and all; how the ledger ended stays in the floor for as long as the floor stands in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import Conflict
+from offloaderd.metadata import paths
+from offloaderd.metadata.port import Create, Delete, Replace, Versioned
+from offloaderd.metadata.records import context
+from offloaderd.metadata.records import floor as floor_record
+from offloaderd.metadata.records import trash as trash_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.port import Step
+
+
+def mark_deleted(topic_map: TopicMap, ledger_ids: Iterable[int], *, now_ms: int) -> tuple[list[Step], TopicMap]:
+    """Return the steps that mark ledgers deleted, and the map afterwards.
+
+    A ledger of which the map holds nothing, or that is marked already, needs none.
+    """
+    steps: list[Step] = []
+    contexts, deleted = dict(topic_map.contexts), dict(topic_map.deleted)
+    for ledger_id in sorted(set(ledger_ids) & contexts.keys() - deleted.keys()):
+        node, path = contexts[ledger_id], paths.ledger(topic_map.topic, ledger_id)
+        value = context.encode(replace(context.decode(node.value, path=path), deleted_ms=now_ms))
+        steps.append(Replace(path, value, node.version))
+        contexts[ledger_id], deleted[ledger_id] = Versioned(value, node.version + 1), now_ms
+    return steps, replace(topic_map, contexts=MappingProxyType(contexts), deleted=MappingProxyType(deleted))
+
+
+def is_marked(topic_map: TopicMap, segment: CommittedSegment) -> bool:
+    """Whether every ledger that the segment holds entries of is marked deleted."""
+    return all(part.ledger_id in topic_map.deleted for part in segment.slices)
+
+
+def without_oldest(
+    topic_map: TopicMap, segment: CommittedSegment, *, reason: str, now_ms: int
+) -> tuple[list[Step], TopicMap]:
+    """Return the steps that put the oldest segment on the trash list instead of in the map, and the map afterwards.
+
+    Raises Conflict when `segment` is not the oldest one.
+    """
+    if not topic_map.segments or topic_map.segments[0] != segment:
+        raise Conflict(f"segment {segment.segment_id} is not the oldest of {topic_map.topic}")
+    topic = topic_map.topic
+    steps: list[Step] = []
+    contexts, ends, deleted = dict(topic_map.contexts), dict(topic_map.ends), dict(topic_map.deleted)
+    for part in segment.slices:
+        path, node = paths.ledger(topic, part.ledger_id), contexts.pop(part.ledger_id)
+        found = context.decode(node.value, path=path)
+        if found.segments[0].segment_id != segment.segment_id:
+            raise Conflict(f"ledger {part.ledger_id} of {topic} begins with another segment than {segment.segment_id}")
+        if len(found.segments) > 1:
+            value = context.encode(replace(found, segments=found.segments[1:]))
+            steps.append(Replace(path, value, node.version))
+            contexts[part.ledger_id] = Versioned(value, node.version + 1)
+            continue
+        steps.append(Delete(path, node.version))
+        deleted.pop(part.ledger_id, None)
+        if part.ledger_id != segment.end.ledger_id:
+            ends.pop(part.ledger_id, None)
+    base = topic_map.base
+    if base is not None and base.position.ledger_id != segment.end.ledger_id:
+        ends.pop(base.position.ledger_id, None)
+    risen = floor_record.Floor(
+        position=segment.end,
+        end=ends.get(segment.end.ledger_id) if segment.end.ledger_id not in contexts else None,
+        deleted_ms=now_ms,
+        segments=(base.segments if base is not None else 0) + 1,
+        object_bytes=(base.object_bytes if base is not None else 0) + segment.object_bytes,
+        reason=reason,
+    )
+    path, value = paths.floor(topic), floor_record.encode(risen)
+    steps.append(Create(path, value) if base is None else Replace(path, value, topic_map.base_version))
+    gone = [loss for loss in topic_map.losses if loss.after < segment.end]
+    steps += [Delete(paths.loss(topic, loss.before.ledger_id)) for loss in gone]
+    trash = trash_record.Trash(
+        segment_id=segment.segment_id,
+        upload_id="",
+        reason=reason,
+        decided_ms=now_ms,
+        bucket=segment.bucket,
+        prefix=segment.prefix,
+    )
+    steps.append(Create(paths.trash_record(topic, segment.segment_id), trash_record.encode(trash)))
+    return steps, replace(
+        topic_map,
+        segments=topic_map.segments[1:],
+        contexts=MappingProxyType(contexts),
+        ends=MappingProxyType(ends),
+        losses=tuple(loss for loss in topic_map.losses if loss not in gone),
+        deleted=MappingProxyType(deleted),
+        base=risen,
+        base_version=topic_map.base_version + 1 if base is not None else 0,
+    )
