@@ -24,7 +24,7 @@ LONG_MODULES: dict[str, str] = {}
 """Modules that may be longer, each with its reason; the list may shrink freely and grow only with one."""
 
 KEPT_APART = {
-    "aiobotocore": ("offloaderd/objects/s3.py",),
+    "aiobotocore": ("offloaderd/objects/s3_client.py",),
     "kazoo": ("offloaderd/metadata/zookeeper.py",),
     "pyspark": ("offloaderd/spark/", "offloaderd/standalone/"),
     "sqlite3": ("offloaderd/ledgers/database.py",),

@@ -8,27 +8,23 @@ own checksums, guard it); everything the libraries raise is translated in one pl
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
-from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
-from aiobotocore.session import AioSession  # type: ignore[import-untyped]
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.loaders import Loader
+from botocore.exceptions import ClientError
 
 from offloaderd.clock import SystemClock
-from offloaderd.errors import Closed, NotFound, OffloaderError, Transient
+from offloaderd.errors import NotFound, OffloaderError, Transient
 from offloaderd.objects.checks import check_key, check_part_number, check_parts, check_range, checked_metadata
 from offloaderd.objects.port import ObjectInfo, PartInfo, UploadInfo
 from offloaderd.objects.s3_answers import bare, check_answered_range, date_ms
-from offloaderd.objects.s3_errors import Request, invalid_options, verdict_for
+from offloaderd.objects.s3_client import Clients
+from offloaderd.objects.s3_errors import Request, verdict_for
 from offloaderd.objects.s3_request import Body, Call, RequestMetrics, calling
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
     from types import TracebackType
 
     from types_aiobotocore_s3 import S3Client
@@ -41,9 +37,6 @@ BYTES_PER_S_MIN = 128 * 1024
 
 DELETE_KEYS_MAX = 1000
 """S3's limit on the keys of one DeleteObjects."""
-
-KEEPALIVE_S = 12.0
-"""An idle connection is closed after this, before servers and balancers between drop it."""
 
 _CONTENT_TYPE = "application/octet-stream"
 
@@ -80,42 +73,24 @@ class S3Store:
         self._options = options
         self._metrics = metrics
         self._clock = clock or SystemClock()
-        self._stack = AsyncExitStack()
-        self._open_client: S3Client | None = None
         self._bucket_name = f"bucket {options.bucket} at {options.endpoint or f'S3 in {options.region}'}"
+        self._clients = Clients(options, self._bucket_name, self._clock)
 
     async def __aenter__(self) -> Self:
         """Make the client; nothing is sent yet. Raises InvalidConfig."""
-        options = self._options
-        session = AioSession()
-        session.register_component("data_loader", _loader())
-        try:
-            client = session.create_client(
-                "s3",
-                region_name=options.region,
-                endpoint_url=options.endpoint,
-                aws_access_key_id=options.access_key,
-                aws_secret_access_key=options.secret_key,
-                # Without TLS there is nothing to verify, and loading the authorities takes a thread and a while.
-                verify=False if (options.endpoint or "").startswith("http://") else None,
-                config=_client_config(options),
-            )
-            self._open_client = await self._stack.enter_async_context(client)
-        except (BotoCoreError, ValueError) as error:
-            raise invalid_options(error, self._bucket_name) from error
+        await self._clients.open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the connections; the store refuses everything afterwards."""
-        self._open_client = None
-        await self._stack.aclose()
+        await self._clients.close()
 
     async def check(self) -> None:
         """Ask for the first key of the bucket. Raises BucketMissing, Denied and Transient with what to do about it."""
-        async with self._request("ListObjectsV2") as call:
-            call.note(await self._client.list_objects_v2(Bucket=self._options.bucket, MaxKeys=1))
+        async with self._request("ListObjectsV2") as (call, client):
+            call.note(await client.list_objects_v2(Bucket=self._options.bucket, MaxKeys=1))
 
     async def create_bucket(self) -> None:
         """Make the bucket; one that is there and ours is no error. Raises Conflict when it is somebody else's."""
@@ -123,9 +98,9 @@ class S3Store:
         place: Any = {}
         if options.endpoint is None and options.region != "us-east-1":
             place = {"CreateBucketConfiguration": {"LocationConstraint": options.region}}
-        async with self._request("CreateBucket", write=True) as call:
+        async with self._request("CreateBucket", write=True) as (call, client):
             try:
-                call.note(await self._client.create_bucket(Bucket=options.bucket, **place))
+                call.note(await client.create_bucket(Bucket=options.bucket, **place))
             except ClientError as error:
                 if error.response.get("Error", {}).get("Code") != "BucketAlreadyOwnedByYou":
                     raise
@@ -136,8 +111,8 @@ class S3Store:
         check_range(key, first, length)
         last = "" if length is None else first + length - 1
         ranged: Any = {"Range": f"bytes={first}-{last}"} if first or length is not None else {}
-        async with self._request("GetObject", key) as call:
-            answer = call.note(await self._client.get_object(Bucket=self._options.bucket, Key=key, **ranged))
+        async with self._request("GetObject", key) as (call, client):
+            answer = call.note(await client.get_object(Bucket=self._options.bucket, Key=key, **ranged))
             call.extend(answer["ContentLength"] / self._options.bytes_per_s_min)
             async with answer["Body"] as body:
                 data: bytes = await body.read()
@@ -152,8 +127,8 @@ class S3Store:
         """See ObjectReader. An answer to HEAD cannot say what is missing: a second one asks for the bucket."""
         check_key(key)
         try:
-            async with self._request("HeadObject", key) as call:
-                answer = call.note(await self._client.head_object(Bucket=self._options.bucket, Key=key))
+            async with self._request("HeadObject", key) as (call, client):
+                answer = call.note(await client.head_object(Bucket=self._options.bucket, Key=key))
         except NotFound:
             await self.check()
             raise
@@ -169,9 +144,9 @@ class S3Store:
         """See ObjectReader."""
         more: Any = {}
         while True:
-            async with self._request("ListObjectsV2", prefix) as call:
+            async with self._request("ListObjectsV2", prefix) as (call, client):
                 page = call.note(
-                    await self._client.list_objects_v2(
+                    await client.list_objects_v2(
                         Bucket=self._options.bucket, Prefix=prefix, MaxKeys=self._options.page_keys, **more
                     )
                 )
@@ -190,9 +165,9 @@ class S3Store:
         """See ObjectStore."""
         check_key(key)
         named, body = checked_metadata(metadata), Body(data)
-        async with self._request("PutObject", key, size_bytes=len(body), write=True) as call:
+        async with self._request("PutObject", key, size_bytes=len(body), write=True) as (call, client):
             answer = call.note(
-                await self._client.put_object(
+                await client.put_object(
                     Bucket=self._options.bucket,
                     Key=key,
                     Body=body,
@@ -216,9 +191,9 @@ class S3Store:
             page = keys[start : start + DELETE_KEYS_MAX]
             for key in page:
                 check_key(key)
-            async with self._request("DeleteObjects", page[0], write=True) as call:
+            async with self._request("DeleteObjects", page[0], write=True) as (call, client):
                 answer = call.note(
-                    await self._client.delete_objects(
+                    await client.delete_objects(
                         Bucket=self._options.bucket, Delete={"Objects": [{"Key": key} for key in page], "Quiet": True}
                     )
                 )
@@ -234,9 +209,9 @@ class S3Store:
         """See MultipartStore."""
         check_key(key)
         named = checked_metadata(metadata)
-        async with self._request("CreateMultipartUpload", key, write=True) as call:
+        async with self._request("CreateMultipartUpload", key, write=True) as (call, client):
             answer = call.note(
-                await self._client.create_multipart_upload(
+                await client.create_multipart_upload(
                     Bucket=self._options.bucket, Key=key, Metadata=named, ContentType=_CONTENT_TYPE
                 )
             )
@@ -247,9 +222,9 @@ class S3Store:
         check_key(key)
         check_part_number(part_number)
         body = Body(data)
-        async with self._request("UploadPart", key, size_bytes=len(body), write=True) as call:
+        async with self._request("UploadPart", key, size_bytes=len(body), write=True) as (call, client):
             answer = call.note(
-                await self._client.upload_part(
+                await client.upload_part(
                     Bucket=self._options.bucket,
                     Key=key,
                     UploadId=upload_id,
@@ -267,9 +242,9 @@ class S3Store:
         marker: Any = {}
         more = True
         while more:
-            async with self._request("ListParts", key) as call:
+            async with self._request("ListParts", key) as (call, client):
                 page = call.note(
-                    await self._client.list_parts(
+                    await client.list_parts(
                         Bucket=self._options.bucket,
                         Key=key,
                         UploadId=upload_id,
@@ -290,9 +265,9 @@ class S3Store:
         """See MultipartStore; the answer does not tell the object's metadata."""
         check_key(key)
         check_parts(parts)
-        async with self._request("CompleteMultipartUpload", key, write=True) as call:
+        async with self._request("CompleteMultipartUpload", key, write=True) as (call, client):
             answer = call.note(
-                await self._client.complete_multipart_upload(
+                await client.complete_multipart_upload(
                     Bucket=self._options.bucket,
                     Key=key,
                     UploadId=upload_id,
@@ -311,11 +286,9 @@ class S3Store:
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """See MultipartStore."""
         check_key(key)
-        async with self._request("AbortMultipartUpload", key, write=True) as call:
+        async with self._request("AbortMultipartUpload", key, write=True) as (call, client):
             try:
-                call.note(
-                    await self._client.abort_multipart_upload(Bucket=self._options.bucket, Key=key, UploadId=upload_id)
-                )
+                call.note(await client.abort_multipart_upload(Bucket=self._options.bucket, Key=key, UploadId=upload_id))
             except ClientError as error:
                 if error.response.get("Error", {}).get("Code") != "NoSuchUpload":
                     raise
@@ -326,9 +299,9 @@ class S3Store:
         markers: Any = {}
         more = True
         while more:
-            async with self._request("ListMultipartUploads", prefix) as call:
+            async with self._request("ListMultipartUploads", prefix) as (call, client):
                 page = call.note(
-                    await self._client.list_multipart_uploads(
+                    await client.list_multipart_uploads(
                         Bucket=self._options.bucket, Prefix=prefix, MaxUploads=self._options.page_keys, **markers
                     )
                 )
@@ -346,39 +319,17 @@ class S3Store:
         for upload in sorted(uploads, key=lambda upload: (upload.key, upload.initiated_ms, upload.upload_id)):
             yield upload
 
-    def _request(
+    @asynccontextmanager
+    async def _request(
         self, operation: str, key: str = "", *, size_bytes: int = 0, write: bool = False
-    ) -> AbstractAsyncContextManager[Call]:
+    ) -> AsyncIterator[tuple[Call, S3Client]]:
         """Wrap one request; its deadline covers the wait for a free connection, and a body of `size_bytes`."""
         where = f"{key} in {self._bucket_name}" if key else self._bucket_name
         options = self._options
         deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / options.bytes_per_s_min
         request = Request(operation=operation, where=where, write=write)
-        return calling(request, deadline_s, self._clock, self._metrics)
-
-    @property
-    def _client(self) -> S3Client:
-        if self._open_client is None:
-            raise Closed("the S3 store is closed")
-        return self._open_client
-
-
-@cache
-def _loader() -> Loader:
-    """Share the parsed service descriptions: reading them is most of the time that a client takes to make."""
-    return Loader(include_default_search_paths=True)
-
-
-def _client_config(options: S3Options) -> AioConfig:
-    """Return botocore's settings: no retries, no hashing of bodies, no second look at arguments."""
-    return AioConfig(
-        s3={"addressing_style": "path" if options.path_style else "virtual", "payload_signing_enabled": False},
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        connect_timeout=options.connect_timeout_s,
-        read_timeout=options.read_timeout_s,
-        max_pool_connections=options.connections_max,
-        parameter_validation=False,
-        connector_args={"keepalive_timeout": KEEPALIVE_S},
-    )
+        async with (
+            self._clients.one_request() as client,
+            calling(request, deadline_s, self._clock, self._metrics) as call,
+        ):
+            yield call, client

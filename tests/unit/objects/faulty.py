@@ -65,10 +65,11 @@ async def store_at(server: FaultyServer, **options: object) -> AsyncIterator[S3S
     """A store that talks to this server, with short time-outs."""
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    settings: dict[str, object] = {"connect_timeout_s": 0.5, "read_timeout_s": 0.5, "bytes_per_s_min": 1 << 30}
+    settings: dict[str, object] = {"access_key": "key", "secret_key": "hush"}
+    settings |= {"connect_timeout_s": 0.5, "read_timeout_s": 0.5, "bytes_per_s_min": 1 << 30}
     async with listener:
         endpoint = f"http://127.0.0.1:{port}"
-        made = S3Options(bucket="bucket", endpoint=endpoint, access_key="key", secret_key="hush", **settings | options)  # type: ignore[arg-type]
+        made = S3Options(bucket="bucket", endpoint=endpoint, **settings | options)  # type: ignore[arg-type]
         async with S3Store(made) as store:
             yield store
 
