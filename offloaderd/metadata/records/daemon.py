@@ -10,18 +10,31 @@ from offloaderd.metadata.records import codec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonNode:
-    """One run of a daemon; `address` is the `host:port` of its gRPC server."""
+    """One run of a daemon; `address` is the `host:port` of its gRPC server.
+
+    One that is `draining` gives its topics away and takes none; one that is `impaired` says why others suit every topic
+    better.
+    """
 
     daemon_id: str
     address: str
     version: str
     started_ms: int
+    draining: bool = False
+    impaired: str = ""
+    session_id: str = ""
 
 
 def encode(value: DaemonNode) -> bytes:
     """Return the node's content."""
     return records_pb2.DaemonRecord(
-        daemon_id=value.daemon_id, address=value.address, version=value.version, started_ms=value.started_ms
+        daemon_id=value.daemon_id,
+        address=value.address,
+        version=value.version,
+        started_ms=value.started_ms,
+        draining=value.draining,
+        impaired=value.impaired,
+        session_id=value.session_id,
     ).SerializeToString(deterministic=True)
 
 
@@ -33,4 +46,7 @@ def decode(data: bytes, *, path: str) -> DaemonNode:
         address=record.address,
         version=record.version,
         started_ms=record.started_ms,
+        draining=record.draining,
+        impaired=record.impaired,
+        session_id=record.session_id,
     )

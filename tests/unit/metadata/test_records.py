@@ -56,7 +56,18 @@ def test_an_owner_reads_back(value: owner.Owner) -> None:
     assert owner.decode(owner.encode(value), path=PATH) == value
 
 
-@given(st.builds(daemon.DaemonNode, daemon_id=NAME, address=TEXT, version=TEXT, started_ms=UINT64))
+@given(
+    st.builds(
+        daemon.DaemonNode,
+        daemon_id=NAME,
+        address=TEXT,
+        version=TEXT,
+        started_ms=UINT64,
+        draining=st.booleans(),
+        impaired=TEXT,
+        session_id=TEXT,
+    )
+)
 def test_a_daemon_reads_back(value: daemon.DaemonNode) -> None:
     """Every field of a daemon's registration survives."""
     assert daemon.decode(daemon.encode(value), path=PATH) == value

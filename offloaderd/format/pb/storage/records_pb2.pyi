@@ -48,11 +48,20 @@ class DaemonRecord(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     STARTED_MS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    IMPAIRED_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     daemon_id: _builtins.str
     address: _builtins.str
     """host:port of the gRPC server"""
     version: _builtins.str
     started_ms: _builtins.int
+    draining: _builtins.bool
+    """it gives its topics away and takes none"""
+    impaired: _builtins.str
+    """why others suit every topic better; empty: nothing is wrong"""
+    session_id: _builtins.str
+    """that it belongs to; a run that lost its session has another one"""
     def __init__(
         self,
         *,
@@ -60,10 +69,13 @@ class DaemonRecord(_message.Message):
         address: _builtins.str = ...,
         version: _builtins.str = ...,
         started_ms: _builtins.int = ...,
+        draining: _builtins.bool = ...,
+        impaired: _builtins.str = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "daemon_id", b"daemon_id", "started_ms", b"started_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "daemon_id", b"daemon_id", "draining", b"draining", "impaired", b"impaired", "session_id", b"session_id", "started_ms", b"started_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
