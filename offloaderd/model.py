@@ -264,6 +264,25 @@ class TierRetention(StrEnum):
     """Up to an age or a size, and never less than the source has."""
 
 
+class OutagePolicy(StrEnum):
+    """What becomes of new entries of a topic while the object store is away for long."""
+
+    BLOCK = "block"
+    """Nothing is taken: who pushes is held back, and the source is not read."""
+    SOURCE = "source"
+    """The ledger source keeps them, and they are read there later; a topic without one is blocked."""
+    SPILL = "spill"
+    """Who has no source writes them to a local disk; a topic with a source leaves them there."""
+
+    @classmethod
+    def parse(cls, text: str) -> OutagePolicy:
+        """Read a policy value. Raises InvalidInput."""
+        try:
+            return cls(text)
+        except ValueError:
+            raise InvalidInput(f"unknown outage policy {text!r}", hint=f"one of {', '.join(cls)}") from None
+
+
 class ReadPriority(StrEnum):
     """Which tier is asked first when both hold an entry (PIP-73, as Pulsar's code spells it)."""
 

@@ -44,6 +44,13 @@ class TopicStatus:
     hidden_entries: int = 0
     looked_age_s: float = 0.0
     losses: tuple[Loss, ...] = ()
+    outage: str = ""
+    unprotected_entries: int = 0
+    unprotected_bytes: int = 0
+    unprotected_since_ms: int = 0
+    unprotected_s: float = 0.0
+    spilled_entries: int = 0
+    spilled_bytes: int = 0
 
 
 def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicStatus:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import ReadPriority
+from offloaderd.model import OutagePolicy, ReadPriority
 from offloaderd.objects import keys
 from offloaderd.rpc.v1 import admin_pb2, common_pb2
 
@@ -51,6 +51,7 @@ def checked_policy(request: admin_pb2.EnableTopicRequest) -> TopicPolicy:
         segment_age_max_s=age_max,
         segment_age_min_s=age_min,
         read_priority=priority,
+        outage=OutagePolicy.parse(request.outage) if request.HasField("outage") else None,
     )
 
 
@@ -66,6 +67,7 @@ def selection(pattern: str, found: Selection | CorruptData, topics: int) -> admi
         segment_age_max_s=found.policy.segment_age_max_s,
         segment_age_min_s=found.policy.segment_age_min_s,
         read_priority=found.policy.read_priority,
+        outage=found.policy.outage or "",
     )
 
 
@@ -154,6 +156,14 @@ def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
         hidden_entries=status.hidden_entries,
         looked_age_s=status.looked_age_s,
         losses=map(lost_range, status.losses),
+        outage=status.outage,
+        stalled_class=status.stalled_class,
+        stalled_since_ms=status.stalled_since_ms,
+        unprotected_entries=status.unprotected_entries,
+        unprotected_bytes=status.unprotected_bytes,
+        unprotected_since_ms=status.unprotected_since_ms,
+        spilled_entries=status.spilled_entries,
+        spilled_bytes=status.spilled_bytes,
     )
 
 

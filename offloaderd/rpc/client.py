@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
     from types import TracebackType
 
-    from offloaderd.model import Position, ReadPriority, TopicName
+    from offloaderd.model import OutagePolicy, Position, ReadPriority, TopicName
     from offloaderd.patterns import TopicPattern
 
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024
@@ -126,6 +126,7 @@ class DaemonClient:
         segment_age_max_s: float | None = None,
         segment_age_min_s: float | None = None,
         read_priority: ReadPriority | None = None,
+        outage: OutagePolicy | None = None,
         dry_run: bool = False,
     ) -> admin_pb2.EnableTopicResponse:
         """Enable a topic or a pattern and return what becomes of each topic; None is left to the configuration."""
@@ -135,6 +136,7 @@ class DaemonClient:
             segment_age_max_s=segment_age_max_s,
             segment_age_min_s=segment_age_min_s,
             read_priority=read_priority,
+            outage=outage,
             dry_run=dry_run,
         )
         with self._errors():

@@ -98,6 +98,7 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         ("topic", one.topic),
         ("state", one.state + (f": {one.stalled_reason}" if one.stalled_reason else "")),
         ("owner", f"{one.owner or '-'} (epoch {one.epoch})"),
+        *outage_facts(one),
         ("lag", lag),
         ("open segment", segment),
         ("buffer", show.size(one.buffer_bytes)),
@@ -111,6 +112,20 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         lines += [
             (label, show.position_of(positions, field) or "-") for label, field in zip(labels, POSITIONS, strict=True)
         ]
+    return lines
+
+
+def outage_facts(one: admin_pb2.TopicStatus) -> list[tuple[str, str]]:
+    """Say since when a topic stalls, and what is not protected meanwhile, if anything."""
+    lines = []
+    if one.stalled_since_ms:
+        since = show.moment(one.stalled_since_ms)
+        lines.append(("stalled since", f"{since} UTC ({one.stalled_class or 'other'}); outage policy: {one.outage}"))
+    if one.unprotected_since_ms:
+        entries, size = show.plural(one.unprotected_entries, "entry", "entries"), show.size(one.unprotected_bytes)
+        spilled = f", {show.size(one.spilled_bytes)} of it on this daemon's disk" if one.spilled_bytes else ""
+        since = show.moment(one.unprotected_since_ms)
+        lines.append(("NOT PROTECTED", f"{entries}, {size}{spilled}, since {since} UTC"))
     return lines
 
 
@@ -162,6 +177,18 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         "topic": one.topic,
         "state": one.state,
         "stalled_reason": one.stalled_reason or None,
+        "stalled_class": one.stalled_class or None,
+        "stalled_since_ms": one.stalled_since_ms or None,
+        "outage": one.outage or None,
+        "unprotected": {
+            "entries": one.unprotected_entries,
+            "bytes": one.unprotected_bytes,
+            "since_ms": one.unprotected_since_ms,
+            "spilled_entries": one.spilled_entries,
+            "spilled_bytes": one.spilled_bytes,
+        }
+        if one.unprotected_since_ms
+        else None,
         "owner": one.owner or None,
         "epoch": one.epoch,
         "confirmed": show.position_of(one, "confirmed"),

@@ -9,6 +9,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.model import OutagePolicy
 from offloaderd.patterns import Scope, TopicPattern
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def selection_json(one: admin_pb2.Selection) -> dict[str, object]:
         "segment_age_max_s": one.segment_age_max_s if one.HasField("segment_age_max_s") else None,
         "segment_age_min_s": one.segment_age_min_s if one.HasField("segment_age_min_s") else None,
         "read_priority": one.read_priority if one.HasField("read_priority") else None,
+        "outage": one.outage or None,
         "damage": one.damage or None,
     }
 
@@ -154,6 +156,12 @@ def selection_json(one: admin_pb2.Selection) -> dict[str, object]:
     help="Let a segment that is full wait at least this long.",
 )
 @click.option("--read-priority", type=options.PRIORITY, help="tiered-storage-first or bookkeeper-first.")
+@click.option(
+    "--outage",
+    type=click.Choice([str(one) for one in OutagePolicy]),
+    help="While the object store is away for long: take nothing, leave entries in the source, or, for topics that are "
+    "only pushed, spill them to the daemon's disk.",
+)
 @options.common
 def enable(
     session: Session,
@@ -175,6 +183,7 @@ def enable(
     Examples:
       offloadctl topics enable persistent://public/default/orders
       offloadctl topics enable orders --segment-size 256M --segment-age 60
+      offloadctl topics enable orders --outage block
       offloadctl topics enable 'public/default/*' --dry-run
       offloadctl topics enable 'acme/*'
       offloadctl topics enable 're:public/default/eu-.*'

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from offloaderd.errors import InvalidInput
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
-from offloaderd.model import ReadPriority, TierRetention
+from offloaderd.model import OutagePolicy, ReadPriority, TierRetention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class TopicPolicy:
     retention: TierRetention | None = None
     retention_age_s: float | None = None
     retention_bytes: int | None = None
+    outage: OutagePolicy | None = None
 
     @property
     def active(self) -> bool:
@@ -68,6 +69,7 @@ def to_record(value: TopicPolicy) -> records_pb2.TopicPolicyRecord:
         retention=value.retention or "",
         retention_age_s=value.retention_age_s,
         retention_bytes=value.retention_bytes,
+        outage=value.outage or "",
     )
 
 
@@ -90,6 +92,7 @@ def from_record(record: records_pb2.TopicPolicyRecord, *, path: str) -> TopicPol
         retention=_retention(path, record.retention),
         retention_age_s=_seconds(path, record.retention_age_s) if record.HasField("retention_age_s") else None,
         retention_bytes=record.retention_bytes if record.HasField("retention_bytes") else None,
+        outage=_outage(path, record.outage),
     )
 
 
@@ -100,6 +103,15 @@ def _retention(path: str, text: str) -> TierRetention | None:
         return TierRetention(text)
     except ValueError:
         codec.corrupt(path, f"one of {', '.join(TierRetention)}", repr(text))
+
+
+def _outage(path: str, text: str) -> OutagePolicy | None:
+    if not text:
+        return None
+    try:
+        return OutagePolicy.parse(text)
+    except InvalidInput:
+        codec.corrupt(path, f"one of {', '.join(OutagePolicy)}", repr(text))
 
 
 def _seconds(path: str, value: float) -> float:

@@ -157,6 +157,7 @@ class Selection(_message.Message):
     SEGMENT_AGE_MIN_S_FIELD_NUMBER: _builtins.int
     READ_PRIORITY_FIELD_NUMBER: _builtins.int
     DAMAGE_FIELD_NUMBER: _builtins.int
+    OUTAGE_FIELD_NUMBER: _builtins.int
     pattern: _builtins.str
     topics: _builtins.int
     """enabled by it"""
@@ -168,6 +169,8 @@ class Selection(_message.Message):
     read_priority: _builtins.str
     damage: _builtins.str
     """why the record cannot be read; empty: it can"""
+    outage: _builtins.str
+    """as in EnableTopicRequest; empty: the daemon's"""
     def __init__(
         self,
         *,
@@ -179,10 +182,11 @@ class Selection(_message.Message):
         segment_age_min_s: _builtins.float | None = ...,
         read_priority: _builtins.str | None = ...,
         damage: _builtins.str = ...,
+        outage: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "created_ms", b"created_ms", "damage", b"damage", "pattern", b"pattern", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "created_ms", b"created_ms", "damage", b"damage", "outage", b"outage", "pattern", b"pattern", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__read_priority: _TypeAlias = _typing.Literal["read_priority"]  # noqa: Y015
     _WhichOneofArgType__read_priority: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority"]  # noqa: Y015
@@ -242,6 +246,7 @@ class EnableTopicRequest(_message.Message):
     SEGMENT_AGE_MIN_S_FIELD_NUMBER: _builtins.int
     READ_PRIORITY_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    OUTAGE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """A topic, with its partitions; or TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION for those there are and will be."""
     segment_bytes_max: _builtins.int
@@ -250,6 +255,8 @@ class EnableTopicRequest(_message.Message):
     read_priority: _builtins.str
     dry_run: _builtins.bool
     """change nothing, say what would be changed"""
+    outage: _builtins.str
+    """block, source or spill: what becomes of entries while the store is away for long"""
     def __init__(
         self,
         *,
@@ -259,11 +266,14 @@ class EnableTopicRequest(_message.Message):
         segment_age_min_s: _builtins.float | None = ...,
         read_priority: _builtins.str | None = ...,
         dry_run: _builtins.bool = ...,
+        outage: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_outage", b"_outage", "_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "outage", b"outage", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "dry_run", b"dry_run", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_outage", b"_outage", "_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "dry_run", b"dry_run", "outage", b"outage", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__outage: _TypeAlias = _typing.Literal["outage"]  # noqa: Y015
+    _WhichOneofArgType__outage: _TypeAlias = _typing.Literal["_outage", b"_outage"]  # noqa: Y015
     _WhichOneofReturnType__read_priority: _TypeAlias = _typing.Literal["read_priority"]  # noqa: Y015
     _WhichOneofArgType__read_priority: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority"]  # noqa: Y015
     _WhichOneofReturnType__segment_age_max_s: _TypeAlias = _typing.Literal["segment_age_max_s"]  # noqa: Y015
@@ -272,6 +282,8 @@ class EnableTopicRequest(_message.Message):
     _WhichOneofArgType__segment_age_min_s: _TypeAlias = _typing.Literal["_segment_age_min_s", b"_segment_age_min_s"]  # noqa: Y015
     _WhichOneofReturnType__segment_bytes_max: _TypeAlias = _typing.Literal["segment_bytes_max"]  # noqa: Y015
     _WhichOneofArgType__segment_bytes_max: _TypeAlias = _typing.Literal["_segment_bytes_max", b"_segment_bytes_max"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__outage) -> _WhichOneofReturnType__outage | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__read_priority) -> _WhichOneofReturnType__read_priority | None: ...
     @_typing.overload
@@ -598,6 +610,14 @@ class TopicStatus(_message.Message):
     HIDDEN_ENTRIES_FIELD_NUMBER: _builtins.int
     LOOKED_AGE_S_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
+    OUTAGE_FIELD_NUMBER: _builtins.int
+    STALLED_CLASS_FIELD_NUMBER: _builtins.int
+    STALLED_SINCE_MS_FIELD_NUMBER: _builtins.int
+    UNPROTECTED_ENTRIES_FIELD_NUMBER: _builtins.int
+    UNPROTECTED_BYTES_FIELD_NUMBER: _builtins.int
+    UNPROTECTED_SINCE_MS_FIELD_NUMBER: _builtins.int
+    SPILLED_ENTRIES_FIELD_NUMBER: _builtins.int
+    SPILLED_BYTES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     state: _builtins.str
     """claiming, offloading, stalled, stopped, not-owner"""
@@ -621,6 +641,20 @@ class TopicStatus(_message.Message):
     """stored beyond it, and not known to be confirmed"""
     looked_age_s: _builtins.float
     """how long ago the source last told"""
+    outage: _builtins.str
+    """block, source or spill: what holds while the store is away"""
+    stalled_class: _builtins.str
+    """of stalled_reason, as in the metric"""
+    stalled_since_ms: _builtins.int
+    """0: not stalled"""
+    unprotected_entries: _builtins.int
+    """What an outage of the store keeps from being durable, from its begin until all of that is."""
+    unprotected_bytes: _builtins.int
+    unprotected_since_ms: _builtins.int
+    """0: nothing"""
+    spilled_entries: _builtins.int
+    """of the unprotected ones, those on the daemon's disk"""
+    spilled_bytes: _builtins.int
     @_builtins.property
     def confirmed(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -650,10 +684,18 @@ class TopicStatus(_message.Message):
         hidden_entries: _builtins.int = ...,
         looked_age_s: _builtins.float = ...,
         losses: _abc.Iterable[Global___LostRange] | None = ...,
+        outage: _builtins.str = ...,
+        stalled_class: _builtins.str = ...,
+        stalled_since_ms: _builtins.int = ...,
+        unprotected_entries: _builtins.int = ...,
+        unprotected_bytes: _builtins.int = ...,
+        unprotected_since_ms: _builtins.int = ...,
+        spilled_entries: _builtins.int = ...,
+        spilled_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "offloaded", b"offloaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "looked_age_s", b"looked_age_s", "losses", b"losses", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "owner", b"owner", "segments_committed", b"segments_committed", "stalled_reason", b"stalled_reason", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "looked_age_s", b"looked_age_s", "losses", b"losses", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

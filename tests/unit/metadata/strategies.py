@@ -10,7 +10,7 @@ from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.records.grant import Grant, GrantedObject, GrantedSegment
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metadata.records.selection import Selection
-from offloaderd.model import LedgerEnd, Position, ReadPriority, TierRetention, TopicName
+from offloaderd.model import LedgerEnd, OutagePolicy, Position, ReadPriority, TierRetention, TopicName
 from offloaderd.patterns import TopicPattern
 
 INT63 = st.integers(0, 2**63 - 1)
@@ -48,6 +48,7 @@ policies = st.builds(
     selected_by=st.sampled_from(["", "public/default/*"]),
     partitioned=st.booleans(),
     retention=st.none() | st.sampled_from(TierRetention),
+    outage=st.none() | st.sampled_from(OutagePolicy),
     retention_age_s=st.none() | SECONDS,
     retention_bytes=st.none() | UINT64,
 )

@@ -21,7 +21,7 @@ from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.owner import Owner
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metadata.records.selection import Selection
-from offloaderd.model import Confirmed, LedgerInfo, Position, ReadPriority, TopicName
+from offloaderd.model import Confirmed, LedgerInfo, OutagePolicy, Position, ReadPriority, TopicName
 from offloaderd.offload.selection import Change, Outcome
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.status import TopicStatus
@@ -260,9 +260,16 @@ async def test_a_malformed_prefix_is_refused(room: Room, prefix: str) -> None:
 
 async def test_enable_hands_the_policy_on(room: Room) -> None:
     """What is unset stays None; the PIP's spelling of the priority is accepted."""
-    request = admin_pb2.EnableTopicRequest(topic="orders", segment_bytes_max=5, read_priority="tiered-first")
+    request = admin_pb2.EnableTopicRequest(
+        topic="orders", segment_bytes_max=5, read_priority="tiered-first", outage="spill"
+    )
     await room.service.EnableTopic(request, CONTEXT)
-    policy = TopicPolicy(enabled=True, segment_bytes_max=5, read_priority=ReadPriority.TIERED_STORAGE_FIRST)
+    policy = TopicPolicy(
+        enabled=True,
+        segment_bytes_max=5,
+        read_priority=ReadPriority.TIERED_STORAGE_FIRST,
+        outage=OutagePolicy.SPILL,
+    )
     assert room.engine.said == [("public/default/orders", policy, False)]
 
 
@@ -277,6 +284,7 @@ async def test_enable_hands_the_policy_on(room: Room) -> None:
         admin_pb2.EnableTopicRequest(topic="t", segment_age_max_s=float("inf")),
         admin_pb2.EnableTopicRequest(topic="t", segment_age_max_s=1, segment_age_min_s=2),
         admin_pb2.EnableTopicRequest(topic="t", read_priority="fastest-first"),
+        admin_pb2.EnableTopicRequest(topic="t", outage="panic"),
     ],
 )
 async def test_a_policy_that_cannot_work_is_refused(room: Room, request_: admin_pb2.EnableTopicRequest) -> None:
