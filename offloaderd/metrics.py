@@ -32,7 +32,9 @@ from offloaderd.metric_values import (
     S3_THROTTLES,
     TIERS,
 )
+from offloaderd.metrics_gc import GcMetrics
 from offloaderd.metrics_outage import OutageMetrics
+from offloaderd.metrics_retention import RetentionMetrics
 from offloaderd.model import RollReason
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series and no panel reads it
 
 
-class Metrics(OutageMetrics):
+class Metrics(OutageMetrics, GcMetrics, RetentionMetrics):
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -59,6 +61,8 @@ class Metrics(OutageMetrics):
         self._cache_and_integrity()
         self._process()
         self._outage()
+        self._gc()
+        self._retention()
 
     def _identity(self) -> None:
         self.build_info = self._gauge(

@@ -1,7 +1,7 @@
 """The records that move a topic forward: claim an attempt, note its upload, commit it, or give it up.
 
-Each is one transaction that also checks the epoch's version, so a deposed owner changes nothing (P4). An answer that
-was lost is read back and decided by the segment's id; never guessed (architecture section 6, 6).
+Each is one transaction under the epoch (see `fence.py`). What became of one whose answer was lost is decided by the
+segment's id.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transient
+from offloaderd.errors import Conflict, NotFound
 from offloaderd.metadata import catalog, paths
-from offloaderd.metadata.port import Check, Create, Delete, Replace
+from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import trash as trash_record
-from offloaderd.offload.budget import Backoff, until_answered
+from offloaderd.offload.fence import Fence
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.metadata.catalog import CommittedSegment, TopicMap
@@ -46,6 +46,7 @@ class AttemptLog:
     def __init__(self, store: MetadataStore, claim: Claim, *, clock: Clock, metrics: Metrics) -> None:
         self._store = store
         self._claim = claim
+        self.fence = Fence(store, claim, clock=clock, metrics=metrics)
         self._clock = clock
         self._metrics = metrics
         self._path = paths.attempt(claim.topic)
@@ -58,7 +59,7 @@ class AttemptLog:
             found = await self.load()
             return found is not None and found.segment_id == attempt.segment_id
 
-        await self._settle([Create(self._path, attempt_record.encode(attempt))], recorded)
+        await self.fence.settle([Create(self._path, attempt_record.encode(attempt))], recorded)
         self._version = 0
 
     async def update(self, attempt: Attempt) -> None:
@@ -68,7 +69,7 @@ class AttemptLog:
             return await self.load() == attempt
 
         version = self._version
-        await self._settle([Replace(self._path, attempt_record.encode(attempt), version)], recorded)
+        await self.fence.settle([Replace(self._path, attempt_record.encode(attempt), version)], recorded)
         self._version = version + 1
 
     async def load(self) -> Attempt | None:
@@ -93,7 +94,7 @@ class AttemptLog:
             return any(known.segment_id == segment.segment_id for known in current.segments)
 
         started = self._clock.monotonic()
-        await self._settle([*steps, Delete(self._path, self._version)], recorded)
+        await self.fence.settle([*steps, Delete(self._path, self._version)], recorded)
         self._metrics.metadata_commit_duration_seconds.observe(self._clock.monotonic() - started)
         self._measure(steps)
         return after
@@ -110,7 +111,7 @@ class AttemptLog:
         async def recorded() -> bool:
             return (await catalog.load(self._store, self._claim.topic)).ends == after.ends
 
-        await self._settle(steps, recorded)
+        await self.fence.settle(steps, recorded)
         return after
 
     async def note_loss(self, topic_map: TopicMap, loss: Loss) -> TopicMap:
@@ -124,7 +125,17 @@ class AttemptLog:
             await self._store.create(paths.losses(self._claim.topic), b"")
         except Conflict:
             log.debug("losses.folder_exists", topic=str(self._claim.topic))
-        await self._settle(steps, recorded)
+        await self.fence.settle(steps, recorded)
+        return after
+
+    async def change(self, steps: Sequence[Step], after: TopicMap) -> TopicMap:
+        """Carry out steps that make `after` of the map, if there are any; returns it. Raises Fenced."""
+
+        async def recorded() -> bool:
+            return await catalog.load(self._store, self._claim.topic) == after
+
+        if steps:
+            await self.fence.settle(steps, recorded)
         return after
 
     def _measure(self, steps: Sequence[Step]) -> None:
@@ -147,57 +158,11 @@ class AttemptLog:
             upload_id=attempt.upload_id,
             reason=reason,
             decided_ms=self._clock.wall_ms(),
+            bucket=attempt.driver_properties.get("bucket"),
+            prefix=attempt.driver_properties.get("prefix"),
         )
 
         async def recorded() -> bool:
             return await self.load() is None
 
-        await self._settle([Create(path, trash_record.encode(trash)), Delete(self._path, self._version)], recorded)
-
-    async def _settle(self, steps: Sequence[Step], recorded: Callable[[], Awaitable[bool]]) -> None:
-        """Carry out the steps under the epoch until the outcome is known.
-
-        `recorded` reads back whether they were carried out; it decides after a lost answer, and after a conflict
-        that an earlier try of the same steps may have caused.
-        """
-        fence = Check(paths.epoch(self._claim.topic), self._claim.epoch_version)
-        backoff = Backoff(self._clock)
-        unknown = False
-        while True:
-            try:
-                await self._store.transact([fence, *steps])
-            except OutcomeUnknown as error:
-                self._metrics.metadata_commits.labels(outcome="unknown").inc()
-                unknown = True
-                await backoff.wait(error)
-                continue
-            except Transient as error:
-                self._metrics.metadata_commits.labels(outcome="error").inc()
-                await backoff.wait(error)
-                continue
-            except (Conflict, NotFound) as error:
-                if unknown and await until_answered(self._clock, recorded):
-                    self._metrics.metadata_commits.labels(outcome="ok").inc()
-                    return
-                self._metrics.metadata_commits.labels(outcome="conflict").inc()
-                await self._judge(error)
-            self._metrics.metadata_commits.labels(outcome="ok").inc()
-            return
-
-    async def _judge(self, error: Conflict | NotFound) -> None:
-        """Raise Fenced when the epoch moved on, else the conflict itself."""
-
-        async def ours() -> bool:
-            try:
-                node = await self._store.get(paths.epoch(self._claim.topic))
-            except NotFound:
-                return False
-            return node.version == self._claim.epoch_version
-
-        if await until_answered(self._clock, ours):
-            raise error
-        self._metrics.fenced_writes.inc()
-        raise Fenced(
-            f"another daemon has taken over {self._claim.topic} (epoch {self._claim.epoch} is over)",
-            hint="nothing to do: this daemon stops working on the topic and changes nothing",
-        ) from error
+        await self.fence.settle([Create(path, trash_record.encode(trash)), Delete(self._path, self._version)], recorded)

@@ -17,7 +17,7 @@ import structlog
 from offloaderd.errors import Closed, Conflict, CorruptData, Fenced, NotFound, OffloaderError, Transient, first_of
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records.daemon import DaemonNode
-from offloaderd.offload import ownership, recovery
+from offloaderd.offload import deletion, ownership, recovery
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog, Claim
 from offloaderd.offload.discovery import Discovery
@@ -304,4 +304,4 @@ class Engine:
             raise first_of(errors) from None
 
     async def _keep_trash_empty(self, offloader: TopicOffloader) -> None:
-        await recovery.keep_trash_empty(self._shop.metadata, self._shop.uplink, offloader.topic)
+        await deletion.keep_trash_empty(self._shop, offloader)

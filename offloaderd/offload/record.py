@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.metadata import removal
 from offloaderd.model import LedgerEnd
 from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import LedgerChain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from offloaderd.clock import Clock
     from offloaderd.metadata.catalog import CommittedSegment, TopicMap
@@ -82,6 +83,20 @@ class TopicRecord:
             entries=loss.entries,
             hint="retention deleted them before they were offloaded; keep more in BookKeeper, or look what was late",
         )
+
+    async def mark_deleted(self, ledger_ids: Iterable[int]) -> None:
+        """Record that ledgers are deleted; see `removal.mark_deleted`. Raises Fenced."""
+        async with self._writing:
+            marked = removal.mark_deleted(self.map, ledger_ids, now_ms=self._clock.wall_ms())
+            self.map = await self._attempts.change(*marked)
+
+    async def remove_oldest(self, segment: CommittedSegment, reason: str) -> None:
+        """Take the oldest segment out of the map and put it on the trash list. Raises Fenced, Conflict."""
+        async with self._writing:
+            now_ms = self._clock.wall_ms()
+            self.map = await self._attempts.change(
+                *removal.without_oldest(self.map, segment, reason=reason, now_ms=now_ms)
+            )
 
     def _end_of_offloaded(self) -> dict[int, LedgerEnd]:
         offloaded = self.offloaded

@@ -1,0 +1,53 @@
+"""What is deleted here, what may be deleted at the source, and what keeps either from happening."""
+
+from __future__ import annotations
+
+from offloaderd.metric_families import Families
+from offloaderd.metric_values import OPEN
+
+REMOVAL_REASONS = ("ledgers_deleted", "age", "size")
+DENIED_REASONS = ("not_offloaded", "missing_object", "size", "corrupt", "gap", "bucket", "revoked", "unreachable")
+
+
+class RetentionMetrics(Families):
+    """The part of the metrics that is about deleting."""
+
+    def _retention(self) -> None:
+        self.segments_removed = self._counter(
+            "offloaderd_segments_removed_total",
+            "Segments taken out of their topic, by why: ledgers_deleted (all their ledgers are marked deleted), age or "
+            "size (the topic's retention is limited).",
+            reason=REMOVAL_REASONS,
+        )
+        self.trash_emptied = self._counter(
+            "offloaderd_trash_emptied_total",
+            "Segments, committed ones and abandoned tries, whose objects have been deleted.",
+        )
+        self.trash_left = self._gauge(
+            "offloaderd_trash_left",
+            "Segments whose objects should be deleted and cannot be by this daemon: they lie in another bucket, or the "
+            "record contradicts the topic. Look when it is not 0; the log says which.",
+            topic=OPEN,
+        )
+        self.delete_failures = self._counter(
+            "offloaderd_delete_failures_total",
+            "Failed tries to delete decided segments; each is repeated. Look when it keeps rising.",
+        )
+        self.grants = self._counter(
+            "offloaderd_grants_total",
+            "Ledgers whose copy was verified, so that the source may delete them after the deletion lag.",
+        )
+        self.grant_checked_bytes = self._counter(
+            "offloaderd_grant_checked_bytes_total",
+            "Bytes read from the bucket to verify copies before the source may delete.",
+        )
+        self.source_delete_denied = self._counter(
+            "offloaderd_source_delete_denied_total",
+            "Ledgers that were complete and got no permission to be deleted from the source, by what was wrong with "
+            "their copy. Page when missing_object, size, corrupt or gap rise: an object of a committed segment is bad.",
+            reason=DENIED_REASONS,
+        )
+        self.source_ledgers_deleted = self._counter(
+            "offloaderd_source_ledgers_deleted_total",
+            "Ledgers that the embedded store deleted because their copy was verified.",
+        )

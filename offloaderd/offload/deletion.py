@@ -1,0 +1,111 @@
+"""How decided deletions are carried out: first the record, then the objects, then the record goes.
+
+Only what is on a topic's trash list is deleted here, and never what the map refers to. Each step may be repeated, so a
+crash between any two of them costs nothing but the repetition. What lies in another bucket than the daemon's is left
+where it is, with its record, until a daemon that works there, or an operator, takes it away.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+import structlog
+
+from offloaderd.errors import NotFound, OffloaderError
+from offloaderd.metadata import paths
+from offloaderd.metadata.records import trash as trash_record
+from offloaderd.objects import keys
+from offloaderd.offload.budget import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.records.trash import Trash
+    from offloaderd.offload.topic import TopicOffloader, Workshop
+    from offloaderd.offload.uploader import Uplink
+
+log = structlog.get_logger(__name__)
+
+
+class Emptied(NamedTuple):
+    """What became of a topic's trash: records gone, and records that stay for a reason an operator has to look at."""
+
+    gone: int
+    left: int
+
+
+async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptied:
+    """Delete the objects of every trash record, then the record. Safe to repeat.
+
+    The caller owns the topic, whose map `current` returns. Errors leave the record for the next try.
+    """
+    gone = left = 0
+    store, topic = shop.metadata, current().topic
+    for name in await store.children(paths.trash(topic)):
+        try:
+            path = paths.trash_record(topic, UUID(name))
+            node = await store.get(path)
+        except ValueError:
+            log.warning("metadata.foreign_node", path=f"{paths.trash(topic)}/{name}", hint="not a segment; delete it")
+            continue
+        except NotFound:
+            continue
+        record = trash_record.decode(node.value, path=path)
+        if why := reason_to_leave(record, current(), bucket=shop.driver.get("bucket", "")):
+            log.error("trash.left", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
+            left += 1
+            continue
+        await _delete_objects(shop.uplink, record)
+        try:
+            await store.delete(path)
+        except NotFound:
+            log.debug("trash.gone", path=path)
+        log.info("trash.emptied", topic=str(topic), segment_id=str(record.segment_id), reason=record.reason)
+        shop.uplink.metrics.trash_emptied.inc()
+        gone += 1
+    return Emptied(gone, left)
+
+
+_HINT = "nothing of it was deleted; docs/failures.md says what to do"
+
+
+def reason_to_leave(record: Trash, topic_map: TopicMap, *, bucket: str) -> str:
+    """Say why the objects of a record must not be deleted by this daemon; empty: they may be."""
+    if any(segment.segment_id == record.segment_id for segment in topic_map.segments):
+        return "the segment is part of the topic"
+    if record.bucket is not None and record.bucket != bucket:
+        return f"its objects are in bucket {record.bucket!r}, this daemon works with {bucket!r}"
+    return ""
+
+
+async def _delete_objects(uplink: Uplink, record: Trash) -> None:
+    """End the segment's uploads, then delete its three objects; what is not there is no error."""
+    prefix = uplink.prefix if record.prefix is None else record.prefix
+    data_key = keys.data_key(prefix, record.segment_id)
+    async for upload in uplink.objects.list_uploads(data_key):
+        if upload.key == data_key:
+            await uplink.objects.abort_upload(upload.key, upload.upload_id)
+    if record.upload_id:
+        await uplink.objects.abort_upload(data_key, record.upload_id)
+    index_key, manifest_key = keys.index_key(prefix, record.segment_id), keys.manifest_key(prefix, record.segment_id)
+    await uplink.objects.delete([data_key, index_key, manifest_key])
+
+
+async def keep_trash_empty(shop: Workshop, offloader: TopicOffloader) -> None:
+    """Empty the topic's trash now and whenever something lands in it, until cancelled."""
+    backoff = Backoff(shop.uplink.clock)
+    topic = str(offloader.topic)
+    async for _ in shop.metadata.watch(paths.trash(offloader.topic)):
+        while True:
+            try:
+                done = await empty_trash(shop, lambda: offloader.map)
+            except OffloaderError as error:
+                shop.uplink.metrics.delete_failures.inc()
+                log.warning("trash.retried", topic=topic, error=str(error))
+                await backoff.wait(error)
+            else:
+                shop.uplink.metrics.trash_left.labels(topic=topic).set(done.left)
+                backoff.reset()
+                break
