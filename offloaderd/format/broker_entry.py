@@ -43,6 +43,14 @@ def read_head(payload: bytes) -> BrokerEntry | None:
     )
 
 
+def without_head(payload: bytes) -> bytes:
+    """Return what the client sent: the entry without the broker's metadata, if it has any; never raises."""
+    if read_head(payload) is None:
+        return payload
+    _, size = HEAD.unpack_from(payload)
+    return payload[HEAD.size + size :]
+
+
 def encode_head(*, broker_timestamp: int | None = None, index: int | None = None) -> bytes:
     """Return the head to put before the client's bytes; raises InvalidInput for a number that is no uint64."""
     try:

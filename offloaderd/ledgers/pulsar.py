@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from offloaderd.errors import CorruptData
 from offloaderd.format.messages import parse_message
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import KeyValue, LedgerInfo, ManagedLedgerInfo
-from offloaderd.ledgers.pulsar_compression import CONTENT_BYTES_MAX, Content, decompress
+from offloaderd.ledgers.pulsar_compression import CONTENT_BYTES_MAX, Content, content_of
 from offloaderd.model import Position
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX)
 
     Raises CorruptData, and InvalidConfig when it is compressed in a way for which the library is missing.
     """
-    content = decompress(node, key=key, content_bytes_max=content_bytes_max)
+    content = content_of(node, key=key, content_bytes_max=content_bytes_max)
     message = parse_message(ManagedLedgerInfo, content.data, key=key, at=content.offset)
     ledgers = tuple(_ledger(info, key, content) for info in message.ledgerInfo)
     for before, after in pairwise(ledgers):

@@ -1,0 +1,273 @@
+"""The messages in an entry, as a consumer would be given them. Pure.
+
+| size | field |
+|---|---|
+| 2, 4, n | optional: `0E 02`, n, broker entry metadata (PIP-70) |
+| 2, 4 | optional: `0E 01`, CRC-32C of all that follows |
+| 4, n | n, MessageMetadata |
+| rest | the content: encrypted as a whole, inside of that compressed, inside of that perhaps a batch |
+
+A batch is, for each message, the length of its SingleMessageMetadata, that, and the message. An entry that cannot be
+taken apart is no error, for what producers store is theirs: it comes as one message with its bytes as they are and the
+reason. Chunks of one message are joined by `Joiner` in the order of the topic.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from offloaderd.errors import CorruptData
+from offloaderd.format import broker_entry
+from offloaderd.format.compression import Compression, Undecodable, decompress
+from offloaderd.format.messages import parse_message
+from offloaderd.format.pb.pulsar import messages_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from offloaderd.model import Position
+
+CHECKSUM = b"\x0e\x01"
+_CHECKSUM_BYTES = 6
+CONTENT_BYTES_MAX = 128 * 1024 * 1024
+"""A content that claims to be larger is left compressed: brokers take 5 MiB unless told otherwise."""
+
+
+class MessageState(StrEnum):
+    """What a message's `data` is."""
+
+    PLAIN = "plain"
+    ENCRYPTED = "encrypted"  # the content of the whole entry, as it was sent
+    CHUNK = "chunk"  # a part of a message whose other parts are not there
+    MARKER = "marker"  # written by the brokers for themselves; consumers never see it
+    COMPACTED = "compacted"  # a place in a batch that compaction has emptied
+    RAW = "raw"  # the whole entry: no message could be found in it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Which part of a message in chunks an entry holds: `index` of `count`, compressed as a whole before it was cut."""
+
+    message: str
+    index: int
+    count: int
+    compression: Compression
+    content_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message. `batch_index` is -1 outside of batches; times are milliseconds, None where there is none.
+
+    `key` is bytes, since keys may be. `reason` says why the data is not a message's.
+    """
+
+    position: Position
+    batch_index: int = -1
+    state: MessageState = MessageState.PLAIN
+    data: bytes = b""
+    key: bytes | None = None
+    ordering_key: bytes = b""
+    properties: tuple[tuple[str, str], ...] = ()
+    producer: str = ""
+    sequence_id: int = 0
+    publish_ms: int | None = None
+    event_ms: int | None = None
+    broker_ms: int | None = None
+    index: int | None = None
+    tombstone: bool = False
+    chunk: Chunk | None = None
+    reason: str = ""
+
+
+def decode_entry(position: Position, payload: bytes, *, content_bytes_max: int = CONTENT_BYTES_MAX) -> list[Message]:
+    """Return the messages of an entry in their order; one that says why where there is none to be had."""
+    whole = Message(position=position, state=MessageState.RAW, data=payload)
+    if (head := broker_entry.read_head(payload)) is not None:
+        whole = replace(whole, broker_ms=head.broker_timestamp, index=head.index)
+    try:
+        metadata, content = _client_part(broker_entry.without_head(payload))
+        return _messages(whole, metadata, content, content_bytes_max)
+    except (CorruptData, Undecodable) as error:
+        return [replace(whole, reason=str(error))]
+
+
+def _client_part(payload: bytes) -> tuple[pb.MessageMetadata, bytes]:
+    """Return the producer's metadata and content. Raises Undecodable and CorruptData."""
+    if payload.startswith(CHECKSUM):
+        stored = int.from_bytes(payload[2:_CHECKSUM_BYTES], "big")
+        payload = payload[_CHECKSUM_BYTES:]
+        if google_crc32c.value(payload) != stored:
+            raise Undecodable("the producer's checksum does not fit its bytes")
+    metadata, at = _sized(payload, 0)
+    return parse_message(pb.MessageMetadata, metadata, key="entry", at=0), payload[at:]
+
+
+def _messages(whole: Message, metadata: pb.MessageMetadata, content: bytes, content_bytes_max: int) -> list[Message]:
+    """Return what the content of an entry holds. Raises Undecodable and CorruptData."""
+    one = replace(
+        whole,
+        state=MessageState.PLAIN,
+        data=content,
+        key=_key(metadata),
+        ordering_key=metadata.ordering_key,
+        properties=tuple((pair.key, pair.value) for pair in metadata.properties),
+        producer=metadata.producer_name,
+        sequence_id=metadata.sequence_id,
+        publish_ms=metadata.publish_time,
+        event_ms=metadata.event_time or None,
+        tombstone=metadata.null_value,
+    )
+    if metadata.HasField("marker_type"):
+        return [replace(one, state=MessageState.MARKER, reason=f"a broker's marker of type {metadata.marker_type}")]
+    if metadata.num_chunks_from_msg > 1:
+        one = replace(one, chunk=_chunk(metadata))
+    if metadata.encryption_keys:
+        names = ", ".join(sorted(key.key for key in metadata.encryption_keys))
+        return [replace(one, state=MessageState.ENCRYPTED, reason=f"encrypted for {names}")]
+    if one.chunk is not None:
+        return [replace(one, state=MessageState.CHUNK, reason=f"chunk {one.chunk.index + 1} of {one.chunk.count}")]
+    content = _inflated(_compression(metadata), content, metadata.uncompressed_size, content_bytes_max)
+    if not metadata.HasField("num_messages_in_batch"):
+        return [replace(one, data=content)]
+    return list(_unpacked(one, metadata.num_messages_in_batch, content))
+
+
+def _unpacked(one: Message, count: int, content: bytes) -> Iterator[Message]:
+    """Yield the messages of a batch, whose common fields `one` has."""
+    if not 0 < count <= len(content) // 4:
+        raise Undecodable(f"a batch of {count} messages cannot be in {len(content)} bytes")
+    at = 0
+    for number in range(count):
+        head, at = _sized(content, at)
+        single = parse_message(pb.SingleMessageMetadata, head, key="batch", at=at)
+        end = at + single.payload_size
+        if not at <= end <= len(content):
+            raise Undecodable(f"message {number} of a batch claims {single.payload_size} bytes of {len(content) - at}")
+        # The first message's sequence is that of the batch; the broker's index is that of the last message.
+        yield replace(
+            one,
+            batch_index=number,
+            state=MessageState.COMPACTED if single.compacted_out else MessageState.PLAIN,
+            data=content[at:end],
+            key=_key(single),
+            ordering_key=single.ordering_key,
+            properties=tuple((pair.key, pair.value) for pair in single.properties),
+            sequence_id=single.sequence_id if single.HasField("sequence_id") else one.sequence_id + number,
+            event_ms=single.event_time or None,
+            index=one.index - (count - 1 - number) if one.index is not None else None,
+            tombstone=single.null_value,
+            reason="removed by compaction" if single.compacted_out else "",
+        )
+        at = end
+    if at != len(content):
+        raise Undecodable(f"{len(content) - at} bytes are left behind a batch of {count} messages")
+
+
+def _compression(metadata: pb.MessageMetadata) -> Compression:
+    try:
+        return Compression(metadata.compression)
+    except ValueError:
+        raise Undecodable(f"compression {metadata.compression} is none of Pulsar's") from None
+
+
+def _inflated(method: Compression, content: bytes, size: int, content_bytes_max: int) -> bytes:
+    if method is Compression.NONE:
+        return content
+    if size > content_bytes_max:
+        raise Undecodable(f"{size} bytes of content are more than {content_bytes_max}")
+    try:
+        return decompress(method, content, size)
+    except Undecodable as error:
+        raise Undecodable(f"{size} bytes compressed by {method.name}: found {error}") from None
+
+
+def _chunk(metadata: pb.MessageMetadata) -> Chunk:
+    return Chunk(
+        message=metadata.uuid,
+        index=metadata.chunk_id,
+        count=metadata.num_chunks_from_msg,
+        compression=_compression(metadata),
+        content_bytes=metadata.uncompressed_size,
+    )
+
+
+def _key(metadata: pb.MessageMetadata | pb.SingleMessageMetadata) -> bytes | None:
+    if metadata.null_partition_key or not metadata.HasField("partition_key"):
+        return None
+    if not metadata.partition_key_b64_encoded:
+        return metadata.partition_key.encode()
+    try:
+        return base64.b64decode(metadata.partition_key, validate=True)
+    except binascii.Error as error:
+        raise Undecodable(f"the key is no base64: {error}") from None
+
+
+def _sized(data: bytes, at: int) -> tuple[bytes, int]:
+    """Return the bytes that come after their length, and where they end. Raises Undecodable."""
+    begin = at + 4
+    size = int.from_bytes(data[at:begin], "big", signed=True)
+    if begin > len(data) or not 0 <= size <= len(data) - begin:
+        raise Undecodable(f"a length of {size} at byte {at} of {len(data)}")
+    return data[begin : begin + size], begin + size
+
+
+class Joiner:
+    """Joins the chunks of messages, given the messages of one topic in their order; holds `bytes_max` at most.
+
+    What cannot be joined, because a chunk is missing or there is no room, comes out as the chunks that there are.
+    """
+
+    def __init__(self, bytes_max: int = CONTENT_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._waiting: OrderedDict[str, list[Message]] = OrderedDict()
+        self._held_bytes = 0
+
+    def take(self, messages: Iterable[Message]) -> Iterator[Message]:
+        """Yield what can be given out: whole messages at once, one in chunks with its last, at that one's place."""
+        for message in messages:
+            chunk = message.chunk
+            if chunk is None or message.state is not MessageState.CHUNK:
+                yield message
+                continue
+            if chunk.index == 0 or chunk.index != len(self._waiting.get(chunk.message, ())):
+                yield from self._given_up(chunk.message, "the chunks after it are missing")
+            if chunk.index and chunk.message not in self._waiting:
+                yield replace(message, reason=f"{message.reason}: those before it are missing")
+                continue
+            self._waiting.setdefault(chunk.message, []).append(message)
+            self._held_bytes += len(message.data)
+            if chunk.index == chunk.count - 1:
+                yield self._joined(chunk)
+            while self._held_bytes > self._bytes_max:
+                yield from self._given_up(next(iter(self._waiting)), "there is no room to wait for the others")
+
+    def rest(self) -> Iterator[Message]:
+        """Yield the chunks that still wait for others."""
+        for name in list(self._waiting):
+            yield from self._given_up(name, "the chunks after it are not in the range")
+
+    def _popped(self, name: str) -> list[Message]:
+        chunks = self._waiting.pop(name, [])
+        self._held_bytes -= sum(len(one.data) for one in chunks)
+        return chunks
+
+    def _given_up(self, name: str, why: str) -> Iterator[Message]:
+        for one in self._popped(name):
+            yield replace(one, reason=f"{one.reason}: {why}")
+
+    def _joined(self, last: Chunk) -> Message:
+        chunks = self._popped(last.message)
+        whole = replace(chunks[-1], data=b"".join(one.data for one in chunks), chunk=None)
+        try:
+            data = _inflated(last.compression, whole.data, last.content_bytes, self._bytes_max)
+        except Undecodable as error:
+            return replace(whole, state=MessageState.RAW, reason=str(error))
+        return replace(whole, state=MessageState.PLAIN, data=data, reason="")
