@@ -2,6 +2,7 @@
 
     /daemons/<id>                                          ephemeral
     /selections/<pattern>
+    /rebuild                                               while the rest is being rebuilt from the bucket
     /topics/<tenant>/<namespace>/<domain>/<local>/
         policy  owner  epoch  attempt  floor
         ledgers/<ledger id>
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 DAEMONS = "/daemons"
 SELECTIONS = "/selections"
 TOPICS = "/topics"
+REBUILD = "/rebuild"
 _SAFE = "-_.*=:"
 _TOPIC_DEPTH = 6  # "", topics, tenant, namespace, domain, local
 

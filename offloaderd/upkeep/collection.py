@@ -1,0 +1,318 @@
+"""One collection, from the listing to the last deletion; `gc.py` says why it is safe.
+
+An open upload has no metadata that would name its cluster. Where objects of others lie under the same prefix, uploads
+that stand alone are therefore left and reported; the worst that an abort could do to another cluster's is that it
+begins its segment again.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import BucketMissing, NotFound, OffloaderError
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.each import each
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.upkeep import references, stored
+from offloaderd.upkeep.finds import ALARMS, RUBBISH, Find, Kind, Verdict
+from offloaderd.upkeep.judge import Judge, Judgement, foreign
+from offloaderd.upkeep.stored import KINDS, Counts, StoredSegment
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from uuid import UUID
+
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.model import TopicName
+    from offloaderd.objects.port import ObjectInfo, SegmentStore
+    from offloaderd.upkeep.finds import Summary
+    from offloaderd.upkeep.references import Committed, References
+
+BATCH = 64
+"""Segments that are judged and deleted after one look at the metadata."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What is collected: the objects under a bucket's prefix that a cluster has written."""
+
+    cluster: str
+    bucket: str
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How one collection goes; `now_ms` is the store's time."""
+
+    site: Site
+    grace_s: float
+    apply: bool
+    now_ms: int
+
+    def age_s(self, stored_ms: int) -> float:
+        """Return how old something is by the store's clock."""
+        return max(0, self.now_ms - stored_ms) / 1000
+
+
+@dataclass(slots=True)
+class _Listing:
+    """What the bucket had, by what the first look at the metadata knew of it."""
+
+    committed: dict[UUID, dict[ObjectKind, ObjectInfo]] = field(default_factory=dict)
+    trashed: dict[UUID, StoredSegment] = field(default_factory=dict)
+    strangers: list[StoredSegment] = field(default_factory=list)
+    uploads: list[StoredSegment] = field(default_factory=list)
+    """Those without objects of their own, or of committed segments; their objects are left out."""
+
+
+class Collection:
+    """One run over everything. `summary` is filled with how much was looked at."""
+
+    def __init__(self, objects: SegmentStore, metadata: MetadataStore, rules: Rules, summary: Summary) -> None:
+        self._objects = objects
+        self._metadata = metadata
+        self._rules = rules
+        self._site = rules.site
+        self._summary = summary
+        self._shared = False
+
+    async def finds(self) -> AsyncGenerator[Find, None]:
+        """Yield every find: damages first, then what nobody refers to, then what an owner should have deleted."""
+        known, listing = await self._list()
+        after = await references.look(self._metadata)
+        self._summary.topics = len(after.topics)
+        broken: set[UUID] = set()
+        for segment_id, committed in known.committed.items():
+            if self._is_here(committed) and segment_id in after.committed:
+                for find in await self._damages(segment_id, committed, listing.committed.get(segment_id, {})):
+                    broken.add(segment_id)
+                    yield find
+        judge = Judge(self._objects, self._metadata, after, cluster=self._site.cluster, broken=broken)
+        for batch in _batches([one for one in listing.strangers if one.segment_id not in after]):
+            for find in await self._dealt_with(await each(batch, lambda one: self._judged(judge, one))):
+                yield find
+        held = {*after.attempts, *after.trash}
+        uploads = [one for one in listing.uploads if one.segment_id not in held]
+        await self._look_for_others(listing.strangers, uploads)
+        for batch in _batches(uploads):
+            for find in await self._dealt_with([self._upload_judged(one, after) for one in batch]):
+                yield find
+        async with aclosing(self._abandoned(after, listing)) as abandoned:
+            async for find in abandoned:
+                yield find
+
+    async def _list(self) -> tuple[References, _Listing]:
+        """Look at the metadata and list the bucket; what is committed or being written needs no second thought."""
+        prefix, listing, counts = self._site.prefix, _Listing(), Counts()
+        uploads = dict(await stored.uploads(self._objects, prefix))
+        known = await references.look(self._metadata)
+        async with aclosing(stored.segments(self._objects, prefix, counts)) as found:
+            async for one in found:
+                one.uploads = uploads.pop(one.segment_id, [])
+                if one.segment_id in known.committed:
+                    listing.committed[one.segment_id] = one.objects
+                    if one.uploads:
+                        listing.uploads.append(StoredSegment(one.segment_id, uploads=one.uploads))
+                elif one.segment_id in known.trash:
+                    listing.trashed[one.segment_id] = one
+                elif one.segment_id not in known.attempts:
+                    listing.strangers.append(one)
+        for segment_id, found_uploads in uploads.items():
+            one = StoredSegment(segment_id, uploads=found_uploads)
+            if segment_id in known.trash:
+                listing.trashed[segment_id] = one
+            elif segment_id not in known.attempts:
+                listing.uploads.append(one)
+        summary = self._summary
+        summary.segments, summary.objects, summary.others = counts.segments, counts.objects, counts.others
+        summary.object_bytes = counts.object_bytes
+        return known, listing
+
+    def _is_here(self, committed: Committed) -> bool:
+        here = (committed.bucket, committed.prefix) == (self._site.bucket, self._site.prefix)
+        self._summary.elsewhere += not here
+        return here
+
+    async def _damages(
+        self, segment_id: UUID, committed: Committed, objects: dict[ObjectKind, ObjectInfo]
+    ) -> list[Find]:
+        """Say what a committed segment lacks. What the listing does not show is asked for by name."""
+        finds = []
+        for kind in KINDS:
+            key = stored.key_of(kind, self._site.prefix, segment_id)
+            info = objects.get(kind) or await self._head(key)
+            if info is None:
+                reason = f"segment {segment_id} is committed, and its {kind.value} object is not in the bucket"
+                finds.append(_alarm(Kind.MISSING, key, reason, committed))
+            elif kind is ObjectKind.DATA and info.size_bytes != committed.object_bytes:
+                reason = f"it has {info.size_bytes} bytes, the committed segment {committed.object_bytes}"
+                finds.append(_alarm(Kind.WRONG_SIZE, key, reason, committed))
+        if finds and await self._is_committed(segment_id, committed):
+            return finds
+        return []
+
+    async def _is_committed(self, segment_id: UUID, committed: Committed) -> bool:
+        """Whether it is in its topic's map still: its retention may have ended since the last look."""
+        current = await catalog.load(self._metadata, committed.topic)
+        return any(one.segment_id == segment_id for one in current.segments)
+
+    async def _judged(self, judge: Judge, one: StoredSegment) -> tuple[StoredSegment, Judgement]:
+        if self._rules.age_s(one.newest_ms) < self._rules.grace_s:
+            return one, Judgement(Kind.YOUNG, "not older than the grace age")
+        try:
+            judgement = await judge.judge(one)
+        except BucketMissing:
+            raise
+        except NotFound:
+            judgement = Judgement(Kind.CHANGED, "it vanished while it was looked at")
+        self._shared |= judgement.kind is Kind.FOREIGN
+        return one, judgement
+
+    async def _look_for_others(self, strangers: Sequence[StoredSegment], uploads: Sequence[StoredSegment]) -> None:
+        """Find out whether young objects are another cluster's, if there are old uploads that could be as well."""
+        rules = self._rules
+        if self._shared or all(rules.age_s(one.newest_ms) < rules.grace_s for one in uploads):
+            return
+        young = [
+            info for one in strangers for info in one.objects.values() if rules.age_s(one.newest_ms) < rules.grace_s
+        ]
+        found = await each(young, lambda info: self._head(info.key))
+        self._shared = any(info is not None and foreign(info, self._site.cluster) for info in found)
+
+    def _upload_judged(self, one: StoredSegment, after: References) -> tuple[StoredSegment, Judgement]:
+        committed = after.committed.get(one.segment_id)
+        if self._rules.age_s(one.newest_ms) < self._rules.grace_s:
+            return one, Judgement(Kind.YOUNG, "not older than the grace age")
+        if committed is not None:
+            return one, Judgement(Kind.UPLOAD, "left open beside the finished object", committed.topic)
+        if not after.topics:
+            return one, Judgement(Kind.UNKNOWN_TOPIC, "the metadata knows no topic at all")
+        if self._shared:
+            return one, Judgement(Kind.FOREIGN, "other clusters write here too, and uploads do not say whose they are")
+        return one, Judgement(Kind.UPLOAD, "nobody refers to it")
+
+    async def _dealt_with(self, judged: Sequence[tuple[StoredSegment, Judgement]]) -> list[Find]:
+        """Delete of a batch what is rubbish, if this is no dry run, and return the finds of all."""
+        doomed = [(one, judgement) for one, judgement in judged if judgement.kind in RUBBISH]
+        finds = [
+            find
+            for one, judgement in judged
+            if judgement.kind not in RUBBISH or not self._rules.apply
+            for find in self._finds_of(one, judgement, _verdict(judgement.kind))
+        ]
+        if self._rules.apply and doomed:
+            now = await references.look(self._metadata)
+            for deleted in await each(doomed, lambda pair: self._delete(*pair, now)):
+                finds += deleted
+        return finds
+
+    async def _delete(self, one: StoredSegment, judgement: Judgement, now: References) -> list[Find]:
+        """Delete one segment's objects and abort its uploads, if nobody refers to it now and nothing has changed."""
+        held = one.segment_id in now if one.objects else one.segment_id in now.attempts
+        if held:
+            return self._finds_of(one, Judgement(Kind.CHANGED, "it is referred to now", judgement.topic), Verdict.KEEP)
+        try:
+            for info in one.objects.values():
+                current = await self._head(info.key)
+                if current is None or not _same(info, current) or foreign(current, self._site.cluster):
+                    changed = Judgement(Kind.CHANGED, f"{info.key} is not the object that was judged", judgement.topic)
+                    return self._finds_of(one, changed, Verdict.KEEP)
+            await self._remove(one)
+        except BucketMissing:
+            raise
+        except OffloaderError as error:
+            failed = judgement._replace(reason=f"{judgement.reason}; its deletion failed: {error}")
+            return self._finds_of(one, failed, Verdict.FAILED)
+        return self._finds_of(one, judgement, Verdict.DELETED)
+
+    async def _remove(self, one: StoredSegment) -> None:
+        for upload in one.uploads:
+            await self._objects.abort_upload(upload.key, upload.upload_id)
+        if one.objects:
+            await self._objects.delete([info.key for info in one.objects.values()])
+
+    async def _abandoned(self, after: References, listing: _Listing) -> AsyncGenerator[Find, None]:
+        """Empty the trash of topics that nobody works on. Only what was decided goes, and may go twice."""
+        for segment_id, (topic, record) in after.trash.items():
+            age_s = self._rules.age_s(record.decided_ms)
+            prefix = self._site.prefix if record.prefix is None else record.prefix
+            bucket = self._site.bucket if record.bucket is None else record.bucket
+            if (bucket, prefix) != (self._site.bucket, self._site.prefix):
+                self._summary.elsewhere += 1
+                continue
+            if age_s < self._rules.grace_s or await self._owned(topic):
+                continue
+            one = listing.trashed.get(segment_id) or StoredSegment(segment_id)
+            judgement = Judgement(Kind.TRASH, f"decided ({record.reason}), and nobody works on the topic", topic)
+            verdict = Verdict.DELETE
+            if self._rules.apply:
+                try:
+                    await self._remove(one)
+                    await self._metadata.delete(paths.trash_record(topic, segment_id))
+                    verdict = Verdict.DELETED
+                except BucketMissing:
+                    raise
+                except OffloaderError as error:
+                    judgement = judgement._replace(reason=f"{judgement.reason}; its deletion failed: {error}")
+                    verdict = Verdict.FAILED
+            for find in self._finds_of(one, judgement, verdict, age_s=age_s):
+                yield find
+
+    async def _owned(self, topic: TopicName) -> bool:
+        try:
+            await self._metadata.get(paths.owner(topic))
+        except NotFound:
+            return False
+        return True
+
+    async def _head(self, key: str) -> ObjectInfo | None:
+        try:
+            return await self._objects.head(key)
+        except BucketMissing:
+            raise
+        except NotFound:
+            return None
+
+    def _finds_of(
+        self, one: StoredSegment, judgement: Judgement, verdict: Verdict, *, age_s: float | None = None
+    ) -> list[Find]:
+        """Return a find for each object and upload of a segment."""
+        objects = [(info.key, info.size_bytes, info.modified_ms, "") for info in one.objects.values()]
+        uploads = [(upload.key, 0, upload.initiated_ms, upload.upload_id) for upload in one.uploads]
+        return [
+            Find(
+                key=key,
+                kind=judgement.kind,
+                verdict=verdict,
+                reason=judgement.reason,
+                size_bytes=size_bytes,
+                age_s=self._rules.age_s(stored_ms) if age_s is None else age_s,
+                upload_id=upload_id,
+                topic=judgement.topic,
+            )
+            for key, size_bytes, stored_ms, upload_id in objects + uploads
+        ]
+
+
+def _verdict(kind: Kind) -> Verdict:
+    """Return what becomes of a find that is not deleted now."""
+    if kind in RUBBISH:
+        return Verdict.DELETE
+    return Verdict.ALARM if kind in ALARMS else Verdict.KEEP
+
+
+def _alarm(kind: Kind, key: str, reason: str, committed: Committed) -> Find:
+    return Find(key=key, kind=kind, verdict=Verdict.ALARM, reason=reason, topic=committed.topic)
+
+
+def _same(listed: ObjectInfo, now: ObjectInfo) -> bool:
+    """Whether an object is the one that was listed; times of a listing and of HEAD differ in precision."""
+    return (listed.etag, listed.size_bytes) == (now.etag, now.size_bytes)
+
+
+def _batches(items: Sequence[StoredSegment]) -> Iterator[Sequence[StoredSegment]]:
+    for first in range(0, len(items), BATCH):
+        yield items[first : first + BATCH]

@@ -1,0 +1,126 @@
+"""Collecting what nobody refers to: bucket and open uploads against the metadata of all topics of the cluster.
+
+    uploads, a first look at the metadata, the objects, a second look -> judge -> for each batch: a third look, delete
+
+Why it is safe without a record of its own: ids are never used twice, and an attempt is recorded before its first byte.
+So what was listed before a look and is not in that look is dead for ever, whoever does what at the same time; to
+delete it late, twice, by two daemons or only in part does no harm, and what is left is found again. A trash record is
+for segments that are still referred to; here nothing is. On top of that: nothing younger than the grace age goes (by
+the store's own clock), nothing that another cluster or program wrote, nothing that holds the last copy of an entry
+(see judge.py), and right before an object is deleted it must still be the very one that was judged.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.errors import Conflict, OffloaderError
+from offloaderd.upkeep.collection import Collection, Rules
+from offloaderd.upkeep.finds import Find, Summary, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from offloaderd.clock import Clock
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metrics import Metrics
+    from offloaderd.objects.port import SegmentStore
+    from offloaderd.upkeep.collection import Site
+
+log = structlog.get_logger(__name__)
+
+CLOCK_KEY = "offloaderd-gc/clock"
+"""Written below the prefix to learn the store's time, and deleted again; no segment's key looks like it."""
+FIRST_S = 900.0
+"""A daemon that was just started collects about then, though the interval be longer: it may not live that long."""
+
+
+class Collector:
+    """Compares and deletes; one collection at a time."""
+
+    def __init__(
+        self, objects: SegmentStore, metadata: MetadataStore, site: Site, *, clock: Clock, metrics: Metrics
+    ) -> None:
+        self._objects = objects
+        self._metadata = metadata
+        self._site = site
+        self._clock = clock
+        self._metrics = metrics
+        self._busy = False
+
+    async def collect(self, *, grace_s: float, apply: bool) -> AsyncGenerator[Find | Summary, None]:
+        """Yield every find as it is judged and dealt with, and the sum at the end. Deletes only with `apply`.
+
+        Raises Conflict while another collection runs and when the metadata may refer to what cannot be seen,
+        CorruptData for a node that cannot be read, and what the stores raise: then nothing more is deleted.
+        """
+        if self._busy:
+            raise Conflict("a collection is under way", hint="wait for it to end")
+        self._busy = True
+        summary = Summary(applied=apply, grace_s=grace_s)
+        started = self._clock.monotonic()
+        outcome = "failed"
+        try:
+            rules = Rules(site=self._site, grace_s=grace_s, apply=apply, now_ms=await self._now_ms())
+            async with aclosing(Collection(self._objects, self._metadata, rules, summary).finds()) as finds:
+                async for find in finds:
+                    summary.count(find)
+                    _tell(find)
+                    yield find
+            outcome = "ok"
+        finally:
+            self._busy = False
+            summary.seconds = self._clock.monotonic() - started
+            self._metrics.show_collection(outcome, summary.verdicts, summary.finds, summary.rubbish_bytes)
+        if outcome == "ok":
+            self._metrics.gc_last_complete_timestamp_seconds.set(self._clock.wall_ms() / 1000)
+        log.info(
+            "gc.finished",
+            applied=apply,
+            duration_s=round(summary.seconds, 3),
+            topics=summary.topics,
+            segments=summary.segments,
+            finds=dict(summary.finds),
+            rubbish_bytes=summary.rubbish_bytes,
+            deleted_bytes=summary.deleted_bytes,
+        )
+        yield summary
+
+    async def keep(self, *, grace_s: float, interval_s: float, apply: bool, leads: Callable[[], bool]) -> None:
+        """Collect at an interval, for as long as this daemon is the one who does it; until cancelled.
+
+        Two who both think so do no harm. A collection that fails is told, and tried again after the interval.
+        """
+        pause_s = min(FIRST_S, interval_s)
+        while True:
+            await self._clock.sleep(self._clock.jitter(pause_s))
+            pause_s = interval_s
+            if not leads():
+                continue
+            try:
+                async with aclosing(self.collect(grace_s=grace_s, apply=apply)) as finds:
+                    async for _ in finds:
+                        pass
+            except OffloaderError as error:
+                log.warning("gc.failed", error=str(error), error_class=type(error).__name__)
+
+    async def _now_ms(self) -> int:
+        """Ask the store what time it is: ages are differences of its own times, whatever clock this machine has."""
+        key = f"{self._site.prefix}{CLOCK_KEY}"
+        info = await self._objects.put(key, b"")
+        now_ms = info.modified_ms or (await self._objects.head(key)).modified_ms
+        await self._objects.delete([key])
+        return now_ms
+
+
+def _tell(find: Find) -> None:
+    facts = {"key": find.key, "kind": find.kind.value, "reason": find.reason}
+    if find.verdict is Verdict.ALARM:
+        log.error("gc.alarm", **facts, hint="docs/failures.md says what to do")
+    elif find.verdict is Verdict.FAILED:
+        log.warning("gc.delete_failed", **facts)
+    elif find.verdict is Verdict.DELETED:
+        log.info("gc.deleted", **facts, bytes=find.size_bytes, age_s=round(find.age_s))

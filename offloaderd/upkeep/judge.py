@@ -1,0 +1,140 @@
+"""Whether what nobody refers to may go: whose it is, and whether it holds anything that is nowhere else.
+
+A finished segment is deleted only if the map of its topic has all of its entries in other segments, or its topic's
+retention has deleted them. So a map that was lost, wiped or brought back from an old backup never makes the collector
+delete the last copy of an entry: it raises an alarm, and a rebuild puts the segment back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.errors import CorruptData
+from offloaderd.format import manifest
+from offloaderd.metadata import catalog
+from offloaderd.model import Position, TopicName
+from offloaderd.objects import keys
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.upkeep.finds import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from uuid import UUID
+
+    from offloaderd.format.manifest import LedgerPart, SegmentManifest
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.objects.port import ObjectInfo, ObjectReader
+    from offloaderd.upkeep.references import References
+    from offloaderd.upkeep.stored import StoredSegment
+
+WRITER = "offloaderd-"
+"""How the software's version in the user metadata of our objects begins."""
+
+
+class Judgement(NamedTuple):
+    """What a segment is to the collector, and why."""
+
+    kind: Kind
+    reason: str
+    topic: TopicName | None = None
+
+
+class Judge:
+    """Judges segments that nobody refers to, as of one look at the metadata.
+
+    `broken` are committed segments whose own objects are not as they should be: they count as holding nothing.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectReader,
+        metadata: MetadataStore,
+        references: References,
+        *,
+        cluster: str,
+        broken: Collection[UUID],
+    ) -> None:
+        self._objects = objects
+        self._metadata = metadata
+        self._references = references
+        self._cluster = cluster
+        self._broken = broken
+        self._maps: dict[TopicName, TopicMap] = {}
+
+    async def judge(self, stored: StoredSegment) -> Judgement:
+        """Say what a segment with objects is. Raises NotFound when it has vanished."""
+        for info in stored.objects.values():
+            whose = foreign(await self._objects.head(info.key), self._cluster)
+            if whose:
+                return Judgement(Kind.FOREIGN, whose)
+        if not self._references.topics:
+            return Judgement(
+                Kind.UNKNOWN_TOPIC, "the metadata knows no topic at all; if it was lost, run offloaderd rebuild"
+            )
+        if not stored.complete:
+            return Judgement(Kind.LEFTOVER, f"nobody refers to it, and it was never finished: {_lacks(stored)}")
+        return await self._judge_complete(stored)
+
+    async def _judge_complete(self, stored: StoredSegment) -> Judgement:
+        info = stored.objects[ObjectKind.MANIFEST]
+        try:
+            described = manifest.decode(await self._objects.get(info.key), key=info.key)
+        except CorruptData as error:
+            return Judgement(Kind.UNREADABLE, f"all its objects are there, and its manifest cannot be read: {error}")
+        topic = TopicName.from_managed_ledger(described.managed_ledger)
+        if described.segment_id != stored.segment_id or described.cluster != self._cluster:
+            reason = f"its manifest is that of segment {described.segment_id} of cluster {described.cluster}"
+            return Judgement(Kind.UNREADABLE, reason)
+        sizes = stored.objects[ObjectKind.DATA].size_bytes, stored.objects[ObjectKind.INDEX].size_bytes
+        if sizes != (described.data_bytes, described.index_bytes):
+            return Judgement(Kind.LEFTOVER, "nobody refers to it, and its objects are not as long as its manifest says")
+        if topic not in self._references.topics:
+            return Judgement(
+                Kind.UNKNOWN_TOPIC, f"the metadata knows nothing of {topic}; if it was lost, run offloaderd rebuild"
+            )
+        if topic not in self._maps:
+            self._maps[topic] = await catalog.load(self._metadata, topic)
+        hole = first_uncovered(described, self._maps[topic], self._broken)
+        if hole is not None:
+            reason = f"it is in no map and holds {hole}, which no other segment holds"
+            return Judgement(Kind.UNCOVERED, reason, topic)
+        return Judgement(Kind.SUPERSEDED, "nobody refers to it; all of its entries are stored elsewhere", topic)
+
+
+def foreign(info: ObjectInfo, cluster: str) -> str:
+    """Say whose an object is, by its user metadata; empty if it is ours."""
+    theirs = info.metadata.get(keys.CLUSTER_KEY)
+    if theirs != cluster:
+        return f"of cluster {theirs!r}" if theirs else "it does not say which cluster it is of"
+    software = info.metadata.get(keys.SOFTWARE_VERSION_KEY, "")
+    return "" if software.startswith(WRITER) else f"written by {software or 'an unknown program'!r}"
+
+
+def first_uncovered(described: SegmentManifest, topic_map: TopicMap, broken: Collection[UUID]) -> Position | None:
+    """Return the first entry of a segment that neither another sound segment nor a past retention accounts for."""
+    for part in described.ledgers:
+        found = _uncovered_from(part, topic_map, broken)
+        if found <= part.last_entry_id:
+            return Position(part.ledger_id, found)
+    return None
+
+
+def _uncovered_from(part: LedgerPart, topic_map: TopicMap, broken: Collection[UUID]) -> int:
+    """Return the first entry of a ledger's part that is nowhere else; one behind its last if there is none."""
+    entry_id, floor = part.first_entry_id, topic_map.floor
+    if floor is not None and floor.ledger_id == part.ledger_id:
+        entry_id = max(entry_id, floor.entry_id + 1)
+    elif floor is not None and floor.ledger_id > part.ledger_id:
+        return part.last_entry_id + 1
+    while entry_id <= part.last_entry_id:
+        holder = topic_map.find(Position(part.ledger_id, entry_id))
+        if holder is None or holder.segment_id in broken:
+            return entry_id
+        entry_id = next(one.last_entry_id for one in holder.slices if one.ledger_id == part.ledger_id) + 1
+    return entry_id
+
+
+def _lacks(stored: StoredSegment) -> str:
+    missing = [kind.value for kind in (ObjectKind.DATA, ObjectKind.INDEX, ObjectKind.MANIFEST)]
+    return f"no {' and no '.join(kind for kind in missing if kind not in stored.objects)}"

@@ -1,0 +1,158 @@
+"""Which segments the metadata knows, of all topics of the cluster: committed, being written, or in the trash.
+
+A segment only moves forward: attempt, map, trash, gone; its attempt is recorded before its first byte. Each topic's
+nodes are read in this very order, so a segment that exists all the while is seen at least once however it moves, and
+one whose objects were listed before such a look and that the look does not show will never be referred to again.
+
+Rules: a look is whole or fails. A node that cannot be read, a topic that is none, a record that this version does not
+know: all of them mean that something might be referred to which is not seen, so nobody may conclude anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from offloaderd.errors import Conflict, InvalidInput, NotFound
+from offloaderd.metadata import paths
+from offloaderd.metadata.each import each
+from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records import context
+from offloaderd.metadata.records import trash as trash_record
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from offloaderd.metadata.port import MetadataStore, Versioned
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.records.trash import Trash
+    from offloaderd.model import TopicName
+
+KNOWN_NODES = frozenset(
+    {"attempt", "epoch", "floor", "grants", "ledgers", "losses", "owner", "policy", "trash", "verified"}
+)
+"""All that a topic's folder may hold; a newer version may refer to segments in nodes that this one does not know."""
+
+
+@runtime_checkable
+class Syncing(Protocol):
+    """A store whose server can be told to catch up with its leader before it is read."""
+
+    async def sync(self, path: str) -> None:
+        """Have later reads show at least what is stored at this moment."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A segment of a topic's map, with what the bucket has to hold of it."""
+
+    topic: TopicName
+    object_bytes: int
+    bucket: str
+    prefix: str
+
+
+@dataclass(slots=True)
+class References:
+    """What one look has seen."""
+
+    topics: set[TopicName] = field(default_factory=set)
+    committed: dict[UUID, Committed] = field(default_factory=dict)
+    attempts: dict[UUID, TopicName] = field(default_factory=dict)
+    trash: dict[UUID, tuple[TopicName, Trash]] = field(default_factory=dict)
+
+    def __contains__(self, segment_id: object) -> bool:
+        """Whether a segment is referred to by anything at all."""
+        return segment_id in self.committed or segment_id in self.attempts or segment_id in self.trash
+
+
+async def look(store: MetadataStore) -> References:
+    """Read what all topics refer to. Raises CorruptData and Conflict for what may hide references, and Transient."""
+    if isinstance(store, Syncing):
+        await store.sync("/")
+    if await _exists(store, paths.REBUILD):
+        raise Conflict(
+            "the metadata is being rebuilt from the bucket, or that was broken off",
+            hint="run offloaderd rebuild --apply to its end first",
+        )
+    found = References()
+    folders = await _topic_folders(store)
+    for topic, attempt, segments, trash in await each(folders, lambda folder: _read_topic(store, folder)):
+        found.topics.add(topic)
+        if attempt is not None:
+            found.attempts[attempt.segment_id] = topic
+        found.committed.update(segments)
+        found.trash.update({one.segment_id: (topic, one) for one in trash})
+    return found
+
+
+async def _topic_folders(store: MetadataStore) -> list[str]:
+    folders = [paths.TOPICS]
+    for _ in ("tenant", "namespace", "domain", "topic"):
+        names = await each(folders, store.children)
+        folders = [f"{folder}/{name}" for folder, below in zip(folders, names, strict=True) for name in below]
+    return folders
+
+
+async def _read_topic(
+    store: MetadataStore, folder: str
+) -> tuple[TopicName, Attempt | None, dict[UUID, Committed], list[Trash]]:
+    """Read a topic's attempt, contexts and trash, in this order. Raises Conflict for a node that nobody knows."""
+    try:
+        topic = paths.parse_topic(folder)
+    except InvalidInput:
+        raise Conflict(
+            f"{folder} lies among the topics and is none",
+            hint="delete the node if no program of yours needs it; until then nothing is collected",
+        ) from None
+    unknown = sorted(set(await store.children(folder)) - KNOWN_NODES)
+    if unknown:
+        raise Conflict(
+            f"{folder} holds {', '.join(unknown)}, of which this version knows nothing",
+            hint="a newer offloaderd may keep references there: collect with that version",
+        )
+    attempt = await _attempt(store, topic)
+    return topic, attempt, await _segments(store, topic), await _trash(store, topic)
+
+
+async def _attempt(store: MetadataStore, topic: TopicName) -> Attempt | None:
+    path = paths.attempt(topic)
+    node = await _node(store, path)
+    return attempt_record.decode(node.value, path=path) if node is not None else None
+
+
+async def _segments(store: MetadataStore, topic: TopicName) -> dict[UUID, Committed]:
+    folder = paths.ledgers(topic)
+    found: dict[UUID, Committed] = {}
+    for name in await store.children(folder):
+        path = f"{folder}/{name}"
+        node = await _node(store, path)
+        if node is None:
+            continue  # its last segment was removed meanwhile, and is in the trash by now
+        for one in context.decode(node.value, path=path).segments:
+            where = one.properties.get("bucket", ""), one.properties.get("prefix", "")
+            found[one.segment_id] = Committed(topic, one.object_bytes, *where)
+    return found
+
+
+async def _trash(store: MetadataStore, topic: TopicName) -> list[Trash]:
+    folder = paths.trash(topic)
+    found = []
+    for name in await store.children(folder):
+        path = f"{folder}/{name}"
+        node = await _node(store, path)
+        if node is not None:
+            found.append(trash_record.decode(node.value, path=path))
+    return found
+
+
+async def _node(store: MetadataStore, path: str) -> Versioned | None:
+    try:
+        return await store.get(path)
+    except NotFound:
+        return None
+
+
+async def _exists(store: MetadataStore, path: str) -> bool:
+    return await _node(store, path) is not None

@@ -1,0 +1,212 @@
+"""A small site: a bucket and metadata in memory, and segments put there by hand, step by step as the daemon does it."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from offloaderd.errors import Conflict
+from offloaderd.format import manifest
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
+from offloaderd.metadata.memory import MemoryTree
+from offloaderd.metadata.port import Create, Delete
+from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records import policy as policy_record
+from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.metadata.records.trash import Trash
+from offloaderd.metrics import Metrics
+from offloaderd.model import Position, TopicName
+from offloaderd.objects import keys
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.testing import FakeClock
+from offloaderd.upkeep.collection import Site
+from offloaderd.upkeep.finds import Find, Summary
+from offloaderd.upkeep.gc import Collector
+from tests.unit.format import builders
+from tests.unit.format.builders import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.model import LedgerEnd, Loss
+    from offloaderd.objects.port import SegmentStore
+
+TOPIC = TopicName.parse("public/default/flights")
+CLUSTER, BUCKET, PREFIX = "standalone", "b", "seg/"
+GRACE_S = 86_400.0
+DAY_S = 86_400.0
+
+
+def segment_id(number: int) -> UUID:
+    """Return an id that is easy to recognise."""
+    return UUID(int=number)
+
+
+def runs(ledger_id: int, first: int, count: int) -> list[Run]:
+    """Return the entries of one block."""
+    return [Run(ledger_id, first, [f"{ledger_id}:{entry}".encode() for entry in range(first, first + count)])]
+
+
+@dataclass
+class Ground:
+    """Bucket and metadata, each with a clock of its own: the store's time is not ours."""
+
+    clock: FakeClock = field(default_factory=FakeClock)
+    store_clock: FakeClock = field(default_factory=FakeClock)
+    tree: MemoryTree = field(default_factory=MemoryTree)
+
+    def __post_init__(self) -> None:
+        """Make the stores."""
+        self.memory = MemoryStore(self.store_clock, part_bytes_min=1)
+        self.objects: SegmentStore = self.memory
+        self.metadata: MetadataStore = self.tree.connect()
+        self.metrics = Metrics()
+
+    def collector(self, *, objects: SegmentStore | None = None, metadata: MetadataStore | None = None) -> Collector:
+        """Return a collector of this site."""
+        site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
+        return Collector(
+            objects or self.objects, metadata or self.metadata, site, clock=self.clock, metrics=self.metrics
+        )
+
+    async def collect(
+        self,
+        *,
+        apply: bool = True,
+        grace_s: float = GRACE_S,
+        objects: SegmentStore | None = None,
+        metadata: MetadataStore | None = None,
+    ) -> tuple[list[Find], Summary]:
+        """Run one collection."""
+        finds: list[Find] = []
+        async with aclosing(
+            self.collector(objects=objects, metadata=metadata).collect(grace_s=grace_s, apply=apply)
+        ) as found:
+            async for one in found:
+                if isinstance(one, Summary):
+                    return finds, one
+                finds.append(one)
+        raise AssertionError("no summary")
+
+    async def enable(self, topic: TopicName = TOPIC) -> None:
+        """Make a topic known."""
+        for folder in paths.folders(topic):
+            try:
+                await self.metadata.create(folder, b"")
+            except Conflict:
+                continue
+        await self.metadata.create(paths.policy(topic), policy_record.encode(TopicPolicy()))
+
+    async def begin(self, number: int, topic: TopicName = TOPIC, *, first: Run | None = None) -> None:
+        """Record an attempt."""
+        begin = builders.Run(1, 0, []) if first is None else first
+        attempt = Attempt(
+            segment_id=segment_id(number),
+            begin=Position(begin.ledger_id, begin.first_entry_id),
+            assigned_ms=1,
+            epoch=1,
+            status=AttemptStatus.ASSIGNED,
+        )
+        await self.metadata.create(paths.attempt(topic), attempt_record.encode(attempt))
+
+    async def store(
+        self,
+        number: int,
+        entries: Sequence[Run],
+        *,
+        topic: TopicName = TOPIC,
+        cluster: str = CLUSTER,
+        metadata: Mapping[str, str] | None = None,
+        losses: tuple[Loss, ...] = (),
+        ends: tuple[tuple[int, LedgerEnd], ...] = (),
+        **changes: object,
+    ) -> SegmentManifest:
+        """Put a finished segment's three objects."""
+        built = builders.build_segment(entries)
+        described = replace(
+            built.manifest,
+            segment_id=segment_id(number),
+            managed_ledger=topic.managed_ledger,
+            cluster=cluster,
+            losses=losses,
+            ends=ends,
+            **changes,  # type: ignore[arg-type]
+        )
+        labels = keys.segment_metadata(cluster) if metadata is None else metadata
+        await self.objects.put(data_key(number), built.data, metadata=labels)
+        await self.objects.put(index_key(number), built.index, metadata=labels)
+        await self.objects.put(manifest_key(number), manifest.encode(described), metadata=labels)
+        return described
+
+    async def commit(self, described: SegmentManifest, topic: TopicName = TOPIC, *, ended: bool = False) -> None:
+        """Make a stored segment part of the map; `ended`: with the end of its attempt."""
+        steps, _ = (await self.map(topic)).with_commit(committed(described), dict(described.ends))
+        await self.metadata.transact([*steps, *([Delete(paths.attempt(topic))] if ended else [])])
+
+    async def segment(self, number: int, entries: Sequence[Run], topic: TopicName = TOPIC) -> SegmentManifest:
+        """Put and commit a segment."""
+        described = await self.store(number, entries, topic=topic)
+        await self.commit(described, topic)
+        return described
+
+    async def discard(self, number: int, topic: TopicName = TOPIC, *, decided_ms: int = 0) -> None:
+        """Record the decision to delete a segment's objects."""
+        trash = Trash(segment_id=segment_id(number), upload_id="", reason="test", decided_ms=decided_ms)
+        step = Create(paths.trash_record(topic, segment_id(number)), trash_record.encode(trash))
+        await self.metadata.transact([step])
+
+    async def map(self, topic: TopicName = TOPIC) -> TopicMap:
+        """Return the topic's map."""
+        return await catalog.load(self.metadata, topic)
+
+    async def keys(self) -> list[str]:
+        """Return all keys of the bucket."""
+        return [info.key async for info in self.memory.list()]
+
+    async def age(self, days: float = 2) -> None:
+        """Let everything that is stored grow old, by the store's clock."""
+        await self.store_clock.advance(days * DAY_S)
+
+
+def committed(described: SegmentManifest) -> CommittedSegment:
+    """Return what a commit makes of a manifest."""
+    return CommittedSegment(
+        segment_id=described.segment_id,
+        slices=tuple(
+            LedgerSlice(part.ledger_id, part.first_entry_id, part.last_entry_id, part.payload_bytes)
+            for part in described.ledgers
+        ),
+        object_bytes=described.data_bytes,
+        assigned_ms=described.assigned_ms,
+        offloaded_ms=described.sealed_ms,
+        bucket=BUCKET,
+        prefix=PREFIX,
+    )
+
+
+def data_key(number: int) -> str:
+    """Key of a segment's data."""
+    return keys.data_key(PREFIX, segment_id(number))
+
+
+def index_key(number: int) -> str:
+    """Key of a segment's index."""
+    return keys.index_key(PREFIX, segment_id(number))
+
+
+def manifest_key(number: int) -> str:
+    """Key of a segment's manifest."""
+    return keys.manifest_key(PREFIX, segment_id(number))
+
+
+def all_keys(*numbers: int) -> list[str]:
+    """Return the keys of whole segments."""
+    return [key for number in numbers for key in (data_key(number), index_key(number), manifest_key(number))]

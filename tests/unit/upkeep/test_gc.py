@@ -1,0 +1,400 @@
+"""Garbage: what goes, what stays and why; and that nothing goes while the metadata cannot be trusted."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import structlog
+
+from offloaderd.errors import Conflict, CorruptData, OutcomeUnknown
+from offloaderd.metadata import paths
+from offloaderd.metadata.removal import without_oldest
+from offloaderd.objects import keys
+from offloaderd.testing import FakeClock
+from offloaderd.testing.faults import FaultyStore
+from offloaderd.upkeep.finds import Find, Kind, Verdict
+from tests.unit.upkeep.site import (
+    CLUSTER,
+    GRACE_S,
+    PREFIX,
+    TOPIC,
+    Ground,
+    all_keys,
+    committed,
+    data_key,
+    index_key,
+    manifest_key,
+    runs,
+    segment_id,
+)
+
+if TYPE_CHECKING:
+    from tests.unit.format.builders import Run
+
+OURS = keys.segment_metadata(CLUSTER)
+
+
+@pytest.fixture
+async def ground() -> Ground:
+    """A site with a topic that has one committed segment."""
+    site = Ground()
+    await site.enable()
+    await site.segment(1, runs(1, 0, 10))
+    return site
+
+
+def kinds(finds: list[Find]) -> dict[str, tuple[Kind, Verdict]]:
+    """Return what was found, by key."""
+    return {find.key: (find.kind, find.verdict) for find in finds}
+
+
+async def test_what_is_referred_to_is_no_find(ground: Ground) -> None:
+    """Committed, being written and in the trash: nothing of it is found, however old it is."""
+    await ground.begin(2)
+    await ground.objects.create_upload(data_key(2), metadata=OURS)
+    await ground.objects.put(data_key(3), b"x", metadata=OURS)
+    await ground.discard(3)
+    await ground.metadata.create(paths.owner(TOPIC), b"", ephemeral=True)
+    await ground.age(9)
+    before = await ground.keys()
+    finds, summary = await ground.collect(grace_s=0)
+    assert finds == []
+    assert await ground.keys() == before
+    assert (summary.topics, summary.segments, summary.objects, summary.others) == (1, 2, 4, 0)
+
+
+@pytest.mark.parametrize("kept", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)])
+async def test_leftovers_of_an_unfinished_segment_go(ground: Ground, kept: tuple[int, ...]) -> None:
+    """Any part of a segment that nobody refers to is deleted once it is old, and only with `apply`."""
+    await ground.store(2, runs(1, 10, 5))
+    await ground.objects.delete([key for number, key in enumerate(all_keys(2)) if number not in kept])
+    await ground.age()
+    left = [key for number, key in enumerate(all_keys(2)) if number in kept]
+    finds, summary = await ground.collect(apply=False)
+    assert kinds(finds) == dict.fromkeys(left, (Kind.LEFTOVER, Verdict.DELETE))
+    assert await ground.keys() == sorted(all_keys(1) + left)
+    assert summary.rubbish_bytes == sum(find.size_bytes for find in finds) > 0
+    finds, summary = await ground.collect()
+    assert kinds(finds) == dict.fromkeys(left, (Kind.LEFTOVER, Verdict.DELETED))
+    assert all(find.age_s == pytest.approx(2 * 86_400) and "never finished" in find.reason for find in finds)
+    assert await ground.keys() == all_keys(1)
+    assert summary.deleted_bytes == summary.rubbish_bytes
+    assert (await ground.collect())[0] == []
+
+
+async def test_young_things_stay_by_the_clock_of_the_store(ground: Ground) -> None:
+    """Neither a clock of ours that is years ahead nor one that is behind changes the age of an object."""
+    await ground.objects.put(data_key(2), b"x", metadata=OURS)
+    await ground.objects.create_upload(data_key(3), metadata=OURS)
+    await ground.store_clock.advance(GRACE_S - 1)
+    for jump in (10**11, -2 * 10**11):
+        ground.clock.jump(jump)
+        finds, _ = await ground.collect()
+        young = (Kind.YOUNG, Verdict.KEEP)
+        assert kinds(finds) == {data_key(2): young, data_key(3): young}
+    await ground.store_clock.advance(2)
+    finds, _ = await ground.collect()
+    assert {find.verdict for find in finds} == {Verdict.DELETED}
+
+
+async def test_a_segment_is_as_young_as_its_newest_object(ground: Ground) -> None:
+    """An index that was stored a moment ago keeps the data object, however old that is."""
+    await ground.objects.put(data_key(2), b"x", metadata=OURS)
+    await ground.age()
+    await ground.objects.put(index_key(2), b"x", metadata=OURS)
+    finds, _ = await ground.collect()
+    assert set(kinds(finds).values()) == {(Kind.YOUNG, Verdict.KEEP)}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        (keys.segment_metadata("other"), "of cluster 'other'"),
+        ({}, "it does not say which cluster it is of"),
+        ({**OURS, keys.SOFTWARE_VERSION_KEY: "4.0.1"}, "written by '4.0.1'"),
+        ({keys.CLUSTER_KEY: CLUSTER}, "written by 'an unknown program'"),
+    ],
+)
+async def test_what_others_wrote_stays(ground: Ground, metadata: dict[str, str], reason: str) -> None:
+    """Objects of another cluster, of Pulsar itself or of nobody are reported and left."""
+    await ground.objects.put(data_key(2), b"x", metadata=metadata)
+    await ground.objects.put(index_key(2), b"x", metadata=OURS)
+    await ground.age()
+    finds, _ = await ground.collect()
+    assert kinds(finds) == dict.fromkeys([data_key(2), index_key(2)], (Kind.FOREIGN, Verdict.KEEP))
+    assert {find.reason for find in finds} == {reason}
+
+
+async def test_other_keys_are_not_looked_at(ground: Ground) -> None:
+    """Ledger-based offloads, files of operators and objects outside of the prefix are counted, no more."""
+    others = [keys.v1_data_key(PREFIX, segment_id(9), 7), keys.v1_index_key(PREFIX, segment_id(9), 7)]
+    others += [f"{PREFIX}README", f"{PREFIX}{segment_id(9)}-backup", f"{PREFIX}sub/{segment_id(9)}", str(segment_id(9))]
+    for key in others:
+        await ground.objects.put(key, b"x", metadata=OURS)
+    await ground.age()
+    finds, summary = await ground.collect()
+    assert finds == []
+    assert summary.others == 5
+    assert set(others) < set(await ground.keys())
+
+
+async def test_a_copy_of_stored_entries_goes(ground: Ground) -> None:
+    """A finished segment that lost the race for its range is deleted: other segments hold all of its entries."""
+    await ground.segment(2, [*runs(1, 10, 5), *runs(3, 0, 4)])
+    await ground.store(3, [*runs(1, 4, 11), *runs(3, 0, 2)])
+    await ground.age()
+    finds, _ = await ground.collect()
+    assert kinds(finds) == dict.fromkeys(all_keys(3), (Kind.SUPERSEDED, Verdict.DELETED))
+    assert await ground.keys() == all_keys(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("entries", "hole"),
+    [(runs(1, 5, 6), "1:10"), (runs(2, 0, 1), "2:0"), ([*runs(1, 0, 10), *runs(4, 0, 1)], "4:0")],
+)
+async def test_the_last_copy_of_an_entry_stays(ground: Ground, entries: list[Run], hole: str) -> None:
+    """A finished segment with one entry that no other segment holds is kept and reported, in no map though it is."""
+    await ground.store(2, entries)
+    await ground.age()
+    finds, summary = await ground.collect()
+    assert kinds(finds) == dict.fromkeys(all_keys(2), (Kind.UNCOVERED, Verdict.ALARM))
+    assert all(f"holds {hole}" in find.reason and find.topic == TOPIC for find in finds)
+    assert summary.alarms == 3
+    assert await ground.keys() == all_keys(1, 2)
+    assert ground.metrics.registry.get_sample_value("offloaderd_gc_alarms", {"kind": "uncovered"}) == 3
+
+
+async def test_a_copy_stays_while_the_original_is_damaged(ground: Ground) -> None:
+    """A segment in no map is worth keeping if the one in the map has lost an object."""
+    await ground.store(2, runs(1, 0, 10))
+    await ground.age()
+    await ground.objects.delete([data_key(1)])
+    finds, _ = await ground.collect()
+    assert kinds(finds) == {
+        data_key(1): (Kind.MISSING, Verdict.ALARM),
+        **dict.fromkeys(all_keys(2), (Kind.UNCOVERED, Verdict.ALARM)),
+    }
+    assert set(all_keys(2)) <= set(await ground.keys())
+
+
+async def test_below_the_floor_nothing_is_worth_keeping(ground: Ground) -> None:
+    """What retention has deleted does not come back by a copy that was left over."""
+    topic_map = await ground.map()
+    steps, _ = without_oldest(topic_map, topic_map.segments[0], reason="old", now_ms=1)
+    await ground.metadata.transact(steps)
+    await ground.metadata.delete(paths.trash_record(TOPIC, segment_id(1)))
+    await ground.store(2, [*runs(0, 0, 3), *runs(1, 0, 10)])
+    await ground.age()
+    finds, _ = await ground.collect()
+    assert {find.kind for find in finds} == {Kind.SUPERSEDED}
+    assert await ground.keys() == []
+
+
+async def test_a_wiped_metadata_store_deletes_nothing() -> None:
+    """With no topic at all everything in the bucket looks unreferenced; it is reported, to the last upload."""
+    ground = Ground()
+    await ground.store(1, runs(1, 0, 10))
+    await ground.objects.put(data_key(2), b"x", metadata=OURS)
+    await ground.objects.create_upload(data_key(3), metadata=OURS)
+    await ground.age()
+    finds, _ = await ground.collect()
+    assert {(find.kind, find.verdict) for find in finds} == {(Kind.UNKNOWN_TOPIC, Verdict.ALARM)}
+    assert {find.key for find in finds} == {*all_keys(1), data_key(2), data_key(3)}
+    assert all("rebuild" in find.reason for find in finds if not find.upload_id)
+    assert len(await ground.keys()) == 4
+
+
+async def test_a_topic_that_the_metadata_has_lost_is_kept(ground: Ground) -> None:
+    """A finished segment of a topic that nobody knows is an alarm, not rubbish."""
+    await ground.store(2, runs(9, 0, 3), topic=replace(TOPIC, local="gone"))
+    await ground.age()
+    finds, _ = await ground.collect()
+    assert kinds(finds) == dict.fromkeys(all_keys(2), (Kind.UNKNOWN_TOPIC, Verdict.ALARM))
+
+
+async def test_a_manifest_that_cannot_be_read_keeps_its_segment(ground: Ground) -> None:
+    """Data and index with a broken or a wrong manifest are kept: nobody can say what is in them."""
+    await ground.store(2, runs(1, 0, 3))
+    broken = bytearray(await ground.objects.get(manifest_key(2)))
+    broken[30] ^= 1
+    await ground.objects.put(manifest_key(2), bytes(broken), metadata=OURS)
+    await ground.store(3, runs(1, 0, 3))
+    await ground.objects.put(manifest_key(3), await ground.objects.get(manifest_key(1)), metadata=OURS)
+    await ground.age()
+    finds, _ = await ground.collect()
+    assert kinds(finds) == dict.fromkeys(all_keys(2, 3), (Kind.UNREADABLE, Verdict.ALARM))
+
+
+async def test_objects_shorter_than_their_manifest_are_leftovers(ground: Ground) -> None:
+    """A data object that is not what the manifest says was never a finished segment."""
+    await ground.store(2, runs(1, 20, 3))
+    await ground.objects.put(data_key(2), b"x", metadata=OURS)
+    await ground.age()
+    finds, _ = await ground.collect()
+    assert kinds(finds) == dict.fromkeys(all_keys(2), (Kind.LEFTOVER, Verdict.DELETED))
+
+
+async def test_missing_and_shortened_objects_are_alarms(ground: Ground) -> None:
+    """What a committed segment lacks is told, and never repaired; the data object's length counts too."""
+    await ground.segment(2, runs(1, 10, 5))
+    await ground.objects.delete([index_key(1), manifest_key(1)])
+    await ground.objects.put(data_key(2), b"short", metadata=OURS)
+    with structlog.testing.capture_logs() as logs:
+        finds, summary = await ground.collect(grace_s=0)
+    assert kinds(finds) == {
+        index_key(1): (Kind.MISSING, Verdict.ALARM),
+        manifest_key(1): (Kind.MISSING, Verdict.ALARM),
+        data_key(2): (Kind.WRONG_SIZE, Verdict.ALARM),
+    }
+    assert summary.alarms == 3
+    assert [one["event"] for one in logs].count("gc.alarm") == 3
+    assert len((await ground.map()).segments) == 2
+
+
+async def test_segments_elsewhere_are_not_missing(ground: Ground) -> None:
+    """Committed segments in another bucket are not looked for in this one."""
+    described = await ground.store(2, runs(1, 10, 5))
+    steps, _ = (await ground.map()).with_commit(replace(committed(described), bucket="old"))
+    await ground.metadata.transact(steps)
+    await ground.objects.delete(all_keys(2))
+    finds, summary = await ground.collect()
+    assert finds == []
+    assert summary.elsewhere == 1
+
+
+async def test_uploads_that_nobody_refers_to_are_aborted(ground: Ground) -> None:
+    """Strays go, and so does what was left open beside a finished object, even in a bucket that others share."""
+    for number in (1, 2):
+        await ground.objects.create_upload(data_key(number), metadata=OURS)
+    await ground.age()
+    finds, _ = await ground.collect()
+    assert kinds(finds) == dict.fromkeys([data_key(1), data_key(2)], (Kind.UPLOAD, Verdict.DELETED))
+    assert all(find.upload_id for find in finds)
+    assert [upload async for upload in ground.objects.list_uploads()] == []
+    assert await ground.keys() == all_keys(1)
+
+
+@pytest.mark.parametrize("young", [False, True])
+async def test_uploads_stay_where_others_write(ground: Ground, *, young: bool) -> None:
+    """An upload does not say whose it is: beside objects of another cluster it is left alone."""
+    await ground.objects.create_upload(data_key(2), metadata=OURS)
+    if not young:
+        await ground.objects.put(data_key(3), b"x", metadata=keys.segment_metadata("other"))
+    await ground.age()
+    if young:
+        await ground.objects.put(data_key(3), b"x", metadata=keys.segment_metadata("other"))
+    finds, _ = await ground.collect()
+    assert kinds(finds)[data_key(2)] == (Kind.FOREIGN, Verdict.KEEP)
+    assert len([upload async for upload in ground.objects.list_uploads()]) == 1
+
+
+async def test_trash_of_a_topic_without_owner_is_emptied(ground: Ground) -> None:
+    """A decided deletion is carried out when nobody else will; with an owner it is the owner's."""
+    await ground.store(2, runs(1, 10, 5))
+    await ground.objects.create_upload(data_key(2), metadata=OURS)
+    await ground.discard(2, decided_ms=ground.store_clock.wall_ms())
+    await ground.age()
+    await ground.metadata.create(paths.owner(TOPIC), b"", ephemeral=True)
+    assert (await ground.collect())[0] == []
+    await ground.metadata.delete(paths.owner(TOPIC))
+    finds, _ = await ground.collect(apply=False)
+    assert set(kinds(finds).values()) == {(Kind.TRASH, Verdict.DELETE)}
+    assert len(await ground.keys()) == 6
+    finds, _ = await ground.collect()
+    assert set(kinds(finds).values()) == {(Kind.TRASH, Verdict.DELETED)}
+    assert await ground.keys() == all_keys(1)
+    assert await ground.metadata.children(paths.trash(TOPIC)) == []
+    assert [upload async for upload in ground.objects.list_uploads()] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "error"),
+    [
+        (paths.attempt(TOPIC), b"\xff", CorruptData),
+        (f"{paths.trash(TOPIC)}/{segment_id(7)}", b"\xff", CorruptData),
+        (f"{paths.ledgers(TOPIC)}/2", b"\xff", CorruptData),
+        (f"{paths.topic(TOPIC)}/history", b"", Conflict),
+        (f"{paths.TOPICS}/t/n/persistent/%zz", b"", Conflict),
+        (paths.REBUILD, b"", Conflict),
+    ],
+)
+async def test_metadata_that_may_hide_references_stops_everything(
+    ground: Ground, path: str, value: bytes, error: type[Exception]
+) -> None:
+    """A node that cannot be read, a topic that is none, a record of a newer version, a rebuild: nothing is deleted."""
+    await ground.objects.put(data_key(2), b"x", metadata=OURS)
+    await ground.age()
+    await ground.metadata.create(path, value)
+    with pytest.raises(error):
+        await ground.collect()
+    assert data_key(2) in await ground.keys()
+    assert ground.metrics.registry.get_sample_value("offloaderd_gc_runs_total", {"outcome": "failed"}) == 1
+
+
+async def test_one_collection_at_a_time(ground: Ground) -> None:
+    """A second collection is refused while one runs, and not after it was broken off."""
+    collector = ground.collector()
+    first = collector.collect(grace_s=0, apply=False)
+    await ground.objects.put(data_key(2), b"x", metadata=OURS)
+    assert isinstance(await anext(first), Find)
+    with pytest.raises(Conflict):
+        await anext(collector.collect(grace_s=0, apply=False))
+    await first.aclose()
+    assert isinstance(await anext(collector.collect(grace_s=0, apply=False)), Find)
+
+
+@pytest.mark.parametrize(("when", "left"), [("before", 1), ("after", 0)])
+async def test_a_deletion_that_fails_is_told_and_tried_again(ground: Ground, when: str, left: int) -> None:
+    """A refused deletion, or one whose answer was lost, is told; the next collection finds what is left."""
+    await ground.objects.put(data_key(2), b"x", metadata=OURS)
+    await ground.age()
+
+    def plan(operation: str, key: str, moment: str) -> Exception | None:
+        failing = operation == "delete" and key == data_key(2) and moment == when
+        return OutcomeUnknown("lost") if failing else None
+
+    finds, _ = await ground.collect(objects=FaultyStore(ground.objects, plan))
+    assert [find.verdict for find in finds] == [Verdict.FAILED]
+    assert "its deletion failed: lost" in finds[0].reason
+    finds, _ = await ground.collect()
+    assert [find.verdict for find in finds] == [Verdict.DELETED] * left
+    assert await ground.keys() == all_keys(1)
+
+
+async def test_the_clock_object_does_not_stay(ground: Ground) -> None:
+    """What was written to learn the time is deleted again."""
+    await ground.collect(apply=False)
+    assert await ground.keys() == all_keys(1)
+
+
+async def test_collections_come_at_an_interval_and_only_where_one_leads(ground: Ground) -> None:
+    """The first within a quarter of an hour, later ones at the interval; a failure does not end them."""
+    clock = FakeClock()
+    ground.clock = clock
+    leads = True
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(
+            ground.collector().keep(grace_s=GRACE_S, interval_s=3600.0, apply=True, leads=lambda: leads)
+        )
+        await ground.objects.put(data_key(2), b"x", metadata=OURS)
+        await ground.age()
+        await ground.metadata.create(paths.REBUILD, b"")
+        await clock.advance(900)
+        assert runs_of(ground, "failed") == 1
+        await ground.metadata.delete(paths.REBUILD)
+        leads = False
+        await clock.advance(3600)
+        assert runs_of(ground, "ok") == 0
+        leads = True
+        await clock.advance(3600)
+        assert runs_of(ground, "ok") in {1, 2}
+        assert await ground.keys() == all_keys(1)
+        task.cancel()
+
+
+def runs_of(ground: Ground, outcome: str) -> float | None:
+    """Return how many collections ended so."""
+    return ground.metrics.registry.get_sample_value("offloaderd_gc_runs_total", {"outcome": outcome})

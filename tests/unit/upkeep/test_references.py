@@ -1,0 +1,165 @@
+"""A look at the metadata misses nothing that exists all the while, however it moves while the look goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.metadata import paths
+from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
+from offloaderd.metadata.port import Create, Delete
+from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.removal import without_oldest
+from offloaderd.objects import keys
+from offloaderd.testing.faults import FaultyMetadata, FaultyStore
+from offloaderd.upkeep import references
+from offloaderd.upkeep.finds import Kind, Verdict
+from tests.unit.upkeep.site import CLUSTER, TOPIC, Ground, committed, data_key, runs, segment_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.port import Step, Versioned
+    from offloaderd.objects.port import ObjectInfo
+
+
+async def moved_at(moments: tuple[int, int]) -> tuple[references.References, int]:
+    """Look while segment 2 is committed at one request of the look and thrown away at another."""
+    ground = Ground()
+    await ground.enable()
+    described = await ground.store(2, runs(1, 0, 5))
+    await ground.begin(2)
+    asked = 0
+
+    def commit() -> None:
+        steps, after = before.with_commit(committed(described))
+        ground.tree.apply([*steps, Delete(paths.attempt(TOPIC))], "")
+        moves.append(lambda: remove(after))
+
+    def remove(topic_map: TopicMap) -> None:
+        steps, _ = without_oldest(topic_map, topic_map.segments[0], reason="old", now_ms=1)
+        ground.tree.apply(steps, "")
+
+    before = await ground.map()
+    moves: list[Callable[[], None]] = [commit]
+
+    def plan(_operation: str, _key: str, when: str) -> None:
+        nonlocal asked
+        if when == "before":
+            for moment in moments:
+                if moment == asked:
+                    moves.pop()()
+            asked += 1
+
+    return await references.look(FaultyMetadata(ground.metadata, plan)), asked
+
+
+async def test_a_segment_that_moves_during_a_look_is_seen() -> None:
+    """Whatever two requests of the look the commit and the removal fall on, the segment is in what was seen."""
+    _, requests = await moved_at((-1, -1))
+    assert requests > 8
+    missed = []
+    for commit in range(requests):
+        for remove in range(commit, requests + 1):
+            found, _ = await moved_at((commit, remove))
+            if segment_id(2) not in found:
+                missed.append((commit, remove))
+    assert not missed
+
+
+async def test_a_look_asks_the_server_to_catch_up() -> None:
+    """A server that lags behind its leader would show a past in which what is referred to was not yet."""
+    synced = []
+
+    class Lagging(MemoryMetadata):
+        async def sync(self, path: str) -> None:
+            synced.append(path)
+            await super().sync(path)
+
+        async def get(self, path: str) -> Versioned:
+            assert synced
+            return await super().get(path)
+
+    found = await references.look(Lagging(MemoryTree()))
+    assert not found.topics
+    assert synced == ["/"]
+
+
+@pytest.mark.parametrize("state", ["attempt", "committed", "trash"])
+async def test_commits_and_attempts_between_listing_and_look(state: str) -> None:
+    """What was listed as unreferenced and is referred to by the time of the second look is no find."""
+    ground = Ground()
+    await ground.enable()
+    described = await ground.store(2, runs(1, 0, 5))
+    await ground.age()
+    looks = 0
+
+    def plan(operation: str, key: str, when: str) -> None:
+        nonlocal looks
+        if (operation, key, when) == ("get", paths.REBUILD, "before"):
+            looks += 1
+            if looks == 2:
+                trash = trash_record.Trash(segment_id=segment_id(2), upload_id="", reason="test", decided_ms=2**50)
+                steps: dict[str, list[Step]] = {
+                    "attempt": [Create(paths.attempt(TOPIC), attempt)],
+                    "committed": topic_map.with_commit(committed(described))[0],
+                    "trash": [Create(paths.trash_record(TOPIC, segment_id(2)), trash_record.encode(trash))],
+                }
+                ground.tree.apply(steps[state], "")
+
+    topic_map = await ground.map()
+    await ground.begin(2)
+    attempt = (await ground.metadata.get(paths.attempt(TOPIC))).value
+    await ground.metadata.delete(paths.attempt(TOPIC))
+    finds, _ = await ground.collect(metadata=FaultyMetadata(ground.metadata, plan))
+    assert looks == 2
+    assert finds == []
+
+
+async def test_what_is_referred_to_at_the_last_moment_stays() -> None:
+    """The look right before the deletion is heard: what is referred to by then is kept."""
+    ground = Ground()
+    await ground.enable()
+    await ground.segment(1, runs(1, 0, 5))
+    await ground.store(2, runs(1, 0, 5))
+    await ground.age()
+    looks = 0
+
+    def plan(operation: str, key: str, when: str) -> None:
+        nonlocal looks
+        if (operation, key, when) == ("get", paths.REBUILD, "before"):
+            looks += 1
+            if looks == 3:
+                ground.tree.apply([Create(paths.attempt(TOPIC), attempt)], "")
+
+    await ground.begin(2)
+    attempt = (await ground.metadata.get(paths.attempt(TOPIC))).value
+    await ground.metadata.delete(paths.attempt(TOPIC))
+    finds, _ = await ground.collect(metadata=FaultyMetadata(ground.metadata, plan))
+    assert looks == 3
+    assert {find.reason for find in finds} == {"it is referred to now"}
+    assert data_key(2) in await ground.keys()
+
+
+async def test_an_object_that_was_replaced_since_it_was_judged_stays() -> None:
+    """What is deleted is what was judged: another object under the same key is left alone."""
+    ground = Ground()
+    await ground.enable()
+    await ground.segment(1, runs(1, 0, 5))
+    await ground.objects.put(data_key(2), b"judged", metadata=keys.segment_metadata(CLUSTER))
+    await ground.age()
+
+    class Replacing(FaultyStore):
+        heads = 0
+
+        async def head(self, key: str) -> ObjectInfo:
+            self.heads += 1
+            if self.heads == 2:
+                await ground.objects.put(key, b"other", metadata=keys.segment_metadata(CLUSTER))
+            return await super().head(key)
+
+    finds, _ = await ground.collect(objects=Replacing(ground.objects, lambda *_: None))
+    assert [(find.kind, find.verdict) for find in finds] == [(Kind.CHANGED, Verdict.KEEP)]
+    assert await ground.objects.get(data_key(2)) == b"other"
