@@ -16,7 +16,7 @@ from offloaderd.standalone.ports import free_ports
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from types import TracebackType
 
     from tests.servers import S3Server
@@ -76,11 +76,15 @@ class Site:
 class DaemonProcess:
     """`offloaderd serve` as a child process; its log goes to a file of the site."""
 
-    def __init__(self, site: Site, *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, site: Site, *, environment: Mapping[str, str] | None = None, program: Sequence[str] | None = None
+    ) -> None:
+        """Describe the process; `program` is another command that runs the daemon, for tests that change it."""
         self.site = site
         self.grpc_port, self.http_port = free_ports(2, CLOCK)
         self.log = site.directory / f"{site.daemon_id}-{self.grpc_port}.log"
         self._environment = environment or {}
+        self._program = program or [str(Path(sys.executable).with_name("offloaderd"))]
 
     @property
     def address(self) -> str:
@@ -89,12 +93,11 @@ class DaemonProcess:
 
     async def __aenter__(self) -> Self:
         """Start it, without waiting for it to serve."""
-        command = Path(sys.executable).with_name("offloaderd")
         ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
         environment = {**ours, **self.site.environment(self.grpc_port, self.http_port), **self._environment}
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                command, "serve", env=environment, stderr=log, stdout=log
+                *self._program, "serve", env=environment, stderr=log, stdout=log
             )
         return self
 

@@ -1,0 +1,210 @@
+"""SIGKILL at every step: a daemon dies at a labelled request, the next one ends with nothing lost and nothing left.
+
+Each test is one history: a client appends, asks for everything to be offloaded and reads, over one daemon that dies at
+its kill point (some over two that do) and one that does not. At the end the history is checked, and the bucket is
+compared with the metadata. Labels are those of `tests/real/labels.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import OffloaderError
+from offloaderd.model import TopicName
+from offloaderd.objects.port import PART_BYTES_MIN
+from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.real import killable
+from tests.real.audit import Audit, audit, bucket_of
+from tests.real.workload import Workload
+
+if TYPE_CHECKING:
+    from offloaderd.rpc.client import DaemonClient
+    from tests.servers import S3Server
+
+ROOT = Path(__file__).resolve().parents[2]
+TOPIC = TopicName.parse("public/default/killed")
+ENTRIES, ENTRY_BYTES = 400, 40_000
+"""Enough for one segment that is full, of three parts, and one that is not."""
+DIES_WITHIN_S = 40.0
+REST_WITHIN_S = 6.0
+
+FIRST_LIFE = [
+    "register:before",
+    "register:after",
+    "claim:before",
+    "claim:midway",
+    "claim:after",
+    "begin:before",
+    "begin:midway",
+    "begin:after",
+    "create_upload:before",
+    "create_upload:midway",
+    "create_upload:after",
+    "note upload:before",
+    "note upload:after",
+    "upload_part:before",
+    "upload_part:midway",
+    "upload_part:after",
+    "upload_part:midway:2",
+    "upload_part:after:2",
+    "upload_part:before:3",
+    "complete_upload:before",
+    "complete_upload:midway",
+    "complete_upload:after",
+    "put index:before",
+    "put index:midway",
+    "put index:after",
+    "put manifest:before",
+    "put manifest:midway",
+    "put manifest:after",
+    "head data:before",
+    "get index:after",
+    "get manifest:after",
+    "commit:before",
+    "commit:midway",
+    "commit:after",
+    "begin:after:2",
+    "upload_part:after:4",
+    "commit:after:2",
+    "note ledger:before",
+    "note ledger:after",
+]
+"""Steps of a daemon that finds a new topic."""
+
+AT_THE_END = [
+    "complete_upload:after",
+    "commit:midway",
+    "commit:after",
+    "release:before",
+    "release:midway",
+    "release:after",
+]
+"""Steps of a daemon that was told to stop, with one segment open."""
+
+AFTER_A_FAILURE = [
+    "claim:after",
+    "give up:before",
+    "give up:midway",
+    "give up:after",
+    "list_uploads:before",
+    "abort_upload:before",
+    "abort_upload:after",
+    "delete:before",
+    "delete:midway",
+    "delete:after",
+    "delete trash:before",
+    "delete trash:after",
+    "begin:before",
+    "begin:after",
+    "upload_part:after",
+    "commit:before",
+    "commit:after",
+]
+"""Steps of a daemon that takes over a segment whose upload has vanished from the bucket meanwhile."""
+
+
+@pytest.fixture
+def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
+    """A site whose segments have several parts."""
+    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    site.settings["ledgers"] = {"ledger_entries_max": 170}
+    site.settings["offload"] = {"segment_bytes_max": 12 << 20, "block_bytes": 256 << 10, "part_bytes": PART_BYTES_MIN}
+    return site
+
+
+def killed_at(site: Site, point: str) -> DaemonProcess:
+    """Return a daemon that dies at a kill point; ZooKeeper forgets it as soon as it can."""
+    brief = replace(site, settings={**site.settings, "metadata": {"session_timeout_s": 1}})
+    return DaemonProcess(
+        brief,
+        environment={killable.VARIABLE: point, "PYTHONPATH": str(ROOT)},
+        program=[sys.executable, "-m", "tests.real.killable"],
+    )
+
+
+async def dies(daemon: DaemonProcess, workload: Workload, *, entries: int) -> None:
+    """Work with a daemon until it dies at its kill point."""
+    async with daemon, asyncio.TaskGroup() as group:
+        ended = group.create_task(daemon.ended(DIES_WITHIN_S), name="the daemon's end")
+        serving = group.create_task(daemon.serving(), name="the daemon's start")
+        await asyncio.wait({ended, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            with contextlib.suppress(OffloaderError):  # it may die before it is asked for anything
+                async with daemon.client() as client:
+                    await client.enable(TOPIC)
+                    await workload.until_it_dies(client, ended, entries)
+        serving.cancel()
+        assert await ended == -signal.SIGKILL, "the kill point was never reached"
+
+
+async def taken(client: DaemonClient, count: int) -> None:
+    """Wait until the open segment holds that many entries."""
+    while (await client.status(TOPIC)).topics[0].open_segment_entries < count:
+        await CLOCK.sleep(0.02)
+
+
+async def at_rest(site: Site) -> Audit:
+    """Return what the audit finds once the trash has been emptied, or after a while."""
+    deadline = CLOCK.monotonic() + REST_WITHIN_S
+    while True:
+        found = await audit(site, [TOPIC])
+        if not found.problems or CLOCK.monotonic() > deadline:
+            return found
+        await CLOCK.sleep(0.1)
+
+
+async def ends_well(site: Site, workload: Workload) -> None:
+    """Let a daemon bring everything to its end; then check the history, the bucket and the metadata."""
+    async with DaemonProcess(site) as daemon, daemon.client() as client:
+        await client.enable(TOPIC)
+        await workload.append(client, 60)
+        await workload.offload(client)
+        await workload.read(client)
+        found = await at_rest(site)
+    assert not found.problems
+    assert not workload.history.problems(found.stored)
+    assert workload.history.acked >= 60
+    assert found.segments >= 1
+    assert found.stored.keys() == {position for position, _ in workload.history.reads[-1].entries}
+
+
+@pytest.mark.parametrize("point", FIRST_LIFE)
+async def test_a_daemon_that_dies_loses_and_leaves_nothing(site: Site, point: str) -> None:
+    """Killed at this step of a topic's first segments, it is followed by one that completes them."""
+    workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
+    await dies(killed_at(site, point), workload, entries=ENTRIES)
+    await ends_well(site, workload)
+
+
+@pytest.mark.parametrize("point", AT_THE_END)
+async def test_a_daemon_that_dies_while_it_drains_loses_and_leaves_nothing(site: Site, point: str) -> None:
+    """Told to stop with a segment open, it is killed at this step of completing it."""
+    workload = Workload(TOPIC)
+    async with killed_at(site, point) as daemon:
+        async with daemon.client() as client:
+            await client.enable(TOPIC)
+            await workload.append(client, ENTRIES)
+            await taken(client, ENTRIES)
+        daemon.signal(signal.SIGTERM)
+        assert await daemon.ended() == -signal.SIGKILL, "the kill point was never reached"
+    await ends_well(site, workload)
+
+
+@pytest.mark.parametrize("point", AFTER_A_FAILURE)
+async def test_a_daemon_that_dies_while_it_gives_up_loses_and_leaves_nothing(site: Site, point: str) -> None:
+    """The first owner dies in the middle of a segment, its upload vanishes, the next one is killed at this step."""
+    workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
+    await dies(killed_at(site, "upload_part:after:2"), workload, entries=ENTRIES)
+    async with bucket_of(site) as bucket:
+        async for upload in bucket.list_uploads():
+            await bucket.abort_upload(upload.key, upload.upload_id)
+    await dies(killed_at(site, point), workload, entries=60)
+    await ends_well(site, workload)

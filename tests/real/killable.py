@@ -1,0 +1,163 @@
+"""The daemon's program with a place at which it dies: `python -m tests.real.killable serve`.
+
+KILL_AT in the environment names the place as `LABEL:MOMENT` or `LABEL:MOMENT:NUMBER`; labels are those of `labels.py`.
+At that request (the first, or the one with that number) the process sends itself SIGKILL: `before` it is sent,
+`midway` (while it is on its way), or `after` it has been answered and before anybody here has heard of it. Nothing
+else differs from `offloaderd`: same stores, same servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+from unittest import mock
+
+from offloaderd import daemon
+from offloaderd.cli.offloaderd import main
+from offloaderd.clock import SystemClock
+from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.objects.s3 import S3Store
+from tests.real import labels
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+
+    from offloaderd.metadata.port import Step
+    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, UploadInfo
+
+T = TypeVar("T")
+VARIABLE = "KILL_AT"
+MOMENTS = ("before", "midway", "after")
+MIDWAY_S = 0.002
+
+
+@dataclass(slots=True)
+class Trap:
+    """Where the process ends."""
+
+    label: str
+    moment: str
+    number: int = 1
+    seen: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Trap:
+        """Read `LABEL:MOMENT[:NUMBER]`."""
+        label, moment, *number = text.split(":")
+        if moment not in MOMENTS:
+            raise ValueError(f"{VARIABLE}={text}: {moment!r} is none of {MOMENTS}")
+        return cls(label, moment, int(number[0]) if number else 1)
+
+    async def around(self, label: str, request: Coroutine[Any, Any, T]) -> T:
+        """Send a request, unless its process is to end before; end it on the way or afterwards if it is to."""
+        if label != self.label:
+            return await request
+        number = self.seen[label] = self.seen.get(label, 0) + 1
+        if number != self.number:
+            return await request
+        if self.moment == "before":
+            die()
+        if self.moment == "midway":
+            return await self._on_its_way(request)
+        result = await request
+        die()
+        return result
+
+    async def _on_its_way(self, request: Coroutine[Any, Any, T]) -> T:
+        async def end() -> None:
+            await SystemClock().sleep(MIDWAY_S)
+            die()
+
+        async with asyncio.TaskGroup() as group:
+            sent = group.create_task(request)
+            group.create_task(end())
+        return sent.result()
+
+
+def die() -> None:
+    """End this process as a power failure would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KillableObjects(S3Store):
+    """The S3 adapter, with the trap round each of its requests."""
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """See ObjectReader."""
+        return await trap.around(labels.of_object("get", key), super().get(key, first, length))
+
+    async def head(self, key: str) -> ObjectInfo:
+        """See ObjectReader."""
+        return await trap.around(labels.of_object("head", key), super().head(key))
+
+    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """See ObjectStore."""
+        return await trap.around(labels.of_object("put", key), super().put(key, data, metadata=metadata))
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """See ObjectStore."""
+        await trap.around("delete", super().delete(keys))
+
+    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        """See MultipartStore."""
+        return await trap.around("create_upload", super().create_upload(key, metadata=metadata))
+
+    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+        """See MultipartStore."""
+        return await trap.around("upload_part", super().upload_part(key, upload_id, part_number, data))
+
+    async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        """See MultipartStore."""
+        return await trap.around("list_parts", super().list_parts(key, upload_id))
+
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        """See MultipartStore."""
+        return await trap.around("complete_upload", super().complete_upload(key, upload_id, parts))
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        """See MultipartStore."""
+        await trap.around("abort_upload", super().abort_upload(key, upload_id))
+
+    async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
+        """See MultipartStore."""
+        await trap.around("list_uploads", nothing())
+        async for upload in super().list_uploads(prefix):
+            yield upload
+
+
+class KillableMetadata(ZooKeeperStore):
+    """The ZooKeeper adapter, with the trap round each of its changes."""
+
+    async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
+        """See MetadataStore."""
+        await trap.around(labels.of_change("create", path), super().create(path, value, ephemeral=ephemeral))
+
+    async def replace(self, path: str, value: bytes, version: int) -> int:
+        """See MetadataStore."""
+        return await trap.around(labels.of_change("replace", path), super().replace(path, value, version))
+
+    async def delete(self, path: str, version: int | None = None) -> None:
+        """See MetadataStore."""
+        await trap.around(labels.of_change("delete", path), super().delete(path, version))
+
+    async def transact(self, steps: Sequence[Step]) -> None:
+        """See MetadataStore."""
+        await trap.around(labels.of_steps(steps), super().transact(steps))
+
+
+async def nothing() -> None:
+    """Stand in for a request that has no single moment."""
+
+
+trap = Trap("", "before")
+
+if __name__ == "__main__":
+    trap = Trap.parse(os.environ[VARIABLE])
+    with (
+        mock.patch.object(daemon, "S3Store", KillableObjects),
+        mock.patch.object(daemon, "ZooKeeperStore", KillableMetadata),
+    ):
+        main()

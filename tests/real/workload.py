@@ -1,0 +1,91 @@
+"""A client that appends to a topic, reads it and asks what is durable, and notes all of it in a history.
+
+The daemon it talks to may end at any moment: then the call that was under way has no known outcome, and the next
+daemon is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import OffloaderError
+from offloaderd.model import Position
+from tests.real.history import History
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from offloaderd.model import TopicName
+    from offloaderd.rpc.client import DaemonClient
+    from offloaderd.rpc.v1 import ledgers_pb2
+
+TIMEOUT_S = 60.0
+RETRY_S = 0.2
+
+
+class Workload:
+    """One topic's writer and reader."""
+
+    def __init__(self, topic: TopicName, history: History | None = None, *, entry_bytes: int = 300) -> None:
+        self.topic = topic
+        self.history = history or History()
+        self.entry_bytes = entry_bytes
+        self._made = 0
+
+    def make(self, count: int) -> list[bytes]:
+        """Make entries that occur nowhere else, of different lengths."""
+        first, self._made = self._made, self._made + count
+        return [
+            f"{self.topic}/{number}/".encode().ljust(1 + self.entry_bytes * (1 + number % 3) // 2, b"%d" % (number % 7))
+            for number in range(first, first + count)
+        ]
+
+    async def append(self, client: DaemonClient, count: int, *, batch: int = 50) -> None:
+        """Append entries one batch after the other. Raises what the client raises when the daemon goes away."""
+        offers = []
+        answered = 0
+
+        async def batches() -> AsyncIterator[Sequence[bytes]]:
+            for first in range(0, count, batch):
+                payloads = self.make(min(batch, count - first))
+                offers.append(self.history.offer(payloads))
+                yield payloads
+
+        def note(response: ledgers_pb2.AppendResponse) -> None:
+            nonlocal answered
+            self.history.ack(offers[answered], Position(response.last.ledger_id, response.last.entry_id))
+            answered += 1
+
+        await client.append(self.topic, batches(), note, timeout_s=TIMEOUT_S)
+
+    async def offload(self, client: DaemonClient) -> None:
+        """Ask for everything to be committed, wait for it, and note what is said to be durable."""
+        async for progress in client.offload(self.topic, wait=True, timeout_s=TIMEOUT_S):
+            if progress.HasField("offloaded"):
+                self.history.durable(Position(progress.offloaded.ledger_id, progress.offloaded.entry_id))
+
+    async def read(self, client: DaemonClient) -> None:
+        """Read from the oldest entry to the newest."""
+        read = self.history.begin_read()
+        async for response in client.read(self.topic, timeout_s=TIMEOUT_S):
+            first = Position(response.batch.ledger_id, response.batch.first_entry_id)
+            read.entries += [
+                (first._replace(entry_id=first.entry_id + number), payload)
+                for number, payload in enumerate(response.batch.payloads)
+            ]
+        read.whole = True
+
+    async def until_it_dies(self, client: DaemonClient, ended: asyncio.Future[int], count: int) -> None:
+        """Append, offload, close the ledger and read until the daemon ends; what was under way then stays unknown."""
+        appended = False
+        while not ended.done():
+            try:
+                if not appended:
+                    appended = True
+                    await self.append(client, count)
+                await self.offload(client)
+                await client.roll(self.topic)
+                await self.read(client)
+            except OffloaderError:
+                await asyncio.wait({ended}, timeout=RETRY_S)
