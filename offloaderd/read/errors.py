@@ -19,3 +19,7 @@ class EntriesMissing(NotFound):
 
 class EntriesLost(EntriesMissing):
     """Entries of the range were deleted before they were offloaded, or may have been; the hint says how to read on."""
+
+
+class EntriesDeleted(EntriesMissing):
+    """Entries of the range were offloaded and deleted again by the topic's retention; the hint says what there is."""

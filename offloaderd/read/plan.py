@@ -8,8 +8,8 @@ known where the ledger ended:
 - a manifest says that it was closed when the segment was sealed, or
 - the next committed segment begins in a later ledger: segments of a topic are committed without gaps.
 
-Entries that are known to exist but are in no tier are an error, as is a ledger that vanishes under a reader, and a
-range that is recorded as lost.
+Entries that are known to exist but are in no tier are an error, as is a ledger that vanishes under a reader, a range
+that is recorded as lost, and what was deleted by the topic's retention.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import InvalidInput, NotFound
 from offloaderd.model import ENTRY_ID_MAX, Position, ReadPriority
-from offloaderd.read.errors import EntriesLost, EntriesMissing, OutOfRange
+from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +52,8 @@ class TopicView:
     """What is known of a topic at one moment.
 
     `ends` holds what manifests said, by segment and ledger: the last entry of a ledger that was closed, None for one
-    that was still open. `complete` has the ledgers that are recorded as offloaded to their end.
+    that was still open. `complete` has the ledgers that are recorded as offloaded to their end. Up to `floor` all was
+    deleted by retention.
     """
 
     segments: Sequence[CommittedSegment] = ()
@@ -61,10 +62,11 @@ class TopicView:
     ends: Mapping[tuple[UUID, int], int | None] = field(default_factory=dict)
     complete: Mapping[int, LedgerEnd] = field(default_factory=dict)
     losses: Sequence[Loss] = ()
+    floor: Position | None = None
 
     def is_empty(self) -> bool:
         """Whether no tier has a trace of the topic: it is empty, or unknown."""
-        return not (self.segments or self.source or self.hot)
+        return not (self.segments or self.source or self.hot or self.floor)
 
     def ledger(self, ledger_id: int) -> SourceLedger | None:
         """Return what the source has of a ledger."""
@@ -133,7 +135,7 @@ def checked_range(
     """Return the range to read; a missing end is the newest entry, or stays open when following.
 
     (None, ...) means that there is nothing yet. Raises InvalidInput for a reversed range or a negative position,
-    OutOfRange beyond the newest entry, NotFound before the oldest.
+    OutOfRange beyond the newest entry, NotFound before the oldest (EntriesDeleted up to the floor).
     """
     for bound in (first, last):
         if bound is not None:
@@ -141,6 +143,9 @@ def checked_range(
     if first is not None and last is not None and first > last:
         raise InvalidInput(f"the range {first}..{last} is reversed", hint="the first position comes before the last")
     oldest, newest = view.oldest(), view.newest()
+    for bound in (first, last):
+        if bound is not None and (oldest is None or bound < oldest):
+            _not_deleted(view, bound)
     if oldest is None or newest is None:
         if not follow and (first is not None or last is not None):
             raise OutOfRange("the topic has no entries yet", hint="leave the range out, or follow")
@@ -176,9 +181,19 @@ def next_step(
     for run in runs:
         if failed[run.holder] < cursor:
             return run
+    if not runs:
+        _not_deleted(view, cursor)
     if runs or _has_later(view, cursor):
         raise EntriesMissing(f"entry {cursor} is in no tier", hint="`offloadctl segments` shows what is kept")
     return _leave(view, cursor)
+
+
+def _not_deleted(view: TopicView, position: Position) -> None:
+    """Raise EntriesDeleted for a position up to which all was deleted."""
+    if view.floor is not None and position <= view.floor:
+        oldest = view.oldest()
+        hint = f"the oldest is {oldest}" if oldest else "nothing is left of the topic; follow it to read what comes"
+        raise EntriesDeleted(f"position {position} was deleted by retention, like all up to {view.floor}", hint=hint)
 
 
 def _runs(view: TopicView, cursor: Position, last: Position | None, priority: ReadPriority) -> list[Run]:
@@ -240,11 +255,11 @@ def _leave(view: TopicView, cursor: Position) -> Step:
         return _hop(view, cursor, source.last_entry_id) if source.closed else Stop.WAIT
     at = _last_segment(view, ledger_id)
     held = _slice(view.segments[at], ledger_id) if at >= 0 else None
-    if held is None:
+    if held is None and ledger_id not in view.complete:
         if _later_ledgers(view, ledger_id):
             raise EntriesMissing(f"no tier knows ledger {ledger_id} of {cursor}", hint="it was deleted; begin after it")
         return Stop.WAIT
-    if ledger_id in view.complete:
+    if held is None or ledger_id in view.complete:
         return _hop(view, cursor, view.complete[ledger_id].entries - 1)
     asked = (view.segments[at].segment_id, ledger_id)
     if asked not in view.ends:

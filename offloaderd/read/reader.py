@@ -155,7 +155,7 @@ class TopicReader:
     async def priority(self, topic: TopicName) -> ReadPriority:
         """Return the topic's read priority. Raises TopicNotFound when there is no trace of the topic."""
         policy = await self.patiently(lambda: self._policies.policy(topic))
-        if policy is None and not (await self.patiently(lambda: self._maps.topic_map(topic))).segments:
+        if policy is None and not (await self.patiently(lambda: self._maps.topic_map(topic))).offloaded:
             known = None if self.source is None else await self._source_ledgers(self.source, topic)
             if known is None and self.hot.range(topic) is None:
                 raise TopicNotFound(f"unknown topic {topic}", hint="`offloadctl topics list` shows what there is")
@@ -184,6 +184,7 @@ class TopicReader:
             hot=hot,
             complete=topic_map.ends,
             losses=topic_map.losses,
+            floor=topic_map.floor,
         )
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:

@@ -16,7 +16,7 @@ import structlog
 from offloaderd.errors import CorruptData, Denied, NotFound, OffloaderError, Transient
 from offloaderd.model import EntryBatch, Position, ReadPriority
 from offloaderd.read import plan
-from offloaderd.read.errors import EntriesLost, EntriesMissing
+from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing
 from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, Tier, TopicView
 from offloaderd.read.segment import Pace
 
@@ -144,7 +144,7 @@ class Stream:
             )
         except EntriesMissing as error:
             self._missing = error
-        if (step is None and not isinstance(self._missing, EntriesLost)) or step is Stop.WAIT:
+        if (step is None and not isinstance(self._missing, EntriesLost | EntriesDeleted)) or step is Stop.WAIT:
             following = self._hot_hop(self._cursor)
             if following is not None:
                 return Hop(following)
@@ -159,6 +159,8 @@ class Stream:
 
     def _worst(self) -> OffloaderError:
         """Return the error that tells most about why an entry cannot be had: what a tier said, if one was asked."""
+        if isinstance(self._missing, EntriesDeleted):
+            return self._missing
         for kind in URGENCY:
             for _, error in self._troubles:
                 if isinstance(error, kind):

@@ -30,7 +30,7 @@ from offloaderd.errors import (
     Throttled,
     Transient,
 )
-from offloaderd.read.errors import EntriesLost, EntriesMissing, OutOfRange, TopicNotFound
+from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange, TopicNotFound
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ CODES: dict[type[OffloaderError], grpc.StatusCode] = {
 """By class; an error takes the code of its nearest ancestor here."""
 
 _REASONS = (
-    *CODES, BucketMissing, EntriesMissing, Expired, Fenced, OutcomeUnknown, TopicNotFound,
+    *CODES, BucketMissing, EntriesDeleted, EntriesMissing, Expired, Fenced, OutcomeUnknown, TopicNotFound,
 )  # fmt: skip
 _CODE_ERRORS: dict[grpc.StatusCode, type[OffloaderError]] = {
     grpc.StatusCode.UNAVAILABLE: Transient,

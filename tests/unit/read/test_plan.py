@@ -9,7 +9,7 @@ import pytest
 from offloaderd.errors import InvalidInput, NotFound
 from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
 from offloaderd.model import LedgerEnd, Loss, Position, ReadPriority
-from offloaderd.read.errors import EntriesLost, EntriesMissing, OutOfRange
+from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange
 from offloaderd.read.plan import AskEnd, Hop, Run, SourceLedger, Step, Stop, Tier, TopicView, checked_range, next_step
 
 BUCKET_FIRST, SOURCE_FIRST = ReadPriority.TIERED_STORAGE_FIRST, ReadPriority.BOOKKEEPER_FIRST
@@ -188,3 +188,31 @@ def test_a_recorded_end_needs_no_manifest() -> None:
     """The ledger is over where the record says, and the next one follows."""
     view = TopicView(segments=(A, B, C), source=(SourceLedger(8, 4, False),), complete={5: LedgerEnd(9, 8)})
     assert step(view, Position(5, 9)) == Hop(Position(8, 0))
+
+
+def test_what_retention_deleted_is_told_as_such() -> None:
+    """At or below the floor a read says so, and where to begin instead; above it nothing changes."""
+    view = TopicView(segments=(C,), source=(SourceLedger(8, 4, False),), floor=Position(5, 2))
+    for position in (Position(3, 0), Position(5, 2)):
+        with pytest.raises(EntriesDeleted, match=r"deleted by retention, like all up to 5:2 \(the oldest is 5:3\)"):
+            checked_range(view, position, None, follow=True)
+        with pytest.raises(EntriesDeleted):
+            step(view, position)
+    assert checked_range(view, None, None, follow=False) == (Position(5, 3), Position(8, 4))
+    assert step(view, Position(5, 3)) == Run(Tier.OBJECTS, 5, 3, 8, C)
+    with_source = TopicView(segments=(C,), source=(SourceLedger(5, 8, True),), floor=Position(5, 2))
+    assert step(with_source, Position(5, 1)) == Run(Tier.SOURCE, 5, 1, 2)
+
+
+def test_a_topic_of_which_nothing_is_left_is_known() -> None:
+    """With all deleted, a read below the floor says so, one without a range is empty, and one behind it goes on."""
+    view = TopicView(floor=Position(5, 8), complete={5: LedgerEnd(9, 8)})
+    assert not view.is_empty()
+    assert checked_range(view, None, None, follow=False) == (None, None)
+    with pytest.raises(EntriesDeleted, match="nothing is left"):
+        checked_range(view, Position(5, 8), None, follow=False)
+    assert step(view, Position(5, 9)) is Stop.WAIT
+    later = TopicView(source=(SourceLedger(8, 4, False),), floor=Position(5, 8), complete={5: LedgerEnd(9, 8)})
+    assert step(later, Position(5, 9)) == Hop(Position(8, 0))
+    with pytest.raises(EntriesDeleted):
+        step(later, Position(5, 7))

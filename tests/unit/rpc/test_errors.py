@@ -27,7 +27,7 @@ from offloaderd.errors import (
     Transient,
 )
 from offloaderd.metrics import Metrics
-from offloaderd.read.errors import EntriesMissing, OutOfRange, TopicNotFound
+from offloaderd.read.errors import EntriesDeleted, EntriesMissing, OutOfRange, TopicNotFound
 from offloaderd.rpc.errors import CODES, DETAIL_KEY, code_of, detail_of, from_rpc_error, reason_of
 from offloaderd.rpc.interceptor import code_name, status_of
 from offloaderd.rpc.v1 import common_pb2, ledgers_pb2, ledgers_pb2_grpc, read_pb2, read_pb2_grpc
@@ -42,6 +42,7 @@ EXPECTED = [
     (TopicNotFound("a"), grpc.StatusCode.NOT_FOUND, "TOPIC_NOT_FOUND"),
     (BucketMissing("a"), grpc.StatusCode.NOT_FOUND, "BUCKET_MISSING"),
     (EntriesMissing("a"), grpc.StatusCode.NOT_FOUND, "ENTRIES_MISSING"),
+    (EntriesDeleted("a"), grpc.StatusCode.NOT_FOUND, "ENTRIES_DELETED"),
     (InvalidInput("a"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT"),
     (OutOfRange("a", hint="c"), grpc.StatusCode.OUT_OF_RANGE, "OUT_OF_RANGE"),
     (Conflict("a"), grpc.StatusCode.FAILED_PRECONDITION, "CONFLICT"),
