@@ -34,6 +34,7 @@ from offloaderd.metric_values import (
 )
 from offloaderd.metrics_gc import GcMetrics
 from offloaderd.metrics_outage import OutageMetrics
+from offloaderd.metrics_placement import PlacementMetrics
 from offloaderd.metrics_retention import RetentionMetrics
 from offloaderd.model import RollReason
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series and no panel reads it
 
 
-class Metrics(OutageMetrics, GcMetrics, RetentionMetrics):
+class Metrics(OutageMetrics, GcMetrics, RetentionMetrics, PlacementMetrics):
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -57,6 +58,7 @@ class Metrics(OutageMetrics, GcMetrics, RetentionMetrics):
         self._segments_and_upload()
         self._s3()
         self._metadata()
+        self._placement()
         self._reads()
         self._cache_and_integrity()
         self._process()
@@ -286,16 +288,6 @@ class Metrics(OutageMetrics, GcMetrics, RetentionMetrics):
         self.metadata_node_bytes = self._gauge(
             "offloaderd_metadata_node_bytes",
             "Size of the largest node written lately. Above 700000 a ledger has too many segments: make them larger.",
-        )
-        self.ownership_topics = self._gauge("offloaderd_ownership_topics", "Topics that this daemon owns now.")
-        self.ownership_changes = self._counter(
-            "offloaderd_ownership_changes_total",
-            "Topics claimed and given up or lost. Rising steadily: sessions flap.",
-            direction=("gained", "lost"),
-        )
-        self.fenced_writes = self._counter(
-            "offloaderd_fenced_writes_total",
-            "Writes refused because another daemon owns the topic now. One after a pause is right; many: network.",
         )
         self.zk_session_state = self._gauge(
             "offloaderd_zk_session_state", "Metadata session: 0 lost, 1 suspended, 2 connected."

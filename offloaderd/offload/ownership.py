@@ -1,4 +1,4 @@
-"""Who works on what: a daemon's registration, and claims on topics.
+"""Who works on what: claims on topics.
 
 A claim is one transaction that creates the topic's ephemeral owner node and raises its epoch; from then on every
 commit of an earlier owner fails on the epoch's version. Losing the session ends all claims at once.
@@ -12,55 +12,26 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import Conflict, NotFound, OutcomeUnknown, Transient
+from offloaderd.errors import Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
 from offloaderd.metadata import paths
-from offloaderd.metadata.port import Create, Delete, Replace
-from offloaderd.metadata.records import daemon as daemon_record
+from offloaderd.metadata.port import Check, Create, Delete, Replace
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import owner as owner_record
-from offloaderd.offload.budget import Backoff
+from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import Claim
+from offloaderd.offload.registration import register
+from offloaderd.offload.signal import race
 
 if TYPE_CHECKING:
     from offloaderd.clock import Clock
-    from offloaderd.metadata.port import MetadataStore, Session
+    from offloaderd.metadata.port import MetadataStore, Session, Step
     from offloaderd.metadata.records.daemon import DaemonNode
     from offloaderd.metadata.records.owner import Owner
     from offloaderd.model import TopicName
 
 log = structlog.get_logger(__name__)
 
-
-async def register(store: MetadataStore, node: DaemonNode, *, clock: Clock, patience_s: float) -> None:
-    """Announce this daemon under its id.
-
-    A node left by an earlier run of the same daemon goes with that run's session, so it is waited for.
-    Raises Conflict when the id is still taken after `patience_s`.
-    """
-    path = paths.daemon(node.daemon_id)
-    deadline = clock.monotonic() + patience_s
-    backoff = Backoff(clock)
-    while True:
-        try:
-            await store.create(path, daemon_record.encode(node), ephemeral=True)
-        except OutcomeUnknown as error:
-            await backoff.wait(error)
-        except Conflict:
-            try:
-                found = daemon_record.decode((await store.get(path)).value, path=path)
-            except NotFound:
-                continue
-            if found == node:
-                return  # an earlier try of ours whose answer was lost
-            if clock.monotonic() >= deadline:
-                raise Conflict(
-                    f"a daemon with the id {node.daemon_id!r} is already running at {found.address}",
-                    hint="stop it, or give this one another id (daemon.id)",
-                ) from None
-            log.info("daemon.waiting", daemon_id=node.daemon_id, address=found.address)
-            await clock.sleep(0.5)
-        else:
-            return
+__all__ = ["claim", "let_go", "owner_of", "register", "release", "taken"]
 
 
 async def owner_of(store: MetadataStore, topic: TopicName) -> Owner | None:
@@ -72,8 +43,13 @@ async def owner_of(store: MetadataStore, topic: TopicName) -> Owner | None:
         return None
 
 
-async def claim(store: MetadataStore, topic: TopicName, me: DaemonNode, session: Session, clock: Clock) -> Claim:
-    """Become the topic's owner, waiting while somebody else is. Cancellation may leave the claim with the session."""
+async def claim(
+    store: MetadataStore, topic: TopicName, me: DaemonNode, session: Session, clock: Clock, *, wait: bool = True
+) -> Claim | None:
+    """Become the topic's owner, waiting while somebody else is, or without `wait` return None then.
+
+    Cancellation may leave the claim with the session: see `let_go`.
+    """
     async with aclosing(store.watch(paths.owner(topic))) as changes:
         backoff = Backoff(clock)
         async for _ in changes:
@@ -83,7 +59,7 @@ async def claim(store: MetadataStore, topic: TopicName, me: DaemonNode, session:
                 except (Transient, OutcomeUnknown) as error:
                     await backoff.wait(error)
                     continue
-                if claimed is not None:
+                if claimed is not None or not wait:
                     return claimed
                 break
     raise Conflict(f"the watch on {topic}'s owner ended")
@@ -118,15 +94,17 @@ async def _try_claim(
 
 
 async def release(store: MetadataStore, held: Claim, clock: Clock, *, deadline_s: float = 5.0) -> None:
-    """Give a topic up so that another daemon can claim it at once; in doubt the session's end does it."""
+    """Give a topic up so that another daemon can claim it at once; in doubt the session's end does it.
+
+    The epoch is checked in the same step: once it has moved on, the owner's node is another daemon's.
+    """
+    steps: list[Step] = [Check(paths.epoch(held.topic), held.epoch_version), Delete(paths.owner(held.topic))]
     backoff = Backoff(clock)
     try:
         async with asyncio.timeout(deadline_s):
             while True:
                 try:
-                    owner = await owner_of(store, held.topic)
-                    if owner is not None and owner.epoch == held.epoch:
-                        await store.transact([Delete(paths.owner(held.topic))])
+                    await store.transact(steps)
                 except (Transient, OutcomeUnknown) as error:
                     await backoff.wait(error)
                     continue
@@ -135,3 +113,34 @@ async def release(store: MetadataStore, held: Claim, clock: Clock, *, deadline_s
                 return
     except TimeoutError:
         log.warning("topic.release_unknown", topic=str(held.topic), hint="it becomes free when the session ends")
+
+
+async def let_go(store: MetadataStore, topic: TopicName, session: Session, clock: Clock) -> None:
+    """Give up what a claim that was cancelled may have left with the session, so that nobody waits for nobody."""
+    try:
+        epoch = await store.get(paths.epoch(topic))
+        owner = await owner_of(store, topic)
+        if owner is not None and owner.session_id == session.session_id:
+            await release(store, Claim(topic, owner.epoch, epoch.version), clock)
+    except NotFound:
+        log.debug("topic.never_claimed", topic=str(topic))
+    except OffloaderError as error:
+        log.warning(
+            "topic.release_unknown", topic=str(topic), error=str(error), hint="it becomes free with the session"
+        )
+
+
+async def taken(store: MetadataStore, topic: TopicName, clock: Clock, *, within_s: float) -> Owner | None:
+    """Wait until somebody owns a topic; None when nobody does for `within_s` seconds."""
+    found: Owner | None = None
+
+    async def look() -> None:
+        nonlocal found
+        async with aclosing(store.watch(paths.owner(topic))) as changes:
+            async for _ in changes:
+                found = await until_answered(clock, lambda: owner_of(store, topic))
+                if found is not None:
+                    return
+
+    await race(look(), clock.sleep(within_s))
+    return found

@@ -1,0 +1,48 @@
+"""Which daemons there are, who owns topics, and how topics move between daemons."""
+
+from __future__ import annotations
+
+from offloaderd.metric_families import Families
+
+STANDINGS = ("working", "impaired", "draining")
+PLACES = ("first", "elsewhere")
+MOVES = ("moved", "returned", "adopted")
+
+
+class PlacementMetrics(Families):
+    """The part of the metrics that is about daemons and their topics."""
+
+    def _placement(self) -> None:
+        self.ownership_topics = self._gauge("offloaderd_ownership_topics", "Topics that this daemon owns now.")
+        self.ownership_changes = self._counter(
+            "offloaderd_ownership_changes_total",
+            "Topics claimed and given up or lost. Rising steadily: sessions flap.",
+            direction=("gained", "lost"),
+        )
+        self.fenced_writes = self._counter(
+            "offloaderd_fenced_writes_total",
+            "Writes refused because another daemon owns the topic now. One after a pause is right; many: network.",
+        )
+        self.placement_daemons = self._gauge(
+            "offloaderd_placement_daemons",
+            "Daemons that this one takes into account, itself among them. All daemons should show the same numbers; "
+            "impaired: it cannot reach the bucket.",
+            standing=STANDINGS,
+        )
+        self.placement_topics = self._gauge(
+            "offloaderd_placement_topics",
+            "Topics that this daemon works on or waits for. first: it ranks first for them. elsewhere: another daemon "
+            "does, and they are handed over when the daemons have settled; look when this stays above 0 for an hour.",
+            place=PLACES,
+        )
+        self.ownership_moves = self._counter(
+            "offloaderd_ownership_moves_total",
+            "Topics that this daemon handed over. moved: the other one took it. returned: it did not, look at its "
+            "log. adopted: taken from a daemon that lives and left it alone, look at that one's log.",
+            outcome=MOVES,
+        )
+        self.handover_seconds = self._histogram(
+            "offloaderd_handover_seconds",
+            "Time from the decision to hand a topic over until it was released: its open segment is sealed and "
+            "committed meanwhile. Entries wait for no longer than the new owner's claim after that.",
+        )

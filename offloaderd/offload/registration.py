@@ -1,0 +1,178 @@
+"""A daemon's registration: the ephemeral node that tells the others that it lives, where, and whether it takes topics.
+
+A node under our id is one of three things: ours of this session (an earlier try whose answer was lost), ours of a
+session that we lost (it is deleted, for nobody else has our id, our address and our moment of starting), or another
+run's, which goes with that run's session and is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.errors import Conflict, NotFound, OutcomeUnknown, Transient
+from offloaderd.metadata import paths
+from offloaderd.metadata.port import Replace
+from offloaderd.metadata.records import daemon as daemon_record
+from offloaderd.offload.budget import Backoff
+from offloaderd.offload.signal import Signal, race
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.clock import Clock
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.daemon import DaemonNode
+
+log = structlog.get_logger(__name__)
+
+LOOK_AGAIN_S = 0.5
+
+
+async def register(store: MetadataStore, node: DaemonNode, *, clock: Clock, patience_s: float) -> None:
+    """Announce this daemon under its id. Raises Conflict when another run has it and still does after `patience_s`."""
+    await announce(store, node, clock=clock, patience_s=patience_s)
+
+
+async def announce(store: MetadataStore, node: DaemonNode, *, clock: Clock, patience_s: float) -> DaemonNode:
+    """Do as `register`, and return what is stored: the node with the session that holds it."""
+    path = paths.daemon(node.daemon_id)
+    deadline = clock.monotonic() + patience_s
+    backoff = Backoff(clock)
+    while True:
+        session = await store.session()
+        mine = replace(node, session_id=session.session_id)
+        try:
+            await store.create(path, daemon_record.encode(mine), ephemeral=True)
+        except (OutcomeUnknown, Transient) as error:
+            await backoff.wait(error)
+        except Conflict:
+            stored = await _ours(store, path, mine, clock, deadline)
+            if stored is not None:
+                return stored
+        else:
+            return mine
+
+
+async def _ours(store: MetadataStore, path: str, mine: DaemonNode, clock: Clock, deadline: float) -> DaemonNode | None:
+    """Return the node that is there if this session holds it. One of a session that we lost is deleted on the way."""
+    try:
+        found = await store.get(path)
+        other = daemon_record.decode(found.value, path=path)
+        if replace(mine, session_id=other.session_id, draining=other.draining, impaired=other.impaired) == other:
+            if other.session_id == mine.session_id:
+                return other
+            await store.delete(path, found.version)
+            return None
+    except (Conflict, NotFound, Transient, OutcomeUnknown) as error:
+        log.debug("daemon.changing", path=path, error=str(error))
+        return None
+    if clock.monotonic() >= deadline:
+        raise Conflict(
+            f"a daemon with the id {mine.daemon_id!r} is already running at {other.address}",
+            hint="stop it, or give this one another id (daemon.id)",
+        )
+    log.info("daemon.waiting", daemon_id=mine.daemon_id, address=other.address)
+    await clock.sleep(LOOK_AGAIN_S)
+    return None
+
+
+class Registration:
+    """Keeps a daemon's registration in place and true; `changed` hears of every change before it is written."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        node: DaemonNode,
+        *,
+        clock: Clock,
+        patience_s: float,
+        changed: Callable[[DaemonNode], None] = lambda _: None,
+    ) -> None:
+        self.node = node
+        self._store = store
+        self._clock = clock
+        self._patience_s = patience_s
+        self._changed = changed
+        self._wanted = Signal()
+        self._written: DaemonNode | None = None
+        self._told = Signal()
+
+    async def open(self) -> None:
+        """Register. Raises Conflict when another run of this daemon still has the id."""
+        stored = await announce(self._store, self.node, clock=self._clock, patience_s=self._patience_s)
+        self._written = replace(stored, session_id="")
+        self._told.notify()
+
+    def say(self, *, draining: bool | None = None, impaired: str | None = None) -> None:
+        """Change what is registered; `run` writes it."""
+        node = self.node
+        self.node = replace(
+            node,
+            draining=node.draining if draining is None else draining,
+            impaired=node.impaired if impaired is None else impaired,
+        )
+        if self.node != node:
+            self._changed(self.node)
+            self._wanted.notify()
+
+    async def told(self) -> None:
+        """Return when what was last said is stored, so that the others know it or are about to."""
+        while self._written != self.node:
+            await self._told.wait()
+
+    async def run(self) -> None:
+        """Keep the registration until cancelled: after a lost session, or a stranger's deletion, it is made again."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch(), name="own registration")
+            while True:
+                session = await self._store.session()
+                await self.open()
+                while not session.lost.is_set():
+                    if self._written == self.node:
+                        await race(session.lost.wait(), self._wanted.wait())
+                    elif not await self._rewrite():
+                        break
+
+    async def _watch(self) -> None:
+        """Look after the node whenever it changes."""
+        path = paths.daemon(self.node.daemon_id)
+        async for _ in self._store.watch(path):
+            try:
+                await self._store.get(path)
+            except NotFound:
+                self._written = None
+                self._wanted.notify()
+            except Transient as error:
+                log.debug("daemon.unseen", error=str(error))
+
+    async def _rewrite(self) -> bool:
+        """Write what has changed and tell everybody; False when there is no node of ours to write to.
+
+        The counter on the folder is raised with it, because a watch on the folder does not see what is in its nodes.
+        """
+        path, node = paths.daemon(self.node.daemon_id), self.node
+        backoff = Backoff(self._clock)
+        while True:
+            try:
+                found, counter = await self._store.get(path), await self._store.get(paths.DAEMONS)
+                stored = daemon_record.decode(found.value, path=path)
+                session = await self._store.session()
+                if stored.session_id != session.session_id:
+                    return False
+                if replace(stored, session_id="") != node:
+                    written = daemon_record.encode(replace(node, session_id=session.session_id))
+                    steps = [Replace(path, written, found.version), Replace(paths.DAEMONS, b"", counter.version)]
+                    await self._store.transact(steps)
+            except NotFound:
+                return False
+            except (Conflict, Transient, OutcomeUnknown) as error:
+                await backoff.wait(error)
+                continue
+            self._written = node
+            self._told.notify()
+            log.info("daemon.told", draining=node.draining, impaired=node.impaired)
+            return True

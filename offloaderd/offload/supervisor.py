@@ -1,0 +1,204 @@
+"""One topic on this daemon: claim it, take over what an earlier owner left, offload, release, and again.
+
+An error of one topic stalls that topic alone. A topic leaves in one of two ways: stopped, which seals and commits its
+open segment first, or abandoned, which leaves the open segment to the next owner as a crash would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from offloaderd.errors import Closed, Fenced, OffloaderError, first_of
+from offloaderd.metadata import catalog
+from offloaderd.offload import ownership, recovery
+from offloaderd.offload.budget import Backoff, until_answered
+from offloaderd.offload.commit import AttemptLog, Claim
+from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.signal import Signal, race
+from offloaderd.offload.topic import TopicOffloader, Workshop
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offloaderd.metadata.port import Session
+    from offloaderd.metadata.records.daemon import DaemonNode
+    from offloaderd.metadata.records.policy import TopicPolicy
+    from offloaderd.model import TopicName
+
+log = structlog.get_logger(__name__)
+
+Duty = Callable[["TopicOffloader"], Coroutine[Any, Any, None]]
+"""Work that goes on beside the offloading of a topic for as long as this daemon owns it; it ends by cancellation.
+
+It must not raise because something is unreachable. What it raises of ours stalls the topic.
+"""
+
+
+class Abandoned(Closed):
+    """The topic was given up with its open segment unsealed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Household:
+    """What all topics of a daemon share; `changed` fires when one of them was claimed or released."""
+
+    shop: Workshop
+    defaults: RollPolicy
+    duties: Mapping[str, Duty]
+    me: DaemonNode
+    changed: Signal = field(default_factory=Signal)
+
+    def roll_policy(self, policy: TopicPolicy) -> RollPolicy:
+        """Return a topic's limits, filled up with the defaults."""
+        default = self.defaults
+        return RollPolicy(
+            segment_bytes_max=policy.segment_bytes_max or default.segment_bytes_max,
+            segment_age_max_s=policy.segment_age_max_s or default.segment_age_max_s,
+            segment_age_min_s=(
+                default.segment_age_min_s if policy.segment_age_min_s is None else policy.segment_age_min_s
+            ),
+        )
+
+
+class Supervisor:
+    """Keeps one topic offloaded until it is told to stop."""
+
+    def __init__(self, home: Household, topic: TopicName, policy: TopicPolicy, *, guest: bool = False) -> None:
+        """Take a topic up. A `guest` is one that another daemon should have: it goes at the first trouble."""
+        self.topic = topic
+        self.policy = policy
+        self.guest = guest
+        self.offloader: TopicOffloader | None = None
+        self.error: OffloaderError | None = None
+        self.ended = asyncio.Event()
+        self._home = home
+        self._clock = home.shop.uplink.clock
+        self._metrics = home.shop.uplink.metrics
+        self._stop = asyncio.Event()
+        self._abandon = asyncio.Event()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Seal and commit the open segment, then release the topic."""
+        self._stop.set()
+
+    def abandon(self) -> None:
+        """Release the topic now; what was uploaded of its open segment is there for the next owner."""
+        self._stop.set()
+        self._abandon.set()
+
+    def change(self, policy: TopicPolicy) -> None:
+        """Go on under another policy."""
+        if policy == self.policy:
+            return
+        self.policy = policy
+        if self.offloader is not None:
+            self.offloader.policy = self._home.roll_policy(policy)
+            self.offloader.buffer.changed.notify()
+
+    async def run(self) -> None:
+        """Claim and offload until stopped."""
+        backoff = Backoff(self._clock)
+        try:
+            while not self._stop.is_set():
+                try:
+                    await self._own()
+                    self.error = None
+                    backoff.reset()
+                except Fenced as error:
+                    log.warning("topic.fenced", topic=str(self.topic), error=str(error))
+                    self.error = None
+                except Abandoned as error:
+                    log.warning("topic.abandoned", topic=str(self.topic), error=str(error))
+                    self.error = None
+                except OffloaderError as error:
+                    self.error = error
+                    log.error(  # noqa: TRY400 - an operator needs the message; a trace of expected errors hides it
+                        "topic.stalled", topic=str(self.topic), error=str(error), error_class=type(error).__name__
+                    )
+                    if not self.guest:
+                        await race(self._stop.wait(), self._clock.sleep(backoff.pause_s(error)))
+                if self.guest:
+                    return
+        finally:
+            self.ended.set()
+
+    async def _own(self) -> None:
+        """Claim the topic, take over what an earlier owner left, offload until told to stop, release."""
+        store, topic = self._home.shop.metadata, self.topic
+        session = await store.session()
+        claim = await self._claim(session)
+        if claim is None:
+            return
+        self._metrics.ownership_changes.labels(direction="gained").inc()
+        try:
+            begin = await recovery.take_over(
+                AttemptLog(store, claim, clock=self._clock, metrics=self._metrics), topic, self._metrics
+            )
+            topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
+            policy = self._home.roll_policy(self.policy)
+            offloader = TopicOffloader(self._home.shop, claim, topic_map, policy, begin=begin)
+            self.offloader, self.error = offloader, None
+            self._home.changed.notify()
+            await self._work(offloader, session)
+        finally:
+            self.offloader = None
+            self._metrics.ownership_changes.labels(direction="lost").inc()
+            self._home.changed.notify()
+            if not session.lost.is_set():
+                await ownership.release(store, claim, self._clock)
+
+    async def _claim(self, session: Session) -> Claim | None:
+        """Become the owner; None when told to stop, or the session is lost, before that."""
+        store, claim = self._home.shop.metadata, None
+
+        async def claiming() -> None:
+            nonlocal claim
+            claim = await ownership.claim(store, self.topic, self._home.me, session, self._clock, wait=not self.guest)
+
+        await race(claiming(), self._stop.wait(), session.lost.wait())
+        if claim is None and not session.lost.is_set():
+            await ownership.let_go(store, self.topic, session, self._clock)
+        return claim
+
+    async def _work(self, offloader: TopicOffloader, session: Session) -> None:
+        async def stop_when_told() -> None:
+            await self._stop.wait()
+            offloader.stop()
+
+        async def abandon_when_told() -> None:
+            await self._abandon.wait()
+            raise Abandoned(f"{self.topic} is given up here before its open segment was sealed")
+
+        async def fence_when_lost() -> None:
+            await session.lost.wait()
+            raise Fenced(
+                f"the metadata session that held {offloader.topic} is lost",
+                hint="nothing to do: the topic is claimed again as soon as there is a session",
+            )
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                helpers = [
+                    group.create_task(stop_when_told(), name=f"stop {self.topic}"),
+                    group.create_task(abandon_when_told(), name=f"abandon {self.topic}"),
+                    group.create_task(fence_when_lost(), name=f"session of {self.topic}"),
+                ]
+                helpers += [
+                    group.create_task(duty(offloader), name=f"{name} of {self.topic}")
+                    for name, duty in self._home.duties.items()
+                ]
+                await offloader.run()
+                for helper in helpers:
+                    helper.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
