@@ -20,7 +20,7 @@ from offloaderd.ledgers.changes import Changes
 from offloaderd.model import EntryBatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Collection, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -73,6 +73,10 @@ class MemoryLedgers:
         """Return the topic's ledgers in order. Raises NotFound."""
         await self._turn()
         return self._book.ledgers(topic)
+
+    async def listed(self, topic: TopicName) -> Collection[int]:
+        """Return the topic's ledgers; see LedgerRegister. Raises NotFound."""
+        return [info.ledger_id for info in await self.ledgers(topic)]
 
     def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield at once and after changes; see LedgerSource."""

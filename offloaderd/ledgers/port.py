@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Collection, Sequence
 
     from offloaderd.model import Confirmed, EntryBatch, LedgerInfo, Position, TopicName
 
@@ -58,6 +58,20 @@ class LedgerSource(Protocol):
         """Delete a closed ledger; one that is gone already is no error.
 
         Raises Denied where deleting is not this daemon's business (BookKeeper), InvalidInput for an open ledger.
+        """
+        ...
+
+
+class LedgerRegister(Protocol):
+    """The word of whoever keeps a topic's ledgers about which there are; what is missing from it was deleted.
+
+    A list of what can be read, as LedgerSource has it, is no such word.
+    """
+
+    async def listed(self, topic: TopicName) -> Collection[int]:
+        """Return the ids of the topic's ledgers, readable or not, as they were after this was asked.
+
+        Raises NotFound for a topic that does not exist for certain, Transient when nobody can say.
         """
         ...
 

@@ -37,6 +37,7 @@ class TopicRecord:
         resume = topic_map.offloaded or START
         self.map = topic_map
         self.chain = LedgerChain(resume, end=topic_map.ends.get(resume.ledger_id), begin=begin, losses=topic_map.losses)
+        self.fence = attempts.fence
         self._attempts = attempts
         self._clock = clock
         self._metrics = metrics

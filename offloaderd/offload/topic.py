@@ -8,7 +8,7 @@ entries begin the next attempt.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -21,6 +21,7 @@ from offloaderd.offload.buffer import START, TailingBuffer
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.handle import OffloadHandle, SegmentResult
 from offloaderd.offload.lag import LagTracker
+from offloaderd.offload.outage import Outage, OutageRules
 from offloaderd.offload.record import TopicRecord
 from offloaderd.offload.sealing import Sealer
 from offloaderd.offload.segment import SegmentBuilder
@@ -58,6 +59,7 @@ class Workshop:
     layout: SegmentLayout
     cluster: str
     driver: dict[str, str]
+    outage: OutageRules = field(default_factory=OutageRules)
 
 
 class TopicOffloader:
@@ -81,7 +83,7 @@ class TopicOffloader:
         self.troubles = Troubles(self.topic, self._clock, self.changed.notify)
         self.lag = LagTracker()
         self._log = AttemptLog(shop.metadata, claim, clock=self._clock, metrics=self._metrics)
-        self._record = TopicRecord(self._log, topic_map, begin, clock=self._clock, metrics=self._metrics)
+        self.record = TopicRecord(self._log, topic_map, begin, clock=self._clock, metrics=self._metrics)
         self._taken = topic_map.offloaded or START
         self._roll_to: Position | None = None
         self._pressed = False
@@ -103,20 +105,21 @@ class TopicOffloader:
             result=self._next_result,
             metrics=self._metrics,
         )
+        self.outage = Outage(self, shop)
 
     @property
     def map(self) -> TopicMap:
         """What is committed."""
-        return self._record.map
+        return self.record.map
 
     def _looked(self) -> None:
         """The source was seen: tell whoever waits if that gives something to record."""
-        if self._record.end_is_news():
+        if self.record.end_is_news():
             self.buffer.changed.notify()
 
     async def _lost(self, loss: Loss) -> None:
         """The source deleted entries before they were offloaded."""
-        await self._record.lost(loss)
+        await self.record.lost(loss)
         self.changed.notify()
 
     def _make_tailer(self, source: LedgerSource) -> Tailer:
@@ -125,9 +128,10 @@ class TopicOffloader:
             self.topic,
             self.buffer,
             self._shop.pool,
-            self._record.chain,
+            self.record.chain,
             needed=lambda: self._taken,
             pushing=lambda: self.pushers > 0,
+            may_take=lambda: self.outage.may_take(),
             looked=self._looked,
             lost=self._lost,
             lag=self.lag,
@@ -205,10 +209,11 @@ class TopicOffloader:
         """Offload until stopped. Raises Fenced when the topic was lost, LedgerTorn and CorruptData to stall it."""
         try:
             async with asyncio.TaskGroup() as group:
-                tail = group.create_task(self.tailer.run(), name=f"tail {self.topic}") if self.tailer else None
+                beside = [one for one in (self.tailer, self.outage.spill) if one is not None]
+                feeders = [group.create_task(one.run(), name=f"feed {self.topic}") for one in beside]
                 await self._offload()
-                if tail is not None:
-                    tail.cancel()
+                for feeder in feeders:
+                    feeder.cancel()
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
         finally:
@@ -230,15 +235,16 @@ class TopicOffloader:
         while not self._may_stop():
             if self.buffer.take(self._taken, 1):
                 return True
-            if self._record.end_is_news():
-                await self._record.note_end()
+            if self.record.end_is_news():
+                await self.record.note_end()
             else:
                 await self.buffer.changed.wait()
         return False
 
     def _may_stop(self) -> bool:
         """Say whether stopping now loses nothing that was accepted."""
-        return self._stopping and not (self.handle.push_only and self.buffer.take(self._taken, 1))
+        left = self.buffer.take(self._taken, 1) or not self.outage.overflow_is_empty
+        return self._stopping and not (self.handle.push_only and left)
 
     async def _one_segment(self) -> None:
         begin = self.buffer.take(self._taken, 1)[0].first
@@ -344,7 +350,7 @@ class TopicOffloader:
         sealer = Sealer(self._shop, self.topic, self.claim, upload)
         infos = await self._ledger_infos()
         committed = await sealer.seal(builder, infos)
-        await self._record.commit(committed, infos)
+        await self.record.commit(committed, infos)
         self.attempt = None
         end = builder.range.end
         self._roll_to = None if self._roll_to is not None and self._roll_to <= end else self._roll_to
@@ -376,8 +382,8 @@ class TopicOffloader:
         """What is known of the topic's ledgers, as fresh as the source can say."""
         if self.tailer is None:
             return self.closed_ledgers
-        await until_answered(self._clock, self.tailer.refresh, met=self.troubles.met)
-        return {**self.closed_ledgers, **self._record.chain.ledgers}
+        await until_answered(self._clock, self.tailer.refresh, met=lambda error: self.troubles.met(error, "source"))
+        return {**self.closed_ledgers, **self.record.chain.ledgers}
 
     async def _give_up(self, error: SegmentFailed) -> None:
         """The attempt failed: its objects go to the trash, its entries begin the next one."""

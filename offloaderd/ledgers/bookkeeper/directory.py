@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from offloaderd.errors import Closed, InvalidInput, NotFound, OffloaderError
+from offloaderd.errors import Closed, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.ledgers import pulsar, pulsar_names
 from offloaderd.ledgers.bookkeeper import ledger_metadata
 from offloaderd.ledgers.bookkeeper.layout import decode_layout, layout_path
@@ -163,6 +163,24 @@ class Directory:
             return await self.nodes.get(path, lambda content: pulsar.decode(content, key=path))
         except NotFound:
             raise NotFound(f"unknown topic {topic}", hint=f"there is no node {path} in ZooKeeper") from None
+
+    async def listed(self, topic: TopicName) -> list[int]:
+        """Return the ids of a topic's list as it is now, after the server has caught up with its leader.
+
+        Raises NotFound when the topic does not exist, Transient when the cluster has no topics at all: then this is
+        another cluster's ZooKeeper, or another root. Raises CorruptData.
+        """
+        path = self.topic_path(topic)
+        try:
+            managed = await self.nodes.get(path, lambda content: pulsar.decode(content, key=path), fresh=True)
+        except NotFound:
+            if not await self._znodes.children(self._topics_root):
+                raise Transient(
+                    f"there are no topics at all below {self._topics_root}, so nobody can say that {topic} was deleted",
+                    hint="bookkeeper.servers or managed_ledgers_root may be another cluster's",
+                ) from None
+            raise
+        return [listed.ledger_id for listed in managed.ledgers]
 
     async def ledger(self, ledger_id: int, *, fresh: bool = False) -> LedgerMetadata:
         """Return a ledger's metadata. Raises NotFound for one that was deleted, CorruptData."""

@@ -24,7 +24,7 @@ from offloaderd.ledgers.changes import Changes
 from offloaderd.model import EntryBatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Collection, Sequence
     from types import TracebackType
 
     from offloaderd.clock import Clock
@@ -98,6 +98,10 @@ class BookKeeperLedgers:
     async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
         """Return the topic's ledgers in order. Raises NotFound, CorruptData."""
         return await self._topic(topic).ledgers()
+
+    async def listed(self, topic: TopicName) -> Collection[int]:
+        """Return the ledgers of Pulsar's list, also those that BookKeeper does not have; see LedgerRegister."""
+        return await self._directory.listed(topic)
 
     async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield at once and after changes; see LedgerSource."""

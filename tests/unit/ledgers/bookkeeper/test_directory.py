@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Denied, NotFound
+from offloaderd.errors import Denied, NotFound, Transient
+from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo, ManagedLedgerInfo
 from offloaderd.ledgers.bookkeeper.background import Background
-from offloaderd.ledgers.bookkeeper.directory import REWATCH_S, Nodes
+from offloaderd.ledgers.bookkeeper.directory import REWATCH_S, Directory, Nodes
+from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
+from offloaderd.model import TopicName
 from offloaderd.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -193,3 +196,22 @@ async def test_a_new_session_reads_anew(bench: Bench) -> None:
     await bench.clock.settle()
     await bench.get()
     assert (bench.server.reads, bench.changes) == (2, 2)
+
+
+async def test_the_list_tells_what_was_deleted_only_after_catching_up(bench: Bench) -> None:
+    """Its ids are read fresh, those that BookKeeper lost included; a cluster without topics says nothing of any."""
+    topic = TopicName("public", "default", "orders")
+    directory = Directory(bench.server, bench.nodes, SourceOptions())
+    with pytest.raises(Transient, match="no topics at all"):
+        await directory.listed(topic)
+    path = directory.topic_path(topic)
+    info = ManagedLedgerInfo(
+        ledgerInfo=[LedgerInfo(ledgerId=3, entries=1, size=1, timestamp=1), LedgerInfo(ledgerId=7)]
+    )
+    await bench.server.create(path, info.SerializeToString())
+    bench.server.unseen.add(path)
+    syncs = bench.server.syncs
+    assert await directory.listed(topic) == [3, 7]
+    assert bench.server.syncs == syncs + 1
+    with pytest.raises(NotFound):
+        await directory.listed(TopicName("public", "default", "gone"))
