@@ -43,7 +43,9 @@ from offloaderd.rpc.ledgers import LedgerService
 from offloaderd.rpc.offload import OffloadService
 from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.server import RpcServer, Services
+from offloaderd.rpc.upkeep import UpkeepService
 from offloaderd.sources import Ledgers, open_ledgers
+from offloaderd.upkeep.gc import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -264,7 +266,8 @@ class Daemon:
                 options=wiring.read_options(settings),
             )
         )
-        services = self._services(engine, reader, metadata, ledgers)
+        gc = Collector(objects, metadata, wiring.gc_site(settings), clock=self._clock, metrics=self.metrics)
+        services = self._services(engine, reader, metadata, ledgers, gc)
         interceptors = [ErrorInterceptor(self.metrics, clock=self._clock)]
         rpc = await stack.enter_async_context(RpcServer(wiring.server_options(settings), services, interceptors))
         node = DaemonNode(
@@ -282,6 +285,7 @@ class Daemon:
                 group.create_task(watch_loop(self._clock, self.metrics), name="event-loop lag"),
                 group.create_task(self._probe(metadata, objects, ledgers), name="dependency probe"),
                 group.create_task(self._stay_registered(metadata, node), name="registration"),
+                group.create_task(gc.keep(wiring.gc_schedule(settings), lambda: True), name="garbage collection"),
             ]
             running = group.create_task(engine.run(node), name="engine")
             self.health.serving()
@@ -294,7 +298,9 @@ class Daemon:
             for loop in loops:
                 loop.cancel()
 
-    def _services(self, engine: Engine, reader: TopicReader, metadata: MetadataStore, ledgers: Ledgers) -> Services:
+    def _services(
+        self, engine: Engine, reader: TopicReader, metadata: MetadataStore, ledgers: Ledgers, gc: Collector
+    ) -> Services:
         """Return what is served."""
         settings = self._settings
         return Services(
@@ -309,6 +315,7 @@ class Daemon:
                 prefix=settings.objects.prefix,
             ),
             doctor=DoctorService(lambda: examine(settings, self._clock, serving=True)),
+            upkeep=UpkeepService(gc, grace_s=settings.gc.grace_s),
             ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
         )
 

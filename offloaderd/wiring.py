@@ -16,6 +16,8 @@ from offloaderd.offload.uploader import Uplink, UploadLimits
 from offloaderd.read.reader import ReadOptions
 from offloaderd.read.segment import SegmentOptions
 from offloaderd.rpc.server import ServerOptions
+from offloaderd.upkeep.collection import Site
+from offloaderd.upkeep.gc import Schedule
 
 if TYPE_CHECKING:
     from offloaderd.clock import Clock
@@ -173,6 +175,18 @@ def admin_options(settings: Settings) -> AdminOptions:
         token_file=pulsar.admin_token_file or "",
         ca_file=pulsar.admin_ca_file or "",
     )
+
+
+def gc_site(settings: Settings) -> Site:
+    """Return where garbage is collected: what committed segments say of where they lie has to agree with it."""
+    bucket = driver_properties(settings).get("bucket", "")
+    return Site(cluster=settings.daemon.cluster, bucket=bucket, prefix=settings.objects.prefix)
+
+
+def gc_schedule(settings: Settings) -> Schedule:
+    """Return what the daemon collects by itself."""
+    gc = settings.gc
+    return Schedule(interval_s=gc.interval_s, grace_s=gc.grace_s, apply=gc.mode == "delete", off=gc.mode == "off")
 
 
 def driver_properties(settings: Settings) -> dict[str, str]:

@@ -31,6 +31,7 @@ from offloaderd.config.kinds import (
 )
 from offloaderd.config.rules import broken_rules
 from offloaderd.config.section import Section
+from offloaderd.config.sections_gc import GcSettings
 from offloaderd.config.sections_outage import UploadSettings
 from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
 from offloaderd.model import ReadPriority
@@ -333,6 +334,7 @@ class Settings(Section):
     upload: UploadSettings = UploadSettings()
     memory: MemorySettings = MemorySettings()
     read: ReadSettings = ReadSettings()
+    gc: GcSettings = GcSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
 

@@ -25,6 +25,8 @@ from offloaderd.rpc.v1 import (
     ledgers_pb2_grpc,
     read_pb2,
     read_pb2_grpc,
+    upkeep_pb2,
+    upkeep_pb2_grpc,
 )
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ class DaemonClient:
         self._doctor = doctor_pb2_grpc.DoctorServiceStub(self._channel)
         self._reads = read_pb2_grpc.ReadServiceStub(self._channel)
         self._ledgers = ledgers_pb2_grpc.LedgerServiceStub(self._channel)
+        self._upkeep = upkeep_pb2_grpc.UpkeepServiceStub(self._channel)
         try:
             await self._connected()
         except BaseException:
@@ -177,6 +180,15 @@ class DaemonClient:
         with self._errors(call):
             async for result in call:
                 yield result
+
+    async def gc(
+        self, *, apply: bool, grace_s: float | None = None, timeout_s: float | None = None
+    ) -> AsyncGenerator[upkeep_pb2.GcEvent, None]:
+        """Have the daemon collect garbage; yields each find, then the sum. Deletes only with `apply`."""
+        call = self._upkeep.Gc(upkeep_pb2.GcRequest(apply=apply, grace_s=grace_s), timeout=timeout_s)
+        with self._errors(call):
+            async for event in call:
+                yield event
 
     async def last_positions(self, topic: TopicName) -> read_pb2.LastPositionsResponse:
         """Return the topic's oldest, newest, offloaded and buffered positions."""

@@ -23,6 +23,8 @@ from offloaderd.rpc.v1 import (
     offload_pb2_grpc,
     read_pb2,
     read_pb2_grpc,
+    upkeep_pb2,
+    upkeep_pb2_grpc,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Services:
     read: read_pb2_grpc.ReadServiceServicer
     admin: admin_pb2_grpc.AdminServiceServicer
     doctor: doctor_pb2_grpc.DoctorServiceServicer
+    upkeep: upkeep_pb2_grpc.UpkeepServiceServicer
     ledgers: ledgers_pb2_grpc.LedgerServiceServicer | None = None
 
 
@@ -97,7 +100,8 @@ class RpcServer:
         read_pb2_grpc.add_ReadServiceServicer_to_server(services.read, self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(services.admin, self._server)
         doctor_pb2_grpc.add_DoctorServiceServicer_to_server(services.doctor, self._server)
-        files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2]
+        upkeep_pb2_grpc.add_UpkeepServiceServicer_to_server(services.upkeep, self._server)
+        files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2]
         if services.ledgers is not None:
             ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(services.ledgers, self._server)
             files.append(ledgers_pb2)

@@ -13,6 +13,7 @@ the store's own clock), nothing that another cluster or program wrote, nothing t
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
@@ -36,6 +37,16 @@ CLOCK_KEY = "offloaderd-gc/clock"
 """Written below the prefix to learn the store's time, and deleted again; no segment's key looks like it."""
 FIRST_S = 900.0
 """A daemon that was just started collects about then, though the interval be longer: it may not live that long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What a daemon collects by itself: `apply` deletes, else it only reports."""
+
+    interval_s: float
+    grace_s: float
+    apply: bool = True
+    off: bool = False
 
 
 class Collector:
@@ -89,19 +100,19 @@ class Collector:
         )
         yield summary
 
-    async def keep(self, *, grace_s: float, interval_s: float, apply: bool, leads: Callable[[], bool]) -> None:
+    async def keep(self, schedule: Schedule, leads: Callable[[], bool]) -> None:
         """Collect at an interval, for as long as this daemon is the one who does it; until cancelled.
 
         Two who both think so do no harm. A collection that fails is told, and tried again after the interval.
         """
-        pause_s = min(FIRST_S, interval_s)
-        while True:
+        pause_s = min(FIRST_S, schedule.interval_s)
+        while not schedule.off:
             await self._clock.sleep(self._clock.jitter(pause_s))
-            pause_s = interval_s
+            pause_s = schedule.interval_s
             if not leads():
                 continue
             try:
-                async with aclosing(self.collect(grace_s=grace_s, apply=apply)) as finds:
+                async with aclosing(self.collect(grace_s=schedule.grace_s, apply=schedule.apply)) as finds:
                     async for _ in finds:
                         pass
             except OffloaderError as error:

@@ -16,6 +16,7 @@ from offloaderd.objects import keys
 from offloaderd.testing import FakeClock
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.upkeep.finds import Find, Kind, Verdict
+from offloaderd.upkeep.gc import Schedule
 from tests.unit.upkeep.site import (
     CLUSTER,
     GRACE_S,
@@ -376,9 +377,7 @@ async def test_collections_come_at_an_interval_and_only_where_one_leads(ground: 
     ground.clock = clock
     leads = True
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(
-            ground.collector().keep(grace_s=GRACE_S, interval_s=3600.0, apply=True, leads=lambda: leads)
-        )
+        task = group.create_task(ground.collector().keep(Schedule(interval_s=3600.0, grace_s=GRACE_S), lambda: leads))
         await ground.objects.put(data_key(2), b"x", metadata=OURS)
         await ground.age()
         await ground.metadata.create(paths.REBUILD, b"")
@@ -398,3 +397,22 @@ async def test_collections_come_at_an_interval_and_only_where_one_leads(ground: 
 def runs_of(ground: Ground, outcome: str) -> float | None:
     """Return how many collections ended so."""
     return ground.metrics.registry.get_sample_value("offloaderd_gc_runs_total", {"outcome": outcome})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "left"),
+    [
+        (Schedule(interval_s=60, grace_s=0, off=True), 1),
+        (Schedule(interval_s=60, grace_s=0, apply=False), 1),
+        (Schedule(interval_s=60, grace_s=0), 0),
+    ],
+)
+async def test_what_a_daemon_does_by_itself(ground: Ground, schedule: Schedule, left: int) -> None:
+    """Nothing, say what it would delete, or delete: as it is set."""
+    await ground.objects.put(data_key(2), b"x", metadata=OURS)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(ground.collector().keep(schedule, lambda: True))
+        await ground.clock.advance(61)
+        task.cancel()
+    assert len(await ground.keys()) == 3 + left
+    assert runs_of(ground, "ok") == (0 if schedule.off else 1)

@@ -1,0 +1,142 @@
+"""`offloadctl gc`: what lies in the bucket that nobody refers to."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+from offloaderd.cli.program import FAILED, OK
+
+if TYPE_CHECKING:
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.rpc.v1 import upkeep_pb2
+
+QUIET = frozenset({"young", "foreign"})
+"""Kinds that are only counted unless all are asked for."""
+
+
+@click.command(short_help="Find what nobody refers to in the bucket, and delete it.")
+@click.option("--apply", "apply_", is_flag=True, help="Delete it. Without this nothing is deleted.")
+@click.option(
+    "--grace",
+    "grace_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help="Leave what is younger, by the store's clock. [default: the daemon's gc.grace_s]",
+)
+@click.option("--all", "show_all", is_flag=True, help="List as well what is young, and what others wrote.")
+@options.common
+def gc(session: Session, *, apply_: bool, grace_s: float | None, show_all: bool) -> int:
+    """Compare the bucket and its open uploads with the metadata of all topics of the cluster.
+
+    Deleted is only what no topic refers to, what this cluster wrote, what is older than the grace age, and what holds
+    no entry that is stored nowhere else. Missing objects of committed segments, and segments that a lost map should
+    have, are alarms: nothing is done about them here. Exit code 1 when there is an alarm, or a deletion failed.
+
+    \b
+    Examples:
+      offloadctl gc
+      offloadctl gc --apply
+      offloadctl gc --json | jq -r '.finds[] | select(.verdict == "alarm") | "\\(.key) \\(.reason)"'
+    """
+    return session.run(_gc(session, apply=apply_, grace_s=grace_s, show_all=show_all))
+
+
+async def _gc(session: Session, *, apply: bool, grace_s: float | None, show_all: bool) -> int:
+    finds: list[upkeep_pb2.GcFind] = []
+    summary: upkeep_pb2.GcSummary | None = None
+    async with (
+        session.client() as client,
+        aclosing(client.gc(apply=apply, grace_s=grace_s, timeout_s=session.timeout_s)) as events,
+    ):
+        async for event in events:
+            if event.HasField("summary"):
+                summary = event.summary
+            elif show_all or event.find.kind not in QUIET:
+                finds.append(event.find)
+    assert summary is not None  # noqa: S101 - a stream that ends well ends with it
+    if session.json:
+        show.document({"finds": [find_json(find) for find in finds], "summary": summary_json(summary)})
+    else:
+        if finds:
+            show.table(COLUMNS, [row(find) for find in finds])
+            click.echo()
+        click.echo("\n".join(lines(summary)))
+    return FAILED if summary.verdicts["alarm"] or summary.verdicts["failed"] else OK
+
+
+COLUMNS = ("VERDICT", "KIND", ">SIZE", ">AGE", "KEY", "REASON")
+
+
+def row(find: upkeep_pb2.GcFind) -> tuple[str, ...]:
+    """Return a find as a line of the table."""
+    size = "upload" if find.upload_id else show.size(find.size_bytes)
+    verdict = find.verdict.upper() if find.verdict in {"alarm", "failed"} else find.verdict
+    return verdict, find.kind, size, show.age(find.age_s) if find.age_s else "-", find.key, find.reason
+
+
+def lines(summary: upkeep_pb2.GcSummary) -> list[str]:
+    """Return the sum in words."""
+    looked = (
+        f"looked at {show.plural(summary.objects, 'object')} ({show.size(summary.object_bytes)}) of "
+        f"{show.plural(summary.segments, 'segment')} and at {show.plural(summary.topics, 'topic')} in "
+        f"{show.age(summary.seconds)}"
+    )
+    beside = []
+    if summary.others:
+        beside.append(f"{show.plural(summary.others, 'object')} with other keys")
+    if summary.elsewhere:
+        beside.append(f"{show.plural(summary.elsewhere, 'segment')} stored elsewhere")
+    said = [looked + (f"; not at {' and '.join(beside)}" if beside else "")]
+    counts = summary.verdicts
+    if summary.applied:
+        said.append(f"deleted {show.number(counts['deleted'])} ({show.size(summary.deleted_bytes)})")
+    else:
+        said.append(f"would delete {show.number(counts['delete'])} ({show.size(summary.rubbish_bytes)})")
+    kept = [f"{show.number(summary.finds[kind])} {kind}" for kind in sorted(QUIET) if summary.finds[kind]]
+    if kept:
+        said[-1] += f"; left {', '.join(kept)} (grace {show.age(summary.grace_s)})"
+    if counts["failed"]:
+        said.append(f"{show.plural(counts['failed'], 'deletion')} failed; the next collection tries again")
+    if counts["alarm"]:
+        said.append(f"{show.plural(counts['alarm'], 'alarm')}: docs/failures.md says what to do")
+    if not summary.applied and counts["delete"]:
+        said.append("nothing was deleted: this was a dry run, add --apply")
+    return said
+
+
+def find_json(find: upkeep_pb2.GcFind) -> dict[str, object]:
+    """Return a find as JSON shows it."""
+    return {
+        "key": find.key,
+        "upload_id": find.upload_id or None,
+        "kind": find.kind,
+        "verdict": find.verdict,
+        "reason": find.reason,
+        "size_bytes": find.size_bytes,
+        "age_s": round(find.age_s, 3),
+        "topic": find.topic or None,
+    }
+
+
+def summary_json(summary: upkeep_pb2.GcSummary) -> dict[str, object]:
+    """Return the sum as JSON shows it."""
+    return {
+        "applied": summary.applied,
+        "grace_s": summary.grace_s,
+        "topics": summary.topics,
+        "segments": summary.segments,
+        "objects": summary.objects,
+        "object_bytes": summary.object_bytes,
+        "others": summary.others,
+        "elsewhere": summary.elsewhere,
+        "seconds": round(summary.seconds, 3),
+        "rubbish_bytes": summary.rubbish_bytes,
+        "deleted_bytes": summary.deleted_bytes,
+        "finds": dict(sorted(summary.finds.items())),
+        "verdicts": dict(sorted(summary.verdicts.items())),
+    }

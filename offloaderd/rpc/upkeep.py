@@ -1,0 +1,80 @@
+"""UpkeepService: the collection of garbage, on demand."""
+
+from __future__ import annotations
+
+import math
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Protocol
+
+from offloaderd.errors import InvalidInput
+from offloaderd.rpc.v1 import upkeep_pb2, upkeep_pb2_grpc
+from offloaderd.upkeep.finds import Find
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from offloaderd.rpc.v1.upkeep_pb2_grpc import _ServicerContext as Context
+    from offloaderd.upkeep.finds import Summary
+
+
+class Collecting(Protocol):
+    """Who collects."""
+
+    def collect(self, *, grace_s: float, apply: bool) -> AsyncGenerator[Find | Summary, None]:
+        """Yield every find, and the sum at the end."""
+        ...
+
+
+class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):
+    """Collects when asked; `grace_s` is the age that counts when the caller names none."""
+
+    def __init__(self, collector: Collecting, *, grace_s: float) -> None:
+        self._collector = collector
+        self._grace_s = grace_s
+
+    async def Gc(  # noqa: N802 - named by the proto
+        self, request: upkeep_pb2.GcRequest, context: Context
+    ) -> AsyncIterator[upkeep_pb2.GcEvent]:
+        """Yield finds as they are judged, then the sum. Raises InvalidInput, and Conflict while another one runs."""
+        grace_s = request.grace_s if request.HasField("grace_s") else self._grace_s
+        if not (math.isfinite(grace_s) and grace_s >= 0):
+            raise InvalidInput(f"grace_s must be a number of seconds >= 0, not {grace_s}")
+        async with aclosing(self._collector.collect(grace_s=grace_s, apply=request.apply)) as found:
+            async for one in found:
+                if isinstance(one, Find):
+                    yield upkeep_pb2.GcEvent(find=find_message(one))
+                else:
+                    yield upkeep_pb2.GcEvent(summary=summary_message(one))
+
+
+def find_message(find: Find) -> upkeep_pb2.GcFind:
+    """Return a find as the API says it."""
+    return upkeep_pb2.GcFind(
+        key=find.key,
+        kind=find.kind.value,
+        verdict=find.verdict.value,
+        reason=find.reason,
+        size_bytes=find.size_bytes,
+        age_s=find.age_s,
+        upload_id=find.upload_id,
+        topic="" if find.topic is None else str(find.topic),
+    )
+
+
+def summary_message(summary: Summary) -> upkeep_pb2.GcSummary:
+    """Return the sum as the API says it."""
+    return upkeep_pb2.GcSummary(
+        applied=summary.applied,
+        grace_s=summary.grace_s,
+        topics=summary.topics,
+        segments=summary.segments,
+        objects=summary.objects,
+        object_bytes=summary.object_bytes,
+        others=summary.others,
+        elsewhere=summary.elsewhere,
+        seconds=summary.seconds,
+        rubbish_bytes=summary.rubbish_bytes,
+        deleted_bytes=summary.deleted_bytes,
+        finds=summary.finds,
+        verdicts=summary.verdicts,
+    )
