@@ -283,7 +283,7 @@ class TopicMap:
                 f"segment {segment.segment_id} would leave a gap in ledger {part.ledger_id} of {self.topic}: it holds "
                 f"entries {part.first_entry_id} to {part.last_entry_id}"
             )
-        added = _record(segment, part)
+        added = ledger_segment(segment, part)
         segments = (*known.segments[:index], added, *known.segments[index:])
         return context.encode(replace(known, segments=segments))
 
@@ -337,7 +337,8 @@ async def enabled_topics(store: MetadataStore) -> list[TopicName]:
     return sorted(topic for topic, found in policies.items() if isinstance(found, TopicPolicy) and found.active)
 
 
-def _record(segment: CommittedSegment, part: LedgerSlice) -> LedgerSegment:
+def ledger_segment(segment: CommittedSegment, part: LedgerSlice) -> LedgerSegment:
+    """Return what a ledger's context says of its slice of a segment."""
     return LedgerSegment(
         segment_id=segment.segment_id,
         begin_entry_id=part.first_entry_id,
