@@ -252,6 +252,8 @@ class Daemon:
             clock=self._clock,
             metrics=self.metrics,
         )
+        if shop.outage.area is not None:
+            await stack.enter_async_context(shop.outage.area)
         engine = Engine(shop, wiring.roll_policy(settings))
         stored = StoredMaps(metadata)
         reader = await stack.enter_async_context(

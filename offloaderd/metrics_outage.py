@@ -20,3 +20,28 @@ class OutageMetrics(Families):
             "How long a topic has been stalled; 0 while it makes progress. Page above a few minutes.",
             topic=OPEN,
         )
+        self.unprotected_entries = self._gauge(
+            "offloaderd_unprotected_entries",
+            "Entries that an outage of the store keeps from being durable; 0 in normal running. Page on any for long.",
+            topic=OPEN,
+        )
+        self.unprotected_bytes = self._gauge(
+            "offloaderd_unprotected_bytes",
+            "Payload bytes of these. Compare with the source's room, or spill.bytes_max, to see when it overruns.",
+            topic=OPEN,
+        )
+        self.unprotected_seconds = self._gauge(
+            "offloaderd_unprotected_seconds",
+            "How long ago that outage began, until all it held up is stored. Compare with the source's retention.",
+            topic=OPEN,
+        )
+        self.spill_bytes = self._gauge(
+            "offloaderd_spill_bytes", "Bytes of spill files on this daemon's disk, of all topics."
+        )
+        self.spill_limit_bytes = self._gauge(
+            "offloaderd_spill_limit_bytes", "Bytes they may take (spill.bytes_max); 0: topics cannot spill."
+        )
+        self.spilled_entries = self._counter(
+            "offloaderd_spilled_entries_total",
+            "Pushed entries that found no room in memory and went to disk. Rising without an outage: uploads lag.",
+        )

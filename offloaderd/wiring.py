@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions, SaslOptions, TlsOptions
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.pulsar_admin import AdminOptions
 from offloaderd.objects.s3 import S3Options
+from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
+from offloaderd.offload.spill_files import SpillArea
 from offloaderd.offload.topic import Workshop
 from offloaderd.offload.uploader import Uplink, UploadLimits
 from offloaderd.read.reader import ReadOptions
@@ -62,7 +65,17 @@ def workshop(
         layout=SegmentLayout(block_bytes=offload.block_bytes, part_bytes=offload.part_bytes, preamble=offload.preamble),
         cluster=settings.daemon.cluster,
         driver=driver_properties(settings),
+        outage=OutageRules(policy=settings.outage.policy, area=spill_area(settings, metrics)),
     )
+
+
+def spill_area(settings: Settings, metrics: Metrics) -> SpillArea | None:
+    """Return where topics may spill, None for nowhere."""
+    spill = settings.spill
+    if spill.directory is None:
+        return None
+    metrics.spill_limit_bytes.set(spill.bytes_max)
+    return SpillArea(Path(spill.directory), spill.bytes_max)
 
 
 def parts_of_topic(settings: Settings) -> int:

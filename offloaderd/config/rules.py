@@ -9,7 +9,7 @@ import ipaddress
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.config.units import format_bytes
-from offloaderd.model import ENTRY_BYTES_MAX
+from offloaderd.model import ENTRY_BYTES_MAX, OutagePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +43,7 @@ def broken_rules(settings: Settings) -> list[Broken]:
         *_pulsar(settings),
         *_offload(settings),
         *_memory(settings),
+        *_outage(settings),
     ]
 
 
@@ -206,6 +207,11 @@ def _offload(settings: Settings) -> Iterator[Broken]:
             f"offload.segment_age_min_s = {offload.segment_age_min_s:g} must not be more than "
             f"offload.segment_age_max_s = {offload.segment_age_max_s:g}",
         )
+
+
+def _outage(settings: Settings) -> Iterator[Broken]:
+    if settings.outage.policy is OutagePolicy.SPILL and settings.spill.directory is None:
+        yield Broken(("outage.policy", "spill.directory"), "outage.policy = spill needs a spill.directory to write to")
 
 
 def _memory(settings: Settings) -> Iterator[Broken]:

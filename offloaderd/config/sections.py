@@ -32,7 +32,7 @@ from offloaderd.config.kinds import (
 from offloaderd.config.rules import broken_rules
 from offloaderd.config.section import Section
 from offloaderd.config.sections_gc import GcSettings
-from offloaderd.config.sections_outage import UploadSettings
+from offloaderd.config.sections_outage import OutageSettings, SpillSettings, UploadSettings
 from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
 from offloaderd.model import ReadPriority
 
@@ -332,6 +332,8 @@ class Settings(Section):
     pulsar: PulsarSettings = PulsarSettings()
     offload: OffloadSettings = OffloadSettings()
     upload: UploadSettings = UploadSettings()
+    outage: OutageSettings = OutageSettings()
+    spill: SpillSettings = SpillSettings()
     memory: MemorySettings = MemorySettings()
     read: ReadSettings = ReadSettings()
     gc: GcSettings = GcSettings()

@@ -107,7 +107,10 @@ class TailingBuffer:
         self._offered = self._seen
         self._cut = resume
         self._closed = False
-        self._refusing = False
+        self.refusing = False
+        """Whether offers are answered CLOSED although entries are still held."""
+        self.diverted = False
+        """Whether offers find no room because earlier ones wait elsewhere for theirs."""
         self.on_pressure = on_pressure
         self.changed = Signal()
         self.need = 0
@@ -133,17 +136,17 @@ class TailingBuffer:
 
     def can_offer(self, size_bytes: int) -> bool:
         """Say whether an offer of that many bytes would find room now."""
-        return not (self._closed or self._refusing) and self._pool.admit(size_bytes)
+        return not (self._closed or self.refusing or self.diverted) and self._pool.admit(size_bytes)
 
     def offer(self, batch: EntryBatch) -> OfferResult:
         """Take a pushed batch, or say why not. Never waits; an empty batch is NOT_CONSECUTIVE."""
-        if self._closed or self._refusing:
+        if self._closed or self.refusing:
             return OfferResult.CLOSED
         follows = self._follows(batch)
         if not batch.payloads or follows is None:
             return OfferResult.NOT_CONSECUTIVE
         cost = cost_bytes(batch)
-        if not self._pool.admit(cost):
+        if self.diverted or not self._pool.admit(cost):
             if self._rereadable:
                 self._seen = batch.last
                 self.need += 1
@@ -154,6 +157,16 @@ class TailingBuffer:
         self.need += 1
         self._insert(_Stored(batch, follows if known else None, cost))
         return OfferResult.ACCEPTED
+
+    def expects(self, batch: EntryBatch) -> bool:
+        """Say whether a batch is the next one to be offered."""
+        return bool(batch.payloads) and self._follows(batch) is not None
+
+    def overflow(self, batch: EntryBatch) -> Position | None:
+        """Count a batch as offered that is kept elsewhere until `fill` brings it; returns what it follows."""
+        follows = self._seen
+        self._seen = self._offered = batch.last
+        return follows
 
     def _follows(self, batch: EntryBatch) -> Position | None:
         """Return the position that an offered batch directly follows, START for any first, None for neither."""
@@ -183,6 +196,8 @@ class TailingBuffer:
 
     def _forget_after(self, position: Position) -> bool:
         """Drop all entries behind `position`; says whether there were any."""
+        if not self._rereadable:
+            return False
         at = bisect_right(self._lasts, position)
         freed = sum(stored.cost for stored in self._stored[at:])
         del self._stored[at:]
@@ -346,7 +361,7 @@ class TailingBuffer:
 
     def refuse(self) -> None:
         """Answer offers with CLOSED from now on; what is held stays."""
-        self._refusing = True
+        self.refusing = True
 
     def close(self) -> None:
         """Drop everything; later offers are answered CLOSED."""

@@ -49,6 +49,9 @@ class Reporter:
         self._metrics.lag_seconds.labels(topic=topic).set(status.lag_seconds)
         self._metrics.source_hidden_entries.labels(topic=topic).set(status.hidden_entries)
         self._metrics.stalled_seconds.labels(topic=topic).set(status.stalled_s)
+        self._metrics.unprotected_entries.labels(topic=topic).set(status.unprotected_entries)
+        self._metrics.unprotected_bytes.labels(topic=topic).set(status.unprotected_bytes)
+        self._metrics.unprotected_seconds.labels(topic=topic).set(status.unprotected_s)
         before = self._stalled.pop(status.topic, "")
         if before and before != status.stalled_class:
             self._metrics.stalled.remove(topic, before)

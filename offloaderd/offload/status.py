@@ -58,6 +58,7 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicSt
     builder = topic.builder
     stalled = topic.troubles.stalled
     entries, size = lag_of(topic)
+    unprotected, spill = topic.outage.look(entries, size), topic.outage.spill
     confirmed, tailer = topic.newest, topic.tailer
     return TopicStatus(
         topic=topic.topic,
@@ -83,6 +84,13 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicSt
         hidden_entries=tailer.edge.hidden if tailer is not None and tailer.edge is not None else 0,
         looked_age_s=now_s - tailer.looked_s if tailer is not None and tailer.looked_s is not None else 0.0,
         losses=topic.map.losses,
+        outage=str(topic.outage.policy),
+        unprotected_entries=unprotected.entries,
+        unprotected_bytes=unprotected.payload_bytes,
+        unprotected_since_ms=unprotected.since_ms,
+        unprotected_s=unprotected.lasts_s,
+        spilled_entries=spill.entries if spill is not None else 0,
+        spilled_bytes=spill.payload_bytes if spill is not None else 0,
     )
 
 
@@ -99,7 +107,9 @@ def lag_of(topic: TopicOffloader) -> tuple[int, int]:
         builder = topic.builder
         pending = topic.buffer.pending_after(topic.taken)
         taken = (builder.entries, builder.payload_bytes) if builder else (0, 0)
-        return pending[0] + taken[0], pending[1] + taken[1]
+        spill = topic.outage.spill
+        spilled = (spill.entries, spill.payload_bytes) if spill is not None else (0, 0)
+        return pending[0] + taken[0] + spilled[0], pending[1] + taken[1] + spilled[1]
     offloaded = topic.offloaded
     entries = size = 0
     for ledger_id, info in reversed(topic.tailer.chain.ledgers.items()):

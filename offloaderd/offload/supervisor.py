@@ -103,6 +103,7 @@ class Supervisor:
         self.policy = policy
         if self.offloader is not None:
             self.offloader.policy = self._home.roll_policy(policy)
+            self.offloader.outage.follow(policy.outage)
             self.offloader.buffer.changed.notify()
 
     async def run(self) -> None:
@@ -147,6 +148,7 @@ class Supervisor:
             topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
             policy = self._home.roll_policy(self.policy)
             offloader = TopicOffloader(self._home.shop, claim, topic_map, policy, begin=begin)
+            offloader.outage.follow(self.policy.outage)
             self.offloader, self.error = offloader, None
             self._home.changed.notify()
             await self._work(offloader, session)

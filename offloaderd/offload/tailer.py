@@ -57,6 +57,7 @@ class Tailer:
         *,
         needed: Callable[[], Position],
         pushing: Callable[[], bool],
+        may_take: Callable[[], Awaitable[None]],
         looked: Callable[[], None],
         lost: Callable[[Loss], Awaitable[None]],
         lag: LagTracker,
@@ -70,6 +71,7 @@ class Tailer:
         self._pool = pool
         self._needed = needed
         self._pushing = pushing
+        self._may_take = may_take
         self._looked = looked
         self._lost = lost
         self._lag = lag
@@ -97,6 +99,7 @@ class Tailer:
             group.create_task(self._watch(), name=f"watch {self._topic}")
             backoff = Backoff(self._clock)
             while True:
+                await self._may_take()
                 self._dirty = False
                 try:
                     await self._catch_up()
@@ -217,6 +220,7 @@ class Tailer:
         try:
             async with aclosing(entries) as batches:
                 async for batch in batches:
+                    await self._may_take()
                     while self._buffer.need == need and not self._buffer.fill(batch, follows):
                         self._metrics.buffer_rejected_entries.labels(reason="full").inc(len(batch.payloads))
                         await self._pool.freed.wait()

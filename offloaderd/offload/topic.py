@@ -92,11 +92,9 @@ class TopicOffloader:
         self._last_result: SegmentResult | None = None
         self._failures, self._last_failure = 0, ""  # of the segment that begins at the present position
         self.buffer = TailingBuffer(
-            shop.pool,
-            resume=self._taken,
-            rereadable=shop.source is not None,
-            on_pressure=self._press,
+            shop.pool, resume=self._taken, rereadable=shop.source is not None, on_pressure=self._press
         )
+        self.outage = Outage(self, shop)
         self.tailer = self._make_tailer(shop.source) if shop.source is not None else None
         self.handle = OffloadHandle(
             self.buffer,
@@ -105,7 +103,6 @@ class TopicOffloader:
             result=self._next_result,
             metrics=self._metrics,
         )
-        self.outage = Outage(self, shop)
 
     @property
     def map(self) -> TopicMap:
@@ -131,7 +128,7 @@ class TopicOffloader:
             self.record.chain,
             needed=lambda: self._taken,
             pushing=lambda: self.pushers > 0,
-            may_take=lambda: self.outage.may_take(),
+            may_take=self.outage.may_take,
             looked=self._looked,
             lost=self._lost,
             lag=self.lag,

@@ -92,6 +92,12 @@ class Troubles:
         return worst if worst is not None and worst.stalls else None
 
     @property
+    def outage(self) -> Trouble | None:
+        """What stalls the topic at the store: requests that are being tried again until they work."""
+        stalling = [one for what, one in self._failing.items() if what not in {"", "source"} and one.stalls]
+        return min(stalling, key=lambda one: one.since_s, default=None)
+
+    @property
     def error(self) -> OffloaderError | None:
         """What fails at the moment, whether or not it stalls the topic."""
         return self.worst.error if self.worst is not None else None
@@ -102,7 +108,10 @@ class Troubles:
         return self.worst.tries if self.worst is not None else 0
 
     def met(self, error: OffloaderError, what: Hashable = "") -> None:
-        """Note that `what` failed and is tried again; without `what`, it is over as soon as anything works."""
+        """Note that `what` failed and is tried again; without `what`, it is over as soon as anything works.
+
+        The ledger source is "source"; everything else that has a name is a request to the store.
+        """
         known = self._failing.get(what)
         if known is None:
             self._failing[what] = Trouble(error, self._clock.wall_ms(), self._clock.monotonic())

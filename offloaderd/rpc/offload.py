@@ -96,7 +96,7 @@ class _Push:
             await self._context.write(response)
 
     async def _take_batches(self) -> None:
-        while isinstance(request := await self._context.read(), offload_pb2.StreamingOffloadRequest):
+        while isinstance(request := await self._next_request(), offload_pb2.StreamingOffloadRequest):
             match request.WhichOneof("request"):
                 case "batch":
                     await self._offer(request)
@@ -107,15 +107,19 @@ class _Push:
                     raise InvalidInput(f"unexpected request {other or 'without content'}", hint="send batches")
         await self._all_durable()
 
+    async def _next_request(self) -> object:
+        """Read on, unless the topic takes nothing at the moment."""
+        if self._topic.outage.blocked:
+            started = self._clock.monotonic()
+            await self._topic.outage.may_take()
+            self._metrics.backpressure_seconds.inc(self._clock.monotonic() - started)
+        return await self._context.read()
+
     async def _offer(self, request: offload_pb2.StreamingOffloadRequest) -> None:
         batch = from_batch(request.batch)
-        result = self._topic.offer(batch)
-        if result is OfferResult.FULL and self._topic.handle.push_only:
-            started = self._clock.monotonic()
-            while result is OfferResult.FULL:
-                await self._topic.handle.room()
-                result = self._topic.offer(batch)
-            self._metrics.backpressure_seconds.inc(self._clock.monotonic() - started)
+        started = self._clock.monotonic()
+        result = await self._topic.outage.accept(batch)
+        self._metrics.backpressure_seconds.inc(self._clock.monotonic() - started)
         last = self._topic.handle.last_offered()
         message = ""
         if result is OfferResult.NOT_CONSECUTIVE:
