@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import grpc
 from grpc import aio
@@ -47,6 +47,18 @@ class Unreachable(Transient):
 
 class TimedOut(Transient):
     """The call's deadline passed before its result was there."""
+
+
+class Wanted(TypedDict, total=False):
+    """What to read of a topic: from its oldest to its newest entry unless told otherwise; 0 is no limit of ours."""
+
+    first: Position | None
+    last: Position | None
+    follow: bool
+    entries_max: int | None
+    batch_bytes: int
+    read_priority: ReadPriority | None
+    client_bytes: bool
 
 
 class DaemonClient:
@@ -197,28 +209,19 @@ class DaemonClient:
             return await self._reads.LastPositions(request, timeout=self._timeout_s)
 
     async def read(
-        self,
-        topic: TopicName,
-        *,
-        first: Position | None = None,
-        last: Position | None = None,
-        follow: bool = False,
-        entries_max: int = 0,
-        batch_bytes: int = 0,
-        read_priority: ReadPriority | None = None,
-        timeout_s: float | None = None,
+        self, topic: TopicName, *, timeout_s: float | None = None, **wanted: Unpack[Wanted]
     ) -> AsyncIterator[read_pb2.ReadResponse]:
         """Yield the entries of a range in batches, each with the tier that served it."""
-        request = read_pb2.ReadRequest(
-            topic=str(topic),
-            first=position_message(first),
-            last=position_message(last),
-            follow=follow,
-            entries_max=entries_max,
-            batch_bytes=batch_bytes,
-            read_priority=read_priority or "",
-        )
-        call = self._reads.Read(request, timeout=timeout_s)
+        call = self._reads.Read(read_request(topic, wanted), timeout=timeout_s)
+        with self._errors(call):
+            async for response in call:
+                yield response
+
+    async def read_messages(
+        self, topic: TopicName, *, timeout_s: float | None = None, **wanted: Unpack[Wanted]
+    ) -> AsyncIterator[read_pb2.ReadMessagesResponse]:
+        """Yield the messages in the entries of a range."""
+        call = self._reads.ReadMessages(read_request(topic, wanted), timeout=timeout_s)
         with self._errors(call):
             async for response in call:
                 yield response
@@ -344,6 +347,20 @@ def translated(error: aio.AioRpcError, address: str) -> OffloaderError:
             hint="appending needs a daemon with an embedded ledger store, as standalone has",
         )
     return from_rpc_error(error)
+
+
+def read_request(topic: TopicName, wanted: Wanted) -> read_pb2.ReadRequest:
+    """Return what to ask for a range."""
+    return read_pb2.ReadRequest(
+        topic=str(topic),
+        first=position_message(wanted.get("first")),
+        last=position_message(wanted.get("last")),
+        follow=wanted.get("follow", False),
+        entries_max=wanted.get("entries_max") or 0,
+        batch_bytes=wanted.get("batch_bytes", 0),
+        read_priority=wanted.get("read_priority") or "",
+        client_bytes=wanted.get("client_bytes", False),
+    )
 
 
 def position_message(value: Position | None) -> common_pb2.Position | None:

@@ -7,19 +7,24 @@ the read pauses with what it has fetched ahead, which the block cache bounds. A 
 from __future__ import annotations
 
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, Throttled
+from offloaderd.format import broker_entry
 from offloaderd.model import ReadPriority, TopicName
+from offloaderd.read.plan import Tier
 from offloaderd.rpc.convert import encoded_read_response, from_position, to_position
+from offloaderd.rpc.messages import MessageReader
 from offloaderd.rpc.v1 import read_pb2, read_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from grpc import aio
 
     from offloaderd.metrics import Metrics
+    from offloaderd.model import EntryBatch
     from offloaderd.read.reader import TopicReader
 
     Context = aio.ServicerContext[object, object]
@@ -44,12 +49,32 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         self, request: read_pb2.ReadRequest, context: Context
     ) -> AsyncIterator[bytes]:
         """Stream a range. Raises what TopicReader.read raises, Throttled when there are too many readers."""
+        with self._counted():
+            async with aclosing(self._entries(request)) as batches:
+                async for batch, tier in batches:
+                    yield encoded_read_response(_client_bytes(batch) if request.client_bytes else batch, tier)
+
+    async def ReadMessages(  # noqa: N802 - named by the proto
+        self, request: read_pb2.ReadRequest, context: Context
+    ) -> AsyncIterator[read_pb2.ReadMessagesResponse]:
+        """Stream a range as messages. Raises as Read does; what cannot be unpacked is no error."""
+        messages, last_tier = MessageReader(), Tier.OBJECTS
+        with self._counted():
+            async with aclosing(self._entries(request)) as batches:
+                async for batch, last_tier in batches:
+                    for answer in messages.answers(batch, last_tier):
+                        yield answer
+            for answer in messages.rest(last_tier):
+                yield answer
+
+    def _entries(self, request: read_pb2.ReadRequest) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
+        """Begin to read what was asked for. Raises InvalidInput."""
         topic = TopicName.parse(request.topic)
         if request.batch_bytes > self._batch_bytes_max:
             raise InvalidInput(
                 f"batch_bytes of {request.batch_bytes} is too large", hint=f"at most {self._batch_bytes_max}, or 0"
             )
-        entries = self._reader.read(
+        return self._reader.read(
             topic,
             first=from_position(request.first) if request.HasField("first") else None,
             last=from_position(request.last) if request.HasField("last") else None,
@@ -58,10 +83,6 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
             batch_bytes=request.batch_bytes,
             entries_max=request.entries_max,
         )
-        with self._counted():
-            async with aclosing(entries) as batches:
-                async for batch, tier in batches:
-                    yield encoded_read_response(batch, tier)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -90,3 +111,8 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
             buffered_first=to_position(found.buffered_first),
             buffered_last=to_position(found.buffered_last),
         )
+
+
+def _client_bytes(batch: EntryBatch) -> EntryBatch:
+    """Return the entries without what the broker put before them (PIP-70)."""
+    return replace(batch, payloads=[broker_entry.without_head(payload) for payload in batch.payloads])

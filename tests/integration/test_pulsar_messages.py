@@ -14,7 +14,7 @@ from offloaderd.clock import SystemClock
 from offloaderd.format import broker_entry
 from offloaderd.model import TopicName
 from offloaderd.patterns import TopicPattern
-from offloaderd.rpc.v1 import common_pb2
+from offloaderd.rpc.v1 import common_pb2, read_pb2
 from tests.bookkeeper_servers import started
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.gateway import java_gateway
@@ -143,9 +143,30 @@ async def test_served_while_producing(
             async for _ in client.offload(name, wait=True, timeout_s=60):
                 pass
         await offloaded.read(client, topic, follow=False)
+        unpacked, states = await unpacked_by_the_daemon(client, topic)
     assert offloaded.messages == expected
+    # All but the encrypted messages, for which the daemon has no key, are what the consumer received.
+    secret = {place: content for place, content in expected.items() if place not in unpacked}
+    assert unpacked == {place: content for place, content in expected.items() if place not in secret}
+    assert len(secret) == EACH * sum(kind.encrypted for kind in KINDS.values())
+    assert set(states) == {read_pb2.MESSAGE_STATE_PLAIN, read_pb2.MESSAGE_STATE_ENCRYPTED}
     assert set(offloaded.tiers) == {common_pb2.TIER_OBJECTS}
     assert offloaded.ledgers == {place.ledger_id for place in expected}
     assert len(offloaded.ledgers) > 2 * PARTITIONS
     entries = offloaded.tiers.total()
     assert offloaded.heads == (entries if request.node.callspec.params["pulsar_rolling"] else 0)
+
+
+async def unpacked_by_the_daemon(client: DaemonClient, topic: str) -> tuple[dict[Place, Content], Counter[int]]:
+    """Return the plain messages of all partitions as the daemon unpacks them, and how many there are in each state."""
+    unpacked: dict[Place, Content] = {}
+    states: Counter[int] = Counter()
+    for name in partition_names(topic):
+        async for answer in client.read_messages(name):
+            for message in answer.messages:
+                states[message.state] += 1
+                if message.state == read_pb2.MESSAGE_STATE_PLAIN:
+                    place = Place(message.position.ledger_id, message.position.entry_id, message.batch_index)
+                    properties = tuple(sorted((one.key, one.value) for one in message.properties))
+                    unpacked[place] = Content(message.data, message.key.decode(), properties)
+    return unpacked, states

@@ -3,8 +3,11 @@
 isort:skip_file
 Reading entries wherever they are: buffer, ledger source, bucket."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from offloaderd.rpc.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -17,6 +20,41 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _MessageState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MessageStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MESSAGE_STATE_UNSPECIFIED: _MessageState.ValueType  # 0
+    MESSAGE_STATE_PLAIN: _MessageState.ValueType  # 1
+    MESSAGE_STATE_ENCRYPTED: _MessageState.ValueType  # 2
+    """the content of the whole entry, as it was sent"""
+    MESSAGE_STATE_CHUNK: _MessageState.ValueType  # 3
+    """a part of a message whose other parts are not in the range"""
+    MESSAGE_STATE_MARKER: _MessageState.ValueType  # 4
+    """written by the brokers for themselves"""
+    MESSAGE_STATE_COMPACTED: _MessageState.ValueType  # 5
+    """a place in a batch that compaction has emptied"""
+    MESSAGE_STATE_RAW: _MessageState.ValueType  # 6
+    """the whole entry: no message could be found in it"""
+
+class MessageState(_MessageState, metaclass=_MessageStateEnumTypeWrapper): ...
+
+MESSAGE_STATE_UNSPECIFIED: MessageState.ValueType  # 0
+MESSAGE_STATE_PLAIN: MessageState.ValueType  # 1
+MESSAGE_STATE_ENCRYPTED: MessageState.ValueType  # 2
+"""the content of the whole entry, as it was sent"""
+MESSAGE_STATE_CHUNK: MessageState.ValueType  # 3
+"""a part of a message whose other parts are not in the range"""
+MESSAGE_STATE_MARKER: MessageState.ValueType  # 4
+"""written by the brokers for themselves"""
+MESSAGE_STATE_COMPACTED: MessageState.ValueType  # 5
+"""a place in a batch that compaction has emptied"""
+MESSAGE_STATE_RAW: MessageState.ValueType  # 6
+"""the whole entry: no message could be found in it"""
+Global___MessageState: _TypeAlias = MessageState  # noqa: Y015
+
 @_typing.final
 class ReadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -28,6 +66,7 @@ class ReadRequest(_message.Message):
     BATCH_BYTES_FIELD_NUMBER: _builtins.int
     READ_PRIORITY_FIELD_NUMBER: _builtins.int
     ENTRIES_MAX_FIELD_NUMBER: _builtins.int
+    CLIENT_BYTES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     follow: _builtins.bool
     """go on with new entries until `last`, or until cancelled"""
@@ -37,6 +76,8 @@ class ReadRequest(_message.Message):
     """PIP-73; empty: the topic's policy"""
     entries_max: _builtins.int
     """0: no limit"""
+    client_bytes: _builtins.bool
+    """PIP-70: without what the broker put before an entry"""
     @_builtins.property
     def first(self) -> _common_pb2.Position:
         """absent: the oldest entry"""
@@ -55,10 +96,11 @@ class ReadRequest(_message.Message):
         batch_bytes: _builtins.int = ...,
         read_priority: _builtins.str = ...,
         entries_max: _builtins.int = ...,
+        client_bytes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "first", b"first", "last", b"last"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "batch_bytes", b"batch_bytes", "entries_max", b"entries_max", "first", b"first", "follow", b"follow", "last", b"last", "read_priority", b"read_priority", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "batch_bytes", b"batch_bytes", "client_bytes", b"client_bytes", "entries_max", b"entries_max", "first", b"first", "follow", b"follow", "last", b"last", "read_priority", b"read_priority", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first: _TypeAlias = _typing.Literal["first"]  # noqa: Y015
     _WhichOneofArgType__first: _TypeAlias = _typing.Literal["_first", b"_first"]  # noqa: Y015
@@ -94,6 +136,142 @@ class ReadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadResponse: _TypeAlias = ReadResponse  # noqa: Y015
+
+@_typing.final
+class ReadMessagesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]: ...
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___Message] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadMessagesResponse: _TypeAlias = ReadMessagesResponse  # noqa: Y015
+
+@_typing.final
+class Message(_message.Message):
+    """What a consumer would be given; times are milliseconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    BATCH_INDEX_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    ORDERING_KEY_FIELD_NUMBER: _builtins.int
+    PROPERTIES_FIELD_NUMBER: _builtins.int
+    PRODUCER_FIELD_NUMBER: _builtins.int
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    PUBLISH_MS_FIELD_NUMBER: _builtins.int
+    EVENT_MS_FIELD_NUMBER: _builtins.int
+    BROKER_MS_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    TOMBSTONE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    batch_index: _builtins.int
+    """-1: not in a batch"""
+    state: Global___MessageState.ValueType
+    data: _builtins.bytes
+    key: _builtins.bytes
+    ordering_key: _builtins.bytes
+    producer: _builtins.str
+    sequence_id: _builtins.int
+    publish_ms: _builtins.int
+    event_ms: _builtins.int
+    broker_ms: _builtins.int
+    """PIP-70"""
+    index: _builtins.int
+    """PIP-70: of this message in the topic"""
+    tombstone: _builtins.bool
+    reason: _builtins.str
+    """why data is not a message's"""
+    tier: _common_pb2.Tier.ValueType
+    """where it came from"""
+    @_builtins.property
+    def position(self) -> _common_pb2.Position:
+        """of the entry; of a message in chunks, the last one's"""
+
+    @_builtins.property
+    def properties(self) -> _containers.RepeatedCompositeFieldContainer[Global___Property]: ...
+    def __init__(
+        self,
+        *,
+        position: _common_pb2.Position | None = ...,
+        batch_index: _builtins.int = ...,
+        state: Global___MessageState.ValueType = ...,
+        data: _builtins.bytes = ...,
+        key: _builtins.bytes | None = ...,
+        ordering_key: _builtins.bytes = ...,
+        properties: _abc.Iterable[Global___Property] | None = ...,
+        producer: _builtins.str = ...,
+        sequence_id: _builtins.int = ...,
+        publish_ms: _builtins.int | None = ...,
+        event_ms: _builtins.int | None = ...,
+        broker_ms: _builtins.int | None = ...,
+        index: _builtins.int | None = ...,
+        tombstone: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        tier: _common_pb2.Tier.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_broker_ms", b"_broker_ms", "_event_ms", b"_event_ms", "_index", b"_index", "_key", b"_key", "_publish_ms", b"_publish_ms", "broker_ms", b"broker_ms", "event_ms", b"event_ms", "index", b"index", "key", b"key", "position", b"position", "publish_ms", b"publish_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_broker_ms", b"_broker_ms", "_event_ms", b"_event_ms", "_index", b"_index", "_key", b"_key", "_publish_ms", b"_publish_ms", "batch_index", b"batch_index", "broker_ms", b"broker_ms", "data", b"data", "event_ms", b"event_ms", "index", b"index", "key", b"key", "ordering_key", b"ordering_key", "position", b"position", "producer", b"producer", "properties", b"properties", "publish_ms", b"publish_ms", "reason", b"reason", "sequence_id", b"sequence_id", "state", b"state", "tier", b"tier", "tombstone", b"tombstone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__broker_ms: _TypeAlias = _typing.Literal["broker_ms"]  # noqa: Y015
+    _WhichOneofArgType__broker_ms: _TypeAlias = _typing.Literal["_broker_ms", b"_broker_ms"]  # noqa: Y015
+    _WhichOneofReturnType__event_ms: _TypeAlias = _typing.Literal["event_ms"]  # noqa: Y015
+    _WhichOneofArgType__event_ms: _TypeAlias = _typing.Literal["_event_ms", b"_event_ms"]  # noqa: Y015
+    _WhichOneofReturnType__index: _TypeAlias = _typing.Literal["index"]  # noqa: Y015
+    _WhichOneofArgType__index: _TypeAlias = _typing.Literal["_index", b"_index"]  # noqa: Y015
+    _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
+    _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
+    _WhichOneofReturnType__publish_ms: _TypeAlias = _typing.Literal["publish_ms"]  # noqa: Y015
+    _WhichOneofArgType__publish_ms: _TypeAlias = _typing.Literal["_publish_ms", b"_publish_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__broker_ms) -> _WhichOneofReturnType__broker_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__event_ms) -> _WhichOneofReturnType__event_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__index) -> _WhichOneofReturnType__index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__key) -> _WhichOneofReturnType__key | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__publish_ms) -> _WhichOneofReturnType__publish_ms | None: ...
+
+Global___Message: _TypeAlias = Message  # noqa: Y015
+
+@_typing.final
+class Property(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    value: _builtins.str
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        value: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Property: _TypeAlias = Property  # noqa: Y015
 
 @_typing.final
 class LastPositionsRequest(_message.Message):

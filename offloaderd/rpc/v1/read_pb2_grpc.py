@@ -39,6 +39,11 @@ class ReadServiceStub:
                 request_serializer=offloaderd_dot_v1_dot_read__pb2.ReadRequest.SerializeToString,
                 response_deserializer=offloaderd_dot_v1_dot_read__pb2.ReadResponse.FromString,
                 _registered_method=True)
+        self.ReadMessages = channel.unary_stream(
+                '/offloaderd.v1.ReadService/ReadMessages',
+                request_serializer=offloaderd_dot_v1_dot_read__pb2.ReadRequest.SerializeToString,
+                response_deserializer=offloaderd_dot_v1_dot_read__pb2.ReadMessagesResponse.FromString,
+                _registered_method=True)
         self.LastPositions = channel.unary_unary(
                 '/offloaderd.v1.ReadService/LastPositions',
                 request_serializer=offloaderd_dot_v1_dot_read__pb2.LastPositionsRequest.SerializeToString,
@@ -51,6 +56,13 @@ class ReadServiceServicer:
 
     def Read(self, request, context):
         """Each entry of the range once, in order, or an error status; never a gap.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadMessages(self, request, context):
+        """The same as messages: batches unpacked, contents uncompressed, chunks joined.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,6 +81,11 @@ def add_ReadServiceServicer_to_server(servicer, server):
                     servicer.Read,
                     request_deserializer=offloaderd_dot_v1_dot_read__pb2.ReadRequest.FromString,
                     response_serializer=offloaderd_dot_v1_dot_read__pb2.ReadResponse.SerializeToString,
+            ),
+            'ReadMessages': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadMessages,
+                    request_deserializer=offloaderd_dot_v1_dot_read__pb2.ReadRequest.FromString,
+                    response_serializer=offloaderd_dot_v1_dot_read__pb2.ReadMessagesResponse.SerializeToString,
             ),
             'LastPositions': grpc.unary_unary_rpc_method_handler(
                     servicer.LastPositions,
@@ -103,6 +120,33 @@ class ReadService:
             '/offloaderd.v1.ReadService/Read',
             offloaderd_dot_v1_dot_read__pb2.ReadRequest.SerializeToString,
             offloaderd_dot_v1_dot_read__pb2.ReadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/offloaderd.v1.ReadService/ReadMessages',
+            offloaderd_dot_v1_dot_read__pb2.ReadRequest.SerializeToString,
+            offloaderd_dot_v1_dot_read__pb2.ReadMessagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,6 +33,8 @@ class ReadServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ReadServiceAsyncStub: ...
     Read: _grpc.UnaryStreamMultiCallable[_read_pb2.ReadRequest, _read_pb2.ReadResponse]
     """Each entry of the range once, in order, or an error status; never a gap."""
+    ReadMessages: _grpc.UnaryStreamMultiCallable[_read_pb2.ReadRequest, _read_pb2.ReadMessagesResponse]
+    """The same as messages: batches unpacked, contents uncompressed, chunks joined."""
     LastPositions: _grpc.UnaryUnaryMultiCallable[_read_pb2.LastPositionsRequest, _read_pb2.LastPositionsResponse]
 
 @_typing.type_check_only
@@ -40,6 +42,8 @@ class ReadServiceAsyncStub(ReadServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Read: _aio.UnaryStreamMultiCallable[_read_pb2.ReadRequest, _read_pb2.ReadResponse]  # type: ignore[assignment]
     """Each entry of the range once, in order, or an error status; never a gap."""
+    ReadMessages: _aio.UnaryStreamMultiCallable[_read_pb2.ReadRequest, _read_pb2.ReadMessagesResponse]  # type: ignore[assignment]
+    """The same as messages: batches unpacked, contents uncompressed, chunks joined."""
     LastPositions: _aio.UnaryUnaryMultiCallable[_read_pb2.LastPositionsRequest, _read_pb2.LastPositionsResponse]  # type: ignore[assignment]
 
 class ReadServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -50,6 +54,14 @@ class ReadServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_read_pb2.ReadResponse], _abc.AsyncIterator[_read_pb2.ReadResponse]]:
         """Each entry of the range once, in order, or an error status; never a gap."""
+
+    @_abc_1.abstractmethod
+    def ReadMessages(
+        self,
+        request: _read_pb2.ReadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_read_pb2.ReadMessagesResponse], _abc.AsyncIterator[_read_pb2.ReadMessagesResponse]]:
+        """The same as messages: batches unpacked, contents uncompressed, chunks joined."""
 
     @_abc_1.abstractmethod
     def LastPositions(

@@ -63,6 +63,7 @@ class FakeDaemon(
     segments: list[admin_pb2.Segment] = field(default_factory=list)
     progress: list[admin_pb2.OffloadProgress] = field(default_factory=list)
     batches: list[read_pb2.ReadResponse] = field(default_factory=list)
+    messages: list[read_pb2.Message] = field(default_factory=list)
     status: admin_pb2.StatusResponse = field(default_factory=admin_pb2.StatusResponse)
     positions: read_pb2.LastPositionsResponse = field(default_factory=read_pb2.LastPositionsResponse)
     appended: list[bytes] = field(default_factory=list)
@@ -124,6 +125,11 @@ class FakeDaemon(
         yield from self.batches
         if self.failure is not None:
             self._fail(context)
+
+    def ReadMessages(self, request: Any, context: Any) -> Any:
+        """Answer with the messages."""
+        self._seen(request, context)
+        yield read_pb2.ReadMessagesResponse(messages=self.messages)
 
     def LastPositions(self, request: Any, context: Any) -> Any:
         """Answer with the positions."""

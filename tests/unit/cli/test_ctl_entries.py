@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from offloaderd.cli.ctl.read import encoder
+from offloaderd.cli.ctl.read_styles import encoder, message_encoder
 from offloaderd.rpc.v1 import common_pb2, read_pb2
 from tests.unit.cli.fake_daemon import TOPIC, Failure
 
@@ -64,6 +64,57 @@ def test_read_as_hex_and_raw(ctl: Ctl, fake: FakeDaemon) -> None:
     fake.batches = [batch(4, b"ab", b"")]
     assert ctl("read", "orders", "--format", "hex").out == "7:4\t6162\n7:5\t\n"
     assert ctl("read", "orders", "--format", "raw").raw == b"ab"
+
+
+MESSAGES = [
+    read_pb2.Message(
+        position=common_pb2.Position(ledger_id=7, entry_id=4),
+        batch_index=1,
+        state=read_pb2.MESSAGE_STATE_PLAIN,
+        data=b"caf\xc3\xa9",
+        key=b"\xff",
+        properties=[read_pb2.Property(key="a", value="1")],
+        producer="p",
+        sequence_id=3,
+        publish_ms=17,
+        tier=common_pb2.TIER_SOURCE,
+    ),
+    read_pb2.Message(
+        position=common_pb2.Position(ledger_id=7, entry_id=5),
+        batch_index=-1,
+        state=read_pb2.MESSAGE_STATE_ENCRYPTED,
+        data=b"\x01\x02",
+        reason="encrypted for mine\x1b",
+        tier=common_pb2.TIER_OBJECTS,
+    ),
+]
+
+
+def test_messages_as_json_lines(ctl: Ctl, fake: FakeDaemon) -> None:
+    """All that is known of each message; what is unknown is null."""
+    fake.messages = MESSAGES
+    one, two = ctl("read", "orders", "--messages", "--client-bytes", "--json").lines
+    assert fake.requests[0].client_bytes
+    assert one == {
+        "ledger_id": 7, "entry_id": 4, "batch_index": 1, "tier": "source", "state": "plain", "key": "/w==",
+        "properties": {"a": "1"}, "producer": "p", "sequence_id": 3, "publish_ms": 17, "event_ms": None,
+        "broker_ms": None, "index": None, "tombstone": False, "reason": "", "bytes": 5, "encoding": "utf-8",
+        "payload": "café",
+    }  # fmt: skip
+    assert (two["state"], two["key"], two["payload"]) == ("encrypted", None, "\x01\x02")
+
+
+def test_messages_in_the_other_styles(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Text names what is no message to a consumer; hex has the id with the place in the batch."""
+    fake.messages = MESSAGES
+    marked = r"<7:5 encrypted, 2 bytes: encrypted for mine\x1b>"
+    assert ctl("read", "orders", "--messages").raw.decode() == f"café\n{marked}\n"
+    assert ctl("read", "orders", "--messages", "--format", "hex").out == "7:4:1\tff\t636166c3a9\n7:5\t\t0102\n"
+    assert ctl("read", "orders", "--messages", "--format", "raw").raw == b"caf\xc3\xa9\x01\x02"
+    assert (
+        message_encoder("text", terminal=True)(read_pb2.Message(state=read_pb2.MESSAGE_STATE_PLAIN, data=b"\x1b[2J"))
+        == b"\\x1b[2J\n"
+    )
 
 
 def test_text_on_a_terminal_cannot_take_it_over() -> None:

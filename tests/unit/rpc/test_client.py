@@ -102,6 +102,12 @@ class Server(
         finally:
             self.gone.set()
 
+    async def ReadMessages(self, request: Any, context: Any) -> Any:
+        """Two answers of a message each."""
+        await self._seen(request, context)
+        for data in (b"a", b"b"):
+            yield read_pb2.ReadMessagesResponse(messages=[read_pb2.Message(data=data)])
+
     async def LastPositions(self, request: Any, context: Any) -> Any:
         """Nothing."""
         await self._seen(request, context)

@@ -82,6 +82,11 @@ class Failing(read_pb2_grpc.ReadServiceServicer, ledgers_pb2_grpc.LedgerServiceS
         finally:
             self.closed.set()
 
+    async def ReadMessages(self, request, context) -> AsyncIterator[read_pb2.ReadMessagesResponse]:  # type: ignore[no-untyped-def] # noqa: ANN001, N802
+        """Another async generator."""
+        self.act()
+        yield read_pb2.ReadMessagesResponse()
+
     async def LastPositions(self, request, context) -> read_pb2.LastPositionsResponse:  # type: ignore[no-untyped-def] # noqa: ANN001, N802
         """A coroutine with one answer."""
         self.act()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+import zlib
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 from grpc import aio
 
 from offloaderd.errors import InvalidInput
+from offloaderd.format import broker_entry
+from offloaderd.format.pb.pulsar import messages_pb2 as pb
 from offloaderd.model import EntryBatch, Position
 from offloaderd.rpc.convert import from_batch, from_position, to_batch, to_position
 from offloaderd.rpc.errors import from_rpc_error
@@ -204,3 +207,61 @@ def test_messages_and_values() -> None:
     ):
         with pytest.raises(InvalidInput):
             from_batch(bad)
+
+
+def entry(content: bytes, **fields: Any) -> bytes:  # noqa: ANN401 - what protobuf takes
+    """Return an entry as a broker stores it: its own metadata, then the producer's, then the content."""
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2, **fields).SerializeToString()
+    head = broker_entry.encode_head(broker_timestamp=99, index=4)
+    return head + len(metadata).to_bytes(4, "big") + metadata + content
+
+
+async def house_of(entries: list[bytes]) -> House:
+    """Return a topic with these entries in the bucket."""
+    house = make_house()
+    house.map.segments = [await put_segment(house.store, [Piece(1, 0, entries)], segment_id=uuid.UUID(int=1))]
+    return house
+
+
+async def test_a_range_arrives_as_messages() -> None:
+    """Chunks are joined, strange bytes marked; a message that goes on behind the range comes as its chunks."""
+    pieces = [
+        entry(data, uuid="m", chunk_id=number, num_chunks_from_msg=2) for number, data in enumerate([b"one ", b"two"])
+    ]
+    house = await house_of([*pieces, b"no message", entry(b"alone", partition_key="k"), pieces[0]])
+    async with served(house) as stub:
+        request = read_pb2.ReadRequest(topic="orders")
+        found = [message async for answer in stub.ReadMessages(request) for message in answer.messages]
+    assert [(one.position.entry_id, one.state, one.data) for one in found] == [
+        (1, read_pb2.MESSAGE_STATE_PLAIN, b"one two"),
+        (2, read_pb2.MESSAGE_STATE_RAW, b"no message"),
+        (3, read_pb2.MESSAGE_STATE_PLAIN, b"alone"),
+        (4, read_pb2.MESSAGE_STATE_CHUNK, b"one "),
+    ]
+    assert (found[2].key, found[2].broker_ms, found[2].index, found[2].tier) == (b"k", 99, 4, common_pb2.TIER_OBJECTS)
+    assert not found[1].HasField("key")
+    assert found[3].reason
+
+
+async def test_answers_of_messages_are_bounded() -> None:
+    """Small entries that hold much come in several answers, and what would be too large stays compressed."""
+    data = bytes(MIB // 2)
+    small = [entry(zlib.compress(data), compression=2, uncompressed_size=len(data)) for _ in range(5)]
+    huge = entry(zlib.compress(bytes(17 * MIB)), compression=2, uncompressed_size=17 * MIB)
+    house = await house_of([*small, huge])
+    async with served(house) as stub:
+        answers = [answer async for answer in stub.ReadMessages(read_pb2.ReadRequest(topic="orders"))]
+    assert sum(len(answer.messages) for answer in answers) == 6
+    assert max(sum(len(one.data) for one in answer.messages) for answer in answers) <= 2 * MIB
+    last = answers[-1].messages[-1]
+    assert (last.state, last.data) == (read_pb2.MESSAGE_STATE_RAW, huge)
+
+
+async def test_the_brokers_metadata_can_be_left_out() -> None:
+    """Entries as the client sent them; those without a head stay as they are."""
+    house = await house_of([entry(b"x"), b"plain"])
+    async with served(house) as stub:
+        request = read_pb2.ReadRequest(topic="orders", client_bytes=True)
+        (answer,) = [answer async for answer in stub.Read(request)]
+    head = len(broker_entry.encode_head(broker_timestamp=99, index=4))
+    assert list(answer.batch.payloads) == [entry(b"x")[head:], b"plain"]
