@@ -2,9 +2,9 @@
 
 Rules. The first in the ranking claims at once. A topic that is here and has come to rank another first is handed over,
 a few at a time, once the daemons have not changed for a while: its segment is sealed and committed, then it is released
-to the one who waits for it. One that nobody takes comes back and is left here for some time. The k-th in the ranking
-looks after k times a grace whether a topic has an owner, and takes it as a guest if not. So idle topics cost nothing:
-there is no watch for a topic of others, and looks follow changes.
+to the one who waits for it. One that nobody takes comes back, and nothing more is handed for some time to who did not
+take it. The k-th in the ranking looks after k times a grace whether a topic has an owner, and takes it as a guest if
+not. So idle topics cost nothing: there is no watch for a topic of others, and looks follow changes.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Spread:
         self._misplaced: dict[TopicName, None] = {}  # a set that keeps its order
         self._moving: set[TopicName] = set()
         self._kept: dict[TopicName, float] = {}
+        self._shunned: dict[str, float] = {}
         self._cared_for: set[TopicName] = set()
 
     async def run(self) -> None:
@@ -95,16 +96,15 @@ class Spread:
 
     def reason(self, topic: TopicName) -> str:
         """Say why a topic is here, or where it should be; empty when it is where it belongs."""
-        ranking = self.placement.ranking(str(topic))
-        first = ranking[0].daemon_id if ranking else ""
+        first = self._first(topic)
         if first == self.placement.me.daemon_id:
             return ""
         if topic in self._moving:
             return f"being handed over to {first}"
         if topic not in self.supervised:
             return f"belongs on {first}"
-        if self._kept.get(topic, 0.0) > self._clock.monotonic():
-            return f"kept here for now: {first} did not take it"
+        if self._stays(topic, self._clock.monotonic()):
+            return f"kept here for now: {first} does not take topics"
         return f"to be handed over to {first}"
 
     def _place(self, topic: TopicName) -> None:
@@ -151,6 +151,7 @@ class Spread:
         while True:
             seen = self.placement.version
             self._cared_for.clear()
+            self._shunned.clear()
             await self.place_all()
             while self.placement.version == seen:
                 await self.placement.changed.wait()
@@ -161,18 +162,19 @@ class Spread:
             now = self._clock.monotonic()
             wait_s = 0.0 if self.placement.me.draining else self.placement.unsettled_s
             if not wait_s:
-                due = (one for one in self._misplaced if one not in self._moving and self._kept.get(one, 0.0) <= now)
+                due = (one for one in self._misplaced if one not in self._moving and not self._stays(one, now))
                 room = self.placement.options.handovers_max - len(self._moving)
                 for topic in list(islice(due, max(0, room))):
                     self._moving.add(topic)
                     self._group.create_task(self._move(topic, self.supervised[topic]), name=f"move {topic}")
-                wait_s = min((end - now for end in self._kept.values() if end > now), default=SWEEP_S)
+                ends = [*self._kept.values(), *self._shunned.values()]
+                wait_s = min((end - now for end in ends if end > now), default=SWEEP_S)
             await self._wake.wait_at_most(self._clock, wait_s)
 
     async def _move(self, topic: TopicName, supervisor: Supervisor) -> None:
         """Release a topic to the daemon that it belongs to; take it back when that one does not come for it."""
         options, started_s = self.placement.options, self._clock.monotonic()
-        target = self.placement.ranking(str(topic))[0].daemon_id
+        target = self._first(topic)
         log.info("topic.leaving", topic=str(topic), to=target)
         try:
             supervisor.stop()
@@ -192,11 +194,21 @@ class Spread:
                 return
             self._metrics.ownership_moves.labels(outcome="returned").inc()
             log.warning("topic.returned", topic=str(topic), hint=f"daemon {target} did not take it: look at its log")
+            self._shunned[target] = self._clock.monotonic() + options.keep_s
             self._keep(topic)
         finally:
             self._moving.discard(topic)
             self._place(topic)
             self._wake.notify()
+
+    def _stays(self, topic: TopicName, now_s: float) -> bool:
+        """Whether a topic is left here although another daemon ranks first: it came back, or would."""
+        if self._kept.get(topic, 0.0) > now_s:
+            return True
+        return bool(self._shunned) and self._shunned.get(self._first(topic), 0.0) > now_s
+
+    def _first(self, topic: TopicName) -> str:
+        return self.placement.ranking(str(topic))[0].daemon_id
 
     def _keep(self, topic: TopicName) -> None:
         """Take a topic that belongs elsewhere, and leave it here for some time."""
@@ -237,8 +249,8 @@ class Spread:
             if owner is not None:
                 self._cared_for.add(topic)
             elif topic not in self.supervised and topic not in self._moving and topic in self.enabled:
-                first = self.placement.ranking(str(topic))[0].daemon_id
-                log.warning("topic.adopted", topic=str(topic), hint=f"daemon {first} lives and leaves it alone")
+                hint = f"daemon {self._first(topic)} lives and leaves it alone"
+                log.warning("topic.adopted", topic=str(topic), hint=hint)
                 self._metrics.ownership_moves.labels(outcome="adopted").inc()
                 self._keep(topic)
 
