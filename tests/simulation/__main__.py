@@ -1,0 +1,65 @@
+"""Run seeds: `python -m tests.simulation --seeds 2000`, or one of them again: `--seed 17 --verbose`."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections import Counter
+
+import structlog
+
+from offloaderd.metrics import Metrics
+from tests.simulation.world import simulate
+
+
+def main() -> int:
+    """Run what was asked for; returns 1 when a seed failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="run this seed alone")
+    parser.add_argument("--verbose", action="store_true", help="print the trace")
+    parser.add_argument("--hashes", action="store_true", help="print each seed's trace hash")
+    parser.add_argument("--tail", type=int, default=60, help="how many lines of a failed run's trace to print")
+    given = parser.parse_args()
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(50 if not given.verbose else 0),
+        cache_logger_on_first_use=True,
+    )
+    metrics = Metrics()
+    fired: Counter[str] = Counter()
+    failed: list[int] = []
+    commits = entries = reads = steps = 0
+    seeds = [given.seed] if given.seed is not None else range(given.first, given.first + given.seeds)
+    started = time.perf_counter()  # noqa: TID251 - how long it takes on the machine
+    gc.disable()
+    for number, seed in enumerate(seeds):
+        report = simulate(seed, metrics, verbose=given.verbose)
+        fired += report.fired
+        commits, entries = commits + report.commits, entries + report.entries
+        reads, steps = reads + report.reads, steps + report.steps
+        if given.hashes:
+            print(f"{seed} {report.trace_hash}")
+        if report.failure:
+            failed.append(seed)
+            print(f"seed {seed} FAILED: {report.failure}")
+            print("\n".join(report.tail[-given.tail :] if given.tail else []))
+            print(f"again: python -m tests.simulation --seed {seed} --verbose", flush=True)
+        if number % 10 == 9:
+            gc.collect()
+    took = time.perf_counter() - started  # noqa: TID251 - see above
+    print(
+        f"{len(seeds)} seeds in {took:.1f} s ({took / len(seeds):.3f} s each, {steps} steps): "
+        f"{len(failed)} failed, {commits} segments of {entries} entries committed, {reads} entries read, "
+        f"{fired.total()} faults"
+    )
+    print(", ".join(f"{what} {count}" for what, count in sorted(fired.items())))
+    if failed:
+        print(f"failed: {failed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""Simulated ledgers: what brokers wrote, what retention left of it, and what each process sees of it.
+
+The history of a topic is kept whole for the model, also after the source has deleted a ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import Denied, NotFound
+from offloaderd.model import Confirmed, Edge, EntryBatch, LedgerInfo, Position, TopicName
+from tests.simulation.wire import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from tests.simulation.loop import Process
+    from tests.simulation.world import World
+
+
+@dataclass(slots=True)
+class Ledger:
+    """One ledger with all it ever held. `hidden` newest entries of an open one are not yet known to be confirmed."""
+
+    ledger_id: int
+    entries: list[bytes] = field(default_factory=list)
+    closed_ms: int = 0
+    deleted: bool = False
+    hidden: int = 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is added any more."""
+        return self.closed_ms > 0
+
+    @property
+    def confirmed(self) -> int:
+        """Number of entries that may be read."""
+        return len(self.entries) if self.closed else max(0, len(self.entries) - self.hidden)
+
+
+class Ledgers:
+    """All topics as brokers see them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.chance.stream("ledgers")
+        self._next_id = self._rng.randrange(1, 50)
+        self.topics: dict[TopicName, list[Ledger]] = {}
+        self.sources: list[Source] = []
+
+    def create(self, topic: TopicName) -> None:
+        """Make a topic known."""
+        self.topics.setdefault(topic, [])
+
+    def append(self, topic: TopicName, sizes: Sequence[int]) -> None:
+        """Write entries."""
+        ledgers = self.topics[topic]
+        if not ledgers or ledgers[-1].closed:
+            ledgers.append(Ledger(self._next_id))
+            self._next_id += self._rng.choice([1, 1, 2, 7])
+        ledger = ledgers[-1]
+        for size in sizes:
+            head = f"{topic.local}/{ledger.ledger_id}:{len(ledger.entries)}/".encode()
+            ledger.entries.append(head.ljust(size, b"."))
+        ledger.hidden = self._rng.choice([0, 0, 0, 1, 2])
+        self._changed(topic)
+
+    def confirm(self, topic: TopicName) -> None:
+        """Let everybody know what was written."""
+        for ledger in self.topics[topic]:
+            ledger.hidden = 0
+        self._changed(topic)
+
+    def roll(self, topic: TopicName) -> None:
+        """Close the open ledger."""
+        ledgers = self.topics[topic]
+        if ledgers and not ledgers[-1].closed:
+            ledgers[-1].closed_ms = self._world.wall_ms()
+            self._changed(topic)
+
+    def delete(self, topic: TopicName, ledger_id: int) -> None:
+        """Delete a closed ledger, as retention does."""
+        for ledger in self.topics[topic]:
+            if ledger.ledger_id == ledger_id and ledger.closed:
+                ledger.deleted = True
+        self._changed(topic)
+
+    def find(self, topic: TopicName, ledger_id: int) -> Ledger:
+        """Return a ledger that is still there. Raises NotFound."""
+        for ledger in self.topics.get(topic, ()):
+            if ledger.ledger_id == ledger_id and not ledger.deleted:
+                return ledger
+        raise NotFound(f"no ledger {ledger_id} in {topic}")
+
+    def payload(self, topic: TopicName, position: Position) -> bytes | None:
+        """Return what was written at a position, deleted or not."""
+        for ledger in self.topics.get(topic, ()):
+            if ledger.ledger_id == position.ledger_id and 0 <= position.entry_id < len(ledger.entries):
+                return ledger.entries[position.entry_id]
+        return None
+
+    def following(self, topic: TopicName, position: Position) -> Position | None:
+        """Return the position of the next entry that was written behind a position."""
+        for ledger in self.topics.get(topic, ()):
+            if ledger.ledger_id == position.ledger_id and position.entry_id + 1 < len(ledger.entries):
+                return Position(ledger.ledger_id, position.entry_id + 1)
+            if ledger.ledger_id > position.ledger_id and ledger.entries:
+                return Position(ledger.ledger_id, 0)
+        return None
+
+    def newest(self, topic: TopicName) -> Position | None:
+        """Return the newest entry that may be read."""
+        for ledger in reversed(self.topics.get(topic, [])):
+            if ledger.confirmed:
+                return Position(ledger.ledger_id, ledger.confirmed - 1)
+        return None
+
+    def _changed(self, topic: TopicName) -> None:
+        for source in self.sources:
+            source.changed(topic)
+
+
+class Source:
+    """One process's LedgerSource."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+        self._ledgers = world.ledgers
+        self._wire = Wire(world, process, "bk")
+        self._rng = world.chance.stream(f"source of {process.name}")
+        self._watches: dict[asyncio.Event, TopicName] = {}
+        self._listed: dict[TopicName, list[LedgerInfo]] = {}
+        world.ledgers.sources.append(self)
+
+    async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[TopicName]:
+        """See LedgerSource."""
+
+        def act() -> list[TopicName]:
+            found = [topic for topic in self._ledgers.topics if tenant in {None, topic.tenant}]
+            return sorted(topic for topic in found if namespace in {None, topic.namespace})
+
+        return await self._wire.call("topics", act, write=False)
+
+    async def reserved(self, topic: TopicName) -> str | None:  # noqa: ARG002 - the port's
+        """See LedgerSource."""
+        return None
+
+    async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
+        """See LedgerSource."""
+
+        def act() -> list[LedgerInfo]:
+            if topic not in self._ledgers.topics:
+                raise NotFound(f"unknown topic {topic}")
+            return [
+                LedgerInfo(
+                    ledger_id=one.ledger_id,
+                    closed=one.closed,
+                    entries=len(one.entries) if one.closed else 0,
+                    size_bytes=sum(map(len, one.entries)) if one.closed else 0,
+                    closed_at_ms=one.closed_ms,
+                )
+                for one in self._ledgers.topics[topic]
+                if not one.deleted
+            ]
+
+        return await self._wire.call(f"ledgers {topic.local}", act, write=False)
+
+    async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
+        """See LedgerSource."""
+        event = asyncio.Event()
+        self._watches[event] = topic
+        try:
+            while True:
+                yield
+                await event.wait()
+                event.clear()
+        finally:
+            self._watches.pop(event, None)
+
+    async def confirmed(self, topic: TopicName, ledger_id: int) -> Confirmed:
+        """See LedgerSource."""
+
+        def act() -> Confirmed:
+            ledger = self._ledgers.find(topic, ledger_id)
+            return Confirmed(ledger.confirmed - 1, ledger.closed, Edge.EXACT, 0)
+
+        return await self._wire.call(f"confirmed {topic.local} {ledger_id}", act, write=False)
+
+    async def read(
+        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, *, batch_bytes: int
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """See LedgerSource."""
+        at = first_entry_id
+        limit = min(batch_bytes, self._rng.choice([1, 200, 2000]))
+        while at <= last_entry_id:
+
+            def act(at: int = at) -> EntryBatch:
+                entries = self._ledgers.find(topic, ledger_id).entries
+                end, size = at, 0
+                while end <= last_entry_id and (end == at or size + len(entries[end]) <= limit):
+                    size += len(entries[end])
+                    end += 1
+                return EntryBatch(ledger_id, at, entries[at:end])
+
+            batch = await self._wire.call(f"read {topic.local} {ledger_id}:{at}", act, write=False)
+            yield batch
+            at = batch.last_entry_id + 1
+
+    async def length_at(self, topic: TopicName, ledger_id: int, entry_id: int) -> int:
+        """See LedgerSource."""
+
+        def act() -> int:
+            return sum(map(len, self._ledgers.find(topic, ledger_id).entries[: entry_id + 1]))
+
+        return await self._wire.call(f"length {topic.local} {ledger_id}:{entry_id}", act, write=False)
+
+    async def delete(self, topic: TopicName, ledger_id: int) -> None:
+        """See LedgerSource."""
+        raise Denied(f"ledger {ledger_id} of {topic} is the broker's to delete")
+
+    def changed(self, topic: TopicName) -> None:
+        """Wake the watches of a topic after a while."""
+        told = [event for event, watched in self._watches.items() if watched == topic]
+        if told:
+            self._world.loop.in_world(0.01 + 0.1 * self._rng.random(), _set, told)
+
+    def gone(self) -> None:
+        """The process died."""
+        self._world.ledgers.sources.remove(self)
+
+
+def _set(events: list[asyncio.Event]) -> None:
+    for event in events:
+        event.set()

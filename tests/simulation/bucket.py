@@ -1,0 +1,162 @@
+"""Simulated S3: one bucket with S3's rules, and what each process sees of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.objects.memory import MemoryStore
+from tests.simulation.wire import Wire, drained, instantly
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, UploadInfo
+    from tests.simulation.loop import Process
+    from tests.simulation.world import World
+
+PAGE = 7
+"""Keys on one page of a listing."""
+
+
+class Bucket(MemoryStore):
+    """The bucket itself, whose state the model may look at."""
+
+    def keys(self) -> list[str]:
+        """Return all keys."""
+        return sorted(self._objects)
+
+    def data(self, key: str) -> bytes | None:
+        """Return an object's bytes."""
+        found = self._objects.get(key)
+        return found[1] if found is not None else None
+
+    def uploads(self) -> list[UploadInfo]:
+        """Return the open uploads."""
+        return drained(self.list_uploads())
+
+    def rot(self, key: str, upload_id: str = "", part_number: int = 0) -> None:
+        """Keep other bytes than were sent, without anybody noticing."""
+        if not upload_id:
+            info, data = self._objects[key]
+            self._objects[key] = (info, _flipped(data))
+        elif upload_id in self._uploads:
+            info_of_part, data = self._uploads[upload_id].parts[part_number]
+            self._uploads[upload_id].parts[part_number] = (info_of_part, _flipped(data))
+
+
+def _flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :] if data else data
+
+
+class BucketClient:
+    """One process's SegmentStore."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._bucket = world.bucket
+        self._wire = Wire(world, process, "s3")
+        self._rng = world.chance.stream(f"rot of {process.name}")
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """See ObjectReader."""
+        return await self._wire.call(
+            f"get {key} {first}", lambda: instantly(self._bucket.get(key, first, length)), write=False
+        )
+
+    async def head(self, key: str) -> ObjectInfo:
+        """See ObjectReader."""
+        return await self._wire.call(f"head {key}", lambda: instantly(self._bucket.head(key)), write=False)
+
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
+        """See ObjectReader; page by page, so that what happens in between shows by halves."""
+        after = ""
+        while True:
+            start = after
+
+            def page(start: str = start) -> list[ObjectInfo]:
+                return [info for info in drained(self._bucket.list(prefix)) if info.key > start][:PAGE]
+
+            found = await self._wire.call(f"list {prefix} {after}", page, write=False)
+            for info in found:
+                yield info
+            if len(found) < PAGE:
+                return
+            after = found[-1].key
+
+    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        """See ObjectStore."""
+        rotten = self._rots()
+
+        def act() -> ObjectInfo:
+            info = instantly(self._bucket.put(key, data, metadata=metadata))
+            if rotten:
+                self._bucket.rot(key)
+            self._world.oracle.stored(key)
+            return info
+
+        return await self._wire.call(f"put {key}", act, write=True)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """See ObjectStore."""
+
+        def act() -> None:
+            self._world.oracle.deleting(keys)
+            instantly(self._bucket.delete(keys))
+
+        await self._wire.call(f"delete {' '.join(keys)}", act, write=True)
+
+    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        """See MultipartStore."""
+        return await self._wire.call(
+            f"create_upload {key}", lambda: instantly(self._bucket.create_upload(key, metadata=metadata)), write=True
+        )
+
+    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+        """See MultipartStore."""
+        rotten = self._rots()
+
+        def act() -> PartInfo:
+            info = instantly(self._bucket.upload_part(key, upload_id, part_number, data))
+            if rotten:
+                self._bucket.rot(key, upload_id, part_number)
+            return info
+
+        return await self._wire.call(f"upload_part {key} {part_number} {len(data)}", act, write=True)
+
+    async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        """See MultipartStore."""
+        return await self._wire.call(
+            f"list_parts {key}", lambda: instantly(self._bucket.list_parts(key, upload_id)), write=False
+        )
+
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        """See MultipartStore."""
+
+        def act() -> ObjectInfo:
+            info = instantly(self._bucket.complete_upload(key, upload_id, parts))
+            self._world.oracle.stored(key)
+            return info
+
+        return await self._wire.call(f"complete_upload {key}", act, write=True)
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        """See MultipartStore."""
+        await self._wire.call(
+            f"abort_upload {key}", lambda: instantly(self._bucket.abort_upload(key, upload_id)), write=True
+        )
+
+    async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
+        """See MultipartStore."""
+        for upload in await self._wire.call(
+            f"list_uploads {prefix}", lambda: drained(self._bucket.list_uploads(prefix)), write=False
+        ):
+            yield upload
+
+    def _rots(self) -> bool:
+        """Say whether what is stored now is to be kept wrongly."""
+        faults = self._world.faults
+        if not (faults.on and faults.rotten) or self._rng.random() >= 0.04:
+            return False
+        faults.count("s3 rotten")
+        return True

@@ -1,0 +1,208 @@
+"""One simulated daemon: the real engine and the real reader on simulated stores, as daemon.py puts them together."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import OffloaderError, first_of
+from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.offload.budget import ByteBudget
+from offloaderd.offload.buffer import BufferPool
+from offloaderd.offload.engine import Engine
+from offloaderd.offload.hot import HotBuffers
+from offloaderd.offload.ownership import register
+from offloaderd.offload.pace import Pace
+from offloaderd.offload.topic import Workshop
+from offloaderd.offload.uploader import Uplink, UploadLimits
+from offloaderd.read.ports import StoredMaps
+from offloaderd.read.reader import ReadOptions, TopicReader
+from tests.simulation.bookies import Source
+from tests.simulation.bucket import BucketClient
+from tests.simulation.loop import Process
+from tests.simulation.zookeeper import SESSION_TIMEOUT_S, ZooKeeper
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class SimClock:
+    """The clock of one process: the loop's time, a wall clock that may be wrong, chance from the seed."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world = world
+        self._rng = world.chance.stream(f"clock of {name}")
+        self.offset_ms = 0
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch, as this machine believes."""
+        return self._world.wall_ms() + self.offset_ms
+
+    def monotonic(self) -> float:
+        """Seconds of the loop."""
+        return self._world.loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep on the loop."""
+        await asyncio.sleep(seconds)  # noqa: TID251 - the loop's time is the simulation's
+
+    def uuid(self) -> uuid.UUID:
+        """Return the next id of the seed."""
+        return uuid.UUID(int=self._rng.getrandbits(128), version=4)
+
+    def jitter(self, seconds: float) -> float:
+        """Return the next duration of the seed."""
+        return self._rng.uniform(seconds / 2, seconds)
+
+
+class SimDaemon:
+    """A daemon under one id, through all its runs."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.name = name
+        self.runs = 0
+        self._world = world
+        self.process: Process | None = None
+        self.offset_ms = 0
+        self._dead: list[Process] = []
+
+    @property
+    def up(self) -> bool:
+        """Whether it runs at the moment."""
+        return self.process is not None and self.process.alive and not self.process.stopped
+
+    def start(self) -> None:
+        """Start the process."""
+        world = self._world
+        self.runs += 1
+        process = self.process = Process(world.loop, f"{self.name}{self.runs}")
+        self.clock = SimClock(world, f"{self.name}/{self.runs}")
+        self.clock.offset_ms = self.offset_ms
+        self.zookeeper = ZooKeeper(world, process)
+        self.source = Source(world, process)
+        self.bucket = BucketClient(world, process)
+        options = world.options
+        uplink = Uplink(
+            objects=self.bucket,
+            prefix=world.prefix,
+            budget=ByteBudget(options.upload_bytes),
+            limits=UploadLimits(parts_in_flight_max=options.parts_in_flight_max, readback=options.readback),
+            clock=self.clock,
+            metrics=world.metrics,
+            pace=Pace(4),
+        )
+        shop = Workshop(
+            metadata=self.zookeeper,
+            source=self.source,
+            uplink=uplink,
+            pool=BufferPool(options.buffer_bytes),
+            layout=options.layout,
+            cluster="simulated",
+            driver={"driver": "s3", "bucket": "b", "prefix": world.prefix},
+        )
+        self.engine = Engine(shop, options.policy)
+        self.reader = TopicReader(
+            maps=self.engine,
+            policies=StoredMaps(self.zookeeper),
+            objects=self.bucket,
+            source=self.source,
+            hot=HotBuffers(self.engine),
+            clock=self.clock,
+            metrics=world.metrics,
+            options=ReadOptions(batch_bytes=500),
+        )
+        self.main = process.start(self._main(process), name=f"main of {self.name}")
+        world.trace(self.name, "started")
+
+    def crash(self) -> None:
+        """Kill the process."""
+        if self.process is None or not self.process.alive:
+            return
+        self._world.trace(self.name, "killed")
+        self._bury()
+
+    def pause(self) -> None:
+        """Stop the process as SIGSTOP does."""
+        if self.up and self.process is not None:
+            self._world.trace(self.name, "stopped")
+            self.process.stop()
+            self.zookeeper.process_stopped()
+
+    def go_on(self) -> None:
+        """Continue a stopped process."""
+        if self.process is not None and self.process.alive and self.process.stopped:
+            self._world.trace(self.name, "goes on")
+            self.zookeeper.process_goes_on()
+            self.process.go_on()
+
+    async def drain(self) -> None:
+        """End it as SIGTERM does; within a time."""
+        process = self.process
+        if process is None or not self.up:
+            return
+        self._world.trace(self.name, "drains")
+        self.engine.drain()
+        deadline = self._world.loop.time() + 30.0
+        while process.alive and not self.main.done() and self._world.loop.time() < deadline:
+            await asyncio.sleep(0.1)  # noqa: TID251 - the loop's own time
+        if process is self.process and process.alive:
+            self._world.trace(self.name, "ended" if self.main.done() else "cut short")
+            if self.main.done():
+                self.zookeeper.close()
+            self._bury()
+
+    def reap(self) -> None:
+        """Cancel what killed processes left."""
+        for process in self._dead:
+            process.reap()
+
+    def tasks(self) -> list[asyncio.Task[object]]:
+        """Return what killed processes still have."""
+        return [task for process in self._dead for task in process.tasks if not task.done()]
+
+    def _bury(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.zookeeper.gone()
+        self.source.gone()
+        self._dead.append(self.process)
+        self.process = None
+
+    async def _main(self, process: Process) -> None:
+        try:
+            await self._serve()
+        except asyncio.CancelledError:
+            raise
+        except BaseExceptionGroup as errors:
+            if process.alive:
+                self._world.oracle.fail("run", f"{self.name} ended: {first_of(errors)!r}")
+                raise
+        except Exception as error:
+            if process.alive:
+                self._world.oracle.fail("run", f"{self.name} ended: {error!r}")
+                raise
+
+    async def _serve(self) -> None:
+        await self.zookeeper.session()
+        node = DaemonNode(
+            daemon_id=self.name, address=f"{self.name}:1", version="0", started_ms=self.clock.wall_ms()
+        )
+        while True:
+            try:
+                await register(self.zookeeper, node, clock=self.clock, patience_s=60.0)
+                break
+            except OffloaderError as error:
+                self._world.trace(self.name, f"not registered: {error}")
+                await self.clock.sleep(0.5)
+        async with self.reader, asyncio.TaskGroup() as group:
+            registration = group.create_task(self._stay_registered(node))
+            await self.engine.run(node)
+            registration.cancel()
+
+    async def _stay_registered(self, node: DaemonNode) -> None:
+        while True:
+            session = await self.zookeeper.session()
+            await session.lost.wait()
+            await self.zookeeper.session()
+            await register(self.zookeeper, node, clock=self.clock, patience_s=60.0)

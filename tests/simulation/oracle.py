@@ -1,0 +1,206 @@
+"""The model: what must hold, checked against the stores themselves at every change.
+
+It knows every entry that was ever written, and looks at the tree of nodes and into the bucket without any of the code
+that is to be tested for its caution, only with the formats' decoders. The first thing that is wrong ends the run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import OffloaderError
+from offloaderd.format import manifest, v2
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.port import Versioned
+from offloaderd.metadata.records import loss as loss_record
+from offloaderd.model import Position
+from offloaderd.objects import keys
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.model import EntryBatch, TopicName
+    from tests.simulation.world import World
+    from tests.simulation.zookeeper import Nodes
+
+START = Position(-1, -1)
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+class Oracle:
+    """Watches the stores of one run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.broken: Violation | None = None
+        self.maps: dict[TopicName, TopicMap] = {}
+        self.claims: dict[TopicName, str] = {}
+        self.commits = 0
+        self.entries = 0
+        self.reads = 0
+        self._held: dict[UUID, TopicName] = {}
+        self._checked: set[UUID] = set()
+
+    def fail(self, promise: str, what: str) -> None:
+        """Note that a promise was broken; the first one counts."""
+        self._world.trace("oracle", f"{promise} is broken: {what}")
+        if self.broken is None:
+            self.broken = Violation(f"{promise}: {what}")
+            self._world.loop.stop()
+
+    # The tree.
+
+    def changed(self, changed: Sequence[str], before: Nodes, after: Nodes, writer: str) -> None:
+        """Check one change of the tree; `writer` is the process that made it, empty when the servers did."""
+        claimed: dict[TopicName, str] = {}
+        moved: dict[TopicName, list[str]] = {}
+        for path in changed:
+            parts = path.split("/")
+            if len(parts) > 6 and parts[1] == "topics":
+                moved.setdefault(paths.parse_topic(path), []).append("/".join(parts[6:]))
+        for topic, names in moved.items():
+            if "epoch" in names:
+                claimed[topic] = writer
+            self._check_writer(topic, names, before, after, writer)
+            if any(name.startswith(("ledgers/", "losses/")) or name == "floor" for name in names):
+                self._check_map(topic, after)
+        self.claims.update(claimed)
+
+    def _check_writer(self, topic: TopicName, names: list[str], before: Nodes, after: Nodes, writer: str) -> None:
+        """P4: what an owner alone may write is written by who claimed the topic last."""
+        folder = paths.topic(topic)
+        for name in names:
+            guarded = name in {"attempt", "floor"} or name.startswith(("ledgers/", "losses/"))
+            guarded |= name.startswith("trash/") and f"{folder}/{name}" not in before
+            if guarded and writer != self.claims.get(topic):
+                self.fail("P4", f"{name} of {topic} was written by {writer}, but {self.claims.get(topic)} owns it")
+
+    def _check_map(self, topic: TopicName, nodes: Nodes) -> None:
+        try:
+            found = _map_of(topic, nodes)
+        except OffloaderError as error:
+            self.fail("P2", f"the map of {topic} cannot be read: {error}")
+            return
+        before = self.maps.get(topic)
+        self.maps[topic] = found
+        if before is not None and before.offloaded is not None:
+            if found.offloaded is None or found.offloaded < before.offloaded:
+                self.fail("P1", f"{topic} was offloaded to {before.offloaded}, and is only to {found.offloaded}")
+        self._held = {uuid: held for uuid, held in self._held.items() if held != topic}
+        self._held.update({segment.segment_id: topic for segment in found.segments})
+        self._check_joints(topic, found)
+        for segment in found.segments:
+            if segment.segment_id not in self._checked:
+                self._checked.add(segment.segment_id)
+                self.commits += 1
+                self._check_segment(topic, segment)
+
+    def _check_joints(self, topic: TopicName, found: TopicMap) -> None:
+        """P2: segments ascend without overlap, and between them lies nothing but what is recorded as lost."""
+        at = found.floor or START
+        for segment in found.segments:
+            if segment.begin <= at:
+                self.fail("P2", f"{segment.range} of {topic} overlaps what ends at {at}")
+            self._check_between(topic, found, at, segment.begin)
+            at = segment.end
+
+    def _check_between(self, topic: TopicName, found: TopicMap, after: Position, before: Position) -> None:
+        at = self._world.ledgers.following(topic, after)
+        while at is not None and at < before:
+            unseen = after == START and self._world.is_deleted(topic, at)  # gone before anybody looked
+            if not unseen and not any(loss.holds(at) for loss in found.losses):
+                self.fail("P2", f"{at} of {topic} was skipped: neither offloaded nor recorded as lost")
+                return
+            if not self._world.is_deleted(topic, at):
+                self.fail("P2", f"{at} of {topic} is recorded as lost, and still there")
+            at = self._world.ledgers.following(topic, at)
+
+    def _check_segment(self, topic: TopicName, segment: CommittedSegment) -> None:
+        """P1: what a segment holds is what was written, to the bit, and all three objects say so."""
+        bucket, prefix, uuid = self._world.bucket, segment.prefix, segment.segment_id
+        names = keys.data_key(prefix, uuid), keys.index_key(prefix, uuid), keys.manifest_key(prefix, uuid)
+        data, index_data, manifest_data = map(bucket.data, names)
+        if data is None or index_data is None or manifest_data is None:
+            missing = [name for name in names if bucket.data(name) is None]
+            self.fail("P1", f"segment {segment.range} of {topic} is committed and {missing} are not there")
+            return
+        try:
+            described = manifest.decode(manifest_data, key=names[2])
+            index = v2.decode_index(index_data, key=names[1])
+            if not described.data_bytes == index.data_bytes == len(data) == segment.object_bytes:
+                self.fail("P1", f"{names[0]} has {len(data)} bytes, its index says {index.data_bytes}")
+            if described.range != segment.range or described.managed_ledger != topic.managed_ledger:
+                self.fail("P1", f"{names[2]} describes {described.range}, the map {segment.range}")
+            at, expected = START, segment.begin
+            for block in described.blocks:
+                batch = v2.decode_block(data[block.offset : block.offset + block.length], key=names[0], at=block.offset)
+                self._check_batch(topic, batch, expected if at == START else None, at, f"segment {uuid}")
+                at = batch.last
+            if at != segment.end:
+                self.fail("P1", f"segment {uuid} ends at {at}, the map says {segment.end}")
+        except OffloaderError as error:
+            self.fail("P1", f"segment {segment.range} of {topic} cannot be read: {error}")
+        self.entries += segment.entries
+
+    def _check_batch(
+        self, topic: TopicName, batch: EntryBatch, begins: Position | None, after: Position, what: str
+    ) -> None:
+        if begins is not None and batch.first != begins:
+            self.fail("P1", f"{what} begins at {batch.first}, not {begins}")
+        if begins is None and not self._follows(topic, after, batch.first):
+            self.fail("P6", f"{what}: {batch.first} does not follow {after}")
+        for number, payload in enumerate(batch.payloads):
+            position = Position(batch.ledger_id, batch.first_entry_id + number)
+            if payload != self._world.ledgers.payload(topic, position):
+                self.fail("P1", f"{what}: {position} of {topic} is not what was written")
+                return
+
+    def _follows(self, topic: TopicName, after: Position, first: Position) -> bool:
+        """Say whether nothing lies between two positions but what is lost."""
+        at = self._world.ledgers.following(topic, after)
+        losses = self.maps[topic].losses if topic in self.maps else ()
+        while at is not None and at < first and any(loss.holds(at) for loss in losses):
+            at = self._world.ledgers.following(topic, at)
+        return at == first
+
+    # The bucket.
+
+    def deleting(self, names: Sequence[str]) -> None:
+        """P5: nothing that is referenced is deleted."""
+        for name in names:
+            found = keys.parse(self._world.prefix, name)
+            if found is not None and found.object_id in self._held and self._world.bucket.data(name) is not None:
+                self.fail("P5", f"{name} is deleted, and part of {self._held[found.object_id]}")
+
+    def stored(self, name: str) -> None:
+        """P1: what is committed does not change any more."""
+        found = keys.parse(self._world.prefix, name)
+        if found is not None and found.object_id in self._held:
+            topic = self._held[found.object_id]
+            segment = next(one for one in self.maps[topic].segments if one.segment_id == found.object_id)
+            self._check_segment(topic, segment)
+
+    # Readers.
+
+    def read(self, topic: TopicName, batch: EntryBatch, wanted: Position | None, after: Position) -> None:
+        """P6: a reader gets each entry once, in order, as it was written."""
+        self.reads += len(batch.payloads)
+        self._check_batch(topic, batch, wanted, after, "a read")
+
+
+def _map_of(topic: TopicName, nodes: Nodes) -> TopicMap:
+    contexts, losses = {}, []
+    folder, lost = f"{paths.ledgers(topic)}/", f"{paths.losses(topic)}/"
+    for path, node in nodes.items():
+        if path.startswith(folder):
+            contexts[int(path[len(folder) :])] = Versioned(node.value, node.version)
+        elif path.startswith(lost):
+            losses.append(loss_record.decode(node.value, path=path))
+    floor = nodes.get(paths.floor(topic))
+    base = Versioned(floor.value, floor.version) if floor is not None else None
+    return catalog.TopicMap.build(topic, contexts, losses, base)

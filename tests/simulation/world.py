@@ -1,0 +1,405 @@
+"""One run: brokers write, daemons offload, readers read, things go wrong; then everything heals and is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter, deque
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import OffloaderError
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import Position, TopicName
+from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.segment import SegmentLayout
+from offloaderd.read.errors import EntriesLost
+from tests.simulation.bookies import Ledgers
+from tests.simulation.bucket import Bucket
+from tests.simulation.chance import Chance, Faults
+from tests.simulation.daemon import SimDaemon
+from tests.simulation.loop import Stuck, VirtualLoop
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.oracle import START, Oracle, Violation
+from tests.simulation.wire import drained
+from tests.simulation.zookeeper import Tree
+
+if TYPE_CHECKING:
+    import random
+    import uuid
+
+    from offloaderd.metrics import Metrics
+
+START_MS = 1_800_000_000_000
+HEALED_S = 400.0
+"""Longest that a healed world may take to bring everything into the bucket."""
+TAIL = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What one run's daemons are set to; drawn from the seed."""
+
+    daemons: int
+    topics: int
+    readback: bool
+    layout: SegmentLayout
+    policy: RollPolicy
+    buffer_bytes: int
+    upload_bytes: int
+    parts_in_flight_max: int
+    retention: str
+    busy_s: float
+
+    @classmethod
+    def draw(cls, rng: random.Random, *, readback: bool) -> Options:
+        """Draw the settings of a run."""
+        block = rng.choice([200, 400, 1000])
+        return cls(
+            daemons=rng.choice([1, 2, 2, 3]),
+            topics=rng.choice([1, 1, 2]),
+            readback=readback or rng.random() < 0.2,
+            layout=SegmentLayout(block_bytes=block, part_bytes=block * rng.choice([1, 2, 3])),
+            policy=RollPolicy(
+                segment_bytes_max=rng.choice([1500, 3000, 6000]),
+                segment_age_max_s=rng.choice([2.0, 4.0, 8.0]),
+                segment_age_min_s=rng.choice([0.0, 0.0, 0.5]),
+            ),
+            buffer_bytes=rng.choice([3000, 10_000, 100_000]),
+            upload_bytes=rng.choice([1500, 5000]),
+            parts_in_flight_max=rng.choice([1, 2, 3]),
+            retention=rng.choice(["keep", "keep", "offloaded", "blind"]),
+            busy_s=rng.choice([20.0, 30.0, 45.0]),
+        )
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of one run."""
+
+    seed: int
+    failure: str = ""
+    trace_hash: str = ""
+    virtual_s: float = 0.0
+    steps: int = 0
+    commits: int = 0
+    entries: int = 0
+    reads: int = 0
+    fired: Counter[str] = field(default_factory=Counter)
+    tail: list[str] = field(default_factory=list)
+
+
+class ServerClock:
+    """The clock of the services, which is right."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.chance.stream("server")
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        return self._world.wall_ms()
+
+    def monotonic(self) -> float:
+        """Seconds of the loop."""
+        return self._world.loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep on the loop."""
+        await asyncio.sleep(seconds)  # noqa: TID251 - the loop's time is the simulation's
+
+    def uuid(self) -> uuid.UUID:
+        """Return the next id of the seed."""
+        import uuid  # noqa: PLC0415
+
+        return uuid.UUID(int=self._rng.getrandbits(128), version=4)
+
+    def jitter(self, seconds: float) -> float:
+        """Return the same duration."""
+        return seconds
+
+
+class World:
+    """All that exists in one run."""
+
+    prefix = "seg/"
+
+    def __init__(self, seed: int, metrics: Metrics, *, verbose: bool = False) -> None:
+        self.loop = VirtualLoop()
+        self.chance = Chance(seed)
+        self.faults = Faults(self.chance)
+        self.options = Options.draw(self.chance.stream("options"), readback=self.faults.rotten)
+        self.metrics = metrics
+        self.cuts: set[tuple[str, str]] = set()
+        self.condition = ""
+        self._verbose = verbose
+        self._hash = hashlib.blake2b(digest_size=8)
+        self.tail: deque[str] = deque(maxlen=TAIL)
+        self.oracle = Oracle(self)
+        self.bucket = Bucket(ServerClock(self), part_bytes_min=1)
+        self.tree = Tree(self)
+        self.ledgers = Ledgers(self)
+        self.topics = [TopicName.parse(f"t/n/{name}") for name in ("one", "two")[: self.options.topics]]
+        self.daemons = [SimDaemon(self, name) for name in ("A", "B", "C")[: self.options.daemons]]
+        self._rng = self.chance.stream("workload")
+        self.writing = True
+
+    def wall_ms(self) -> int:
+        """The right time."""
+        return START_MS + round(self.loop.time() * 1000)
+
+    def trace(self, who: str, what: str) -> None:
+        """Note what happened; the hash of it all tells two runs of one seed apart, should they differ."""
+        line = f"{self.loop.time():10.4f} {who:<4} {what}"
+        self._hash.update(line.encode())
+        self.tail.append(line)
+        if self._verbose:
+            print(line)  # noqa: T201 - what --verbose is for
+
+    def trace_hash(self) -> str:
+        """Return the hash of the trace so far."""
+        return self._hash.hexdigest()
+
+    def is_deleted(self, topic: TopicName, position: Position) -> bool:
+        """Say whether the source has deleted the ledger of an entry."""
+        return any(
+            ledger.deleted for ledger in self.ledgers.topics[topic] if ledger.ledger_id == position.ledger_id
+        )
+
+    async def live(self) -> None:
+        """Live through the whole run."""
+        for topic in self.topics:
+            self.ledgers.create(topic)
+        for daemon in self.daemons:
+            daemon.start()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._enable())
+            for topic in self.topics:
+                group.create_task(self._write(topic))
+            reading = group.create_task(self._read_now_and_then())
+            nemesis = Nemesis(self)
+            troubles = group.create_task(nemesis.run())
+            await asyncio.sleep(self.options.busy_s)  # noqa: TID251 - the loop's own time
+            self.writing = False
+            troubles.cancel()
+            reading.cancel()
+        self.trace("world", "heals")
+        await nemesis.heal()
+        await self._until_offloaded()
+        await self._read_all()
+        self._check_leftovers()
+        for daemon in self.daemons:
+            await daemon.drain()
+
+    async def _enable(self) -> None:
+        for topic in self.topics:
+            while True:
+                try:
+                    daemon = self.daemons[self._rng.randrange(len(self.daemons))]
+                    if daemon.up and daemon.process is not None:
+                        await self.within(daemon, daemon.engine.enable(topic, TopicPolicy(enabled=True)))
+                        break
+                except OffloaderError as error:
+                    self.trace("user", f"not enabled: {error}")
+                await asyncio.sleep(0.3)  # noqa: TID251 - the loop's own time
+
+    async def within(self, daemon: SimDaemon, work: object, *, limit_s: float = 20.0) -> None:
+        """Do something as a call to a daemon, which may die with it."""
+        assert daemon.process is not None
+        task = daemon.process.start(work)  # type: ignore[arg-type]
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        deadline = self.loop.time() + limit_s
+        while not task.done() and daemon.up and self.loop.time() < deadline:
+            await asyncio.sleep(0.05)  # noqa: TID251 - the loop's own time
+        if task.done():
+            await task
+        elif daemon.up:
+            task.cancel()
+
+    async def _write(self, topic: TopicName) -> None:
+        rng = self.chance.stream(f"writer of {topic}")
+        pause_s = rng.choice([0.1, 0.3, 0.6])
+        retention = self.chance.stream(f"retention of {topic}")
+        while self.writing:
+            await asyncio.sleep(rng.expovariate(1 / pause_s))  # noqa: TID251 - the loop's own time
+            self.ledgers.append(topic, [rng.choice([20, 60, 150, 500]) for _ in range(rng.choice([1, 1, 3, 8]))])
+            if rng.random() < 0.08:
+                self.ledgers.roll(topic)
+            if retention.random() < 0.1:
+                self._trim(topic, retention)
+        self.ledgers.confirm(topic)
+
+    def _trim(self, topic: TopicName, rng: random.Random) -> None:
+        """Delete the oldest closed ledgers as the retention of this run says."""
+        oldest = next((one for one in self.ledgers.topics[topic] if not one.deleted), None)
+        if oldest is None or not oldest.closed or self.options.retention == "keep":
+            return
+        offloaded = self.oracle.maps[topic].offloaded if topic in self.oracle.maps else None
+        done = offloaded is not None and offloaded >= Position(oldest.ledger_id, len(oldest.entries) - 1)
+        if done or (self.options.retention == "blind" and rng.random() < 0.3):
+            self.trace("broker", f"deletes ledger {oldest.ledger_id} of {topic.local}")
+            self.ledgers.delete(topic, oldest.ledger_id)
+
+    async def _read_now_and_then(self) -> None:
+        rng = self.chance.stream("readers")
+        while True:
+            await asyncio.sleep(rng.uniform(0.5, 3.0))  # noqa: TID251 - the loop's own time
+            daemon = self.daemons[rng.randrange(len(self.daemons))]
+            topic = self.topics[rng.randrange(len(self.topics))]
+            ledgers = [one for one in self.ledgers.topics[topic] if one.entries]
+            if not daemon.up or not ledgers:
+                continue
+            ledger = ledgers[rng.randrange(len(ledgers))]
+            first = Position(ledger.ledger_id, rng.randrange(len(ledger.entries)))
+            count = rng.choice([1, 5, 20])
+            try:
+                await self.within(daemon, self.read(daemon, topic, first, count), limit_s=10.0)
+            except OffloaderError as error:
+                self.trace("user", f"read of {first}: {type(error).__name__}")
+
+    async def read(self, daemon: SimDaemon, topic: TopicName, first: Position, count: int) -> Position:
+        """Read from a position on, checking every batch; returns the last position read."""
+        after = START
+        reading = daemon.reader.read(topic, first=first, entries_max=count)
+        async with aclosing(reading) as batches:
+            async for batch, _ in batches:
+                self.oracle.read(topic, batch, first if after == START else None, after)
+                after = batch.last
+        return after
+
+    def done(self, topic: TopicName) -> bool:
+        """Say whether every entry is in the map, or recorded as lost."""
+        newest = self.ledgers.newest(topic)
+        found = self.oracle.maps.get(topic)
+        offloaded = (found.offloaded if found else None) or START
+        at = self.ledgers.following(topic, offloaded)
+        while at is not None and newest is not None and at <= newest:
+            if not self.is_deleted(topic, at):
+                return False
+            at = self.ledgers.following(topic, at)
+        return True
+
+    async def _until_offloaded(self) -> None:
+        deadline = self.loop.time() + HEALED_S
+        while not all(self.done(topic) for topic in self.topics) or self._unfinished():
+            if self.loop.time() > deadline:
+                behind = [f"{topic.local} to {self.ledgers.newest(topic)}" for topic in self.topics]
+                self.oracle.fail("P8", f"not everything is offloaded {HEALED_S:g} s after all healed: {behind}")
+                return
+            await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
+
+    def _unfinished(self) -> list[str]:
+        """Return the nodes that a topic at rest does not have."""
+        return [path for path in self.tree.nodes if path.endswith("/attempt") or "/trash/" in path]
+
+    async def _read_all(self) -> None:
+        for daemon in self.daemons:
+            for topic in self.topics:
+                await self.within(daemon, self._read_topic(daemon, topic), limit_s=200.0)
+
+    async def _read_topic(self, daemon: SimDaemon, topic: TopicName) -> None:
+        """P1 and P6: everything in the map can be read from its begin to its end, through the daemon's own reader."""
+        found = self.oracle.maps.get(topic)
+        if found is None or not found.segments:
+            return
+        at, last = found.segments[0].begin, found.segments[-1].end
+        while True:
+            after = START
+            try:
+                async with aclosing(daemon.reader.read(topic, first=at, last=last)) as batches:
+                    async for batch, _ in batches:
+                        self.oracle.read(topic, batch, at if after == START else None, after)
+                        after = batch.last
+            except EntriesLost:
+                reached = after if after != START else Position(at.ledger_id, at.entry_id - 1)
+                behind = [one.begin for one in found.segments if one.begin > max(reached, at)]
+                if not behind:
+                    return
+                at = behind[0]
+                continue
+            except OffloaderError as error:
+                self.oracle.fail("P1", f"{topic} cannot be read from {at} to {last}: {error!r}")
+                return
+            if after != last:
+                self.oracle.fail("P6", f"a read of {topic} from {at} to {last} ended at {after}")
+            return
+
+    def _check_leftovers(self) -> None:
+        """P5: what is in the bucket is referenced, and what is referenced is there."""
+        held = {
+            f"{self.prefix}{segment.segment_id}{suffix}"
+            for found in self.oracle.maps.values()
+            for segment in found.segments
+            for suffix in ("", "-index", "-manifest")
+        }
+        if missing := held - set(self.bucket.keys()):
+            self.oracle.fail("P1", f"referenced and not there: {sorted(missing)}")
+
+
+def simulate(seed: int, metrics: Metrics, *, verbose: bool = False) -> Report:
+    """Run one seed and say what became of it."""
+    world = World(seed, metrics, verbose=verbose)
+    report = Report(seed)
+    loop = world.loop
+    asyncio.set_event_loop(loop)
+    life = loop.create_task(world.live())
+    life.add_done_callback(lambda _: loop.stop())
+    try:
+        loop.run_forever()
+        if life.done():
+            life.result()
+        elif world.oracle.broken is None:
+            report.failure = "the loop was stopped"
+    except Stuck as error:
+        report.failure = f"stuck: {error}"
+    except Violation as error:
+        report.failure = str(error)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run has failed
+        report.failure = f"{type(error).__name__}: {error}"
+        if verbose:
+            raise
+    if world.oracle.broken is not None:
+        report.failure = str(world.oracle.broken)
+    elif not report.failure and loop.fault is not None:
+        report.failure = f"nobody caught {loop.fault!r}"
+    report.trace_hash = world.trace_hash()
+    report.virtual_s, report.steps = loop.time(), loop.steps
+    report.commits, report.entries, report.reads = world.oracle.commits, world.oracle.entries, world.oracle.reads
+    report.fired = world.faults.fired
+    report.tail = list(world.tail)
+    if not report.failure and not report.commits:
+        report.failure = "no segment was committed"
+    if not report.failure and not report.fired:
+        report.failure = "no fault fired"
+    _bury(world, life)
+    return report
+
+
+def _bury(world: World, life: asyncio.Task[None]) -> None:
+    """End what is left of a run, so that nothing of it lives on in the next."""
+    loop = world.loop
+    world.faults.on = False
+    for daemon in world.daemons:
+        daemon.crash()
+        daemon.reap()
+    life.cancel()
+    loop.call_later(60.0, loop.stop)
+    left = [task for daemon in world.daemons for task in daemon.tasks()] + [life]
+
+    async def ended() -> None:
+        await asyncio.wait(left)
+        loop.stop()
+
+    ending = loop.create_task(ended())
+    try:
+        loop.run_forever()
+    except Stuck:
+        pass
+    ending.cancel()
+    loop.run_until_complete(asyncio.wait([ending]))
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+__all__ = ["Report", "World", "drained", "simulate"]

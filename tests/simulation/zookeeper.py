@@ -1,0 +1,443 @@
+"""Simulated ZooKeeper: one tree with a history, sessions that the servers end, connections that break.
+
+What it keeps of the real one: a transaction is atomic; requests of one connection are carried out in their order; a
+connection that breaks leaves its last requests carried out or not, and whoever asked without an answer; the session
+outlives connections, until the servers have not heard of it for its time-out; a client that could not reach anybody
+for as long gives its session up. Reads are those of a server that may lag behind, but never behind what the client
+has seen before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from offloaderd.errors import Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
+from offloaderd.metadata import memory, rules
+from offloaderd.metadata.memory import MemoryTree
+from offloaderd.metadata.port import Create, Delete, Replace, Versioned
+from offloaderd.metadata.session import StoreSession
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from offloaderd.metadata.port import Step
+    from tests.simulation.loop import Process
+    from tests.simulation.world import World
+
+T = TypeVar("T")
+Nodes = dict[str, Any]
+
+SESSION_TIMEOUT_S = 4.0
+CALL_TIMEOUT_S = 3.0
+LATENCY_S = 0.008
+LAG_S = 0.4
+
+
+class Tree(MemoryTree):
+    """The nodes and their past: what servers that lag behind still show."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+        self.history: list[tuple[float, Nodes]] = [(0.0, self._nodes)]
+        self.clients: list[ZooKeeper] = []
+        self.writer = ""
+
+    @property
+    def nodes(self) -> Nodes:
+        """The nodes as they are."""
+        return self._nodes
+
+    @property
+    def number(self) -> int:
+        """Number of the last change."""
+        return len(self.history) - 1
+
+    def seen(self, lag_s: float, at_least: int) -> int:
+        """Return the number of the newest state that a server shows that lags behind so much."""
+        limit = self._world.loop.time() - lag_s
+        number = self.number
+        while number > at_least and self.history[number][0] > limit:
+            number -= 1
+        return number
+
+    def _commit(self, nodes: Nodes, gone: Sequence[str]) -> None:
+        for path in gone:
+            del nodes[path]
+        before, self._nodes = self._nodes, nodes
+        changed = sorted(path for path in before.keys() | nodes.keys() if before.get(path) is not nodes.get(path))
+        if not changed:
+            return
+        self.history.append((self._world.loop.time(), nodes))
+        listed = {rules.parent(path) for path in changed if (path in before) is not (path in nodes)}
+        for client in self.clients:
+            client.changed({*changed, *listed}, self.number)
+        self._world.oracle.changed(changed, before, nodes, self.writer)
+
+
+class _Watch:
+    """One watch of a client; `event` wakes it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.event = asyncio.Event()
+
+
+class ZooKeeper:
+    """One process's MetadataStore."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._loop = world.loop
+        self._tree = world.tree
+        self._process = process
+        self._rng = world.chance.stream(f"zk of {process.name}")
+        self._session: StoreSession | None = None
+        self._doubted = False
+        self._connected = asyncio.Event()
+        self._connection = 0
+        self._seen = 0
+        self._lag_s = 0.0
+        self._last_there = self._last_back = 0.0
+        self._waiting: dict[int, _Request] = {}
+        self._requests = 0
+        self._watches: dict[_Watch, None] = {}
+        self._unheard_since: float | None = None
+        self._server_session: StoreSession | None = None
+        self._tree.clients.append(self)
+        self._reconnect_later()
+
+    async def get(self, path: str) -> Versioned:
+        """See MetadataStore."""
+        rules.checked_path(path)
+        return await self._read(f"get {path}", lambda nodes: _versioned(nodes, path))
+
+    async def children(self, path: str) -> Sequence[str]:
+        """See MetadataStore."""
+        rules.checked_path(path)
+        return await self._read(f"children {path}", lambda nodes: sorted(memory._below(nodes, path)))
+
+    async def sync(self, path: str) -> None:
+        """Have the server catch up."""
+        rules.checked_path(path)
+
+        def act() -> None:
+            self._seen = self._tree.number
+
+        await self._call(f"sync {path}", act, write=False)
+
+    async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
+        """See MetadataStore."""
+        step = Create(path, value, ephemeral)
+        rules.checked_steps([step])
+
+        def act() -> None:
+            parents = [Create(missing, b"") for missing in self._tree.missing_parents(path)]
+            self._apply([*parents, step], alone=True)
+
+        await self._call(f"create {path}", act, write=True)
+
+    async def replace(self, path: str, value: bytes, version: int) -> int:
+        """See MetadataStore."""
+        step = Replace(path, value, version)
+        rules.checked_steps([step])
+        await self._call(f"replace {path} {version}", lambda: self._apply([step], alone=True), write=True)
+        return version + 1
+
+    async def delete(self, path: str, version: int | None = None) -> None:
+        """See MetadataStore."""
+        step = Delete(path, version)
+        rules.checked_steps([step])
+        await self._call(f"delete {path}", lambda: self._apply([step], alone=True), write=True)
+
+    async def transact(self, steps: Sequence[Step]) -> None:
+        """See MetadataStore."""
+        rules.checked_steps(steps)
+        what = ", ".join(f"{type(step).__name__.lower()} {step.path.rpartition('/')[2]}" for step in steps)
+        await self._call(f"transact {what}", lambda: self._apply(steps), write=True)
+
+    async def watch(self, path: str) -> AsyncGenerator[None, None]:
+        """See MetadataStore."""
+        rules.checked_path(path)
+        watch = _Watch(path)
+        self._watches[watch] = None
+        try:
+            while True:
+                yield
+                await watch.event.wait()
+                watch.event.clear()
+        finally:
+            self._watches.pop(watch, None)
+
+    async def session(self) -> StoreSession:
+        """See MetadataStore."""
+        while self._session is None:
+            await self._connected.wait()
+        return self._session
+
+    # What happens to the connection; all of it is the world's doing.
+
+    def disconnect(self, reconnect_s: float | None = None) -> None:
+        """Break the connection: requests on their way are carried out up to some point, none is answered."""
+        self._connection += 1
+        self._connected.clear()
+        if self._unheard_since is None:
+            self._unheard_since = self._loop.time()
+        cut = self._loop.time() + self._rng.random() * LATENCY_S
+        waiting, self._waiting = self._waiting, {}
+        for request in waiting.values():
+            if request.arrives <= cut and not request.arrived:
+                self._loop.in_world(max(0.0, request.arrives - self._loop.time()), request.arrive, True)
+            self._loop.in_world(self._rng.random() * LATENCY_S, request.tell, request.silence())
+        self._loop.in_world(SESSION_TIMEOUT_S, self._server_gives_up, self._server_session, self._connection)
+        self._loop.call_later(SESSION_TIMEOUT_S, self._doubt, self._session, context=self._process.context)
+        self._reconnect_later(reconnect_s)
+
+    def process_stopped(self) -> None:
+        """The process no longer answers; the servers wait for as long as a session lasts."""
+        if self._unheard_since is None:
+            self._unheard_since = self._loop.time()
+            self._loop.in_world(SESSION_TIMEOUT_S, self._server_gives_up, self._server_session, self._connection)
+
+    def process_goes_on(self) -> None:
+        """The process answers again; whether there is still a session, it will hear."""
+        lost = self._server_session is None or self._server_session.lost.is_set()
+        if self._connected.is_set():
+            self._unheard_since = None
+        if lost:
+            self.disconnect(self._rng.random() * 0.5)
+
+    def expire(self) -> None:
+        """Have the servers end the session."""
+        if self._server_session is not None:
+            self._end(self._server_session)
+            self._loop.in_world(self._rng.random() * 0.3, self.disconnect, self._rng.random() * 0.3)
+
+    def close(self) -> None:
+        """End the session as the process wants it, or as its end does."""
+        self._connection += 1
+        if self in self._tree.clients:
+            self._tree.clients.remove(self)
+        if self._process.alive and self._server_session is not None:
+            self._end(self._server_session)
+
+    def gone(self) -> None:
+        """The process died: nobody closes the session, the servers notice after a while."""
+        if self in self._tree.clients:
+            self._tree.clients.remove(self)
+        waiting, self._waiting = self._waiting, {}
+        for request in waiting.values():
+            if not request.arrived and self._rng.random() < 0.5:
+                self._loop.in_world(max(0.0, request.arrives - self._loop.time()), request.arrive, True)
+        self._connection += 1
+        self._loop.in_world(SESSION_TIMEOUT_S, self._server_gives_up, self._server_session, self._connection)
+
+    def changed(self, paths: set[str], number: int) -> None:
+        """Tell the watches of a change, when the server that this client is connected to shows it."""
+        told = [watch for watch in self._watches if watch.path in paths]
+        if told:
+            delay = self._lag_s + LATENCY_S * (0.2 + self._rng.random())
+            self._loop.in_world(delay, self._fire, told, number, self._connection)
+
+    def _fire(self, watches: list[_Watch], number: int, connection: int) -> None:
+        if connection == self._connection and self._connected.is_set():
+            self._seen = max(self._seen, number)
+            for watch in watches:
+                watch.event.set()
+
+    def _reconnect_later(self, seconds: float | None = None) -> None:
+        pause = seconds if seconds is not None else 0.02 + self._rng.random() * 1.5
+        self._loop.in_world(pause, self._reconnect, self._connection)
+
+    def _reconnect(self, connection: int) -> None:
+        """Reach a server again, with the session if it still lives."""
+        if connection != self._connection or not self._process.alive:
+            return
+        if (self._process.name[0], "zk") in self._world.cuts or self._process.stopped or self._world.condition == "zk out":
+            self._loop.in_world(0.2 + self._rng.random() * 0.3, self._reconnect, connection)
+            return
+        fault = self._world.faults
+        stale = fault.on and any(kind == "stale" for kind, _ in fault.rates["zk"])
+        self._lag_s = self._rng.choice([0.0, 0.0, LAG_S * self._rng.random()]) if stale else 0.0
+        self._unheard_since = None
+        self._last_there = self._last_back = self._loop.time()
+        lost = self._server_session is None or self._server_session.lost.is_set()
+        if self._doubted and self._server_session is not None and not lost:
+            self._end(self._server_session)
+            lost = True
+        if lost:
+            if self._session is not None:
+                self._session.lost.set()
+                self._session = None
+            self._doubted = False
+            self._server_session = self._tree.new_session()
+            self._session = StoreSession(self._server_session.session_id)
+            self._world.trace(self._process.name, f"session {self._session.session_id}")
+        self._connected.set()
+        for watch in self._watches:
+            watch.event.set()
+        if self._lag_s:
+            self._loop.in_world(
+                self._lag_s + LATENCY_S, self._fire, list(self._watches), self._tree.number, self._connection
+            )
+
+    def _server_gives_up(self, session: StoreSession | None, connection: int) -> None:
+        """End a session of which nothing was heard for its time-out."""
+        if session is None or session.lost.is_set() or session is not self._server_session:
+            return
+        silent = self._unheard_since is not None or not self._process.alive
+        if silent and connection == self._connection:
+            since = self._unheard_since
+            if since is not None and self._loop.time() - since < SESSION_TIMEOUT_S - 0.001:
+                return
+            self._end(session)
+
+    def _doubt(self, session: StoreSession | None) -> None:
+        """Give up a session that the servers may have ended (runs in the process)."""
+        if session is not None and session is self._session and not self._connected.is_set():
+            self._doubted = True
+            session.lost.set()
+            self._session = None
+
+    def _end(self, session: StoreSession) -> None:
+        self._tree.writer = ""
+        self._world.trace("zookeeper", f"ends {session.session_id}")
+        self._tree.end_session(session)
+
+    # Requests.
+
+    async def _read(self, what: str, look: Callable[[Nodes], T]) -> T:
+        def act() -> T:
+            number = self._tree.seen(self._lag_s, self._seen)
+            if number != self._tree.number:
+                self._world.faults.count("zk stale read")
+            self._seen = number
+            return look(self._tree.history[number][1])
+
+        return await self._call(what, act, write=False)
+
+    def _apply(self, steps: Sequence[Step], *, alone: bool = False) -> None:
+        session = self._server_session
+        if session is None or session.lost.is_set():
+            raise OutcomeUnknown("the session has expired")
+        self._tree.writer = self._process.name
+        try:
+            self._tree.apply(steps, session.session_id)
+        except memory._StepFailed as failed:
+            if alone:
+                raise failed.cause from None
+            raise rules.failed_step(failed.number, steps, str(failed.cause)) from None
+        self._seen = self._tree.number
+
+    async def _call(self, what: str, act: Callable[[], T], *, write: bool) -> T:
+        if not self._process.alive:
+            raise asyncio.CancelledError
+        if not self._connected.is_set():
+            try:
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    while not self._connected.is_set():
+                        await self._connected.wait()
+            except TimeoutError:
+                raise Transient(f"{what}: no connection") from None
+        now, rng = self._loop.time(), self._rng
+        fault = self._world.faults.draw("zk", rng)
+        if fault and fault != "stale":
+            self._world.faults.count(f"zk {fault}")
+        if fault == "error":
+            await asyncio.sleep(LATENCY_S)  # noqa: TID251 - the loop's own time
+            raise Transient(f"{what}: the server has lost its quorum")
+        slow = rng.random() * 1.0 if fault == "slow" else 0.0
+        there = max(self._last_there, now + slow + LATENCY_S * (0.1 + rng.random() ** 3))
+        back = max(self._last_back, there + LATENCY_S * (0.1 + rng.random() ** 3))
+        self._last_there, self._last_back = there, back
+        answer: asyncio.Future[T] = self._loop.create_future()
+        self._requests += 1
+        number = self._requests
+        request = _Request(self, what, act, answer, there, back, self._connection, write=write)
+        self._waiting[number] = request
+        self._loop.in_world(there - now, request.arrive, False)
+        if fault == "disconnect":
+            self._loop.in_world(rng.random() * 2 * LATENCY_S, self._broken, self._connection)
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(number, None)
+
+    def _broken(self, connection: int) -> None:
+        if connection == self._connection and self._process.alive:
+            self.disconnect()
+
+    def heard(self, connection: int) -> bool:
+        """Say whether an answer on that connection reaches the process."""
+        return connection == self._connection
+
+    def trace(self, what: str) -> None:
+        """Note something in the run's trace."""
+        self._world.trace(self._process.name, what)
+
+    def later(self, when: float, callback: Callable[..., object], *args: Any) -> None:
+        """Have the world do something at a time."""
+        self._loop.in_world(max(0.0, when - self._loop.time()), callback, *args)
+
+
+class _Request:
+    """One request on a connection."""
+
+    def __init__(
+        self,
+        client: ZooKeeper,
+        what: str,
+        act: Callable[[], Any],
+        answer: asyncio.Future[Any],
+        arrives: float,
+        answered: float,
+        connection: int,
+        *,
+        write: bool,
+    ) -> None:
+        self.arrives = arrives
+        self.arrived = False
+        self._client = client
+        self._what = what
+        self._act = act
+        self._answer = answer
+        self._answered = answered
+        self._connection = connection
+        self._write = write
+
+    def silence(self) -> OffloaderError:
+        """Return what the client makes of no answer."""
+        return (OutcomeUnknown if self._write else Transient)(f"{self._what}: connection lost")
+
+    def arrive(self, late: bool) -> None:
+        """Carry it out, unless the connection broke before."""
+        if self.arrived or not (late or self._client.heard(self._connection)):
+            return
+        self.arrived = True
+        try:
+            result = self._act()
+        except (Conflict, NotFound) as error:
+            self._client.trace(f"{self._what} !{type(error).__name__}")
+            self._client.later(self._answered, self.tell, error)
+            return
+        except OffloaderError as error:
+            self._client.later(self._answered, self.tell, error)
+            return
+        self._client.trace(f"{'unheard ' if late else ''}{self._what}")
+        if not late:
+            self._client.later(self._answered, self._deliver, result)
+
+    def tell(self, error: OffloaderError) -> None:
+        """Answer with an error."""
+        if not self._answer.done():
+            self._answer.set_exception(error)
+
+    def _deliver(self, result: Any) -> None:
+        if self._client.heard(self._connection) and not self._answer.done():
+            self._answer.set_result(result)
+
+
+def _versioned(nodes: Nodes, path: str) -> Versioned:
+    node = memory._found(nodes, path)
+    return Versioned(node.value, node.version)
