@@ -229,7 +229,11 @@ class SpillQueue:
             first = self._files[0]
             batches, at = self._records(first, bytes_max)
             if not batches and first.written > first.taken:
-                batches, at = self._records(first, self._size_of_next(first))
+                batches, at = self._records(first, size := self._size_of_next(first))
+                if not batches:
+                    raise CorruptData(
+                        key=str(first.path), offset=first.taken, expected=f"{size} bytes", found="fewer", hint=HINT
+                    )
             first.taken += at
             freed = 0
             while self._files and self._files[0].taken == self._files[0].written:

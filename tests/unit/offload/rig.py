@@ -21,6 +21,8 @@ from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.buffer import BufferPool
 from offloaderd.offload.engine import Engine
+from offloaderd.offload.outage import OutageRules
+from offloaderd.offload.pace import Pace
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.offload.topic import Workshop
@@ -52,6 +54,8 @@ class Rig:
     buffer_bytes: int = 4 << 20
     upload_bytes: int = 256 << 10
     readback: bool = False
+    outage: OutageRules = field(default_factory=OutageRules)
+    pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
@@ -73,6 +77,7 @@ class Rig:
             limits=UploadLimits(parts_in_flight_max=3, readback=self.readback),
             clock=self.clock,
             metrics=self.metrics,
+            pace=self.pace,
         )
         return Workshop(
             metadata=metadata,
@@ -82,6 +87,7 @@ class Rig:
             layout=self.layout,
             cluster="test",
             driver={"driver": "memory", "bucket": "b", "prefix": "seg/"},
+            outage=self.outage,
         )
 
     @asynccontextmanager
