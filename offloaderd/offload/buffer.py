@@ -313,11 +313,15 @@ class TailingBuffer:
             self.evictable_bytes += sum(stored.cost for stored in self._stored[before:at])
 
     def restart(self, position: Position) -> None:
-        """The open segment was given up: what follows `position` is needed (and pinned) again."""
+        """The open segment was given up: what follows `position` is needed (and pinned) again.
+
+        Who waits for room to fill what was needed before is woken: room may never come while the front is missing.
+        """
         self._cut = position
         self.evictable_bytes = 0
         self.need += 1
         self.changed.notify()
+        self._pool.freed.notify()
 
     def evict(self, bytes_wanted: int) -> None:
         """Drop the oldest entries that are in cut parts until `bytes_wanted` are free, or none is left."""

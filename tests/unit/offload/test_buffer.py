@@ -256,6 +256,19 @@ async def test_a_commit_wakes_whoever_waits_for_room_even_if_it_frees_nothing() 
     assert pool.used_bytes == 0
 
 
+async def test_a_restart_wakes_whoever_waits_for_room() -> None:
+    """A buffer full of what lies behind the given up segment frees nothing by itself: its reader has to look again."""
+    pool, buffer, _ = make(limit=10_000, rereadable=True)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(pool.freed.wait())
+        await turn()
+        buffer.restart(START)
+        await turn()
+        await turn()
+        assert waiting.done()
+        waiting.cancel()
+
+
 def test_what_is_larger_than_the_budget_is_let_in_alone() -> None:
     """One entry may exceed a small budget; it passes by itself and nothing joins it."""
     _, buffer, _ = make(100)
