@@ -138,6 +138,7 @@ class Ground:
             cluster=cluster,
             losses=losses,
             ends=ends,
+            ledgers=tuple(replace(part, closed=False, closed_ms=0) for part in built.manifest.ledgers),
             **changes,  # type: ignore[arg-type]
         )
         labels = keys.segment_metadata(cluster) if metadata is None else metadata

@@ -1,0 +1,323 @@
+"""From the bucket alone to the metadata: read all manifests, plan each topic, write what nobody has to decide.
+
+Writing goes into metadata that is empty, and may be broken off: a marker says that a rebuild is under way, the same
+command goes on where the last one stopped, and a topic's policy, by which others know of it, is its last node. Topics
+come back disabled, so that nobody works on them before an operator has looked.
+
+What a bucket does not hold does not come back: policies and selections, marks of deleted ledgers, grants, the end of
+a ledger that was found out after its last segment, and a loss that was noticed after the last segment.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, OffloaderError, OutcomeUnknown
+from offloaderd.format import manifest
+from offloaderd.format.pb.storage import manifest_pb2
+from offloaderd.metadata import paths
+from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
+from offloaderd.metadata.each import each
+from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records import loss as loss_record
+from offloaderd.metadata.records import policy as policy_record
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import TopicName
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.upkeep import stored
+from offloaderd.upkeep.rebuild_plan import Known, Problem, TopicPlan, Trouble, plan_topic
+from offloaderd.upkeep.stored import Counts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from uuid import UUID
+
+    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.upkeep.collection import Site
+    from offloaderd.upkeep.stored import StoredSegment
+
+BATCH = 256
+"""Manifests that are asked for before it is told how far one is."""
+TRIES = 5
+AUTHOR = "rebuild"
+"""Who the epoch's record says has claimed the topic last."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What the bucket holds."""
+
+    known: list[Known] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be written, and what concerns no topic in particular."""
+
+    topics: tuple[TopicPlan, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something is to be decided before anything at all may be written."""
+        return any(problem.blocks for problem in self.problems)
+
+
+async def read_bucket(objects: ObjectReader, site: Site, progress: Callable[[int], None]) -> Found:
+    """Read every manifest under the prefix. `progress` hears how many were read."""
+    found = Found()
+    batch: list[StoredSegment] = []
+    async for one in stored.segments(objects, site.prefix, found.counts):
+        if ObjectKind.MANIFEST in one.objects:
+            batch.append(one)
+        else:
+            found.problems.append(_orphan(one))
+        if len(batch) == BATCH:
+            await _read_batch(objects, site, batch, found)
+            batch.clear()
+            progress(found.counts.segments)
+    await _read_batch(objects, site, batch, found)
+    progress(found.counts.segments)
+    return found
+
+
+async def _read_batch(objects: ObjectReader, site: Site, batch: Sequence[StoredSegment], found: Found) -> None:
+    for one in await each(batch, lambda one: _read(objects, site, one)):
+        if isinstance(one, Known):
+            found.known.append(one)
+        else:
+            found.problems.append(one)
+
+
+async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known | Problem:
+    """Read one manifest and compare the listing with it."""
+    key = one.objects[ObjectKind.MANIFEST].key
+    data = await objects.get(key)
+    try:
+        described = manifest.decode(data, key=key)
+    except CorruptData as error:
+        return _unreadable(one, str(error), _suspected_topic(data))
+    topic = TopicName.from_managed_ledger(described.managed_ledger)
+    if described.segment_id != one.segment_id:
+        return _unreadable(one, f"{key} is the manifest of segment {described.segment_id}", topic)
+    if described.cluster != site.cluster:
+        text = f"segment {one.segment_id} is of cluster {described.cluster!r}"
+        return Problem(kind=Trouble.FOREIGN, text=text, segments=(one.segment_id,))
+    wanted = {ObjectKind.DATA: described.data_bytes, ObjectKind.INDEX: described.index_bytes}
+    for kind, size_bytes in wanted.items():
+        info = one.objects.get(kind)
+        if info is None or info.size_bytes != size_bytes:
+            lack = "missing" if info is None else f"{info.size_bytes} bytes long, not {size_bytes}"
+            return Problem(
+                kind=Trouble.INCOMPLETE,
+                text=f"segment {one.segment_id} ({described.range}): its {kind.value} object is {lack}",
+                topic=topic,
+                segments=(one.segment_id,),
+                what_to_do="restore the object, or leave the segment out with --without",
+            )
+    return known_of(described, topic, site)
+
+
+def known_of(described: SegmentManifest, topic: TopicName, site: Site) -> Known:
+    """Return what a rebuild keeps of a manifest: the segment as a commit would have recorded it."""
+    segment = CommittedSegment(
+        segment_id=described.segment_id,
+        slices=tuple(
+            LedgerSlice(part.ledger_id, part.first_entry_id, part.last_entry_id, part.payload_bytes)
+            for part in described.ledgers
+        ),
+        object_bytes=described.data_bytes,
+        assigned_ms=described.assigned_ms,
+        offloaded_ms=described.sealed_ms,
+        bucket=site.bucket,
+        prefix=site.prefix,
+    )
+    return Known(
+        topic=topic,
+        segment=segment,
+        epoch=described.epoch,
+        losses=described.losses,
+        ends=described.ends,
+        closed={part.ledger_id: part.ledger_entries for part in described.ledgers if part.closed},
+    )
+
+
+def make_plan(
+    found: Found,
+    *,
+    prefer: Collection[UUID] = (),
+    without: Collection[UUID] = (),
+    topics: Collection[TopicName] = (),
+) -> Plan:
+    """Plan every topic (or those named), with what somebody has decided. Raises InvalidInput for unknown segments."""
+    everything = {one.segment.segment_id for one in found.known}
+    everything |= {segment_id for problem in found.problems for segment_id in problem.segments}
+    unknown = sorted(str(segment_id) for segment_id in {*prefer, *without} - everything)
+    if unknown:
+        raise InvalidInput(f"no segment {unknown[0]} in the bucket", hint="segments are named by their whole uuid")
+    by_topic: dict[TopicName, list[Known]] = defaultdict(list)
+    for one in found.known:
+        if one.segment.segment_id not in without:
+            by_topic[one.topic].append(one)
+    left = [one for one in found.problems if not (one.blocks and set(one.segments) <= set(without))]
+    own = defaultdict(list)
+    for problem in left:
+        own[problem.topic if problem.topic in by_topic else None].append(problem)
+    missing = sorted(str(topic) for topic in set(topics) - by_topic.keys())
+    if missing:
+        raise InvalidInput(f"no segment of {missing[0]} in the bucket")
+    plans = []
+    for topic in sorted(topics or by_topic):
+        plan = plan_topic(topic, by_topic[topic], prefer=prefer)
+        problems = (*own[topic], *plan.problems)
+        plans.append(TopicPlan(map=plan.map, epoch=plan.epoch, problems=problems))
+    return Plan(topics=tuple(plans), problems=tuple(own[None]))
+
+
+async def check_target(metadata: MetadataStore, topics: Collection[TopicName]) -> None:
+    """Raise Conflict unless there is room: no topic at all, or none of those that were asked for by name."""
+    if await _there(metadata, paths.REBUILD):
+        return
+    for topic in topics:
+        if await metadata.children(paths.topic(topic)):
+            raise Conflict(
+                f"the metadata knows {topic} already",
+                hint=f"a rebuild writes into empty metadata only; move {paths.topic(topic)} away if it is damaged",
+            )
+    if topics:
+        return
+    for path, what, hint in (
+        (paths.DAEMONS, "daemons are running", "stop them, and start them again when the rebuild is done"),
+        (paths.TOPICS, "the metadata is not empty", "rebuild single topics with --topic, or use another metadata.root"),
+    ):
+        names = await metadata.children(path)
+        if names:
+            raise Conflict(f"{what}: {', '.join(names[:3])} below {path}", hint=hint)
+
+
+async def write(
+    metadata: MetadataStore,
+    plan: Plan,
+    *,
+    topics: Collection[TopicName],
+    enable: bool,
+    now_ms: int,
+    progress: Callable[[int], None],
+) -> list[TopicName]:
+    """Write every topic that is not blocked; returns them. May be broken off and repeated with the same arguments.
+
+    `topics` are those that were asked for by name. Raises Conflict when the target is not empty, or holds other
+    things than would be written; what concerns no single topic blocks them all.
+    """
+    await check_target(metadata, topics)
+    ready = [] if plan.blocked else [one for one in plan.topics if not one.blocked]
+    if not ready:
+        return []
+    if not await _there(metadata, paths.REBUILD):
+        await _put(metadata, paths.REBUILD, str(now_ms).encode())
+    for done, one in enumerate(ready, start=1):
+        await _write_topic(metadata, one, enable=enable)
+        progress(done)
+    await _announce(metadata)
+    await _take_away(metadata, paths.REBUILD)
+    return [one.topic for one in ready]
+
+
+async def _write_topic(metadata: MetadataStore, plan: TopicPlan, *, enable: bool) -> None:
+    topic = plan.topic
+    for folder in paths.folders(topic):
+        await _put(metadata, folder, b"")
+    nodes = [(paths.loss(topic, loss.before.ledger_id), loss_record.encode(loss)) for loss in plan.map.losses]
+    nodes += [(paths.ledger(topic, ledger_id), node.value) for ledger_id, node in plan.map.contexts.items()]
+    last_ms = plan.map.segments[-1].offloaded_ms
+    epoch = epoch_record.Epoch(epoch=plan.epoch, daemon_id=AUTHOR, claimed_ms=last_ms)
+    nodes.append((paths.epoch(topic), epoch_record.encode(epoch)))
+    await each(nodes, lambda node: _put(metadata, *node))
+    await _put(metadata, paths.policy(topic), policy_record.encode(TopicPolicy(enabled=enable)))
+
+
+async def _put(metadata: MetadataStore, path: str, value: bytes) -> None:
+    """Create a node; one that an earlier try has created is as good. Raises Conflict for one that differs."""
+    for _ in range(TRIES):
+        try:
+            await metadata.create(path, value)
+        except OutcomeUnknown:
+            continue
+        except Conflict:
+            found = (await metadata.get(path)).value
+            if found != value:
+                raise Conflict(
+                    f"{path} holds something else than would be written",
+                    hint="an earlier rebuild saw another bucket or had other arguments: empty the metadata first",
+                ) from None
+        return
+    raise _unsettled(path)
+
+
+async def _announce(metadata: MetadataStore) -> None:
+    """Wake daemons that follow the set of topics."""
+    for _ in range(TRIES):
+        node = await metadata.get(paths.TOPICS)
+        with suppress(Conflict, OutcomeUnknown):
+            await metadata.replace(paths.TOPICS, node.value, node.version)
+            return
+
+
+async def _take_away(metadata: MetadataStore, path: str) -> None:
+    """Delete a node; one that an earlier try has deleted is as good."""
+    for _ in range(TRIES):
+        with suppress(OutcomeUnknown):
+            with suppress(NotFound):
+                await metadata.delete(path)
+            return
+    raise _unsettled(path)
+
+
+def _unsettled(path: str) -> OffloaderError:
+    return OffloaderError(f"the answers to writing {path} were lost {TRIES} times", hint="run the same command again")
+
+
+async def _there(metadata: MetadataStore, path: str) -> bool:
+    try:
+        await metadata.get(path)
+    except NotFound:
+        return False
+    return True
+
+
+def _orphan(one: StoredSegment) -> Problem:
+    kinds = " and ".join(kind.value for kind in one.objects)
+    return Problem(
+        kind=Trouble.ORPHAN,
+        text=f"segment {one.segment_id} has {kinds} and no manifest: it was never finished, or its manifest is lost",
+        segments=(one.segment_id,),
+        what_to_do="offloadctl gc deletes it, unless a gap shows that it was part of a topic",
+    )
+
+
+def _unreadable(one: StoredSegment, why: str, topic: TopicName | None) -> Problem:
+    return Problem(
+        kind=Trouble.UNREADABLE,
+        text=f"segment {one.segment_id}: {why}",
+        topic=topic,
+        segments=(one.segment_id,),
+        what_to_do="restore its manifest, or leave the segment out with --without",
+    )
+
+
+def _suspected_topic(data: bytes) -> TopicName | None:
+    """Guess from a damaged manifest whose it is; only ever used to hold back one topic instead of all."""
+    try:
+        message = manifest_pb2.SegmentManifest.FromString(data[manifest.HEADER.size :])
+        return TopicName.from_managed_ledger(message.managed_ledger)
+    except (DecodeError, InvalidInput):
+        return None

@@ -1,0 +1,289 @@
+"""What a topic's map has to be, from its manifests alone. Pure.
+
+Nothing is chosen silently: where the manifests contradict each other, overlap or lack entries that were certainly
+there, the plan says so and is not to be carried out before somebody has decided. What nobody can tell from the
+manifests (whether an empty ledger lay between two segments, what was before the first one) is said, and no obstacle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import CorruptData
+from offloaderd.metadata.catalog import TopicMap, ledger_segment
+from offloaderd.metadata.port import Versioned
+from offloaderd.metadata.records import context
+from offloaderd.metadata.records.context import LedgerContext
+from offloaderd.model import LedgerEnd, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from offloaderd.metadata.catalog import CommittedSegment
+    from offloaderd.metadata.records.context import LedgerSegment
+    from offloaderd.model import Loss, TopicName
+
+
+class Trouble(StrEnum):
+    """What is wrong with what was found in the bucket."""
+
+    UNREADABLE = "unreadable"
+    """A manifest that cannot be read: which entries its segment holds is unknown."""
+    INCOMPLETE = "incomplete"
+    """A segment with a manifest whose data or index is missing, or not as long as the manifest says."""
+    OVERLAP = "overlap"
+    """Two segments that hold the same entries."""
+    GAP = "gap"
+    """Entries between two segments that were certainly there, and are in neither."""
+    CONTRADICTION = "contradiction"
+    """Manifests that say different things of one ledger."""
+    DOUBT = "doubt"
+    """Two segments of which nobody can tell whether there was anything between them."""
+    FRONT = "front"
+    """What lay before the first segment is not in the bucket: deleted by retention, or lost."""
+    ORPHAN = "orphan"
+    """Objects of a segment that was never finished, or whose manifest is lost."""
+    FOREIGN = "foreign"
+    """A segment of another cluster."""
+
+
+BLOCKING = frozenset({Trouble.UNREADABLE, Trouble.INCOMPLETE, Trouble.OVERLAP, Trouble.GAP, Trouble.CONTRADICTION})
+"""With any of these nothing of the topic is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that an operator should know, or has to decide. Without a topic it concerns all of them."""
+
+    kind: Trouble
+    text: str
+    topic: TopicName | None = None
+    segments: tuple[UUID, ...] = ()
+    what_to_do: str = ""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether nothing may be written before it is decided."""
+        return self.kind in BLOCKING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What a manifest says, without its blocks. `closed` has the entries of those of its ledgers that were closed."""
+
+    topic: TopicName
+    segment: CommittedSegment
+    epoch: int
+    losses: tuple[Loss, ...] = ()
+    ends: tuple[tuple[int, LedgerEnd], ...] = ()
+    closed: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPlan:
+    """A topic as it is to be written. The map is what can be made of it where the plan is blocked."""
+
+    map: TopicMap
+    epoch: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def topic(self) -> TopicName:
+        """Whose map it is."""
+        return self.map.topic
+
+    @property
+    def blocked(self) -> bool:
+        """Whether somebody has to decide first."""
+        return any(problem.blocks for problem in self.problems)
+
+
+def plan_topic(topic: TopicName, found: Iterable[Known], *, prefer: Collection[UUID] = ()) -> TopicPlan:
+    """Put the segments of one topic together; `prefer` names those that win over what overlaps them."""
+    known = sorted(found, key=lambda one: (one.segment.begin, one.segment.end, one.segment.segment_id))
+    problems: list[Problem] = []
+    chosen = _disjoint(known, prefer, problems)
+    ends = _ends(chosen, problems)
+    losses = _losses(chosen)
+    if chosen:
+        problems += _front(chosen[0])
+    for before, after in pairwise(chosen):
+        problems += _between(before.segment, after.segment, ends, losses)
+    topic_map = TopicMap(topic)
+    try:
+        topic_map = TopicMap.build(topic, _contexts([one.segment for one in chosen], ends), losses)
+    except (ValueError, CorruptData) as error:
+        if not any(problem.blocks for problem in problems):
+            problems.append(Problem(kind=Trouble.CONTRADICTION, text=str(error)))
+    named = tuple(_named(problem, topic) for problem in problems)
+    return TopicPlan(map=topic_map, epoch=max((one.epoch for one in known), default=0), problems=named)
+
+
+def _named(problem: Problem, topic: TopicName) -> Problem:
+    return Problem(
+        kind=problem.kind, text=problem.text, topic=topic, segments=problem.segments, what_to_do=problem.what_to_do
+    )
+
+
+def _disjoint(known: Sequence[Known], prefer: Collection[UUID], problems: list[Problem]) -> list[Known]:
+    """Return segments of which no two overlap; those that do are a problem unless one of them is preferred."""
+    preferred = [one.segment for one in known if one.segment.segment_id in prefer]
+    chosen: list[Known] = []
+    for one in known:
+        segment = one.segment
+        if segment not in preferred and any(_overlap(segment, other) for other in preferred):
+            continue
+        if chosen and _overlap(chosen[-1].segment, segment):
+            problems.append(_overlapping(chosen[-1].segment, segment))
+            if segment.end > chosen[-1].segment.end:
+                chosen[-1] = one
+            continue
+        chosen.append(one)
+    return chosen
+
+
+def _overlap(one: CommittedSegment, other: CommittedSegment) -> bool:
+    return one.begin <= other.end and other.begin <= one.end
+
+
+def _overlapping(one: CommittedSegment, other: CommittedSegment) -> Problem:
+    same = one.range == other.range
+    return Problem(
+        kind=Trouble.OVERLAP,
+        text=f"segments {one.segment_id} ({one.range}) and {other.segment_id} ({other.range}) hold "
+        + ("the same entries" if same else "entries of each other"),
+        segments=(one.segment_id, other.segment_id),
+        what_to_do="one of them was never committed: verify both and name the one to keep with --prefer",
+    )
+
+
+def _ends(chosen: Sequence[Known], problems: list[Problem]) -> dict[int, LedgerEnd]:
+    """Return how ledgers ended, the latest word on each; different words on one ledger are a problem."""
+    ends: dict[int, LedgerEnd] = {}
+    for one in chosen:
+        said = dict(one.ends)
+        said |= {ledger: LedgerEnd(entries, None) for ledger, entries in one.closed.items() if ledger not in said}
+        for ledger_id, end in said.items():
+            before = ends.get(ledger_id, end)
+            if _differ(before, end):
+                text = f"ledger {ledger_id} ended with {before.entries} entries before {before.next_ledger_id}, or with"
+                text += f" {end.entries} before {end.next_ledger_id}, as segment {one.segment.segment_id} says"
+                problems.append(_contradiction(text, one.segment))
+            elif end.next_ledger_id is not None or ledger_id not in ends:
+                ends[ledger_id] = end
+    for one in chosen:
+        for part in one.segment.slices:
+            ended = ends.get(part.ledger_id)
+            if ended is not None and ended.entries <= part.last_entry_id:
+                text = f"ledger {part.ledger_id} ended with {ended.entries} entries, and segment "
+                text += f"{one.segment.segment_id} holds entry {part.last_entry_id} of it"
+                problems.append(_contradiction(text, one.segment))
+    return ends
+
+
+def _differ(one: LedgerEnd, other: LedgerEnd) -> bool:
+    """Whether two words on a ledger's end cannot both be true; which ledger came next may be known later."""
+    followers = {end.next_ledger_id for end in (one, other) if end.next_ledger_id is not None}
+    return one.entries != other.entries or len(followers) > 1
+
+
+def _contradiction(text: str, segment: CommittedSegment) -> Problem:
+    return Problem(
+        kind=Trouble.CONTRADICTION,
+        text=text,
+        segments=(segment.segment_id,),
+        what_to_do="verify the segments; leave out the one that is wrong with --without",
+    )
+
+
+def _losses(chosen: Sequence[Known]) -> tuple[Loss, ...]:
+    """Return what was lost, each range once; a narrower range that lies within a wider one is part of it."""
+    found = sorted({loss for one in chosen for loss in one.losses})
+    return tuple(
+        loss
+        for loss in found
+        if not any(other != loss and other.after <= loss.after and loss.before <= other.before for other in found)
+    )
+
+
+def _front(first: Known) -> Iterator[Problem]:
+    begin = first.segment.begin
+    earlier = [ledger_id for ledger_id, _ in first.ends if ledger_id < begin.ledger_id]
+    if begin.entry_id > 0 or earlier:
+        what = f"something up to ledger {earlier[-1]}" if earlier else f"ledger {begin.ledger_id} up to {begin}"
+        yield Problem(
+            kind=Trouble.FRONT,
+            text=f"the bucket begins with {begin}; {what} was offloaded before, and is not in it",
+            segments=(first.segment.segment_id,),
+            what_to_do="nothing, if retention deleted it",
+        )
+
+
+def _between(
+    before: CommittedSegment, after: CommittedSegment, ends: Mapping[int, LedgerEnd], losses: Sequence[Loss]
+) -> Iterator[Problem]:
+    """Say what is missing between two segments, as far as anything is known of the ledgers there."""
+    gone, begin = before.end, after.begin
+    lost = next((loss for loss in losses if loss.after == gone and loss.before <= begin), None)
+    first = lost.before if lost is not None else Position(gone.ledger_id, gone.entry_id + 1)
+    missing: list[str] = []
+    if begin.ledger_id == first.ledger_id:
+        missing += _run(begin.ledger_id, first.entry_id, begin.entry_id)
+    else:
+        end = ends.get(first.ledger_id)
+        missing += _run(first.ledger_id, first.entry_id, end.entries if end is not None else 0)
+        for ledger_id in sorted(ends):
+            if first.ledger_id < ledger_id < begin.ledger_id:
+                missing += _run(ledger_id, 0, ends[ledger_id].entries)
+        missing += _run(begin.ledger_id, 0, begin.entry_id)
+    segments = (before.segment_id, after.segment_id)
+    if missing:
+        yield Problem(
+            kind=Trouble.GAP,
+            text=f"{', '.join(missing)} between {gone} and {begin}: in no segment, and not recorded as lost",
+            segments=segments,
+            what_to_do="look for a segment that is incomplete, unreadable or gone from the bucket and restore it; or "
+            "begin the topic behind the gap: leave out what lies before it with --without",
+        )
+    elif not _joined(first, begin, ends):
+        yield Problem(
+            kind=Trouble.DOUBT,
+            text=f"nobody can tell whether there was anything between {gone} and {begin}",
+            segments=segments,
+            what_to_do="nothing; a version that did not record it yet has written these segments",
+        )
+
+
+def _run(ledger_id: int, first: int, end: int) -> list[str]:
+    if first >= end:
+        return []
+    last = Position(ledger_id, end - 1)
+    return [f"{Position(ledger_id, first)}" if end == first + 1 else f"{Position(ledger_id, first)}..{last}"]
+
+
+def _joined(first: Position, begin: Position, ends: Mapping[int, LedgerEnd]) -> bool:
+    """Whether it is known that the one ledger follows the other, over empty ones if need be."""
+    ledger_id: int | None = first.ledger_id
+    while ledger_id is not None and ledger_id < begin.ledger_id:
+        end = ends.get(ledger_id)
+        ledger_id = end.next_ledger_id if end is not None else None
+    return ledger_id == begin.ledger_id
+
+
+def _contexts(segments: Sequence[CommittedSegment], ends: Mapping[int, LedgerEnd]) -> dict[int, Versioned]:
+    """Return the nodes as commits would have left them. Raises ValueError for a gap inside a ledger."""
+    parts: dict[int, list[LedgerSegment]] = {}
+    for segment in segments:
+        for part in segment.slices:
+            parts.setdefault(part.ledger_id, []).append(ledger_segment(segment, part))
+    contexts = {}
+    for ledger_id, found in parts.items():
+        end = ends.get(ledger_id)
+        whole = end is not None and found[-1].end_entry_id + 1 == end.entries
+        value = context.encode(LedgerContext(segments=tuple(found), end=end if whole else None))
+        contexts[ledger_id] = Versioned(value, 0)
+    return contexts

@@ -1,0 +1,252 @@
+"""Rebuilding: what is read of the bucket, what is written, and when nothing is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import Conflict, InvalidInput, OutcomeUnknown, Transient
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.memory import MemoryTree
+from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.model import LedgerEnd, Loss, Position
+from offloaderd.objects import keys
+from offloaderd.testing.faults import Faults, FaultyMetadata
+from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.collection import Site
+from offloaderd.upkeep.rebuild_plan import Trouble
+from tests.unit.upkeep.site import (
+    BUCKET,
+    CLUSTER,
+    PREFIX,
+    TOPIC,
+    Ground,
+    data_key,
+    index_key,
+    manifest_key,
+    runs,
+    segment_id,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.model import TopicName
+    from offloaderd.testing.faults import Plan
+
+OTHER = replace(TOPIC, local="other")
+SITE = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
+OURS = keys.segment_metadata(CLUSTER)
+
+
+@pytest.fixture
+async def ground() -> Ground:
+    """A site with two topics, one over three ledgers with a loss."""
+    site = Ground()
+    for topic in (TOPIC, OTHER):
+        await site.enable(topic)
+    await site.segment(1, runs(1, 0, 10))
+    described = await site.store(2, [*runs(1, 10, 5), *runs(3, 0, 4)], ends=((1, LedgerEnd(15, 3)),))
+    await site.commit(described)
+    loss = Loss(Position(3, 3), Position(7, 0), 5, 99)
+    described = await site.store(
+        3, runs(7, 0, 4), losses=(loss,), ends=((3, LedgerEnd(4, 4)), (7, LedgerEnd(9, None))), epoch=8
+    )
+    topic_map = await site.map()
+    await site.metadata.transact(topic_map.with_loss(loss)[0])
+    await site.commit(described)
+    await site.segment(4, runs(20, 0, 3), OTHER)
+    return site
+
+
+async def planned(
+    ground: Ground,
+    *,
+    prefer: Sequence[UUID] = (),
+    without: Sequence[UUID] = (),
+    topics: Sequence[TopicName] = (),
+) -> rebuild.Plan:
+    """Read and plan."""
+    found = await rebuild.read_bucket(ground.objects, SITE, lambda _: None)
+    return rebuild.make_plan(found, prefer=prefer, without=without, topics=topics)
+
+
+async def written(
+    ground: Ground, target: MetadataStore, *, topics: Sequence[TopicName] = (), enable: bool = False, **chosen: object
+) -> list[TopicName]:
+    """Read, plan and write."""
+    plan = await planned(ground, topics=topics, **chosen)  # type: ignore[arg-type]
+    return await rebuild.write(target, plan, topics=topics, enable=enable, now_ms=1, progress=lambda _: None)
+
+
+async def nodes(store: MetadataStore, *folders: str) -> dict[str, bytes]:
+    """Return the content of all nodes below some folders."""
+    found = {}
+    for folder in folders:
+        for name in await store.children(folder):
+            found[f"{folder}/{name}"] = (await store.get(f"{folder}/{name}")).value
+    return found
+
+
+async def test_contexts_and_losses_come_back_byte_for_byte(ground: Ground) -> None:
+    """Every node of the map is as it was; topics are there, and disabled."""
+    target = MemoryTree().connect()
+    assert await written(ground, target) == [TOPIC, OTHER]
+    folders = [make(topic) for topic in (TOPIC, OTHER) for make in (paths.ledgers, paths.losses, paths.trash)]
+    assert await nodes(target, *folders) == await nodes(ground.metadata, *folders)
+    assert len(await nodes(target, *folders)) == 5
+    for topic in (TOPIC, OTHER):
+        assert (await catalog.load(target, topic)).segments == (await ground.map(topic)).segments
+    policies = await catalog.topic_policies(target)
+    assert {topic: policy.enabled for topic, policy in policies.items()} == {TOPIC: False, OTHER: False}  # type: ignore[union-attr]
+    node = await target.get(paths.epoch(TOPIC))
+    assert epoch_record.decode(node.value, path="epoch").epoch == 8
+    assert await target.children("/") == ["topics"]
+
+
+async def test_topics_can_be_enabled_at_once(ground: Ground) -> None:
+    """If it is said."""
+    target = MemoryTree().connect()
+    await written(ground, target, enable=True)
+    assert await catalog.enabled_topics(target) == [TOPIC, OTHER]
+
+
+@pytest.mark.parametrize("path", [paths.daemon("one"), paths.topic(OTHER)])
+async def test_a_target_that_is_not_empty_is_refused(ground: Ground, path: str) -> None:
+    """A running daemon or a topic: nothing is written."""
+    target = MemoryTree().connect()
+    await target.create(path, b"")
+    with pytest.raises(Conflict):
+        await written(ground, target)
+    assert await target.children(paths.topic(TOPIC)) == []
+
+
+async def test_single_topics_come_back_beside_others(ground: Ground) -> None:
+    """By name, with daemons running, if nothing is known of them."""
+    target = MemoryTree().connect()
+    await target.create(paths.daemon("one"), b"")
+    assert await written(ground, target, topics=[OTHER]) == [OTHER]
+    assert await written(ground, target, topics=[TOPIC]) == [TOPIC]
+    with pytest.raises(Conflict):
+        await written(ground, target, topics=[TOPIC])
+    with pytest.raises(InvalidInput):
+        await planned(ground, topics=[replace(TOPIC, local="nobody")])
+
+
+async def test_a_rebuild_that_is_broken_off_goes_on(ground: Ground) -> None:
+    """Whichever request fails, the same command completes what is there."""
+    total = 0
+    for number in range(200):
+        target = MemoryTree().connect()
+        try:
+            await written(ground, FaultyMetadata(target, nth_write(number, "before", Transient("gone"))))
+        except Transient:
+            total += 1
+            await written(ground, target)
+        else:
+            break
+        assert await nodes(target, paths.ledgers(TOPIC)) == await nodes(ground.metadata, paths.ledgers(TOPIC))
+        assert await target.children("/") == ["topics"]
+    assert total > 15
+
+
+async def test_answers_that_are_lost_are_settled_on_the_way(ground: Ground) -> None:
+    """Whichever write was carried out though nobody said so: it is there, and the rebuild complete."""
+    for number in range(25):
+        target = MemoryTree().connect()
+        lost = nth_write(number, "after", OutcomeUnknown("lost"))
+        assert await written(ground, FaultyMetadata(target, lost)) == [TOPIC, OTHER]
+        assert await nodes(target, paths.ledgers(TOPIC)) == await nodes(ground.metadata, paths.ledgers(TOPIC))
+        assert await target.children("/") == ["topics"]
+
+
+def nth_write(number: int, when: str, error: Exception) -> Plan:
+    """Fail one write of all, before or after it was carried out."""
+    count = -1
+
+    def plan(operation: str, _key: str, moment: str) -> Exception | None:
+        nonlocal count
+        if operation not in {"create", "replace", "delete"} or moment != when:
+            return None
+        count += 1
+        return error if count == number else None
+
+    return plan
+
+
+async def test_going_on_with_another_bucket_is_refused(ground: Ground) -> None:
+    """What a rebuild that was broken off has written must be what would be written."""
+    target = MemoryTree().connect()
+    faults = Faults()
+    faults.fail("delete", Transient("gone"), times=-1)
+    with pytest.raises(Transient):
+        await written(ground, FaultyMetadata(target, faults))
+    await ground.store(5, runs(20, 3, 3), topic=OTHER)
+    with pytest.raises(Conflict, match="something else"):
+        await written(ground, target)
+
+
+async def test_nothing_of_a_topic_in_trouble_is_written(ground: Ground) -> None:
+    """The others are; what was decided with --prefer and --without is."""
+    await ground.store(5, runs(1, 5, 5))
+    plan = await planned(ground)
+    assert [(one.topic, one.blocked) for one in plan.topics] == [(TOPIC, True), (OTHER, False)]
+    assert {problem.kind for one in plan.topics for problem in one.problems} == {Trouble.OVERLAP}
+    target = MemoryTree().connect()
+    assert await written(ground, target) == [OTHER]
+    assert await target.children(paths.topic(TOPIC)) == []
+    assert await written(ground, target, topics=[TOPIC], without=[segment_id(5)]) == [TOPIC]
+    assert await nodes(target, paths.ledgers(TOPIC)) == await nodes(ground.metadata, paths.ledgers(TOPIC))
+
+
+async def test_incomplete_segments_block_their_topic(ground: Ground) -> None:
+    """A segment whose data or index is not what its manifest says holds its topic back; leaving it out is a choice."""
+    await ground.objects.delete([index_key(4)])
+    await ground.objects.put(data_key(3), b"short", metadata=OURS)
+    plan = await planned(ground)
+    assert {(one.kind, one.topic) for topic in plan.topics for one in topic.problems} == {(Trouble.INCOMPLETE, TOPIC)}
+    assert [(one.kind, one.topic) for one in plan.problems] == [(Trouble.INCOMPLETE, OTHER)]
+    plan = await planned(ground, without=[segment_id(3), segment_id(4)])
+    assert not plan.blocked
+    assert [(one.topic, one.blocked) for one in plan.topics] == [(TOPIC, False)]
+
+
+async def test_a_manifest_that_cannot_be_read_blocks_as_little_as_possible(ground: Ground) -> None:
+    """If it still names a topic of the bucket that topic is held back, else everything is."""
+    broken = bytearray(await ground.objects.get(manifest_key(4)))
+    broken[-1] ^= 1
+    await ground.objects.put(manifest_key(4), bytes(broken), metadata=OURS)
+    await ground.store(5, runs(20, 3, 3), topic=OTHER)
+    plan = await planned(ground)
+    assert not plan.blocked
+    assert [one.blocked for one in plan.topics] == [False, True]
+    assert plan.topics[1].problems[0].kind is Trouble.UNREADABLE
+    await ground.objects.put(manifest_key(4), b"nothing of it is left", metadata=OURS)
+    plan = await planned(ground)
+    assert plan.blocked
+    assert await written(ground, MemoryTree().connect()) == []
+    plan = await planned(ground, without=[segment_id(4)])
+    assert not plan.blocked
+    await ground.objects.put(manifest_key(4), await ground.objects.get(manifest_key(1)), metadata=OURS)
+    assert [one.kind for one in (await planned(ground)).topics[0].problems] == [Trouble.UNREADABLE]
+
+
+async def test_orphans_and_other_clusters_are_said(ground: Ground) -> None:
+    """They block nothing, and are in no map."""
+    await ground.objects.put(data_key(8), b"x", metadata=OURS)
+    await ground.store(9, runs(1, 0, 5), cluster="elsewhere")
+    plan = await planned(ground)
+    assert [one.kind for one in plan.problems] == [Trouble.ORPHAN, Trouble.FOREIGN]
+    assert not plan.blocked
+    assert not any(one.blocked for one in plan.topics)
+
+
+async def test_segments_that_nobody_has_are_a_mistake(ground: Ground) -> None:
+    """A uuid that is not in the bucket is a typing error."""
+    for chosen in ({"prefer": [segment_id(77)]}, {"without": [segment_id(77)]}):
+        with pytest.raises(InvalidInput, match="no segment"):
+            await planned(ground, **chosen)  # type: ignore[arg-type]

@@ -1,0 +1,167 @@
+"""Planning a topic from its manifests: the map as commits had made it, and every contradiction told."""
+
+from __future__ import annotations
+
+import pytest
+
+from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap
+from offloaderd.model import LedgerEnd, Loss, Position
+from offloaderd.upkeep.rebuild_plan import Known, Trouble, plan_topic
+from tests.unit.upkeep.site import BUCKET, PREFIX, TOPIC, segment_id
+
+Slice = tuple[int, int, int]
+
+
+def known(
+    number: int,
+    *slices: Slice,
+    ends: dict[int, LedgerEnd] | None = None,
+    losses: tuple[Loss, ...] = (),
+    closed: dict[int, int] | None = None,
+) -> Known:
+    """Return a segment of slices (ledger, first, last)."""
+    segment = CommittedSegment(
+        segment_id=segment_id(number),
+        slices=tuple(LedgerSlice(ledger, first, last, 10 * (last - first + 1)) for ledger, first, last in slices),
+        object_bytes=1000 + number,
+        assigned_ms=number,
+        offloaded_ms=number + 1,
+        bucket=BUCKET,
+        prefix=PREFIX,
+    )
+    ended = tuple((ends or {}).items())
+    return Known(topic=TOPIC, segment=segment, epoch=number, losses=losses, ends=ended, closed=closed or {})
+
+
+def troubles(*found: Known, prefer: tuple[int, ...] = ()) -> list[Trouble]:
+    """Plan and return what is wrong."""
+    plan = plan_topic(TOPIC, found, prefer=[segment_id(number) for number in prefer])
+    assert all(problem.topic == TOPIC and problem.text for problem in plan.problems)
+    return [problem.kind for problem in plan.problems]
+
+
+HISTORY = (
+    known(1, (3, 0, 9)),
+    known(2, (3, 10, 19), (5, 0, 4), ends={3: LedgerEnd(20, 5)}),
+    known(3, (5, 5, 7), ends={5: LedgerEnd(8, None)}),
+    known(
+        4,
+        (9, 0, 2),
+        ends={5: LedgerEnd(8, 6)},
+        losses=(Loss(Position(5, 7), Position(9, 0), 12, 77),),
+    ),
+)
+
+
+def test_the_map_is_what_commits_have_made() -> None:
+    """Contexts, ends and losses are those of a topic to which the same segments were committed one by one."""
+    live = TopicMap(TOPIC)
+    for one in HISTORY:
+        for loss in one.losses:
+            _, live = live.with_loss(loss)
+        _, live = live.with_commit(one.segment, dict(one.ends))
+    plan = plan_topic(TOPIC, reversed(HISTORY))
+    assert plan.problems == ()
+    assert {ledger: node.value for ledger, node in plan.map.contexts.items()} == {
+        ledger: node.value for ledger, node in live.with_ends({5: LedgerEnd(8, 6)})[1].contexts.items()
+    }
+    assert plan.map.segments == live.segments
+    assert plan.map.losses == live.losses
+    assert plan.map.ends[5] == LedgerEnd(8, 6)
+    assert plan.epoch == 4
+
+
+def test_a_ledger_that_began_before_the_bucket_does() -> None:
+    """After a retention the first segment begins inside a ledger; that is said, and is no obstacle."""
+    assert troubles(*HISTORY[1:]) == [Trouble.FRONT]
+    assert troubles(known(4, (9, 0, 2), ends={5: LedgerEnd(8, 9)})) == [Trouble.FRONT]
+    assert troubles(HISTORY[0]) == []
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        (known(1, (3, 0, 9)), known(2, (3, 11, 19))),
+        (known(1, (3, 0, 9)), known(2, (4, 1, 5), ends={3: LedgerEnd(10, 4)})),
+        (known(1, (3, 0, 9)), known(2, (4, 0, 5), ends={3: LedgerEnd(11, 4)})),
+        (known(1, (3, 0, 9), closed={3: 11}), known(2, (4, 0, 5))),
+        (known(1, (3, 0, 9), ends={3: LedgerEnd(10, 4)}), known(2, (5, 0, 5), ends={4: LedgerEnd(1, 5)})),
+    ],
+)
+def test_entries_that_are_certainly_missing_are_a_gap(missing: tuple[Known, Known]) -> None:
+    """Inside a ledger, at the end of one, at the beginning of one, or a whole ledger between."""
+    assert troubles(*missing) == [Trouble.GAP]
+    assert plan_topic(TOPIC, missing).blocked
+
+
+def test_a_recorded_loss_is_no_gap() -> None:
+    """What was known to be lost need not be in the bucket, and a loss elsewhere excuses nothing."""
+    first = known(1, (3, 0, 9), closed={3: 20})
+    lost = Loss(Position(3, 9), Position(5, 0), 10)
+    assert troubles(first, known(2, (5, 0, 3), losses=(lost,))) == []
+    elsewhere = Loss(Position(1, 0), Position(3, 0), 10)
+    assert troubles(first, known(2, (5, 0, 3), losses=(elsewhere,))) == [Trouble.GAP]
+    short = Loss(Position(3, 9), Position(4, 0), 10)
+    assert troubles(first, known(2, (5, 0, 3), losses=(short,))) == [Trouble.DOUBT]
+    assert troubles(first, known(2, (5, 0, 3), losses=(short,), ends={4: LedgerEnd(1, 5)})) == [Trouble.GAP]
+    assert troubles(first, known(2, (5, 1, 3), losses=(lost,))) == [Trouble.GAP]
+
+
+def test_doubt_is_said_and_blocks_nothing() -> None:
+    """Nobody knows of a ledger between, nor that there was none."""
+    unsure = (known(1, (3, 0, 9), ends={3: LedgerEnd(10, None)}), known(2, (5, 0, 5)))
+    assert troubles(*unsure) == [Trouble.DOUBT]
+    assert not plan_topic(TOPIC, unsure).blocked
+    over_empty = known(2, (5, 0, 5), ends={3: LedgerEnd(10, 4), 4: LedgerEnd(0, 5)})
+    assert troubles(unsure[0], over_empty) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "lost"),
+    [
+        (known(9, (3, 0, 9)), [Trouble.OVERLAP]),
+        (known(9, (3, 5, 9)), [Trouble.OVERLAP]),
+        (known(9, (3, 10, 12)), [Trouble.OVERLAP]),
+        (known(9, (3, 0, 19), (5, 0, 4)), [Trouble.OVERLAP, Trouble.OVERLAP]),
+    ],
+)
+def test_overlaps_are_for_somebody_to_decide(other: Known, lost: list[Trouble]) -> None:
+    """Two segments for one range block the topic, until one is preferred."""
+    assert troubles(HISTORY[0], HISTORY[1], other) == lost
+    assert plan_topic(TOPIC, [HISTORY[0], HISTORY[1], other]).blocked
+
+
+def test_a_preferred_segment_wins_over_all_that_overlap_it() -> None:
+    """It takes the place of one or of several; a hole that it leaves is a gap."""
+    same, both, part = known(9, (3, 0, 9)), known(9, (3, 0, 19), (5, 0, 4)), known(9, (3, 10, 12))
+    for chosen in (same, both):
+        plan = plan_topic(TOPIC, [*HISTORY, chosen], prefer=[segment_id(9)])
+        assert not plan.blocked
+        assert plan.map.segments[0].segment_id == segment_id(9)
+    assert troubles(HISTORY[0], HISTORY[1], part, HISTORY[2], prefer=(9,)) == [Trouble.GAP]
+    assert troubles(HISTORY[0], same, HISTORY[1], prefer=(1, 9)) == [Trouble.OVERLAP]
+    assert troubles(HISTORY[0], same, HISTORY[1], prefer=(1,)) == []
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        known(2, (5, 0, 3), ends={3: LedgerEnd(11, 5)}),
+        known(2, (5, 0, 3), ends={3: LedgerEnd(10, 5), 5: LedgerEnd(3, None)}),
+        known(2, (5, 0, 3), ends={3: LedgerEnd(10, 4)}),
+    ],
+)
+def test_different_words_on_one_ledger_are_a_contradiction(second: Known) -> None:
+    """Two numbers of entries, two next ledgers, or an end before what a segment holds."""
+    first = known(1, (3, 0, 9), ends={3: LedgerEnd(10, 5)})
+    assert Trouble.CONTRADICTION in troubles(first, second)
+
+
+def test_losses_are_taken_once_and_the_wider_one_counts() -> None:
+    """A range that grew was recorded twice; the map has the last of them."""
+    narrow, wide = Loss(Position(3, 9), Position(5, 0), 1, 7), Loss(Position(3, 9), Position(7, 0), 4, 9)
+    plan = plan_topic(
+        TOPIC, [known(1, (3, 0, 9)), known(2, (7, 0, 0), losses=(wide, narrow)), known(3, (7, 1, 1), losses=(wide,))]
+    )
+    assert plan.map.losses == (wide,)
+    assert not plan.blocked
