@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,8 +33,9 @@ from offloaderd.offload.budget import Backoff, ByteBudget
 from offloaderd.offload.buffer import BufferPool
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.hot import HotBuffers
-from offloaderd.offload.ownership import register
+from offloaderd.offload.registration import Registration
 from offloaderd.offload.signal import finished, race
+from offloaderd.probes import Prober
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
 from offloaderd.rpc.admin import AdminService, DaemonSnapshot
@@ -58,8 +60,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
-PROBE_S = 5.0
-"""Pause between two looks at whether the bucket and ZooKeeper answer."""
+
+TELL_S = 1.0
+"""Longest wait for ZooKeeper to take note that this daemon drains; without it the others only notice later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +257,7 @@ class Daemon:
         )
         if shop.outage.area is not None:
             await stack.enter_async_context(shop.outage.area)
-        engine = Engine(shop, wiring.roll_policy(settings))
+        engine = Engine(shop, wiring.roll_policy(settings), placement=wiring.placement_options(settings))
         stored = StoredMaps(metadata)
         reader = await stack.enter_async_context(
             TopicReader(
@@ -272,22 +275,21 @@ class Daemon:
         services = self._services(engine, reader, metadata, ledgers, gc)
         interceptors = [ErrorInterceptor(self.metrics, clock=self._clock)]
         rpc = await stack.enter_async_context(RpcServer(wiring.server_options(settings), services, interceptors))
-        node = DaemonNode(
-            daemon_id=settings.daemon.id,
-            address=settings.grpc.advertise or f"{settings.grpc.host}:{rpc.port}",
-            version=__version__,
-            started_ms=self._started_ms,
-        )
+        registration = self._registration(engine, metadata, rpc.port)
+        node = registration.node
         self.health.starting(f"registering as {node.daemon_id}")
-        patience_s = settings.metadata.session_timeout_s * 1.5
-        if not await self._or_stopped(register(metadata, node, clock=self._clock, patience_s=patience_s)):
+        if not await self._or_stopped(registration.open()):
             return
+        prober = Prober(self.health, self._clock, bucket=partial(self._bucket_probed, registration))
         async with asyncio.TaskGroup() as group:
             loops = [
                 group.create_task(watch_loop(self._clock, self.metrics), name="event-loop lag"),
-                group.create_task(self._probe(metadata, objects, ledgers), name="dependency probe"),
-                group.create_task(self._stay_registered(metadata, node), name="registration"),
-                group.create_task(gc.keep(wiring.gc_schedule(settings), lambda: True), name="garbage collection"),
+                group.create_task(prober.run(metadata, objects, ledgers), name="dependency probe"),
+                group.create_task(registration.run(), name="registration"),
+                group.create_task(
+                    gc.keep(wiring.gc_schedule(settings), lambda: engine.placement.leads("gc")),
+                    name="garbage collection",
+                ),
             ]
             running = group.create_task(engine.run(node), name="engine")
             self.health.serving()
@@ -296,9 +298,21 @@ class Daemon:
             if self._on_ready is not None:
                 self._on_ready(Addresses(grpc=node.address, http=http.address))
             await self.stopping.wait()
-            await self._drain(engine, running, rpc)
+            await self._drain(engine, running, rpc, registration)
             for loop in loops:
                 loop.cancel()
+
+    def _registration(self, engine: Engine, metadata: MetadataStore, port: int) -> Registration:
+        """Return how the others hear of this daemon."""
+        settings = self._settings
+        node = DaemonNode(
+            daemon_id=settings.daemon.id,
+            address=settings.grpc.advertise or f"{settings.grpc.host}:{port}",
+            version=__version__,
+            started_ms=self._started_ms,
+        )
+        patience_s = settings.metadata.session_timeout_s * 1.5
+        return Registration(metadata, node, clock=self._clock, patience_s=patience_s, changed=engine.placement.become)
 
     def _services(
         self, engine: Engine, reader: TopicReader, metadata: MetadataStore, ledgers: Ledgers, gc: Collector
@@ -321,12 +335,19 @@ class Daemon:
             ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
         )
 
-    async def _drain(self, engine: Engine, running: asyncio.Task[None], rpc: RpcServer) -> None:
-        """Refuse new work, complete open segments under the deadline, end the calls that still run."""
+    async def _drain(
+        self, engine: Engine, running: asyncio.Task[None], rpc: RpcServer, registration: Registration
+    ) -> None:
+        """Refuse new work, complete open segments under the deadline, end the calls that still run.
+
+        The others are told first, so that whoever is to have a topic waits for it when it is released.
+        """
         deadline_s = self._settings.shutdown.drain_s
         self.health.draining(self._why_stopping)
         await rpc.show(serving=False)
         started = self._clock.monotonic()
+        registration.say(draining=True)
+        await race(registration.told(), self._clock.sleep(TELL_S))
         engine.drain()
         await race(finished(running), self._clock.sleep(deadline_s))
         left = engine.topics()
@@ -347,42 +368,11 @@ class Daemon:
         await race(work, self.stopping.wait())
         return not self.stopping.is_set()
 
-    async def _stay_registered(self, metadata: MetadataStore, node: DaemonNode) -> None:
-        """Announce the daemon again whenever its session was lost."""
-        while True:
-            session = await metadata.session()
-            await session.lost.wait()
-            await metadata.session()
-            patience_s = self._settings.metadata.session_timeout_s * 1.5
-            await register(metadata, node, clock=self._clock, patience_s=patience_s)
-
-    async def _probe(self, metadata: MetadataStore, objects: SegmentStore, ledgers: Ledgers) -> None:
-        """Look every few seconds whether what the daemon depends on answers, for health and metrics."""
-        while True:
-            await self._look("metadata", metadata.children("/"))
-            self.metrics.bucket_accessible.set(await self._look("objects", reach(objects)))
-            if ledgers.probe is not None:
-                await self._look("ledgers", ledgers.probe())
-            await self._clock.sleep(PROBE_S)
-
-    async def _look(self, name: str, request: Awaitable[object]) -> bool:
-        """Send a small request to a dependency and note for health whether it answered."""
-        try:
-            await request
-        except OffloaderError as error:
-            self.health.down(name, str(error))
-            return False
-        self.health.up(name)
-        return True
+    def _bucket_probed(self, registration: Registration, reached: bool) -> None:
+        self.metrics.bucket_accessible.set(reached)
+        registration.probed(reached=reached, patience_s=self._settings.placement.impaired_s)
 
     def _session_changed(self, state: SessionState) -> None:
         self.metrics.zk_session_state.set(state)
         if state is SessionState.LOST:
             self.metrics.zk_session_losses.inc()
-
-
-async def reach(objects: SegmentStore) -> None:
-    """Ask the bucket for something small."""
-    async with aclosing(objects.list("offloaderd-probe/")) as found:
-        async for _ in found:
-            return

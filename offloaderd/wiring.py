@@ -11,6 +11,7 @@ from offloaderd.ledgers.pulsar_admin import AdminOptions
 from offloaderd.objects.s3 import S3Options
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
+from offloaderd.offload.placement import PlacementOptions
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.offload.spill_files import SpillArea
@@ -90,6 +91,18 @@ def roll_policy(settings: Settings) -> RollPolicy:
         segment_bytes_max=settings.offload.segment_bytes_max,
         segment_age_max_s=settings.offload.segment_age_max_s,
         segment_age_min_s=settings.offload.segment_age_min_s,
+    )
+
+
+def placement_options(settings: Settings) -> PlacementOptions:
+    """Return how topics move between daemons."""
+    placement = settings.placement
+    return PlacementOptions(
+        settle_s=placement.settle_s,
+        grace_s=placement.grace_s,
+        handovers_max=placement.handovers_max,
+        handover_s=placement.handover_s,
+        keep_s=placement.keep_s,
     )
 
 

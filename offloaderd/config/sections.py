@@ -33,6 +33,7 @@ from offloaderd.config.rules import broken_rules
 from offloaderd.config.section import Section
 from offloaderd.config.sections_gc import GcSettings
 from offloaderd.config.sections_outage import OutageSettings, SpillSettings, UploadSettings
+from offloaderd.config.sections_placement import PlacementSettings
 from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
 from offloaderd.model import ReadPriority
 
@@ -334,6 +335,7 @@ class Settings(Section):
     upload: UploadSettings = UploadSettings()
     outage: OutageSettings = OutageSettings()
     spill: SpillSettings = SpillSettings()
+    placement: PlacementSettings = PlacementSettings()
     memory: MemorySettings = MemorySettings()
     read: ReadSettings = ReadSettings()
     gc: GcSettings = GcSettings()

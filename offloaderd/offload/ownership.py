@@ -19,7 +19,6 @@ from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import owner as owner_record
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import Claim
-from offloaderd.offload.registration import register
 from offloaderd.offload.signal import race
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
 
 log = structlog.get_logger(__name__)
-
-__all__ = ["claim", "let_go", "owner_of", "register", "release", "taken"]
 
 
 async def owner_of(store: MetadataStore, topic: TopicName) -> Owner | None:

@@ -32,13 +32,11 @@ log = structlog.get_logger(__name__)
 LOOK_AGAIN_S = 0.5
 
 
-async def register(store: MetadataStore, node: DaemonNode, *, clock: Clock, patience_s: float) -> None:
-    """Announce this daemon under its id. Raises Conflict when another run has it and still does after `patience_s`."""
-    await announce(store, node, clock=clock, patience_s=patience_s)
+async def register(store: MetadataStore, node: DaemonNode, *, clock: Clock, patience_s: float) -> DaemonNode:
+    """Announce this daemon under its id, and return what is stored: the node with the session that holds it.
 
-
-async def announce(store: MetadataStore, node: DaemonNode, *, clock: Clock, patience_s: float) -> DaemonNode:
-    """Do as `register`, and return what is stored: the node with the session that holds it."""
+    Raises Conflict when another run of this daemon has the id, and still does after `patience_s`.
+    """
     path = paths.daemon(node.daemon_id)
     deadline = clock.monotonic() + patience_s
     backoff = Backoff(clock)
@@ -98,12 +96,13 @@ class Registration:
         self._patience_s = patience_s
         self._changed = changed
         self._wanted = Signal()
+        self._unreached_s: float | None = None
         self._written: DaemonNode | None = None
         self._told = Signal()
 
     async def open(self) -> None:
         """Register. Raises Conflict when another run of this daemon still has the id."""
-        stored = await announce(self._store, self.node, clock=self._clock, patience_s=self._patience_s)
+        stored = await register(self._store, self.node, clock=self._clock, patience_s=self._patience_s)
         self._written = replace(stored, session_id="")
         self._told.notify()
 
@@ -118,6 +117,17 @@ class Registration:
         if self.node != node:
             self._changed(self.node)
             self._wanted.notify()
+
+    def probed(self, *, reached: bool, patience_s: float) -> None:
+        """Take note of whether the bucket answered; silent for `patience_s` seconds it makes this daemon impaired."""
+        now = self._clock.monotonic()
+        if reached:
+            self._unreached_s = None
+            self.say(impaired="")
+        elif self._unreached_s is None:
+            self._unreached_s = now
+        elif now - self._unreached_s >= patience_s:
+            self.say(impaired="it cannot reach the bucket")
 
     async def told(self) -> None:
         """Return when what was last said is stored, so that the others know it or are about to."""

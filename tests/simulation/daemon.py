@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import OffloaderError, first_of
+from offloaderd.errors import Conflict, OffloaderError, first_of
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.buffer import BufferPool
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.hot import HotBuffers
-from offloaderd.offload.ownership import register
 from offloaderd.offload.pace import Pace
+from offloaderd.offload.placement import PlacementOptions
+from offloaderd.offload.registration import Registration
+from offloaderd.offload.signal import race
 from offloaderd.offload.topic import Workshop
 from offloaderd.offload.uploader import Uplink, UploadLimits
 from offloaderd.read.ports import StoredMaps
@@ -25,6 +28,10 @@ from tests.simulation.zookeeper import SESSION_TIMEOUT_S, ZooKeeper
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
+
+PROBE_S = 5.0
+IMPAIRED_S = 8.0
+PLACEMENT = PlacementOptions(settle_s=2.0, grace_s=3.0, handovers_max=2, handover_s=10.0, keep_s=20.0)
 
 
 class SimClock:
@@ -101,7 +108,15 @@ class SimDaemon:
             cluster="simulated",
             driver={"driver": "s3", "bucket": "b", "prefix": world.prefix},
         )
-        self.engine = Engine(shop, options.policy)
+        self.engine = Engine(shop, options.policy, placement=PLACEMENT)
+        node = DaemonNode(daemon_id=self.name, address=f"{self.name}:1", version="0", started_ms=self.clock.wall_ms())
+        self.registration = Registration(
+            self.zookeeper,
+            node,
+            clock=self.clock,
+            patience_s=SESSION_TIMEOUT_S * 3,
+            changed=self.engine.placement.become,
+        )
         self.reader = TopicReader(
             maps=self.engine,
             policies=StoredMaps(self.zookeeper),
@@ -142,7 +157,7 @@ class SimDaemon:
         if process is None or not self.up:
             return
         self._world.trace(self.name, "drains")
-        self.engine.drain()
+        process.start(self._drain(), name=f"drain {self.name}")
         deadline = self._world.loop.time() + 30.0
         while process.alive and not self.main.done() and self._world.loop.time() < deadline:
             await asyncio.sleep(0.1)  # noqa: TID251 - the loop's own time
@@ -184,25 +199,33 @@ class SimDaemon:
                 raise
 
     async def _serve(self) -> None:
+        """Do what daemon.py does: register, follow the topics, keep the registration true."""
         await self.zookeeper.session()
-        node = DaemonNode(
-            daemon_id=self.name, address=f"{self.name}:1", version="0", started_ms=self.clock.wall_ms()
-        )
         while True:
             try:
-                await register(self.zookeeper, node, clock=self.clock, patience_s=60.0)
+                await self.registration.open()
                 break
-            except OffloaderError as error:
+            except Conflict as error:
                 self._world.trace(self.name, f"not registered: {error}")
-                await self.clock.sleep(0.5)
         async with self.reader, asyncio.TaskGroup() as group:
-            registration = group.create_task(self._stay_registered(node))
-            await self.engine.run(node)
-            registration.cancel()
+            loops = [group.create_task(self.registration.run()), group.create_task(self._probe())]
+            await self.engine.run(self.registration.node)
+            for loop in loops:
+                loop.cancel()
 
-    async def _stay_registered(self, node: DaemonNode) -> None:
+    async def _probe(self) -> None:
         while True:
-            session = await self.zookeeper.session()
-            await session.lost.wait()
-            await self.zookeeper.session()
-            await register(self.zookeeper, node, clock=self.clock, patience_s=60.0)
+            try:
+                async with aclosing(self.bucket.list("offloaderd-probe/")) as found:
+                    async for _ in found:
+                        break
+            except OffloaderError:
+                self.registration.probed(reached=False, patience_s=IMPAIRED_S)
+            else:
+                self.registration.probed(reached=True, patience_s=IMPAIRED_S)
+            await self.clock.sleep(PROBE_S)
+
+    async def _drain(self) -> None:
+        self.registration.say(draining=True)
+        await race(self.registration.told(), self.clock.sleep(1.0))
+        self.engine.drain()
