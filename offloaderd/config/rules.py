@@ -9,7 +9,7 @@ import ipaddress
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.config.units import format_bytes
-from offloaderd.model import ENTRY_BYTES_MAX, OutagePolicy
+from offloaderd.model import ENTRY_BYTES_MAX, OutagePolicy, TierRetention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +42,7 @@ def broken_rules(settings: Settings) -> list[Broken]:
         *_bookies(settings),
         *_pulsar(settings),
         *_offload(settings),
+        *_retention(settings),
         *_memory(settings),
         *_outage(settings),
     ]
@@ -212,6 +213,21 @@ def _offload(settings: Settings) -> Iterator[Broken]:
 def _outage(settings: Settings) -> Iterator[Broken]:
     if settings.outage.policy is OutagePolicy.SPILL and settings.spill.directory is None:
         yield Broken(("outage.policy", "spill.directory"), "outage.policy = spill needs a spill.directory to write to")
+
+
+def _retention(settings: Settings) -> Iterator[Broken]:
+    retention = settings.retention
+    if retention.kind is TierRetention.LIMITED and not (retention.age_s or retention.size_bytes):
+        yield Broken(
+            ("retention.kind", "retention.age_s", "retention.size_bytes"),
+            "retention.kind = limited needs retention.age_s or retention.size_bytes",
+        )
+    if retention.kind is TierRetention.FOLLOW and settings.ledgers.kind != "bookkeeper":
+        yield Broken(
+            ("retention.kind", "ledgers.kind"),
+            f"retention.kind = follow goes by Pulsar's list of ledgers, and ledgers.kind = {settings.ledgers.kind} has "
+            "none: choose keep or limited",
+        )
 
 
 def _memory(settings: Settings) -> Iterator[Broken]:

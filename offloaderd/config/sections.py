@@ -34,6 +34,7 @@ from offloaderd.config.section import Section
 from offloaderd.config.sections_gc import GcSettings
 from offloaderd.config.sections_outage import OutageSettings, SpillSettings, UploadSettings
 from offloaderd.config.sections_placement import PlacementSettings
+from offloaderd.config.sections_retention import GrantSettings, RetentionSettings
 from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
 from offloaderd.model import ReadPriority
 
@@ -336,6 +337,8 @@ class Settings(Section):
     outage: OutageSettings = OutageSettings()
     spill: SpillSettings = SpillSettings()
     placement: PlacementSettings = PlacementSettings()
+    retention: RetentionSettings = RetentionSettings()
+    grants: GrantSettings = GrantSettings()
     memory: MemorySettings = MemorySettings()
     read: ReadSettings = ReadSettings()
     gc: GcSettings = GcSettings()

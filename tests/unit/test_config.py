@@ -27,9 +27,10 @@ from offloaderd.config import (
 from offloaderd.config.fields import all_settings, environment_name
 from offloaderd.config.given import nearest_key
 from offloaderd.config.rules import broken_rules, is_loopback
+from offloaderd.config.sections_retention import RetentionSettings
 from offloaderd.config.units import format_bytes, parse_bytes
 from offloaderd.errors import InvalidConfig
-from offloaderd.model import ReadPriority
+from offloaderd.model import ReadPriority, TierRetention
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -297,6 +298,11 @@ class TestRules:
             ({"grpc": GrpcSettings(host=EVERYWHERE)}, ("grpc.host", "grpc.insecure_elsewhere")),
             ({"grpc": GrpcSettings(port=7651)}, ("grpc.port", "http.port")),
             ({"read": ReadSettings(batch_bytes=11 * MiB)}, ("read.batch_bytes", "grpc.message_bytes_max")),
+            (
+                {"retention": RetentionSettings(kind=TierRetention.LIMITED)},
+                ("retention.kind", "retention.age_s", "retention.size_bytes"),
+            ),
+            ({"retention": RetentionSettings(kind=TierRetention.FOLLOW)}, ("retention.kind", "ledgers.kind")),
         ],
     )
     def test_each_rule_stands_alone(self, changes: dict[str, object], keys: tuple[str, str]) -> None:
@@ -316,6 +322,8 @@ class TestRules:
             {"memory": MemorySettings(upload_bytes=24 * MiB, cache_bytes=16 * MiB)},
             {"grpc": GrpcSettings(host=EVERYWHERE, insecure_elsewhere=True)},
             {"grpc": GrpcSettings(port=0)},
+            {"retention": RetentionSettings(kind=TierRetention.LIMITED, size_bytes=1)},
+            {"retention": RetentionSettings(kind=TierRetention.LIMITED, age_s=0.5)},
         ],
     )
     def test_the_bounds_themselves_are_allowed(self, changes: dict[str, object]) -> None:

@@ -1,0 +1,184 @@
+"""Whether the copy of a ledger in the bucket is whole: what has to hold before its source may delete it (P3).
+
+Nothing that was known before counts: sizes are asked of the store, manifest and index are read and must agree with
+each other and with the map, and on request every block of the data is read and its checksum compared. The segments
+must hold all entries of the ledger without a gap, and what was committed before and behind them must join on.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderError
+from offloaderd.format import manifest, v2
+from offloaderd.format.verify import decode_verified_block
+from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
+from offloaderd.objects import keys
+from offloaderd.offload.sealing import index_groups
+
+if TYPE_CHECKING:
+    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.objects.port import ObjectInfo
+    from offloaderd.offload.topic import Workshop
+
+
+class Unsound(OffloaderError):
+    """The copy is not what it has to be; `reason` names the kind of fault for metrics."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message, hint="the source keeps the ledger; docs/failures.md says what to do")
+        self.reason = reason
+
+
+def segments_of(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:
+    """Return the segments that hold the whole ledger, in order. Raises Unsound when they do not, or do not join on."""
+    end = topic_map.ends.get(ledger_id)
+    if end is None or ledger_id not in topic_map.contexts or ledger_id in topic_map.deleted:
+        raise Unsound("not_offloaded", f"ledger {ledger_id} is not offloaded to its end, or is marked deleted")
+    holding = [one for one in topic_map.segments if any(part.ledger_id == ledger_id for part in one.slices)]
+    expected = 0
+    for segment in holding:
+        part = next(part for part in segment.slices if part.ledger_id == ledger_id)
+        if part.first_entry_id != expected:
+            raise Unsound(
+                "gap", f"entries {expected} to {part.first_entry_id - 1} of ledger {ledger_id} are in no segment"
+            )
+        expected = part.last_entry_id + 1
+    if expected != end.entries:
+        raise Unsound("gap", f"the segments hold {expected} of {end.entries} entries of ledger {ledger_id}")
+    _check_joints(topic_map, holding)
+    return holding
+
+
+def _check_joints(topic_map: TopicMap, holding: list[CommittedSegment]) -> None:
+    """Raise Unsound unless the segments follow each other, and join on to those committed before and behind."""
+    at = topic_map.segments.index(holding[0])
+    around = topic_map.segments[max(0, at - 1) : at + len(holding) + 1]
+    for before, after in pairwise(around):
+        if any(loss.after == before.end and loss.before == after.begin for loss in topic_map.losses):
+            continue
+        if after.begin.ledger_id == before.end.ledger_id:
+            joined = after.begin.entry_id == before.end.entry_id + 1
+        else:
+            end = topic_map.ends.get(before.end.ledger_id)
+            joined = after.begin.entry_id == 0 and end is not None and end.entries == before.end.entry_id + 1
+        if not joined:
+            raise Unsound("gap", f"nobody can say that nothing is missing between {before.end} and {after.begin}")
+
+
+class CopyChecker:
+    """Looks at the objects of segments."""
+
+    def __init__(self, shop: Workshop, *, readback: bool, chunk_bytes: int = 8 << 20) -> None:
+        self._shop = shop
+        self._uplink = shop.uplink
+        self._readback = readback
+        self._chunk_bytes = chunk_bytes
+
+    async def check(self, topic_map: TopicMap, segment: CommittedSegment, ledger_id: int) -> GrantedSegment:
+        """Return what was found of a segment. Raises Unsound, and Transient, Denied when the store does not answer."""
+        if segment.bucket != self._shop.driver.get("bucket", ""):
+            raise Unsound(
+                "bucket", f"segment {segment.segment_id} is in bucket {segment.bucket!r}, not in this daemon's"
+            )
+        try:
+            found = await self._objects(topic_map, segment)
+        except BucketMissing:
+            raise
+        except NotFound as error:
+            raise Unsound("missing_object", f"an object of segment {segment.segment_id} is missing: {error}") from error
+        except CorruptData as error:
+            raise Unsound("corrupt", str(error)) from error
+        part = next(part for part in segment.slices if part.ledger_id == ledger_id)
+        return GrantedSegment(
+            segment_id=segment.segment_id,
+            first_entry_id=part.first_entry_id,
+            last_entry_id=part.last_entry_id,
+            objects=found,
+        )
+
+    async def unchanged(self, granted: GrantedSegment) -> bool:
+        """Whether all objects are there as they were when they were checked, by size and ETag."""
+        for known in granted.objects:
+            try:
+                info = await self._uplink.objects.head(known.key)
+            except BucketMissing:
+                raise
+            except NotFound:
+                return False
+            if (info.size_bytes, info.etag) != (known.size_bytes, known.etag):
+                return False
+        return True
+
+    async def _objects(self, topic_map: TopicMap, segment: CommittedSegment) -> tuple[GrantedObject, ...]:
+        data_key = keys.data_key(segment.prefix, segment.segment_id)
+        index_key = keys.index_key(segment.prefix, segment.segment_id)
+        manifest_key = keys.manifest_key(segment.prefix, segment.segment_id)
+        info = await self._head(data_key, segment.object_bytes)
+        encoded, manifest_found = await self._read(manifest_key)
+        described = manifest.decode(encoded, key=manifest_key)
+        self._check_manifest(topic_map, segment, described, manifest_key)
+        index, index_found = await self._read(index_key)
+        if index != v2.encode_index(described.data_bytes, index_groups(described.ledgers, described.blocks)):
+            raise CorruptData(key=index_key, offset=0, expected="the index of the manifest's blocks", found="another")
+        crc32c = await self._read_data(data_key, described) if self._readback else None
+        data = GrantedObject(key=data_key, size_bytes=info.size_bytes, crc32c=crc32c, etag=info.etag)
+        return data, index_found, manifest_found
+
+    async def _head(self, key: str, size_bytes: int) -> ObjectInfo:
+        info = await self._uplink.objects.head(key)
+        if info.size_bytes != size_bytes:
+            raise Unsound("size", f"{key} holds {info.size_bytes} bytes, not {size_bytes}")
+        return info
+
+    async def _read(self, key: str) -> tuple[bytes, GrantedObject]:
+        """Read a small object whole."""
+        info = await self._uplink.objects.head(key)
+        data = await self._uplink.objects.get(key)
+        self._uplink.metrics.grant_checked_bytes.inc(len(data))
+        found = GrantedObject(key=key, size_bytes=len(data), crc32c=google_crc32c.value(data), etag=info.etag)
+        return data, found
+
+    def _check_manifest(
+        self, topic_map: TopicMap, segment: CommittedSegment, described: SegmentManifest, key: str
+    ) -> None:
+        """Raise CorruptData unless the manifest is this segment's, and says of it what was committed."""
+        committed = [(one.ledger_id, one.first_entry_id, one.last_entry_id) for one in segment.slices]
+        stored = [(one.ledger_id, one.first_entry_id, one.last_entry_id) for one in described.ledgers]
+        for what, expected, found in (
+            ("segment", segment.segment_id, described.segment_id),
+            ("managed ledger", topic_map.topic.managed_ledger, described.managed_ledger),
+            ("cluster", self._shop.cluster, described.cluster),
+            ("bytes of the data", segment.object_bytes, described.data_bytes),
+            ("entries", committed, stored),
+        ):
+            if expected != found:
+                raise CorruptData(key=key, offset=0, expected=f"{what} {expected}", found=found)
+
+    async def _read_data(self, key: str, described: SegmentManifest) -> int:
+        """Read all bytes, each block checked; returns the checksum of the whole object. Raises CorruptData."""
+        crc32c = 0
+        if described.preamble_bytes:
+            crc32c = google_crc32c.value(await self._uplink.objects.get(key, 0, described.preamble_bytes))
+        blocks = list(described.blocks)
+        while blocks:
+            taken = [blocks.pop(0)]
+            while blocks and blocks[0].offset + blocks[0].length - taken[0].offset <= self._chunk_bytes:
+                taken.append(blocks.pop(0))
+            first, length = taken[0].offset, taken[-1].offset + taken[-1].length - taken[0].offset
+            await self._uplink.budget.acquire(length)
+            try:
+                data = await self._uplink.objects.get(key, first, length)
+                for block in taken:
+                    decode_verified_block(
+                        data[block.offset - first : block.offset - first + block.length], block, key=key
+                    )
+                crc32c = google_crc32c.extend(crc32c, data)
+            finally:
+                self._uplink.budget.release(length)
+            self._uplink.metrics.grant_checked_bytes.inc(length)
+        return crc32c

@@ -1,0 +1,97 @@
+"""Grants in the metadata store: read, revoked and allowed again by anybody, written by the topic's owner alone.
+
+Every change compares the node's version, so a revocation and the decision to delete cannot both win.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.errors import Conflict, NotFound
+from offloaderd.metadata import paths
+from offloaderd.metadata.each import each
+from offloaderd.metadata.nodes import node
+from offloaderd.metadata.records import grant as grant_record
+from offloaderd.metadata.records.grant import Grant
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.model import TopicName
+
+TRIES = 5
+"""Changes of a grant that may come between reading and writing it before the caller is told to try again."""
+
+
+class Stored(NamedTuple):
+    """A grant with its node's version."""
+
+    grant: Grant
+    version: int
+
+
+async def load(store: MetadataStore, topic: TopicName, ledger_id: int) -> Stored | None:
+    """Read a ledger's grant, None when there is none. Raises CorruptData, Transient."""
+    path = paths.grant(topic, ledger_id)
+    found = await node(store, path)
+    return Stored(grant_record.decode(found.value, path=path), found.version) if found is not None else None
+
+
+async def load_all(
+    store: MetadataStore, topic: TopicName, known: Mapping[int, Grant] = MappingProxyType({})
+) -> dict[int, Grant]:
+    """Read all grants of a topic by ledger; those in `known` are not read again. Raises CorruptData, Transient."""
+    names = await store.children(paths.grants(topic))
+    ledger_ids = {int(name) for name in names if name.isascii() and name.isdecimal()}
+    unread = sorted(ledger_ids - known.keys())
+    found = await each(unread, lambda ledger_id: load(store, topic, ledger_id))
+    read = {ledger_id: one.grant for ledger_id, one in zip(unread, found, strict=True) if one is not None}
+    return {**{ledger_id: grant for ledger_id, grant in known.items() if ledger_id in ledger_ids}, **read}
+
+
+async def deleted_by_us(store: MetadataStore, topic: TopicName, ledger_id: int) -> bool:
+    """Whether offloaderd itself deleted the ledger from its source, which is no reason to delete its copy."""
+    found = await load(store, topic, ledger_id)
+    return found is not None and bool(found.grant.source_deleted_ms)
+
+
+async def revoke(store: MetadataStore, topic: TopicName, ledger_id: int, *, reason: str, now_ms: int) -> Grant:
+    """Take a grant back, or say beforehand that there is to be none; returns the record.
+
+    Raises Conflict when the ledger is being deleted already, OutcomeUnknown (repeating is safe), Transient.
+    """
+    for _ in range(TRIES):
+        found = await load(store, topic, ledger_id)
+        if found is not None and found.grant.source_deleted_ms:
+            raise Conflict(
+                f"ledger {ledger_id} of {topic} is being deleted from its source, or is gone already",
+                hint="its verified copy is in the bucket; offloadctl ledgers list shows since when",
+            )
+        if found is not None and found.grant.revoked_ms:
+            return found.grant
+        known = found.grant if found is not None else Grant(ledger_id=ledger_id)
+        revoked = replace(known, revoked_ms=max(1, now_ms), revoked_reason=reason)
+        path, value = paths.grant(topic, ledger_id), grant_record.encode(revoked)
+        try:
+            if found is None:
+                await store.create(path, value)
+            else:
+                await store.replace(path, value, found.version)
+        except (Conflict, NotFound):
+            continue
+        return revoked
+    raise Conflict(f"the grant of ledger {ledger_id} of {topic} keeps changing", hint="try again")
+
+
+async def allow(store: MetadataStore, topic: TopicName, ledger_id: int) -> None:
+    """Lift a revocation: the ledger is verified anew and then granted again.
+
+    Raises NotFound when it is not revoked, OutcomeUnknown (repeating is safe), Transient.
+    """
+    found = await load(store, topic, ledger_id)
+    if found is None or not found.grant.revoked_ms:
+        raise NotFound(f"no grant of ledger {ledger_id} of {topic} is revoked", hint="offloadctl ledgers list")
+    await store.delete(paths.grant(topic, ledger_id), found.version)

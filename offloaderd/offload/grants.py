@@ -1,0 +1,231 @@
+"""The deletion gate: permission to delete a ledger from its source, given only for a copy that was verified (P3).
+
+For every closed ledger that is offloaded to its end, the owner verifies the copy (`copy_check.py`) and writes a grant
+under its epoch: what was found, when, by whom, and before when the source is to keep the ledger. A copy that is not
+sound gets none, is told, and is looked at again. The embedded store acts on grants itself: the decision is one
+transaction that compares the grant's version, so a revocation that came first wins; objects and map are looked at
+once more right before it. For BookKeeper grants are published only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.errors import BucketMissing, Conflict, CorruptData, Denied, Fenced, NotFound, OffloaderError, Transient
+from offloaderd.metadata import paths
+from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.records import grant as grant_record
+from offloaderd.metadata.records.grant import Grant
+from offloaderd.offload import grant_records
+from offloaderd.offload.copy_check import CopyChecker, Unsound, segments_of
+
+if TYPE_CHECKING:
+    from offloaderd.ledgers.port import LedgerStore
+    from offloaderd.offload.grant_records import Stored
+    from offloaderd.offload.topic import TopicOffloader, Workshop
+
+log = structlog.get_logger(__name__)
+
+CHECKS_AT_A_TIME = 2
+"""Ledgers of all topics whose copies are verified side by side; the rest waits, the source keeps it meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantOptions:
+    """How copies are verified, how long a source keeps a ledger all the same, and how often to look."""
+
+    enabled: bool
+    daemon_id: str
+    deletion_lag_s: float
+    readback: bool
+    interval_s: float
+
+
+class Grants:
+    """The duty towards each topic. `store` is the embedded store if it is to delete by grant, else None."""
+
+    def __init__(self, shop: Workshop, store: LedgerStore | None, options: GrantOptions) -> None:
+        self._shop = shop
+        self._store = store
+        self._options = options
+        self._clock = shop.uplink.clock
+        self._metrics = shop.uplink.metrics
+        self._checker = CopyChecker(shop, readback=options.readback)
+        self._turns = asyncio.Semaphore(CHECKS_AT_A_TIME)
+
+    async def run(self, offloader: TopicOffloader) -> None:
+        """Verify, grant and delete until cancelled. Raises Fenced."""
+        known: dict[int, Grant] = {}
+        while self._options.enabled:
+            try:
+                known = await self.look(offloader, known)
+            except Fenced:
+                raise
+            except OffloaderError as error:
+                log.warning("grants.retried", topic=str(offloader.topic), error=str(error))
+            await self._clock.sleep(self._clock.jitter(2 * self._options.interval_s) * 2 / 3)
+
+    async def look(self, offloader: TopicOffloader, known: dict[int, Grant]) -> dict[int, Grant]:
+        """Do once what is due; returns the grants that were there, `known` being those of the last look.
+
+        Raises Fenced, Transient, Denied.
+        """
+        topic_map = offloader.map
+        if not topic_map.ends:
+            return known
+        known = await grant_records.load_all(self._shop.metadata, offloader.topic, known)
+        present = await self._present(offloader)
+        for ledger_id in sorted(topic_map.ends.keys() & topic_map.contexts.keys() - topic_map.deleted.keys()):
+            if ledger_id not in known and (present is None or ledger_id in present):
+                await self._verify(offloader, ledger_id)
+        if self._store is not None and present is not None:
+            for ledger_id, grant in known.items():
+                if ledger_id in present and grant.allows(self._clock.wall_ms()):
+                    await self._delete_source(offloader, self._store, ledger_id)
+        for ledger_id, grant in known.items():
+            if ledger_id not in topic_map.contexts and not (present and ledger_id in present):
+                await self._forget(offloader, ledger_id, grant)
+        return known
+
+    async def _present(self, offloader: TopicOffloader) -> set[int] | None:
+        """Return the closed ledgers that the source has, None without a source. Raises Transient."""
+        if self._shop.source is None:
+            return None
+        try:
+            infos = await self._shop.source.ledgers(offloader.topic)
+        except NotFound:
+            return set()
+        return {info.ledger_id for info in infos if info.closed}
+
+    async def _verify(self, offloader: TopicOffloader, ledger_id: int) -> None:
+        """Verify a ledger's copy and grant its deletion. An unsound copy is told, and stays ungranted."""
+        topic = offloader.topic
+        async with self._turns:
+            try:
+                grant = await self.verified(offloader, ledger_id)
+            except Unsound as error:
+                self._denied(offloader, ledger_id, error.reason, error)
+                return
+            except (Transient, Denied, BucketMissing) as error:
+                self._denied(offloader, ledger_id, "unreachable", error)
+                raise
+        path, value = paths.grant(topic, ledger_id), grant_record.encode(grant)
+
+        async def recorded() -> bool:
+            found = await grant_records.load(self._shop.metadata, topic, ledger_id)
+            return found is not None and found.grant == grant
+
+        await self._ensure_folder(offloader)
+        try:
+            await offloader.record.fence.settle([Create(path, value)], recorded)
+        except Fenced:
+            raise
+        except Conflict as error:
+            self._denied(offloader, ledger_id, "revoked", error)
+            return
+        self._metrics.grants.inc()
+        log.info(
+            "ledger.granted",
+            topic=str(topic),
+            ledger_id=ledger_id,
+            entries=grant.entries,
+            segments=len(grant.segments),
+            readback=grant.readback,
+            not_before_ms=grant.not_before_ms,
+        )
+
+    async def verified(self, offloader: TopicOffloader, ledger_id: int) -> Grant:
+        """Return the grant that the ledger's copy deserves. Raises Unsound, Transient, Denied."""
+        topic_map = offloader.map
+        holding = segments_of(topic_map, ledger_id)
+        granted = tuple([await self._checker.check(topic_map, segment, ledger_id) for segment in holding])
+        offloaded_ms = max(segment.offloaded_ms for segment in holding)
+        return Grant(
+            ledger_id=ledger_id,
+            entries=topic_map.ends[ledger_id].entries,
+            segments=granted,
+            readback=self._options.readback,
+            verified_ms=max(1, self._clock.wall_ms()),
+            daemon_id=self._options.daemon_id,
+            epoch=offloader.claim.epoch,
+            not_before_ms=offloaded_ms + int(self._options.deletion_lag_s * 1000),
+        )
+
+    async def _delete_source(self, offloader: TopicOffloader, store: LedgerStore, ledger_id: int) -> None:
+        """Delete a ledger from the embedded store, if its grant still allows it and its copy is still there."""
+        topic = offloader.topic
+        found = await grant_records.load(self._shop.metadata, topic, ledger_id)
+        if found is None or not found.grant.allows(self._clock.wall_ms()):
+            return
+        if not found.grant.source_deleted_ms and not await self._decide(offloader, ledger_id, found):
+            return
+        await store.delete(topic, ledger_id)
+        self._metrics.source_ledgers_deleted.inc()
+        log.info("ledger.deleted_at_source", topic=str(topic), ledger_id=ledger_id, verified_ms=found.grant.verified_ms)
+
+    async def _decide(self, offloader: TopicOffloader, ledger_id: int, found: Stored) -> bool:
+        """Record that the source's copy goes now; False when the grant does not hold any more."""
+        topic = offloader.topic
+        try:
+            held = [segment.segment_id for segment in segments_of(offloader.map, ledger_id)]
+        except Unsound as error:
+            self._denied(offloader, ledger_id, error.reason, error)
+            return False
+        if held != [segment.segment_id for segment in found.grant.segments]:
+            self._denied(offloader, ledger_id, "gap", Unsound("gap", "other segments hold it than were verified"))
+            return False
+        for segment in found.grant.segments:
+            if not await self._checker.unchanged(segment):
+                changed = Unsound(
+                    "missing_object", f"objects of segment {segment.segment_id} are not what was verified"
+                )
+                self._denied(offloader, ledger_id, "missing_object", changed)
+                return False
+        decided = replace(found.grant, source_deleted_ms=max(1, self._clock.wall_ms()))
+        step = Replace(paths.grant(topic, ledger_id), grant_record.encode(decided), found.version)
+
+        async def recorded() -> bool:
+            current = await grant_records.load(self._shop.metadata, topic, ledger_id)
+            return current is not None and current.grant == decided
+
+        try:
+            await offloader.record.fence.settle([step], recorded)
+        except Fenced:
+            raise
+        except (Conflict, NotFound) as error:
+            self._denied(offloader, ledger_id, "revoked", error)
+            return False
+        return True
+
+    async def _forget(self, offloader: TopicOffloader, ledger_id: int, grant: Grant) -> None:
+        """Drop the grant of a ledger that is deleted here and at its source."""
+        floor = offloader.map.floor
+        if floor is None or ledger_id > floor.ledger_id:
+            return
+        path = paths.grant(offloader.topic, ledger_id)
+
+        async def recorded() -> bool:
+            return await grant_records.load(self._shop.metadata, offloader.topic, ledger_id) is None
+
+        try:
+            await offloader.record.fence.settle([Delete(path)], recorded)
+        except NotFound:
+            log.debug("grant.gone", path=path)
+        log.info("grant.forgotten", topic=str(offloader.topic), ledger_id=ledger_id, verified_ms=grant.verified_ms)
+
+    async def _ensure_folder(self, offloader: TopicOffloader) -> None:
+        """Make the folder of grants, which topics of the first version do not have."""
+        try:
+            await self._shop.metadata.create(paths.grants(offloader.topic), b"")
+        except Conflict:
+            log.debug("grants.folder_exists", topic=str(offloader.topic))
+
+    def _denied(self, offloader: TopicOffloader, ledger_id: int, reason: str, error: OffloaderError) -> None:
+        """Count and tell why a ledger may not be deleted from its source."""
+        self._metrics.source_delete_denied.labels(reason=reason).inc()
+        tell = log.error if isinstance(error, Unsound | CorruptData) else log.warning
+        tell("ledger.not_granted", topic=str(offloader.topic), ledger_id=ledger_id, reason=reason, error=str(error))

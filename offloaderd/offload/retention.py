@@ -1,0 +1,257 @@
+"""How long the tier keeps a topic: marks what the source has deleted, and takes the oldest segments out of the map.
+
+Rules. A segment goes when all its ledgers are marked deleted, whoever marked them; a topic whose retention is limited
+also loses its oldest segments by age or size. Always the oldest segment first, so that what is left is in one piece.
+Of a limited topic the newest segment stays, and so does whatever the source still has: the tier never holds less than
+the source, so that a grant which the source has not used yet stays true. A ledger counts as deleted at the source only
+if the list of whoever keeps it, read fresh, goes on behind it or is gone as a whole, for as long as the lag says. What
+cannot be read, or contradicts what is known, deletes nothing. Ages are told by two clocks, this machine's and the
+store's, and the younger one counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from offloaderd.errors import Conflict, Fenced, InvalidInput, NotFound, OffloaderError
+from offloaderd.metadata import paths, removal
+from offloaderd.metadata.nodes import node
+from offloaderd.metadata.records import policy as policy_record
+from offloaderd.model import TierRetention
+from offloaderd.objects import keys
+from offloaderd.offload.grant_records import deleted_by_us
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from offloaderd.ledgers.port import LedgerRegister
+    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.records.policy import TopicPolicy
+    from offloaderd.offload.topic import TopicOffloader, Workshop
+
+log = structlog.get_logger(__name__)
+
+CLOCK_KEY = "offloaderd-retention/clock"
+
+
+class Limits(NamedTuple):
+    """How long a topic is kept; None is no limit."""
+
+    kind: TierRetention = TierRetention.KEEP
+    age_s: float | None = None
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionOptions:
+    """What holds for topics whose policy says nothing, and how carefully the source is followed.
+
+    `follow_lag_s` is how long a ledger must have been missing from the source before it counts as deleted.
+    """
+
+    default: Limits
+    follow_lag_s: float = 3600.0
+    interval_s: float = 600.0
+
+
+def limits_of(policy: TopicPolicy | None, default: Limits) -> Limits:
+    """Return a topic's retention: its policy's with its limits, or the default's with those."""
+    if policy is None or policy.retention is None:
+        return default
+    return Limits(policy.retention, policy.retention_age_s, policy.retention_bytes)
+
+
+def missing_ledgers(topic_map: TopicMap, listed: Collection[int] | None) -> set[int]:
+    """Return the ledgers of the map that the source's list says are deleted; `listed` is None when there is no topic.
+
+    Trimming takes ledgers from the front, so a list that ends before one of ours, or is empty, is not believed.
+    """
+    if listed is None:
+        return set(topic_map.contexts)
+    newest = max(listed, default=-1)
+    return {one for one in topic_map.contexts if one < newest and one not in listed}
+
+
+def over_limit(topic_map: TopicMap, limits: Limits, kept: Collection[int], *, now_ms: int) -> str | None:
+    """Say why the oldest segment has to go (`age` or `size`), None when it may stay.
+
+    `kept` are the ledgers that the source has.
+    """
+    if limits.kind is not TierRetention.LIMITED or len(topic_map.segments) < 2:
+        return None
+    oldest = topic_map.segments[0]
+    if any(part.ledger_id in kept for part in oldest.slices):
+        return None
+    if limits.age_s is not None and now_ms - oldest.offloaded_ms > limits.age_s * 1000:
+        return "age"
+    total = sum(segment.object_bytes for segment in topic_map.segments)
+    return "size" if limits.size_bytes is not None and total > limits.size_bytes else None
+
+
+def checked_marks(topic_map: TopicMap, ledger_ids: Iterable[int], kept: Collection[int] | None) -> list[int]:
+    """Return those of the ledgers that are still to be marked deleted at an operator's word.
+
+    `kept` are the ledgers that the source has; None when there is no source. Raises NotFound for a ledger that was
+    never offloaded, Conflict for one that the source still has, or that is still being written.
+    """
+    wanted = []
+    for ledger_id in sorted(set(ledger_ids)):
+        if ledger_id not in topic_map.contexts:
+            if topic_map.floor is not None and ledger_id <= topic_map.floor.ledger_id:
+                continue
+            raise NotFound(
+                f"nothing of ledger {ledger_id} of {topic_map.topic} is offloaded", hint="offloadctl ledgers list"
+            )
+        if kept is not None and ledger_id in kept:
+            raise Conflict(
+                f"the source still has ledger {ledger_id} of {topic_map.topic}",
+                hint="delete it there first: the tier never holds less than the source",
+            )
+        if kept is None and ledger_id == topic_map.segments[-1].end.ledger_id and ledger_id not in topic_map.ends:
+            raise Conflict(
+                f"ledger {ledger_id} of {topic_map.topic} may still be written",
+                hint="close it, or wait for the next one",
+            )
+        if ledger_id not in topic_map.deleted:
+            wanted.append(ledger_id)
+    return wanted
+
+
+class Retention:
+    """The duty towards each topic. `register` is None for topics whose source says nothing by its absence."""
+
+    def __init__(self, shop: Workshop, register: LedgerRegister | None, options: RetentionOptions) -> None:
+        self._shop = shop
+        self._register = register
+        self._options = options
+        self._clock = shop.uplink.clock
+
+    async def run(self, offloader: TopicOffloader) -> None:
+        """Look at a topic now and then until cancelled. Raises Fenced."""
+        absent: dict[int, float] = {}
+        while True:
+            try:
+                await self.look(offloader, absent)
+            except Fenced:
+                raise
+            except OffloaderError as error:
+                log.warning("retention.retried", topic=str(offloader.topic), error=str(error))
+            await self._clock.sleep(self._clock.jitter(2 * self._options.interval_s) * 2 / 3)
+
+    async def look(self, offloader: TopicOffloader, absent: dict[int, float]) -> None:
+        """Do once what is due; `absent` keeps since when ledgers have been missing from the source (monotonic)."""
+        path = paths.policy(offloader.topic)
+        found = await node(self._shop.metadata, path)
+        policy = policy_record.decode(found.value, path=path) if found is not None else None
+        limits = limits_of(policy, self._options.default)
+        if limits.kind is TierRetention.FOLLOW and self._register is not None:
+            await self._follow(offloader, self._register, absent)
+        else:
+            absent.clear()
+        await self.remove_marked(offloader)
+        if limits.kind is TierRetention.LIMITED:
+            await self._remove_over(offloader, limits)
+
+    async def mark(self, offloader: TopicOffloader, ledger_ids: Iterable[int], *, dry_run: bool) -> list[int]:
+        """Mark ledgers deleted at an operator's word, and remove what can go; returns those that were not yet.
+
+        Raises what `checked_marks` does, Transient and Fenced.
+        """
+        kept = await self._kept(offloader)
+        wanted = checked_marks(offloader.map, ledger_ids, kept)
+        if wanted and not dry_run:
+            await offloader.record.mark_deleted(wanted)
+            log.info("ledgers.marked_deleted", topic=str(offloader.topic), ledger_ids=wanted, why="asked for")
+        if not dry_run:
+            await self.remove_marked(offloader)
+        return wanted
+
+    async def remove_marked(self, offloader: TopicOffloader) -> None:
+        """Take the oldest segments out of the map for as long as all their ledgers are marked deleted."""
+        while offloader.map.segments and removal.is_marked(offloader.map, offloader.map.segments[0]):
+            await self._remove(offloader, offloader.map.segments[0], "ledgers_deleted")
+
+    async def _follow(self, offloader: TopicOffloader, register: LedgerRegister, absent: dict[int, float]) -> None:
+        """Mark what has been missing from the source for long enough."""
+        topic_map = offloader.map
+        if not topic_map.contexts.keys() - topic_map.deleted.keys():
+            return
+        try:
+            listed: Collection[int] | None = set(await register.listed(offloader.topic))
+        except NotFound:
+            listed = None
+        missing = missing_ledgers(topic_map, listed) - topic_map.deleted.keys()
+        now_s = self._clock.monotonic()
+        for ledger_id in absent.keys() - missing:
+            del absent[ledger_id]
+        for ledger_id in missing - absent.keys():
+            absent[ledger_id] = now_s
+        due = sorted(one for one, since_s in absent.items() if now_s - since_s >= self._options.follow_lag_s)
+        if due:
+            due = [one for one in due if not await deleted_by_us(self._shop.metadata, offloader.topic, one)]
+            await offloader.record.mark_deleted(due)
+            log.info(
+                "ledgers.marked_deleted", topic=str(offloader.topic), ledger_ids=due, why="the source has not got them"
+            )
+
+    async def _remove_over(self, offloader: TopicOffloader, limits: Limits) -> None:
+        """Take the oldest segments out of the map for as long as they are over a limit."""
+        kept = await self._kept(offloader) or set()
+        while True:
+            why = over_limit(offloader.map, limits, kept, now_ms=self._clock.wall_ms())
+            if why is None:
+                return
+            oldest = offloader.map.segments[0]
+            if why == "age" and limits.age_s is not None and not await self._stored_for(oldest, limits.age_s):
+                log.warning("retention.clocks_differ", topic=str(offloader.topic), segment_id=str(oldest.segment_id))
+                return
+            await self._remove(offloader, oldest, why)
+
+    async def _kept(self, offloader: TopicOffloader) -> Collection[int] | None:
+        """Return the ledgers that the source has; None when there is no source. Raises Transient."""
+        if self._shop.source is None:
+            return None
+        kept: set[int] = set()
+        try:
+            if self._register is not None:
+                kept |= set(await self._register.listed(offloader.topic))
+            kept |= {info.ledger_id for info in await self._shop.source.ledgers(offloader.topic)}
+        except NotFound:
+            log.debug("retention.not_at_source", topic=str(offloader.topic))
+        return kept
+
+    async def _stored_for(self, segment: CommittedSegment, age_s: float) -> bool:
+        """Whether a segment is as old as that by the store's own clock."""
+        uplink = self._shop.uplink
+        stored = await uplink.objects.head(keys.manifest_key(segment.prefix, segment.segment_id))
+        key = f"{uplink.prefix}{CLOCK_KEY}-{segment.segment_id}"
+        now = await uplink.objects.put(key, b"")
+        now_ms = now.modified_ms or (await uplink.objects.head(key)).modified_ms
+        await uplink.objects.delete([key])
+        return now_ms - stored.modified_ms > age_s * 1000
+
+    async def _remove(self, offloader: TopicOffloader, segment: CommittedSegment, why: str) -> None:
+        await offloader.record.remove_oldest(segment, why)
+        self._shop.uplink.metrics.segments_removed.labels(reason=why).inc()
+        log.info(
+            "segment.removed",
+            topic=str(offloader.topic),
+            segment_id=str(segment.segment_id),
+            range=str(segment.range),
+            reason=why,
+        )
+        offloader.changed.notify()
+
+
+def checked_limits(kind: TierRetention | None, age_s: float | None, size_bytes: int | None) -> None:
+    """Raise InvalidInput for limits without the kind they belong to, or a limited retention without any."""
+    if kind is TierRetention.LIMITED:
+        if age_s is None and size_bytes is None:
+            raise InvalidInput("a limited retention needs an age or a size", hint="give one, or choose keep or follow")
+    elif age_s is not None or size_bytes is not None:
+        raise InvalidInput(
+            "an age or a size limits only a retention of kind limited", hint="choose limited, or leave it out"
+        )

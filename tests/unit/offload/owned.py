@@ -1,0 +1,77 @@
+"""A topic with committed segments whose owner does nothing by itself: what its duties do is told step by step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.ledgers.memory import MemoryLedgers
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.model import Position
+from offloaderd.offload.commit import Claim
+from offloaderd.offload.deletion import empty_trash
+from offloaderd.offload.topic import TopicOffloader
+from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until_offloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.offload.topic import Workshop
+
+
+async def offloaded_topic(*segments: int, ledger_entries: int = 10) -> Rig:
+    """Return a rig whose topic was offloaded in segments of so many entries, over ledgers of equal length."""
+    rig = Rig()
+    rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=ledger_entries)
+    await offload_more(rig, segments)
+    return rig
+
+
+async def offload_more(rig: Rig, segments: Sequence[int], *, seed: int = 0) -> Position:
+    """Append and offload so many entries a segment; returns the last position."""
+    assert rig.ledgers is not None
+    last = Position(0, 0)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        for number, count in enumerate(segments):
+            last = await rig.ledgers.append(TOPIC, payloads(count, seed=seed + number))
+            await topic.request_roll()
+            await until_offloaded(topic, last)
+    return last
+
+
+class Owned:
+    """One owner of the topic, made anew for each life of a daemon."""
+
+    def __init__(self, rig: Rig, shop: Workshop, offloader: TopicOffloader) -> None:
+        self.rig = rig
+        self.shop = shop
+        self.offloader = offloader
+
+    @classmethod
+    async def claim(cls, rig: Rig, metadata: MetadataStore | None = None, *, push_only: bool = False) -> Owned:
+        """Raise the epoch and take the topic over."""
+        store = rig.tree.connect()
+        path = paths.epoch(TOPIC)
+        node = await store.get(path)
+        epoch = epoch_record.decode(node.value, path=path).epoch + 1
+        record = epoch_record.Epoch(epoch=epoch, daemon_id="owner", claimed_ms=1)
+        version = await store.replace(path, epoch_record.encode(record), node.version)
+        shop = rig.workshop(metadata or store, source=None if push_only else rig.ledgers)
+        topic_map = await catalog.load(store, TOPIC)
+        return cls(rig, shop, TopicOffloader(shop, Claim(TOPIC, epoch, version), topic_map, rig.policy))
+
+    async def empty_trash(self) -> int:
+        """Empty the trash; returns how many records stayed."""
+        return (await empty_trash(self.shop, lambda: self.offloader.map)).left
+
+    @property
+    def ledgers(self) -> MemoryLedgers:
+        """The source."""
+        assert isinstance(self.rig.ledgers, MemoryLedgers)
+        return self.rig.ledgers
+
+    async def keys(self) -> int:
+        """Number of objects in the bucket."""
+        return len([info async for info in self.rig.store.list()])

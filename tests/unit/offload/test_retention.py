@@ -1,0 +1,353 @@
+"""How long the tier keeps a topic: what the source deleted, what is marked, age and size; crashes in between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import Conflict, Fenced, InvalidInput, NotFound, Transient
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.records import grant as grant_record
+from offloaderd.metadata.records import policy as policy_record
+from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records.grant import Grant
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import LedgerEnd, Position, TierRetention
+from offloaderd.offload.retention import (
+    Limits,
+    Retention,
+    RetentionOptions,
+    checked_limits,
+    checked_marks,
+    limits_of,
+    missing_ledgers,
+    over_limit,
+)
+from offloaderd.testing.faults import FaultyMetadata, FaultyStore
+from tests.unit.metadata.test_removal import TOPIC as OTHER
+from tests.unit.metadata.test_removal import _made
+from tests.unit.offload.owned import Owned, offload_more, offloaded_topic
+from tests.unit.offload.rig import TOPIC, Rig
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from offloaderd.model import TopicName
+
+FOLLOW = RetentionOptions(default=Limits(TierRetention.FOLLOW), follow_lag_s=0.0)
+
+
+class Register:
+    """What a source says of its ledgers: a list, or an error."""
+
+    def __init__(self, answer: Collection[int] | Exception) -> None:
+        self.answer = answer
+
+    async def listed(self, topic: TopicName) -> Collection[int]:
+        """Answer."""
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def _map() -> TopicMap:
+    current = TopicMap(OTHER)
+    for number, ledger in enumerate((3, 5, 8), start=1):
+        _, current = current.with_commit(_made(number, (ledger, 0, 9)), {3: LedgerEnd(10, 5), 5: LedgerEnd(10, 8)})
+    return current
+
+
+@pytest.mark.parametrize(
+    ("listed", "missing"),
+    [
+        ([8], {3, 5}),
+        ([5, 8], {3}),
+        ([5, 9], {3, 8}),
+        ([3, 5, 8], set()),
+        ([3, 5], set()),
+        ([3], set()),
+        ([1], set()),
+        ([], set()),
+        (None, {3, 5, 8}),
+    ],
+)
+def test_only_a_list_that_goes_on_behind_a_ledger_says_that_it_is_deleted(
+    listed: list[int] | None, missing: set[int]
+) -> None:
+    """A list that ends before ours, as of another cluster or an older backup, deletes nothing."""
+    assert missing_ledgers(_map(), listed) == missing
+
+
+def test_a_policy_brings_its_limits_along() -> None:
+    """What the policy says counts whole; else the daemon's default does, with its limits."""
+    default = Limits(TierRetention.LIMITED, 5.0, 7)
+    assert limits_of(None, default) == limits_of(TopicPolicy(), default) == default
+    assert limits_of(TopicPolicy(retention=TierRetention.KEEP), default) == Limits()
+    only_age = TopicPolicy(retention=TierRetention.LIMITED, retention_age_s=9.0)
+    assert limits_of(only_age, default) == Limits(TierRetention.LIMITED, 9.0, None)
+
+
+def test_limits_belong_to_a_limited_retention() -> None:
+    """A limited retention has one, the others have none."""
+    checked_limits(None, None, None)
+    checked_limits(TierRetention.LIMITED, 1.0, None)
+    for wrong in ((TierRetention.LIMITED, None, None), (TierRetention.KEEP, 1.0, None), (None, None, 5)):
+        with pytest.raises(InvalidInput):
+            checked_limits(*wrong)
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept", "now_ms", "why"),
+    [
+        (Limits(TierRetention.LIMITED, 1.0), set(), 1003, "age"),
+        (Limits(TierRetention.LIMITED, 1.0), set(), 1002, None),
+        (Limits(TierRetention.LIMITED, None, 3005), set(), 0, "size"),
+        (Limits(TierRetention.LIMITED, None, 3006), set(), 0, None),
+        (Limits(TierRetention.LIMITED, 1.0, 1), {3}, 9999, None),
+        (Limits(TierRetention.LIMITED, 1.0, 1), {5}, 9999, "age"),
+        (Limits(TierRetention.KEEP, 1.0, 1), set(), 9999, None),
+        (Limits(TierRetention.FOLLOW, 1.0, 1), set(), 9999, None),
+    ],
+)
+def test_the_oldest_goes_by_age_or_size_unless_the_source_has_it(
+    limits: Limits, kept: set[int], now_ms: int, why: str | None
+) -> None:
+    """Just beyond a limit it goes; what the source still has is never less in the tier."""
+    assert over_limit(_map(), limits, kept, now_ms=now_ms) == why
+    newest = replace(_map(), segments=_map().segments[-1:])
+    assert over_limit(newest, limits, kept, now_ms=now_ms) is None
+
+
+def test_an_operator_marks_what_the_source_has_not_got() -> None:
+    """Ledgers that the source has, or that may still be written, or were never here, are refused by name."""
+    current = _map()
+    assert checked_marks(current, [5, 3, 3], {8}) == [3, 5]
+    with pytest.raises(Conflict, match="still has ledger 8"):
+        checked_marks(current, [3, 8], {8})
+    with pytest.raises(NotFound, match="ledger 4"):
+        checked_marks(current, [4], set())
+    with pytest.raises(Conflict, match="may still be written"):
+        checked_marks(current, [8], None)
+    assert checked_marks(replace(current, deleted={3: 1}), [3], set()) == []
+
+
+async def test_a_segment_goes_when_the_source_has_trimmed_all_its_ledgers() -> None:
+    """Followed from the source: marks, floor, trash, objects; what spans a kept ledger stays; nothing falls back."""
+    rig = await offloaded_topic(10, 15, 15, 10)
+    owned = await Owned.claim(rig)
+    before = owned.offloader.map
+    retention = Retention(owned.shop, owned.ledgers, FOLLOW)
+    await retention.look(owned.offloader, {})
+    assert owned.offloader.map == before
+    for ledger_id in (0, 1):
+        await owned.ledgers.delete(TOPIC, ledger_id)
+    await retention.look(owned.offloader, {})
+    after = owned.offloader.map
+    assert after.segments == before.segments[1:]
+    assert (after.floor, after.offloaded) == (Position(0, 9), before.offloaded)
+    assert after.deleted.keys() == {1}
+    assert await owned.empty_trash() == 0
+    assert await owned.keys() == 9
+    await owned.ledgers.delete(TOPIC, 2)
+    await retention.look(owned.offloader, {})
+    assert owned.offloader.map.floor == Position(2, 4)
+    assert await catalog.load(rig.tree.connect(), TOPIC) == owned.offloader.map
+
+
+async def test_a_ledger_must_be_missing_for_the_lag() -> None:
+    """One look is no proof of anything; a ledger that is back starts anew."""
+    rig = await offloaded_topic(10, 10, 10)
+    owned = await Owned.claim(rig)
+    register = Register([1, 2])
+    retention = Retention(owned.shop, register, replace(FOLLOW, follow_lag_s=3600.0))
+    absent: dict[int, float] = {}
+    await retention.look(owned.offloader, absent)
+    assert absent.keys() == {0}
+    register.answer = [0, 1, 2]
+    await retention.look(owned.offloader, absent)
+    assert absent == {}
+    register.answer = [1, 2]
+    await retention.look(owned.offloader, absent)
+    absent[0] -= 3600.0
+    await retention.look(owned.offloader, absent)
+    assert owned.offloader.map.floor == Position(0, 9)
+
+
+async def test_what_cannot_be_read_deletes_nothing() -> None:
+    """A source that does not answer, and one whose ledgers cannot be read although it lists them, delete nothing."""
+    rig = await offloaded_topic(10, 10, 10)
+    owned = await Owned.claim(rig)
+    await owned.ledgers.delete(TOPIC, 0)
+    with pytest.raises(Transient):
+        await Retention(owned.shop, Register(Transient("away")), FOLLOW).look(owned.offloader, {})
+    await Retention(owned.shop, Register([0, 1, 2]), FOLLOW).look(owned.offloader, {})
+    await Retention(owned.shop, None, FOLLOW).look(owned.offloader, {})
+    assert owned.offloader.map.floor is None
+    assert not owned.offloader.map.deleted
+
+
+async def test_what_offloaderd_deleted_at_the_source_is_kept_here() -> None:
+    """The copy of a ledger that went by grant is the only one: following the source must not delete it."""
+    rig = await offloaded_topic(10, 10, 10)
+    owned = await Owned.claim(rig)
+    grant = Grant(ledger_id=0, revoked_ms=0, source_deleted_ms=5)
+    await rig.tree.connect().create(paths.grant(TOPIC, 0), grant_record.encode(grant))
+    await owned.ledgers.delete(TOPIC, 0)
+    await Retention(owned.shop, owned.ledgers, FOLLOW).look(owned.offloader, {})
+    assert not owned.offloader.map.deleted
+
+
+async def test_a_topic_that_is_deleted_and_made_again_is_one_history() -> None:
+    """All its ledgers vanish together; what comes later follows the floor, as one map under one name."""
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    gone = Retention(owned.shop, Register(NotFound("no such topic")), FOLLOW)
+    await gone.look(owned.offloader, {})
+    await owned.empty_trash()
+    assert owned.offloader.map.segments == ()
+    assert owned.offloader.map.offloaded == Position(1, 9)
+    assert await owned.keys() == 0
+    for ledger_id in (0, 1):
+        await owned.ledgers.delete(TOPIC, ledger_id)
+    last = await offload_more(rig, [12], seed=7)
+    current = await catalog.load(rig.tree.connect(), TOPIC)
+    assert (current.offloaded, last) == (last, Position(3, 1))
+    assert current.floor == Position(1, 9)
+    assert len(await rig.committed()) == 12
+
+
+async def test_a_topic_of_its_own_policy_is_limited_by_age_and_by_size() -> None:
+    """The policy wins over the default; the newest segment stays; ages are told by the store's clock as well."""
+    rig = await offloaded_topic(10, 10, 10, 10)
+    owned = await Owned.claim(rig)
+    for ledger_id in (0, 1, 2):
+        await owned.ledgers.delete(TOPIC, ledger_id)
+    store, path = rig.tree.connect(), paths.policy(TOPIC)
+    retention = Retention(owned.shop, owned.ledgers, RetentionOptions(default=Limits()))
+    await retention.look(owned.offloader, {})
+    assert owned.offloader.map.floor is None
+
+    async def limit(policy: TopicPolicy) -> None:
+        await store.replace(path, policy_record.encode(policy), (await store.get(path)).version)
+        await retention.look(owned.offloader, {})
+
+    total = sum(segment.object_bytes for segment in owned.offloader.map.segments)
+    await limit(TopicPolicy(retention=TierRetention.LIMITED, retention_bytes=total - 1))
+    assert owned.offloader.map.floor == Position(0, 9)
+    await limit(TopicPolicy(retention=TierRetention.LIMITED, retention_age_s=3600.0))
+    assert owned.offloader.map.floor == Position(0, 9)
+    await limit(TopicPolicy(retention=TierRetention.LIMITED, retention_age_s=0.0))
+    assert owned.offloader.map.floor == Position(2, 9)
+    assert len(owned.offloader.map.segments) == 1
+    await owned.empty_trash()
+    assert await owned.keys() == 3
+
+
+async def test_a_clock_that_runs_ahead_deletes_nothing() -> None:
+    """This machine believes in a later year than the store: the younger age counts."""
+    rig = await offloaded_topic(10, 10, 10)
+    owned = await Owned.claim(rig)
+    await owned.ledgers.delete(TOPIC, 0)
+    segment = owned.offloader.map.segments[0]
+    aged = Retention(owned.shop, owned.ledgers, RetentionOptions(default=Limits(TierRetention.LIMITED, 3600.0)))
+    wrong = replace(owned.offloader.map, segments=(replace(segment, offloaded_ms=1), *owned.offloader.map.segments[1:]))
+    owned.offloader.record.map = wrong
+    await aged.look(owned.offloader, {})
+    assert owned.offloader.map == wrong
+
+
+async def test_marking_is_idempotent_and_a_deposed_owner_marks_nothing() -> None:
+    """A second word changes nothing; a word to a daemon that lost the topic changes nothing at all."""
+    rig = await offloaded_topic(10, 10, 10)
+    owned = await Owned.claim(rig)
+    await owned.ledgers.delete(TOPIC, 0)
+    retention = Retention(owned.shop, owned.ledgers, RetentionOptions(default=Limits()))
+    assert await retention.mark(owned.offloader, [0], dry_run=True) == [0]
+    assert not owned.offloader.map.deleted
+    assert await retention.mark(owned.offloader, [0], dry_run=False) == [0]
+    assert await retention.mark(owned.offloader, [0], dry_run=False) == []
+    assert owned.offloader.map.floor == Position(0, 9)
+    await owned.ledgers.delete(TOPIC, 1)
+    other = await Owned.claim(rig)
+    with pytest.raises(Fenced):
+        await retention.mark(owned.offloader, [1], dry_run=False)
+    assert await catalog.load(rig.tree.connect(), TOPIC) == other.offloader.map
+
+
+async def test_what_the_map_holds_and_what_lies_elsewhere_is_never_deleted() -> None:
+    """A trash record that names a committed segment, or another bucket, stays with all its objects."""
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    store = rig.tree.connect()
+    first, second = owned.offloader.map.segments
+    for segment, bucket in ((first, "b"), (replace(second, segment_id=rig.clock.uuid()), "another")):
+        trash = trash_record.Trash(
+            segment_id=segment.segment_id, upload_id="", reason="r", decided_ms=1, bucket=bucket, prefix="seg/"
+        )
+        await store.create(paths.trash_record(TOPIC, segment.segment_id), trash_record.encode(trash))
+    assert await owned.empty_trash() == 2
+    assert await owned.keys() == 6
+    assert len(await store.children(paths.trash(TOPIC))) == 2
+
+
+class Crash(Exception):
+    """The daemon is gone in the middle of a request."""
+
+
+class Mortal:
+    """A plan that kills the daemon before or after its n-th request; every later request of it fails too."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __call__(self, operation: str, key: str, when: str) -> Exception | None:
+        """Count."""
+        self.left -= 1
+        return Crash(f"{when} {operation} {key}") if self.left < 0 else None
+
+
+async def test_a_crash_between_any_two_steps_leaves_nothing_half_deleted() -> None:
+    """Killed before and after each request of a removal: the next owner ends where one without a crash would."""
+    crashes = 0
+    for number in range(200):
+        rig = await offloaded_topic(10, 10, 5)
+        real, plan = rig.store, Mortal(number)
+        ledgers = rig.ledgers
+        assert ledgers is not None
+        await ledgers.delete(TOPIC, 0)
+        await ledgers.delete(TOPIC, 1)
+        died = False
+        rig.objects = FaultyStore(real, plan)
+        doomed = await Owned.claim(rig, FaultyMetadata(rig.tree.connect(), plan))
+        try:
+            await _delete_once(doomed)
+        except Crash:
+            died = True
+        rig.objects = real
+        survivor = await Owned.claim(rig)
+        await _no_object_missing(rig)
+        await _delete_once(survivor)
+        assert survivor.offloader.map.floor == Position(1, 9)
+        assert survivor.offloader.map.base is not None
+        assert survivor.offloader.map.base.segments == 2
+        assert await survivor.keys() == 3
+        assert await rig.tree.connect().children(paths.trash(TOPIC)) == []
+        crashes += died
+        if not died:
+            break
+    assert crashes > 20
+
+
+async def _delete_once(owned: Owned) -> None:
+    await Retention(owned.shop, owned.ledgers, FOLLOW).look(owned.offloader, {})
+    await owned.empty_trash()
+
+
+async def _no_object_missing(rig: Rig) -> None:
+    """Every segment of the map has its three objects, whatever has happened."""
+    stored = {info.key async for info in rig.store.list()}
+    for segment in (await catalog.load(rig.tree.connect(), TOPIC)).segments:
+        assert {f"seg/{segment.segment_id}{end}" for end in ("", "-index", "-manifest")} <= stored
