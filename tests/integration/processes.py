@@ -130,9 +130,18 @@ class DaemonProcess:
             while text not in self.said():
                 await CLOCK.sleep(0.05)
 
+    async def serves(self) -> bool:
+        """Wait until it serves, or has ended before it did."""
+        async with asyncio.timeout(START_S):
+            while '"daemon.serving"' not in self.said():
+                if self.process.returncode is not None:
+                    return False
+                await CLOCK.sleep(0.05)
+        return True
+
     async def serving(self) -> None:
         """Wait until it serves."""
-        await self.logged('"daemon.serving"')
+        assert await self.serves(), f"it ended with code {self.process.returncode}"
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[DaemonClient]:

@@ -22,7 +22,8 @@ from offloaderd.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.real import killable
-from tests.real.audit import Audit, audit, bucket_of
+from tests.real.audit import bucket_of
+from tests.real.proof import ends_well
 from tests.real.workload import Workload
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ TOPIC = TopicName.parse("public/default/killed")
 ENTRIES, ENTRY_BYTES = 400, 40_000
 """Enough for one segment that is full, of three parts, and one that is not."""
 DIES_WITHIN_S = 40.0
-REST_WITHIN_S = 6.0
 
 FIRST_LIFE = [
     "register:before",
@@ -132,48 +132,21 @@ def killed_at(site: Site, point: str) -> DaemonProcess:
 
 async def dies(daemon: DaemonProcess, workload: Workload, *, entries: int) -> None:
     """Work with a daemon until it dies at its kill point."""
-    async with daemon, asyncio.TaskGroup() as group:
-        ended = group.create_task(daemon.ended(DIES_WITHIN_S), name="the daemon's end")
-        serving = group.create_task(daemon.serving(), name="the daemon's start")
-        await asyncio.wait({ended, serving}, return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            with contextlib.suppress(OffloaderError):  # it may die before it is asked for anything
-                async with daemon.client() as client:
-                    await client.enable(TOPIC)
-                    await workload.until_it_dies(client, ended, entries)
-        serving.cancel()
-        assert await ended == -signal.SIGKILL, "the kill point was never reached"
+    async with daemon:
+        if await daemon.serves():
+            async with asyncio.TaskGroup() as group:
+                ended = group.create_task(daemon.ended(DIES_WITHIN_S), name="the daemon's end")
+                with contextlib.suppress(OffloaderError):  # it may die before it is asked for anything
+                    async with daemon.client() as client:
+                        await client.enable(TOPIC)
+                        await workload.until_it_dies(client, ended, entries)
+        assert await daemon.ended() == -signal.SIGKILL, "the kill point was never reached"
 
 
 async def taken(client: DaemonClient, count: int) -> None:
     """Wait until the open segment holds that many entries."""
     while (await client.status(TOPIC)).topics[0].open_segment_entries < count:
         await CLOCK.sleep(0.02)
-
-
-async def at_rest(site: Site) -> Audit:
-    """Return what the audit finds once the trash has been emptied, or after a while."""
-    deadline = CLOCK.monotonic() + REST_WITHIN_S
-    while True:
-        found = await audit(site, [TOPIC])
-        if not found.problems or CLOCK.monotonic() > deadline:
-            return found
-        await CLOCK.sleep(0.1)
-
-
-async def ends_well(site: Site, workload: Workload) -> None:
-    """Let a daemon bring everything to its end; then check the history, the bucket and the metadata."""
-    async with DaemonProcess(site) as daemon, daemon.client() as client:
-        await client.enable(TOPIC)
-        await workload.append(client, 60)
-        await workload.offload(client)
-        await workload.read(client)
-        found = await at_rest(site)
-    assert not found.problems
-    assert not workload.history.problems(found.stored)
-    assert workload.history.acked >= 60
-    assert found.segments >= 1
-    assert found.stored.keys() == {position for position, _ in workload.history.reads[-1].entries}
 
 
 @pytest.mark.parametrize("point", FIRST_LIFE)

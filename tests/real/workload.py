@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from offloaderd.clock import SystemClock
 from offloaderd.errors import OffloaderError
 from offloaderd.model import Position
 from tests.real.history import History
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from offloaderd.rpc.client import DaemonClient
     from offloaderd.rpc.v1 import ledgers_pb2
 
+CLOCK = SystemClock()
 TIMEOUT_S = 60.0
 RETRY_S = 0.2
 
@@ -75,6 +77,17 @@ class Workload:
                 for number, payload in enumerate(response.batch.payloads)
             ]
         read.whole = True
+
+    async def read_at_last(self, client: DaemonClient) -> None:
+        """Read again until a read came to its end: a typed error is an answer, and not the last one."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                try:
+                    await self.read(client)
+                except OffloaderError:
+                    await CLOCK.sleep(RETRY_S)
+                else:
+                    return
 
     async def until_it_dies(self, client: DaemonClient, ended: asyncio.Future[int], count: int) -> None:
         """Append, offload, close the ledger and read until the daemon ends; what was under way then stays unknown."""

@@ -1,0 +1,93 @@
+"""A real S3 server behind a proxy that spoils requests and answers: nothing is lost, nothing is left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.model import TopicName
+from offloaderd.objects.port import PART_BYTES_MIN
+from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.real.audit import bucket_of
+from tests.real.proof import check
+from tests.real.s3_proxy import Fault, S3Proxy, suits
+from tests.real.workload import Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.servers import S3Server
+
+TOPIC = TopicName.parse("public/default/spoilt")
+
+EXERCISED = (
+    "create_upload",
+    "upload_part",
+    "complete_upload",
+    "abort_upload",
+    "list_uploads",
+    "delete",
+    "put index",
+    "put manifest",
+    "head data",
+    "get data",
+    "get index",
+    "get manifest",
+)
+"""What a daemon asks of the bucket that offloads, gives a segment up and serves reads."""
+
+ONCE = {Fault.SLOW_DOWN, Fault.SILENT, Fault.SLOW, Fault.TWICE}
+"""Done once, not twice: those that take long, and those after which nothing is asked again."""
+
+
+@pytest.fixture
+def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
+    """A site that does not wait long for an answer, and reads back what it has written."""
+    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    site.settings["ledgers"] = {"ledger_entries_max": 170}
+    site.settings["objects"] = {"read_timeout_s": 1}
+    site.settings["offload"] = {
+        "segment_bytes_max": 12 << 20,
+        "block_bytes": 256 << 10,
+        "part_bytes": PART_BYTES_MIN,
+        "verify": "readback",
+    }
+    return site
+
+
+async def lose_upload(site: Site) -> None:
+    """Abort the open upload behind the daemon's back, once it has a part."""
+    async with bucket_of(site) as bucket:
+        while True:
+            async for upload in bucket.list_uploads():
+                if await bucket.list_parts(upload.key, upload.upload_id):
+                    await bucket.abort_upload(upload.key, upload.upload_id)
+                    return
+            await CLOCK.sleep(0.05)
+
+
+@pytest.mark.parametrize("fault", Fault)
+async def test_no_fault_of_the_store_loses_or_leaves_anything(site: Site, s3_server: S3Server, fault: Fault) -> None:
+    """Each operation is spoilt once or twice in this way while segments are sent, given up, committed and read."""
+    workload = Workload(TOPIC, entry_bytes=40_000)
+    spoilt = [operation for operation in EXERCISED if suits(fault, operation)]
+    times = 1 if fault in ONCE else 2
+    async with S3Proxy(s3_server.endpoint) as proxy:
+        for operation in spoilt:
+            proxy.spoil(operation, fault, times=times)
+        behind = replace(site, endpoint=proxy.endpoint)
+        async with DaemonProcess(behind) as daemon, daemon.client() as client:
+            await client.enable(TOPIC)
+            await workload.append(client, 160)
+            await lose_upload(site)
+            await workload.append(client, 240)
+            await workload.offload(client)
+            await workload.read_at_last(client)
+            await workload.append(client, 100)
+            await workload.offload(client)
+            await workload.read_at_last(client)
+            await check(site, workload, client)
+        assert proxy.planned == []
+        assert proxy.counts.by_kind() == {fault: times * len(spoilt)}

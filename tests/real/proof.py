@@ -1,0 +1,71 @@
+"""How a history on real servers ends: everything offloaded and read by a sound daemon, then checked from three sides.
+
+The history of what clients were told, the bucket against the metadata, and the bucket's own entries have to agree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from tests.integration.processes import CLOCK, DaemonProcess
+from tests.real.audit import audit
+
+if TYPE_CHECKING:
+    from offloaderd.rpc.client import DaemonClient
+    from tests.integration.processes import Site
+    from tests.real.audit import Audit
+    from tests.real.workload import Workload
+
+TIMEOUT_S = 60.0
+REST_WITHIN_S = 8.0
+"""A trash record may be younger than the last commit, and its objects go in their own time."""
+
+
+async def at_rest(site: Site, workload: Workload) -> Audit:
+    """Return what the audit finds once the trash has been emptied, or after a while."""
+    deadline = CLOCK.monotonic() + REST_WITHIN_S
+    while True:
+        found = await audit(site, [workload.topic])
+        if not (found.trash or found.attempts) or CLOCK.monotonic() > deadline:
+            return found
+        await CLOCK.sleep(0.1)
+
+
+async def collect(client: DaemonClient) -> Counter[str]:
+    """Collect garbage of any age once; returns what was found, by kind. Nothing may be an alarm or fail."""
+    kinds: Counter[str] = Counter()
+    async for event in client.gc(apply=True, grace_s=0, timeout_s=TIMEOUT_S):
+        if event.HasField("find"):
+            assert event.find.verdict == "deleted", event.find
+            kinds[event.find.kind] += 1
+    return kinds
+
+
+async def check(site: Site, workload: Workload, client: DaemonClient) -> Audit:
+    """Check a history whose entries are all offloaded and whose last read was whole, while its daemon still runs.
+
+    One collection of garbage has to leave nothing behind that is not referred to, and take nothing that is.
+    """
+    await at_rest(site, workload)
+    await collect(client)
+    found = await audit(site, [workload.topic])
+    assert not found.problems
+    assert not workload.history.problems(found.stored)
+    assert found.segments
+    last = workload.history.reads[-1]
+    assert last.whole
+    assert found.stored.keys() == {position for position, _ in last.entries}
+    return found
+
+
+async def ends_well(site: Site, workload: Workload, *, entries: int = 60) -> Audit:
+    """Let a sound daemon bring everything to its end, and check it."""
+    async with DaemonProcess(site) as daemon, daemon.client() as client:
+        await client.enable(workload.topic)
+        await workload.append(client, entries)
+        await workload.offload(client)
+        await workload.read(client)
+        found = await check(site, workload, client)
+    assert workload.history.acked >= entries
+    return found
