@@ -28,9 +28,9 @@ class Signal:
         event, self._event = self._event, asyncio.Event()
         event.set()
 
-    async def wait(self) -> None:
-        """Return at the next `notify`."""
-        await self._event.wait()
+    def wait(self) -> Coroutine[Any, Any, object]:
+        """Return at the next `notify` from now on, also when it comes before the result is first awaited."""
+        return self._event.wait()
 
     async def wait_at_most(self, clock: Clock, seconds: float) -> None:
         """Return at the next `notify`, or after `seconds`, whichever comes first."""
