@@ -7,6 +7,7 @@ import click
 import offloaderd
 from offloaderd.cli.daemon.check_config import check_config
 from offloaderd.cli.daemon.doctor import doctor
+from offloaderd.cli.daemon.rebuild import rebuild
 from offloaderd.cli.daemon.serve import serve
 from offloaderd.cli.daemon.standalone import standalone
 from offloaderd.cli.program import Program
@@ -33,7 +34,7 @@ def cli() -> None:
     """
 
 
-for command in (serve, standalone, check_config, doctor):
+for command in (serve, standalone, check_config, doctor, rebuild):
     cli.add_command(command)
 
 

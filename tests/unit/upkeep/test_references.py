@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING
 
 import pytest
@@ -163,3 +164,17 @@ async def test_an_object_that_was_replaced_since_it_was_judged_stays() -> None:
     finds, _ = await ground.collect(objects=Replacing(ground.objects, lambda *_: None))
     assert [(find.kind, find.verdict) for find in finds] == [(Kind.CHANGED, Verdict.KEEP)]
     assert await ground.objects.get(data_key(2)) == b"other"
+
+
+def test_every_node_of_a_topic_is_known() -> None:
+    """Whoever gives topics another node says here whether it refers to segments; until then nothing is collected."""
+    folder = paths.topic(TOPIC)
+    made = set()
+    for name, make in inspect.getmembers(paths, inspect.isfunction):
+        parameters = inspect.signature(make).parameters
+        first = next(iter(parameters.values()), None)
+        if first is not None and first.annotation == "TopicName" and name not in {"namespace", "folders"}:
+            path = make(TOPIC, *(["1"] * (len(parameters) - 1)))
+            made.add(path.removeprefix(folder).split("/")[1] if path != folder else "policy")
+    assert len(made) >= 8
+    assert made <= references.KNOWN_NODES

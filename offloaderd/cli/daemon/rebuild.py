@@ -1,0 +1,274 @@
+"""`offloaderd rebuild`: the metadata from the bucket alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+from offloaderd.cli.daemon.check_config import CONFIG
+from offloaderd.cli.program import FAILED, OK
+from offloaderd.errors import Conflict, Transient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from offloaderd.config import Settings
+    from offloaderd.model import TopicName
+    from offloaderd.upkeep.rebuild import Found, Plan
+    from offloaderd.upkeep.rebuild_plan import Problem, TopicPlan
+
+
+class SegmentParam(click.ParamType[UUID]):
+    """A segment's uuid."""
+
+    name = "segment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> UUID:  # noqa: ANN401
+        """Parse a uuid, or fail with what one looks like."""
+        try:
+            return value if isinstance(value, UUID) else UUID(value)
+        except ValueError:
+            self.fail(f"not a segment: {value!r}; write its whole uuid, as in its key", param, ctx)
+
+
+SEGMENT = SegmentParam()
+
+
+@click.command(short_help="Rebuild the metadata from the bucket alone.")
+@CONFIG
+@click.option("--apply", "apply_", is_flag=True, help="Write it. Without this nothing is written.")
+@click.option(
+    "--topic",
+    "topics",
+    metavar="TOPIC",
+    type=options.TOPIC,
+    multiple=True,
+    help="Only this topic, of which the metadata must know nothing; others may be there and daemons may run. "
+    "May be repeated.",
+)
+@click.option(
+    "--prefer",
+    metavar="SEGMENT",
+    type=SEGMENT,
+    multiple=True,
+    help="Of segments that hold the same entries take this one. May be repeated.",
+)
+@click.option("--without", metavar="SEGMENT", type=SEGMENT, multiple=True, help="Leave this one out. May be repeated.")
+@click.option("--enable", is_flag=True, help="Enable the topics at once. Without this they come back disabled.")
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document.")
+def rebuild(
+    *,
+    config: Path | None,
+    apply_: bool,
+    topics: tuple[TopicName, ...],
+    prefer: tuple[UUID, ...],
+    without: tuple[UUID, ...],
+    enable: bool,
+    as_json: bool,
+) -> int:
+    """Read every manifest under the prefix, and write the map of each topic into empty metadata.
+
+    Overlaps, gaps, contradictions, and segments that are incomplete or cannot be read are reported and never decided:
+    nothing of such a topic is written. No daemon may run meanwhile, unless topics are named. What was broken off goes
+    on with the same command. Policies, selections and grants are not in the bucket: enable the topics again.
+
+    Exit code 1 when a topic is, or would be, left out.
+
+    \b
+    Examples:
+      offloaderd rebuild --config offloaderd.toml
+      offloaderd rebuild --config offloaderd.toml --apply
+      offloaderd rebuild --config offloaderd.toml --topic orders --prefer 2c2f8f6e-8d4f-4b8f-9f36-0d8a6a1f2b11 --apply
+      offloaderd rebuild --config offloaderd.toml --json | jq -r '.topics[].problems[].text'
+    """
+    from offloaderd import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
+    from offloaderd.config import load  # noqa: PLC0415
+
+    log.configure("critical")
+    settings = load(config, os.environ)
+    decided = Decided(topics=topics, prefer=prefer, without=without)
+    return asyncio.run(_rebuild(settings, decided, apply=apply_, enable=enable, as_json=as_json))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What somebody has decided on the command line."""
+
+    topics: Sequence[TopicName]
+    prefer: Sequence[UUID]
+    without: Sequence[UUID]
+
+
+async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable: bool, as_json: bool) -> int:
+    from offloaderd import wiring  # noqa: PLC0415
+    from offloaderd.cli.daemon.stores import metadata_store, open_objects  # noqa: PLC0415
+    from offloaderd.clock import SystemClock  # noqa: PLC0415
+    from offloaderd.upkeep import rebuild as work  # noqa: PLC0415
+
+    clock = SystemClock()
+    started = clock.monotonic()
+    async with open_objects(settings, clock) as objects:
+        found = await work.read_bucket(objects, wiring.gc_site(settings), progress("segments read"))
+    plan = work.make_plan(found, prefer=decided.prefer, without=decided.without, topics=decided.topics)
+    written: Sequence[TopicName] = ()
+    target = ""
+    try:
+        async with metadata_store(settings) as metadata:
+            if apply:
+                written = await work.write(
+                    metadata,
+                    plan,
+                    topics=decided.topics,
+                    enable=enable,
+                    now_ms=clock.wall_ms(),
+                    progress=progress("topics written"),
+                )
+            else:
+                await work.check_target(metadata, decided.topics)
+    except (Conflict, Transient) as error:
+        if apply:
+            raise
+        target = str(error)
+    shown = Shown(found, plan, written, target, applied=apply, seconds=clock.monotonic() - started)
+    if as_json:
+        show.document(shown.document())
+    else:
+        shown.write()
+    return FAILED if shown.left_out or target else OK
+
+
+def progress(what: str) -> Callable[[int], None]:
+    """Return who tells on a terminal how far one is."""
+
+    def tell(count: int) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\r{show.number(count)} {what}", err=True, nl=False)
+
+    return tell
+
+
+class Shown:
+    """The outcome, for people and for programs."""
+
+    def __init__(
+        self, found: Found, plan: Plan, written: Sequence[TopicName], target: str, *, applied: bool, seconds: float
+    ) -> None:
+        self._found = found
+        self._plan = plan
+        self._written = set(written)
+        self._target = target
+        self._applied = applied
+        self._seconds = seconds
+
+    @property
+    def left_out(self) -> int:
+        """How many topics are not written because somebody has to decide first."""
+        return sum(self.state(one) == "blocked" for one in self._plan.topics) + self._plan.blocked
+
+    def state(self, plan: TopicPlan) -> str:
+        """Return what became of a topic, in a word."""
+        if plan.topic in self._written:
+            return "written"
+        return "blocked" if plan.blocked or self._plan.blocked else "ready"
+
+    def write(self) -> None:
+        """Show it to people."""
+        if sys.stderr.isatty():
+            click.echo(err=True)
+        plans = self._plan.topics
+        if plans:
+            show.table(COLUMNS, [self._row(plan) for plan in plans])
+            click.echo()
+        problems = [*self._plan.problems, *(problem for plan in plans for problem in plan.problems)]
+        for problem in problems:
+            click.echo(line(problem))
+        if problems:
+            click.echo()
+        counts = self._found.counts
+        click.echo(
+            f"read {show.plural(counts.segments, 'segment')} ({show.size(counts.object_bytes)}) of "
+            f"{show.plural(len(plans), 'topic')} in {show.age(self._seconds)}"
+        )
+        ready = sum(self.state(plan) == "ready" for plan in plans)
+        if self._applied:
+            click.echo(f"wrote {show.plural(len(self._written), 'topic')}")
+        else:
+            click.echo(f"would write {show.plural(ready, 'topic')}")
+        if self.left_out:
+            click.echo("what is blocked is not written: decide with --prefer and --without, or restore what is missing")
+        if self._target:
+            click.echo(f"the target cannot take it: {self._target}")
+        elif not self._applied and ready:
+            click.echo("nothing was written: this was a dry run, add --apply")
+
+    def _row(self, plan: TopicPlan) -> tuple[str, ...]:
+        segments = plan.map.segments
+        return (
+            self.state(plan),
+            str(plan.topic),
+            show.number(len(segments)),
+            show.number(sum(one.entries for one in segments)),
+            show.size(sum(one.payload_bytes for one in segments)),
+            str(segments[0].begin) if segments else "-",
+            str(segments[-1].end) if segments else "-",
+            show.number(len(plan.map.losses)),
+        )
+
+    def document(self) -> dict[str, object]:
+        """Return it for programs."""
+        counts = self._found.counts
+        return {
+            "applied": self._applied,
+            "segments": counts.segments,
+            "object_bytes": counts.object_bytes,
+            "seconds": round(self._seconds, 3),
+            "target": self._target or None,
+            "topics": [
+                {
+                    "topic": str(plan.topic),
+                    "state": self.state(plan),
+                    "segments": len(plan.map.segments),
+                    "entries": sum(one.entries for one in plan.map.segments),
+                    "payload_bytes": sum(one.payload_bytes for one in plan.map.segments),
+                    "begin": str(plan.map.segments[0].begin) if plan.map.segments else None,
+                    "end": str(plan.map.segments[-1].end) if plan.map.segments else None,
+                    "losses": len(plan.map.losses),
+                    "epoch": plan.epoch,
+                    "problems": [as_json(problem) for problem in plan.problems],
+                }
+                for plan in self._plan.topics
+            ],
+            "problems": [as_json(problem) for problem in self._plan.problems],
+        }
+
+
+COLUMNS = ("STATE", "TOPIC", ">SEGMENTS", ">ENTRIES", ">PAYLOAD", "BEGIN", "END", ">LOSSES")
+
+
+def line(problem: Problem) -> str:
+    """Return a problem in one line, what to do at its end."""
+    kind = problem.kind.upper() if problem.blocks else problem.kind.value
+    where = f"{problem.topic}: " if problem.topic is not None else ""
+    todo = f" -> {problem.what_to_do}" if problem.what_to_do else ""
+    return f"{kind:<13} {where}{problem.text}{todo}"
+
+
+def as_json(problem: Problem) -> dict[str, object]:
+    """Return a problem as JSON shows it."""
+    return {
+        "kind": problem.kind.value,
+        "blocks": problem.blocks,
+        "topic": str(problem.topic) if problem.topic is not None else None,
+        "segments": [str(segment_id) for segment_id in problem.segments],
+        "text": problem.text,
+        "what_to_do": problem.what_to_do or None,
+    }

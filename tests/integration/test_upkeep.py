@@ -1,0 +1,208 @@
+"""Garbage and rebuild as operators meet them: a real ZooKeeper, a real S3 server, the daemon, the commands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+
+from offloaderd.errors import NotFound
+from offloaderd.metadata import paths
+from offloaderd.metadata.records import context
+from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.metrics import Metrics
+from offloaderd.model import TopicName
+from offloaderd.objects import keys
+from offloaderd.objects.s3 import S3Options, S3Store
+from tests.integration.processes import CLOCK, DaemonProcess, Site
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.context import LedgerContext
+    from offloaderd.rpc.client import DaemonClient
+    from tests.servers import S3Server
+
+TOPICS = [TopicName.parse(f"public/default/{name}") for name in ("orders", "odd name/with ünicode")]
+PREFIX = "pulsar/"
+
+
+@pytest.fixture
+def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
+    """A site on the test's servers, with small segments over several ledgers."""
+    found = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    found.settings["objects"] = {"prefix": PREFIX}
+    found.settings["offload"] = {"segment_bytes_max": 60_000, "block_bytes": 8192}
+    return found
+
+
+@asynccontextmanager
+async def stores(site: Site) -> AsyncIterator[tuple[S3Store, ZooKeeperStore]]:
+    """Open what the daemon uses."""
+    options = S3Options(
+        endpoint=site.endpoint, bucket=site.bucket, access_key=site.access_key, secret_key=site.secret_key
+    )
+    async with (
+        S3Store(options, Metrics(), CLOCK) as objects,
+        ZooKeeperStore(site.zookeeper, f"/offloaderd/{site.cluster}") as metadata,
+    ):
+        yield objects, metadata
+
+
+def entries(count: int, topic: TopicName) -> list[bytes]:
+    """Make distinguishable entries."""
+    return [f"{topic.local}/{number}/".encode().ljust(100, b"#") for number in range(count)]
+
+
+async def append(client: DaemonClient, topic: TopicName, payloads: Sequence[bytes]) -> None:
+    """Append entries in batches of 100."""
+
+    async def batches() -> AsyncIterator[Sequence[bytes]]:
+        for first in range(0, len(payloads), 100):
+            yield payloads[first : first + 100]
+
+    await client.append(topic, batches(), lambda _: None)
+
+
+async def offload(client: DaemonClient, topic: TopicName) -> None:
+    """Offload everything and wait."""
+    async for _ in client.offload(topic, wait=True, timeout_s=60):
+        pass
+
+
+async def read_all(client: DaemonClient, topic: TopicName) -> list[bytes]:
+    """Read the topic from its first entry to its last."""
+    return [payload async for response in client.read(topic, timeout_s=60) for payload in response.batch.payloads]
+
+
+async def tree(store: MetadataStore, path: str = "/") -> dict[str, bytes]:
+    """Return every node below a path with its content."""
+    found: dict[str, bytes] = {}
+    for name in await store.children(path):
+        below = f"{path.rstrip('/')}/{name}"
+        found[below] = (await store.get(below)).value
+        found.update(await tree(store, below))
+    return found
+
+
+def known(nodes: dict[str, bytes]) -> dict[str, LedgerContext]:
+    """Return the contexts, without when exactly a segment was committed, and how its ledger ended."""
+    found = {path: context.decode(value, path=path) for path, value in nodes.items() if "/ledgers/" in path}
+    return {
+        path: replace(one, end=None, segments=tuple(replace(part, offloaded_ms=0) for part in one.segments))
+        for path, one in found.items()
+    }
+
+
+async def wipe(store: MetadataStore) -> None:
+    """Delete everything."""
+    for path in sorted(await tree(store), reverse=True):
+        await store.delete(path)
+
+
+async def command(site: Site, *words: str) -> tuple[int, Any]:
+    """Run `offloaderd ... --json`; returns the exit code and the document."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
+    process = await asyncio.create_subprocess_exec(
+        str(Path(sys.executable).with_name("offloaderd")),
+        *words,
+        "--json",
+        env={**ours, **site.environment(7650, 7651)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert b"Traceback" not in err
+    return process.returncode or 0, json.loads(out) if out else err.decode()
+
+
+async def test_the_bucket_alone_restores_the_map(site: Site) -> None:
+    """ZooKeeper is wiped; a rebuild brings every context back byte for byte, and the daemon reads and goes on."""
+    async with DaemonProcess(site) as daemon:
+        async with daemon.client() as client:
+            for topic in TOPICS:
+                await client.enable(topic)
+                await append(client, topic, entries(2500, topic))
+                await offload(client, topic)
+        daemon.signal(signal.SIGTERM)
+        assert await daemon.ended() == 0
+    async with stores(site) as (_, metadata):
+        before = await tree(metadata)
+        assert len(known(before)) == 2 * 4
+        code, refused = await command(site, "rebuild", "--apply")
+        assert (code, "not empty" in refused) == (1, True)
+        await wipe(metadata)
+        code, plan = await command(site, "rebuild")
+        assert code == 0
+        assert [(one["state"], one["entries"]) for one in plan["topics"]] == [("ready", 2500)] * 2
+        assert await tree(metadata) == {}
+        code, done = await command(site, "rebuild", "--apply", "--enable")
+        assert code == 0
+        assert [(one["topic"], one["state"]) for one in done["topics"]] == [
+            (str(topic), "written") for topic in sorted(TOPICS)
+        ]
+        after = await tree(metadata)
+        assert known(after) == known(before)
+    async with DaemonProcess(site) as daemon, daemon.client() as client:
+        for topic in TOPICS:
+            assert await read_all(client, topic) == entries(2500, topic)
+            await append(client, topic, entries(10, topic))
+            await offload(client, topic)
+            segments = await client.segments(topic)
+            assert sum(one.entries for one in segments) == 2510
+
+
+async def test_garbage_goes_and_nothing_else(site: Site) -> None:
+    """Leftovers and stray uploads are deleted beside a segment that is being written; the rest stays and is read."""
+    topic = TOPICS[0]
+    ours, theirs = keys.segment_metadata(site.cluster), keys.segment_metadata("other")
+    stray, foreign = (UUID(int=number) for number in (1, 2))
+    async with DaemonProcess(site) as daemon, daemon.client() as client, stores(site) as (objects, metadata):
+        await client.enable(topic)
+        await append(client, topic, entries(1200, topic))
+        await offload(client, topic)
+        await append(client, topic, entries(50, topic))
+        while (await client.status(topic)).topics[0].open_segment_entries < 50:
+            await CLOCK.sleep(0.02)
+        kept = {info.key async for info in objects.list()}
+        for make in (keys.data_key, keys.index_key):
+            await objects.put(make(PREFIX, stray), b"x" * 1000, metadata=ours)
+        upload_id = await objects.create_upload(keys.data_key(PREFIX, UUID(int=3)), metadata=ours)
+        finds = await gc(client, apply=False)
+        assert set(finds.values()) == {("leftover", "delete"), ("upload", "delete")}
+        assert len(finds) == 3
+        assert set((await gc(client, apply=False, grace_s=3600)).values()) == {("young", "keep")}
+        assert set((await gc(client, apply=True)).values()) == {("leftover", "deleted"), ("upload", "deleted")}
+        assert {info.key async for info in objects.list()} == kept
+        with pytest.raises(NotFound):
+            await objects.list_parts(keys.data_key(PREFIX, UUID(int=3)), upload_id)
+        await objects.put(keys.data_key(PREFIX, foreign), b"x", metadata=theirs)
+        assert await gc(client, apply=True) == {keys.data_key(PREFIX, foreign): ("foreign", "keep")}
+        await offload(client, topic)
+        assert await read_all(client, topic) == entries(1200, topic) + entries(50, topic)
+        lost = keys.manifest_key(PREFIX, UUID((await client.segments(topic))[0].segment_id))
+        await objects.delete([lost])
+        assert (await gc(client, apply=True))[lost] == ("missing", "alarm")
+        await metadata.create(f"{paths.topic(topic)}/unknown", b"")
+        with pytest.raises(Exception, match="knows nothing"):
+            await gc(client, apply=True)
+
+
+async def gc(client: DaemonClient, *, apply: bool, grace_s: float = 0) -> dict[str, tuple[str, str]]:
+    """Collect; returns kind and verdict of each find."""
+    found = {}
+    async with aclosing(client.gc(apply=apply, grace_s=grace_s, timeout_s=30)) as events:
+        async for event in events:
+            if event.HasField("find"):
+                found[event.find.key] = (event.find.kind, event.find.verdict)
+    return found

@@ -1,0 +1,95 @@
+"""offloaderd rebuild: its arguments, what it shows, and that a dry run needs no ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+from click.testing import CliRunner
+
+from offloaderd.cli.offloaderd import cli
+from offloaderd.clock import SystemClock
+from offloaderd.objects import keys
+from offloaderd.objects.filesystem import FilesystemStore
+from tests.unit.upkeep.site import Ground, runs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from click.testing import Result
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Settings of a daemon whose bucket is a directory, and whose ZooKeeper is not there."""
+    path = tmp_path / "offloaderd.toml"
+    path.write_text(
+        f'[daemon]\ncluster = "standalone"\n[objects]\nkind = "filesystem"\ndirectory = "{tmp_path / "bucket"}"\n'
+        'prefix = "seg/"\n[metadata]\nservers = "127.0.0.1:1"\nconnect_timeout_s = 0.5\n'
+    )
+    asyncio.run(fill(tmp_path / "bucket"))
+    return path
+
+
+async def fill(directory: Path) -> None:
+    """Store two segments of a topic, a third that overlaps the second, and an orphan."""
+    store = FilesystemStore(directory, SystemClock())
+    await store.create_bucket()
+    ground = Ground()
+    ground.objects = store
+    await ground.store(1, runs(3, 0, 10))
+    await ground.store(2, runs(3, 10, 5))
+    await ground.store(3, runs(3, 12, 3))
+    await store.put(keys.data_key("seg/", UUID(int=9)), b"x", metadata=keys.segment_metadata("standalone"))
+
+
+def run(config: Path, *words: str) -> Result:
+    """Run the command."""
+    result = CliRunner().invoke(cli, ["rebuild", "--config", str(config), *words], prog_name="offloaderd")
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    return result
+
+
+def test_a_conflict_is_shown_with_what_to_do(config: Path) -> None:
+    """A line a topic, a line a problem, and that nothing was written; exit code 1."""
+    result = run(config)
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["STATE", "TOPIC", "SEGMENTS", "ENTRIES", "PAYLOAD", "BEGIN", "END", "LOSSES"]
+    assert lines[1].split()[:4] == ["blocked", "persistent://public/default/flights", "2", "15"]
+    assert any(one.startswith("OVERLAP ") and "--prefer" in one for one in lines)
+    assert any(one.startswith("orphan ") for one in lines)
+    assert "read 4 segments" in result.stdout
+    assert "would write 0 topics" in result.stdout
+    assert "the target cannot take it: cannot connect" in result.stdout or "127.0.0.1:1" in result.stdout
+
+
+def test_what_was_decided_clears_it(config: Path) -> None:
+    """With a segment preferred or left out the topic is ready; the document says so."""
+    for words in (("--prefer", str(UUID(int=2))), ("--without", str(UUID(int=3)))):
+        result = run(config, "--json", *words)
+        assert result.exit_code == 1, "no ZooKeeper to write to"
+        shown = json.loads(result.stdout)
+        assert [(one["topic"], one["state"], one["end"]) for one in shown["topics"]] == [
+            ("persistent://public/default/flights", "ready", "3:14")
+        ]
+        assert [one["kind"] for one in shown["problems"]] == ["orphan"]
+        assert "127.0.0.1:1" in shown["target"]
+        assert shown["applied"] is False
+
+
+def test_applying_needs_the_metadata(config: Path) -> None:
+    """Without ZooKeeper it is an error, not a finding."""
+    result = run(config, "--apply")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "127.0.0.1:1" in result.stderr
+
+
+@pytest.mark.parametrize("words", [("--prefer", "x"), ("--without", str(UUID(int=77))), ("--topic", "nobody")])
+def test_mistakes_are_exit_code_2(config: Path, words: tuple[str, ...]) -> None:
+    """No uuid, a segment that is not there, a topic that is not there."""
+    assert run(config, *words).exit_code == 2
