@@ -1,4 +1,4 @@
-"""Blocks read back against the manifest: the one way from stored bytes to entries that may be handed out.
+"""Blocks and the index read back against the manifest: the one way from stored bytes to entries that may be handed out.
 
 The checksum is compared before anything inside the block is looked at. It covers header, entries and padding, so
 every change of a single bit, and every burst of up to 32, is found.
@@ -14,8 +14,11 @@ from offloaderd.errors import CorruptData
 from offloaderd.format import v2
 
 if TYPE_CHECKING:
-    from offloaderd.format.manifest import BlockInfo
+    from offloaderd.format.manifest import BlockInfo, SegmentManifest
+    from offloaderd.format.v2 import SegmentIndex
     from offloaderd.model import EntryBatch
+
+CHANGED = "the object is not what was committed; restore it, or read from the ledger source"
 
 
 def check_block(data: bytes, info: BlockInfo, *, key: str) -> None:
@@ -41,3 +44,32 @@ def decode_verified_block(data: bytes, info: BlockInfo, *, key: str) -> EntryBat
         expected = f"{info.entry_count} entries from {info.ledger_id}:{info.first_entry_id} on"
         raise CorruptData(key=key, offset=info.offset, expected=expected, found=f"{found[2]} from {batch.first}")
     return batch
+
+
+def check_index(data: bytes, manifest: SegmentManifest, *, key: str) -> SegmentIndex:
+    """Return the index that was written with this manifest; raises CorruptData for any other bytes."""
+    if len(data) != manifest.index_bytes:
+        end = min(len(data), manifest.index_bytes)
+        raise _differs(key, end, f"{manifest.index_bytes} bytes", f"{len(data)} bytes")
+    crc = google_crc32c.value(data)
+    if crc != manifest.index_crc32c:
+        raise _differs(key, 0, f"CRC-32C {manifest.index_crc32c:08x}", f"{crc:08x}")
+    index = v2.decode_index(data, key=key)
+    if index.data_bytes != manifest.data_bytes:
+        raise _differs(key, 8, f"a data object of {manifest.data_bytes} bytes", index.data_bytes)
+    listed = sorted(
+        (entry.part_id, group.ledger_id, entry.first_entry_id, entry.offset)
+        for group in index.groups
+        for entry in group.entries
+    )
+    blocks = [
+        (number, block.ledger_id, block.first_entry_id, block.offset)
+        for number, block in enumerate(manifest.blocks, start=1)
+    ]
+    if listed != blocks:
+        raise _differs(key, 24, f"the {len(blocks)} blocks of the manifest", "other blocks")
+    return index
+
+
+def _differs(key: str, offset: int, expected: object, found: object) -> CorruptData:
+    return CorruptData(key=key, offset=offset, expected=expected, found=found, hint=CHANGED)

@@ -11,11 +11,9 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import google_crc32c
-
 from offloaderd.errors import CorruptData
 from offloaderd.format import manifest as manifest_format
-from offloaderd.format import v2
+from offloaderd.format.verify import CHANGED, check_index
 from offloaderd.model import TopicName
 from offloaderd.objects import keys
 
@@ -61,26 +59,7 @@ def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, man
     manifest_key = keys.manifest_key(segment.prefix, segment.segment_id)
     manifest = manifest_format.decode(manifest_data, key=manifest_key)
     _check_identity(topic, segment, manifest, manifest_key)
-    if len(index_data) != manifest.index_bytes:
-        end = min(len(index_data), manifest.index_bytes)
-        raise _differs(index_key, end, f"{manifest.index_bytes} bytes", f"{len(index_data)} bytes")
-    crc = google_crc32c.value(index_data)
-    if crc != manifest.index_crc32c:
-        raise _differs(index_key, 0, f"CRC-32C {manifest.index_crc32c:08x}", f"{crc:08x}")
-    index = v2.decode_index(index_data, key=index_key)
-    if index.data_bytes != manifest.data_bytes:
-        raise _differs(index_key, 8, f"a data object of {manifest.data_bytes} bytes", index.data_bytes)
-    listed = sorted(
-        (entry.part_id, group.ledger_id, entry.first_entry_id, entry.offset)
-        for group in index.groups
-        for entry in group.entries
-    )
-    blocks = [
-        (number, block.ledger_id, block.first_entry_id, block.offset)
-        for number, block in enumerate(manifest.blocks, start=1)
-    ]
-    if listed != blocks:
-        raise _differs(index_key, 24, f"the {len(blocks)} blocks of the manifest", "other blocks")
+    check_index(index_data, manifest, key=index_key)
     starts = [(block.ledger_id, block.first_entry_id) for block in manifest.blocks]
     return SegmentTable(keys.data_key(segment.prefix, segment.segment_id), manifest, starts)
 
@@ -105,5 +84,5 @@ def _differs(key: str, offset: int, expected: object, found: object) -> CorruptD
         offset=offset,
         expected=expected,
         found=found,
-        hint="the object is not what was committed; restore it, or read from the ledger source",
+        hint=CHANGED,
     )
