@@ -4,6 +4,8 @@
 PYTHON ?= python3.11
 INPUT ?=
 WORKERS ?= 2
+SEEDS ?= 2000
+FIRST ?= 0
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,11 +20,11 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data simulate
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@printf '\nPYTHON=%s  INPUT=path, - or empty (make run)  WORKERS=%s (make test)\n' '$(PYTHON)' '$(WORKERS)'
+	@printf '\nPYTHON=%s  INPUT=path, - or empty (make run)  WORKERS=%s (make test)  SEEDS=%s (make simulate)\n' '$(PYTHON)' '$(WORKERS)' '$(SEEDS)'
 
 setup: $(DEPENDENCIES)dev ## Prepare .venv for work on the project
 
@@ -53,6 +55,9 @@ fmt: $(DEPENDENCIES)dev ## Format the code and repair what lint can
 
 bench: $(DEPENDENCIES)dev ## Measure throughput and latency against the raw servers
 	$(BIN)/python -m bench
+
+simulate: $(DEPENDENCIES)dev ## Simulate daemons and all that can befall them (SEEDS=n FIRST=n)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
 
 invariants: $(DEPENDENCIES)dev ## Take every guard of a promise away and see its test fail (docs/invariants.md)
 	$(BIN)/python tools/invariants.py

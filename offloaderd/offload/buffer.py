@@ -52,7 +52,7 @@ class BufferPool:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.freed = Signal()
-        self._buffers: set[TailingBuffer] = set()
+        self._buffers: dict[TailingBuffer, None] = {}  # a set that keeps its order
 
     def admit(self, wanted: int) -> bool:
         """Make room for `wanted` bytes by evicting what is already in cut parts; False if there is none.
@@ -76,11 +76,11 @@ class BufferPool:
 
     def add(self, buffer: TailingBuffer) -> None:
         """Count a buffer in."""
-        self._buffers.add(buffer)
+        self._buffers[buffer] = None
 
     def remove(self, buffer: TailingBuffer) -> None:
         """Count a closed buffer out."""
-        self._buffers.discard(buffer)
+        self._buffers.pop(buffer, None)
 
     def account(self, change: int) -> None:
         """Book bytes taken (positive) or freed (negative)."""

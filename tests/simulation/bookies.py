@@ -145,7 +145,7 @@ class Source:
 
         return await self._wire.call("topics", act, write=False)
 
-    async def reserved(self, topic: TopicName) -> str | None:  # noqa: ARG002 - the port's
+    async def reserved(self, topic: TopicName) -> str | None:
         """See LedgerSource."""
         return None
 

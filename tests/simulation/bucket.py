@@ -34,19 +34,19 @@ class Bucket(MemoryStore):
         """Return the open uploads."""
         return drained(self.list_uploads())
 
-    def rot(self, key: str, upload_id: str = "", part_number: int = 0) -> None:
+    def rot(self, bit: float, key: str, upload_id: str = "", part_number: int = 0) -> None:
         """Keep other bytes than were sent, without anybody noticing."""
         if not upload_id:
             info, data = self._objects[key]
-            self._objects[key] = (info, _flipped(data))
+            self._objects[key] = (info, _flipped(data, int(bit * 8 * len(data))))
         elif upload_id in self._uploads:
             info_of_part, data = self._uploads[upload_id].parts[part_number]
-            self._uploads[upload_id].parts[part_number] = (info_of_part, _flipped(data))
+            self._uploads[upload_id].parts[part_number] = (info_of_part, _flipped(data, int(bit * 8 * len(data))))
 
 
-def _flipped(data: bytes) -> bytes:
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :] if data else data
+def _flipped(data: bytes, bit: int) -> bytes:
+    at = bit // 8
+    return data[:at] + bytes([data[at] ^ (1 << bit % 8)]) + data[at + 1 :]
 
 
 class BucketClient:
@@ -60,9 +60,14 @@ class BucketClient:
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""
-        return await self._wire.call(
+        data = await self._wire.call(
             f"get {key} {first}", lambda: instantly(self._bucket.get(key, first, length)), write=False
         )
+        faults = self._world.faults
+        if faults.on and self._rng.random() < faults.garbled:
+            faults.count("s3 garbled")
+            return _flipped(data, self._rng.randrange(8 * len(data))) if data else data
+        return data
 
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""
@@ -91,7 +96,7 @@ class BucketClient:
         def act() -> ObjectInfo:
             info = instantly(self._bucket.put(key, data, metadata=metadata))
             if rotten:
-                self._bucket.rot(key)
+                self._bucket.rot(rotten, key)
             self._world.oracle.stored(key)
             return info
 
@@ -119,7 +124,7 @@ class BucketClient:
         def act() -> PartInfo:
             info = instantly(self._bucket.upload_part(key, upload_id, part_number, data))
             if rotten:
-                self._bucket.rot(key, upload_id, part_number)
+                self._bucket.rot(rotten, key, upload_id, part_number)
             return info
 
         return await self._wire.call(f"upload_part {key} {part_number} {len(data)}", act, write=True)
@@ -153,10 +158,10 @@ class BucketClient:
         ):
             yield upload
 
-    def _rots(self) -> bool:
-        """Say whether what is stored now is to be kept wrongly."""
+    def _rots(self) -> float:
+        """Return where what is stored now is to be kept wrongly, 0 for nowhere."""
         faults = self._world.faults
         if not (faults.on and faults.rotten) or self._rng.random() >= 0.04:
-            return False
+            return 0.0
         faults.count("s3 rotten")
-        return True
+        return self._rng.random()

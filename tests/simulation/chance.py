@@ -6,8 +6,10 @@ gets far enough to see what two rare things do to each other.
 
 from __future__ import annotations
 
-import random
+import random  # noqa: TID251 - every generator has its seed
 from collections import Counter
+
+Rng = random.Random
 
 REQUEST_FAULTS = {
     "s3": ("error", "lost", "late", "twice", "throttled", "slow"),
@@ -36,6 +38,7 @@ EVENTS = (
     "disable topic",
     "roll",
     "change policy",
+    "collect",
 )
 """What can happen to a process, a service or a topic."""
 
@@ -48,9 +51,9 @@ class Chance:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def stream(self, name: str) -> random.Random:
+    def stream(self, name: str) -> Rng:
         """Return a generator of its own for one part, so that parts do not disturb each other."""
-        return random.Random(f"{self.seed}/{name}")
+        return Rng(f"{self.seed}/{name}")
 
 
 class Faults:
@@ -68,8 +71,9 @@ class Faults:
         self.events = chosen or ["crash", "pause"]
         self.every_s = rng.choice([1.0, 2.0, 4.0, 8.0])
         self.rotten = rng.random() < 0.2
+        self.garbled = rng.choice([0.0, 0.0, 0.01, 0.05])
 
-    def draw(self, service: str, rng: random.Random) -> str:
+    def draw(self, service: str, rng: Rng) -> str:
         """Return what happens to one request; nothing, mostly."""
         if not self.on:
             return ""

@@ -21,6 +21,9 @@ from offloaderd.offload.topic import Workshop
 from offloaderd.offload.uploader import Uplink, UploadLimits
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import ReadOptions, TopicReader
+from offloaderd.upkeep.collection import Site
+from offloaderd.upkeep.finds import Find, Kind, Summary
+from offloaderd.upkeep.gc import Collector, Schedule
 from tests.simulation.bookies import Source
 from tests.simulation.bucket import BucketClient
 from tests.simulation.loop import Process
@@ -29,6 +32,7 @@ from tests.simulation.zookeeper import SESSION_TIMEOUT_S, ZooKeeper
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+CLUSTER, BUCKET = "simulated", "b"
 PROBE_S = 5.0
 IMPAIRED_S = 8.0
 PLACEMENT = PlacementOptions(settle_s=2.0, grace_s=3.0, handovers_max=2, handover_s=10.0, keep_s=20.0)
@@ -77,7 +81,7 @@ class SimDaemon:
     @property
     def up(self) -> bool:
         """Whether it runs at the moment."""
-        return self.process is not None and self.process.alive and not self.process.stopped
+        return self.process is not None and self.process.runs()
 
     def start(self) -> None:
         """Start the process."""
@@ -105,8 +109,8 @@ class SimDaemon:
             uplink=uplink,
             pool=BufferPool(options.buffer_bytes),
             layout=options.layout,
-            cluster="simulated",
-            driver={"driver": "s3", "bucket": "b", "prefix": world.prefix},
+            cluster=CLUSTER,
+            driver={"driver": "s3", "bucket": BUCKET, "prefix": world.prefix},
         )
         self.engine = Engine(shop, options.policy, placement=PLACEMENT)
         node = DaemonNode(daemon_id=self.name, address=f"{self.name}:1", version="0", started_ms=self.clock.wall_ms())
@@ -127,6 +131,8 @@ class SimDaemon:
             metrics=world.metrics,
             options=ReadOptions(batch_bytes=500),
         )
+        site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=world.prefix)
+        self.collector = Collector(self.bucket, self.zookeeper, site, clock=self.clock, metrics=world.metrics)
         self.main = process.start(self._main(process), name=f"main of {self.name}")
         world.trace(self.name, "started")
 
@@ -208,10 +214,26 @@ class SimDaemon:
             except Conflict as error:
                 self._world.trace(self.name, f"not registered: {error}")
         async with self.reader, asyncio.TaskGroup() as group:
-            loops = [group.create_task(self.registration.run()), group.create_task(self._probe())]
+            collecting = Schedule(interval_s=self._world.options.collect_s, grace_s=self._world.options.grace_s)
+            loops = [
+                group.create_task(self.registration.run()),
+                group.create_task(self._probe()),
+                group.create_task(self.collector.keep(collecting, lambda: self.engine.placement.leads("gc"))),
+            ]
             await self.engine.run(self.registration.node)
             for loop in loops:
                 loop.cancel()
+
+    async def collect(self, *, grace_s: float) -> None:
+        """Collect garbage once. Raises what a collection raises."""
+        async with aclosing(self.collector.collect(grace_s=grace_s, apply=True)) as finds:
+            async for find in finds:
+                if isinstance(find, Summary):
+                    self._world.trace(self.name, f"collected {dict(find.finds)}")
+                elif find.kind in {Kind.MISSING, Kind.WRONG_SIZE}:
+                    self._world.oracle.fail("P1", f"the collector finds {_told(find)}")
+                else:
+                    self._world.trace(self.name, f"found {_told(find)}")
 
     async def _probe(self) -> None:
         while True:
@@ -229,3 +251,7 @@ class SimDaemon:
         self.registration.say(draining=True)
         await race(self.registration.told(), self.clock.sleep(1.0))
         self.engine.drain()
+
+
+def _told(find: Find) -> str:
+    return f"{find.kind} {find.key}: {find.reason} ({find.verdict})"

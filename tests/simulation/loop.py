@@ -42,6 +42,10 @@ class Process:
         self.context = copy_context()
         self.context.run(_OWNER.set, self)
 
+    def runs(self) -> bool:
+        """Whether it is alive and not stopped."""
+        return self.alive and not self.stopped
+
     def start(self, work: Coroutine[Any, Any, T], *, name: str = "") -> asyncio.Task[T]:
         """Run something as a task of the process."""
         return self._loop.create_task(work, name=name or None, context=self.context.copy())
@@ -123,8 +127,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Seconds since the begin of the run."""
         return self._now
 
-    def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    def call_soon(
+        self, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.Handle:
         """Queue a callback with those of its process."""
         handle = asyncio.Handle(callback, args, self, context)
@@ -132,8 +136,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         (self.ready if process is None else process.queue).append(handle)
         return handle
 
-    def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Queue a callback for a later time."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
@@ -141,18 +145,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, self._timer_count, handle))
         return handle
 
-    def call_later(  # type: ignore[override]
-        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Queue a callback for a later time."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def in_world(self, delay: float, callback: Callable[..., object], *args: Any) -> None:
+    def in_world(self, delay: float, callback: Callable[..., object], *args: object) -> None:
         """Have the world do something later, whoever asked for it and whatever becomes of him."""
         self.call_at(self._now + delay, callback, *args, context=self._world)
 
-    def call_soon_threadsafe(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.Handle:
         """Queue a callback: there is one thread only."""
         return self.call_soon(callback, *args, context=context)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offloaderd.errors import OffloaderError
 from offloaderd.metadata.records.policy import TopicPolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from offloaderd.model import TopicName
     from tests.simulation.daemon import SimDaemon
     from tests.simulation.world import World
 
@@ -23,6 +26,7 @@ class Nemesis:
         self._world = world
         self._rng = world.chance.stream("nemesis")
         self._condition = 0
+        self._busy = 0
 
     async def run(self) -> None:
         """Let things go wrong until cancelled."""
@@ -34,30 +38,29 @@ class Nemesis:
             self._happen(event, daemon)
 
     async def heal(self) -> None:
-        """Let everything work again: services answer, processes run."""
+        """Let everything work again: services answer, processes run, topics are enabled."""
         world = self._world
         world.faults.on = False
         world.condition = ""
         world.cuts.clear()
-        for daemon in world.daemons:
-            daemon.go_on()
-            if daemon.process is None:
-                daemon.start()
-        for topic in world.topics:
-            while True:
-                daemon = self._rng.choice(world.daemons)
-                try:
-                    await world.within(daemon, daemon.engine.enable(topic, TopicPolicy(enabled=True)))
-                    break
-                except OffloaderError as error:
-                    world.trace("user", f"not enabled: {error}")
-                    await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
-        for _ in range(40):
+        while self._busy or not all(daemon.up for daemon in world.daemons):
             for daemon in world.daemons:
                 daemon.go_on()
-                if daemon.process is None:
-                    daemon.start()
-            await asyncio.sleep(1.0)  # noqa: TID251 - the loop's own time
+                if not self._busy:
+                    self._start(daemon)
+            await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
+        for topic in world.topics:
+            while not await self._enabled(topic):
+                await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
+        await asyncio.sleep(35.0)  # noqa: TID251 - the loop's own time; requests that are late have arrived then
+
+    async def _enabled(self, topic: TopicName) -> bool:
+        daemon = self._rng.choice(self._world.daemons)
+        try:
+            return await self._world.within(daemon, lambda: daemon.engine.enable(topic, TopicPolicy(enabled=True)))
+        except OffloaderError as error:
+            self._world.trace("user", f"not enabled: {error}")
+            return False
 
     def _happen(self, event: str, daemon: SimDaemon) -> None:
         world, rng = self._world, self._rng
@@ -70,9 +73,9 @@ class Nemesis:
             daemon.pause()
             world.loop.in_world(rng.uniform(0.1, 3.0) if event == "pause" else rng.uniform(4.0, 12.0), daemon.go_on)
         elif event == "drain":
-            self._world.loop.create_task(self._drain(daemon))
+            self._begin(self._drain(daemon))
         elif event.endswith(" cut"):
-            self._cut(daemon, event.split()[0])
+            self._cut(daemon, event.removesuffix(" cut"))
         elif event == "expire session":
             if daemon.process is not None:
                 daemon.zookeeper.expire()
@@ -85,7 +88,18 @@ class Nemesis:
             world.condition = event
             world.loop.in_world(rng.uniform(0.5, 8.0), self._over, self._condition)
         else:
-            self._world.loop.create_task(self._ask(event, daemon))
+            self._begin(self._ask(event, daemon))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start something that takes its time; healing waits for it."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._busy -= 1
+            if not task.cancelled() and task.exception() is not None:
+                self._world.oracle.fail("run", f"an event ended with {task.exception()!r}")
+
+        self._busy += 1
+        self._world.loop.create_task(work).add_done_callback(ended)
 
     def _start(self, daemon: SimDaemon) -> None:
         if daemon.process is None:
@@ -111,21 +125,21 @@ class Nemesis:
     async def _ask(self, event: str, daemon: SimDaemon) -> None:
         """Have a user ask a daemon for something."""
         world = self._world
-        if not daemon.up:
-            return
         topic = self._rng.choice(world.topics)
         try:
             if event == "disable topic":
-                await world.within(daemon, daemon.engine.disable(topic))
+                await world.within(daemon, lambda: daemon.engine.disable(topic))
                 await asyncio.sleep(self._rng.uniform(0.1, 3.0))  # noqa: TID251 - the loop's own time
-                if daemon.up:
-                    await world.within(daemon, daemon.engine.enable(topic, TopicPolicy(enabled=True)))
+                await world.within(daemon, lambda: daemon.engine.enable(topic, TopicPolicy(enabled=True)))
             elif event == "roll":
                 found = daemon.engine.find(topic)
                 if found is not None:
-                    await world.within(daemon, found.request_roll())
+                    await world.within(daemon, found.request_roll)
             elif event == "change policy":
                 policy = TopicPolicy(enabled=True, segment_bytes_max=self._rng.choice([1000, 4000]))
-                await world.within(daemon, daemon.engine.enable(topic, policy))
+                await world.within(daemon, lambda: daemon.engine.enable(topic, policy))
+            elif event == "collect":
+                grace_s = self._rng.choice([0.0, 1.0])
+                await world.within(daemon, lambda: daemon.collect(grace_s=grace_s))
         except OffloaderError as error:
             world.trace("user", f"{event}: {type(error).__name__}")

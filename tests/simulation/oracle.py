@@ -88,9 +88,9 @@ class Oracle:
             return
         before = self.maps.get(topic)
         self.maps[topic] = found
-        if before is not None and before.offloaded is not None:
-            if found.offloaded is None or found.offloaded < before.offloaded:
-                self.fail("P1", f"{topic} was offloaded to {before.offloaded}, and is only to {found.offloaded}")
+        reached = before.offloaded if before is not None else None
+        if reached is not None and (found.offloaded is None or found.offloaded < reached):
+            self.fail("P1", f"{topic} was offloaded to {reached}, and is only to {found.offloaded}")
         self._held = {uuid: held for uuid, held in self._held.items() if held != topic}
         self._held.update({segment.segment_id: topic for segment in found.segments})
         self._check_joints(topic, found)

@@ -9,12 +9,21 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from offloaderd.errors import BucketMissing, Denied, Expired, NoSpace, OffloaderError, OutcomeUnknown, Throttled, Transient
+from offloaderd.errors import (
+    BucketMissing,
+    Denied,
+    Expired,
+    NoSpace,
+    OffloaderError,
+    OutcomeUnknown,
+    Throttled,
+    Transient,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
 
-    from tests.simulation.loop import Process
+    from tests.simulation.loop import Process, VirtualLoop
     from tests.simulation.world import World
 
 T = TypeVar("T")
@@ -94,7 +103,7 @@ class Wire:
         self._world.trace(self._process.name, what)
 
     @property
-    def loop(self) -> Any:
+    def loop(self) -> VirtualLoop:
         """The run's loop."""
         return self._loop
 
@@ -135,7 +144,7 @@ class _Job:
             self._wire.trace(f"{self._what} !{type(error).__name__}")
             self.answer.set_exception(error)
 
-    def _deliver(self, result: Any) -> None:
+    def _deliver(self, result: object) -> None:
         if self.answer is not None and not self.answer.done():
             self.answer.set_result(result)
 
@@ -166,6 +175,6 @@ def drained(items: AsyncGenerator[T, None]) -> list[T]:
     found: list[T] = []
     while True:
         try:
-            found.append(instantly(items.__anext__()))  # type: ignore[arg-type]
+            found.append(instantly(items.__anext__()))
         except StopAsyncIteration:
             return found

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter, deque
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from offloaderd.errors import OffloaderError
+from offloaderd.errors import Conflict, OffloaderError
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import Position, TopicName
 from offloaderd.offload.roll import RollPolicy
@@ -17,7 +19,7 @@ from offloaderd.offload.segment import SegmentLayout
 from offloaderd.read.errors import EntriesLost
 from tests.simulation.bookies import Ledgers
 from tests.simulation.bucket import Bucket
-from tests.simulation.chance import Chance, Faults
+from tests.simulation.chance import Chance, Faults, Rng
 from tests.simulation.daemon import SimDaemon
 from tests.simulation.loop import Stuck, VirtualLoop
 from tests.simulation.nemesis import Nemesis
@@ -26,8 +28,7 @@ from tests.simulation.wire import drained
 from tests.simulation.zookeeper import Tree
 
 if TYPE_CHECKING:
-    import random
-    import uuid
+    from collections.abc import Callable, Coroutine
 
     from offloaderd.metrics import Metrics
 
@@ -51,9 +52,11 @@ class Options:
     parts_in_flight_max: int
     retention: str
     busy_s: float
+    collect_s: float
+    grace_s: float
 
     @classmethod
-    def draw(cls, rng: random.Random, *, readback: bool) -> Options:
+    def draw(cls, rng: Rng, *, readback: bool) -> Options:
         """Draw the settings of a run."""
         block = rng.choice([200, 400, 1000])
         return cls(
@@ -70,7 +73,9 @@ class Options:
             upload_bytes=rng.choice([1500, 5000]),
             parts_in_flight_max=rng.choice([1, 2, 3]),
             retention=rng.choice(["keep", "keep", "offloaded", "blind"]),
-            busy_s=rng.choice([20.0, 30.0, 45.0]),
+            busy_s=rng.choice([10.0, 15.0, 25.0]),
+            collect_s=rng.choice([2.0, 5.0, 1000.0]),
+            grace_s=rng.choice([0.0, 0.5, 3.0]),
         )
 
 
@@ -109,11 +114,9 @@ class ServerClock:
         """Sleep on the loop."""
         await asyncio.sleep(seconds)  # noqa: TID251 - the loop's time is the simulation's
 
-    def uuid(self) -> uuid.UUID:
+    def uuid(self) -> UUID:
         """Return the next id of the seed."""
-        import uuid  # noqa: PLC0415
-
-        return uuid.UUID(int=self._rng.getrandbits(128), version=4)
+        return UUID(int=self._rng.getrandbits(128), version=4)
 
     def jitter(self, seconds: float) -> float:
         """Return the same duration."""
@@ -163,9 +166,7 @@ class World:
 
     def is_deleted(self, topic: TopicName, position: Position) -> bool:
         """Say whether the source has deleted the ledger of an entry."""
-        return any(
-            ledger.deleted for ledger in self.ledgers.topics[topic] if ledger.ledger_id == position.ledger_id
-        )
+        return any(ledger.deleted for ledger in self.ledgers.topics[topic] if ledger.ledger_id == position.ledger_id)
 
     async def live(self) -> None:
         """Live through the whole run."""
@@ -188,6 +189,7 @@ class World:
         await nemesis.heal()
         await self._until_offloaded()
         await self._read_all()
+        await self._collect()
         self._check_leftovers()
         for daemon in self.daemons:
             await daemon.drain()
@@ -197,40 +199,52 @@ class World:
             while True:
                 try:
                     daemon = self.daemons[self._rng.randrange(len(self.daemons))]
-                    if daemon.up and daemon.process is not None:
-                        await self.within(daemon, daemon.engine.enable(topic, TopicPolicy(enabled=True)))
+                    if await self.within(daemon, partial(self.enable, daemon, topic)):
                         break
                 except OffloaderError as error:
                     self.trace("user", f"not enabled: {error}")
                 await asyncio.sleep(0.3)  # noqa: TID251 - the loop's own time
 
-    async def within(self, daemon: SimDaemon, work: object, *, limit_s: float = 20.0) -> None:
-        """Do something as a call to a daemon, which may die with it."""
-        assert daemon.process is not None
-        task = daemon.process.start(work)  # type: ignore[arg-type]
+    async def enable(self, daemon: SimDaemon, topic: TopicName) -> None:
+        """Have a daemon enable a topic."""
+        await daemon.engine.enable(topic, TopicPolicy(enabled=True))
+
+    async def within(
+        self, daemon: SimDaemon, call: Callable[[], Coroutine[Any, Any, object]], *, limit_s: float = 20.0
+    ) -> bool:
+        """Do something as a call to a daemon, which may die with it; says whether it came to its end."""
+        process = daemon.process
+        if process is None or not process.runs():
+            return False
+        task = process.start(call())
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         deadline = self.loop.time() + limit_s
-        while not task.done() and daemon.up and self.loop.time() < deadline:
+        while not task.done() and process.runs() and self.loop.time() < deadline:
             await asyncio.sleep(0.05)  # noqa: TID251 - the loop's own time
         if task.done():
             await task
-        elif daemon.up:
+            return True
+        if process.alive:
             task.cancel()
+        return False
 
     async def _write(self, topic: TopicName) -> None:
         rng = self.chance.stream(f"writer of {topic}")
         pause_s = rng.choice([0.1, 0.3, 0.6])
         retention = self.chance.stream(f"retention of {topic}")
-        while self.writing:
+        left = rng.choice([60, 120, 200])
+        while self.writing and left > 0:
             await asyncio.sleep(rng.expovariate(1 / pause_s))  # noqa: TID251 - the loop's own time
-            self.ledgers.append(topic, [rng.choice([20, 60, 150, 500]) for _ in range(rng.choice([1, 1, 3, 8]))])
+            sizes = [rng.choice([20, 60, 150, 500]) for _ in range(rng.choice([1, 1, 3, 8]))]
+            self.ledgers.append(topic, sizes)
+            left -= len(sizes)
             if rng.random() < 0.08:
                 self.ledgers.roll(topic)
             if retention.random() < 0.1:
                 self._trim(topic, retention)
         self.ledgers.confirm(topic)
 
-    def _trim(self, topic: TopicName, rng: random.Random) -> None:
+    def _trim(self, topic: TopicName, rng: Rng) -> None:
         """Delete the oldest closed ledgers as the retention of this run says."""
         oldest = next((one for one in self.ledgers.topics[topic] if not one.deleted), None)
         if oldest is None or not oldest.closed or self.options.retention == "keep":
@@ -254,7 +268,7 @@ class World:
             first = Position(ledger.ledger_id, rng.randrange(len(ledger.entries)))
             count = rng.choice([1, 5, 20])
             try:
-                await self.within(daemon, self.read(daemon, topic, first, count), limit_s=10.0)
+                await self.within(daemon, partial(self.read, daemon, topic, first, count), limit_s=10.0)
             except OffloaderError as error:
                 self.trace("user", f"read of {first}: {type(error).__name__}")
 
@@ -294,9 +308,10 @@ class World:
         return [path for path in self.tree.nodes if path.endswith("/attempt") or "/trash/" in path]
 
     async def _read_all(self) -> None:
-        for daemon in self.daemons:
-            for topic in self.topics:
-                await self.within(daemon, self._read_topic(daemon, topic), limit_s=200.0)
+        for number, topic in enumerate(self.topics):
+            daemon = self.daemons[(self.chance.seed + number) % len(self.daemons)]
+            if not await self.within(daemon, partial(self._read_topic, daemon, topic), limit_s=200.0):
+                self.oracle.fail("P6", f"{topic} could not be read in 200 s")
 
     async def _read_topic(self, daemon: SimDaemon, topic: TopicName) -> None:
         """P1 and P6: everything in the map can be read from its begin to its end, through the daemon's own reader."""
@@ -325,6 +340,20 @@ class World:
                 self.oracle.fail("P6", f"a read of {topic} from {at} to {last} ended at {after}")
             return
 
+    async def _collect(self) -> None:
+        """Collect once: after that, nothing is left that nobody refers to."""
+        daemon = self.daemons[self.chance.seed % len(self.daemons)]
+        if not await self.within(daemon, partial(self._collected, daemon), limit_s=200.0):
+            self.oracle.fail("P5", "no collection in 200 s")
+
+    async def _collected(self, daemon: SimDaemon) -> None:
+        while True:
+            try:
+                await daemon.collect(grace_s=0.0)
+                return
+            except Conflict:
+                await daemon.clock.sleep(0.5)  # the scheduled one is under way
+
     def _check_leftovers(self) -> None:
         """P5: what is in the bucket is referenced, and what is referenced is there."""
         held = {
@@ -335,6 +364,8 @@ class World:
         }
         if missing := held - set(self.bucket.keys()):
             self.oracle.fail("P1", f"referenced and not there: {sorted(missing)}")
+        if left := [*(set(self.bucket.keys()) - held), *(upload.key for upload in self.bucket.uploads())]:
+            self.oracle.fail("P5", f"nobody refers to {sorted(left)}, and one collection left it")
 
 
 def simulate(seed: int, metrics: Metrics, *, verbose: bool = False) -> Report:
@@ -355,7 +386,7 @@ def simulate(seed: int, metrics: Metrics, *, verbose: bool = False) -> Report:
         report.failure = f"stuck: {error}"
     except Violation as error:
         report.failure = str(error)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the run has failed
+    except Exception as error:
         report.failure = f"{type(error).__name__}: {error}"
         if verbose:
             raise
@@ -392,10 +423,8 @@ def _bury(world: World, life: asyncio.Task[None]) -> None:
         loop.stop()
 
     ending = loop.create_task(ended())
-    try:
+    with suppress(Stuck):
         loop.run_forever()
-    except Stuck:
-        pass
     ending.cancel()
     loop.run_until_complete(asyncio.wait([ending]))
     asyncio.set_event_loop(None)

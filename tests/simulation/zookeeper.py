@@ -254,7 +254,11 @@ class ZooKeeper:
         """Reach a server again, with the session if it still lives."""
         if connection != self._connection or not self._process.alive:
             return
-        if (self._process.name[0], "zk") in self._world.cuts or self._process.stopped or self._world.condition == "zk out":
+        if (
+            (self._process.name[0], "zk") in self._world.cuts
+            or self._process.stopped
+            or self._world.condition == "zk out"
+        ):
             self._loop.in_world(0.2 + self._rng.random() * 0.3, self._reconnect, connection)
             return
         fault = self._world.faults
@@ -376,7 +380,7 @@ class ZooKeeper:
         """Note something in the run's trace."""
         self._world.trace(self._process.name, what)
 
-    def later(self, when: float, callback: Callable[..., object], *args: Any) -> None:
+    def later(self, when: float, callback: Callable[..., object], *args: object) -> None:
         """Have the world do something at a time."""
         self._loop.in_world(max(0.0, when - self._loop.time()), callback, *args)
 
@@ -433,7 +437,7 @@ class _Request:
         if not self._answer.done():
             self._answer.set_exception(error)
 
-    def _deliver(self, result: Any) -> None:
+    def _deliver(self, result: object) -> None:
         if self._client.heard(self._connection) and not self._answer.done():
             self._answer.set_result(result)
 
