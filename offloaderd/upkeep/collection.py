@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import BucketMissing, NotFound, OffloaderError
-from offloaderd.metadata import catalog, paths
+from offloaderd.metadata import catalog
 from offloaderd.metadata.each import each
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.upkeep import references, stored
+from offloaderd.upkeep.abandoned import AbandonedTrash
 from offloaderd.upkeep.finds import ALARMS, RUBBISH, Find, Kind, Verdict
 from offloaderd.upkeep.judge import Judge, Judgement, foreign
 from offloaderd.upkeep.stored import KINDS, Counts, StoredSegment
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.model import TopicName
     from offloaderd.objects.port import ObjectInfo, SegmentStore
     from offloaderd.upkeep.finds import Summary
     from offloaderd.upkeep.references import Committed, References
@@ -62,7 +62,6 @@ class _Listing:
     """What the bucket had, by what the first look at the metadata knew of it."""
 
     committed: dict[UUID, dict[ObjectKind, ObjectInfo]] = field(default_factory=dict)
-    trashed: dict[UUID, StoredSegment] = field(default_factory=dict)
     strangers: list[StoredSegment] = field(default_factory=list)
     uploads: list[StoredSegment] = field(default_factory=list)
     """Those without objects of their own, or of committed segments; their objects are left out."""
@@ -100,7 +99,8 @@ class Collection:
         for batch in _batches(uploads):
             for find in await self._dealt_with([self._upload_judged(one, after) for one in batch]):
                 yield find
-        async with aclosing(self._abandoned(after, listing)) as abandoned:
+        trash = AbandonedTrash(self._objects, self._metadata, self._rules)
+        async with aclosing(trash.finds(after, self._summary)) as abandoned:
             async for find in abandoned:
                 yield find
 
@@ -116,16 +116,11 @@ class Collection:
                     listing.committed[one.segment_id] = one.objects
                     if one.uploads:
                         listing.uploads.append(StoredSegment(one.segment_id, uploads=one.uploads))
-                elif one.segment_id in known.trash:
-                    listing.trashed[one.segment_id] = one
-                elif one.segment_id not in known.attempts:
+                elif one.segment_id not in known:
                     listing.strangers.append(one)
         for segment_id, found_uploads in uploads.items():
-            one = StoredSegment(segment_id, uploads=found_uploads)
-            if segment_id in known.trash:
-                listing.trashed[segment_id] = one
-            elif segment_id not in known.attempts:
-                listing.uploads.append(one)
+            if segment_id not in known.attempts and segment_id not in known.trash:
+                listing.uploads.append(StoredSegment(segment_id, uploads=found_uploads))
         summary = self._summary
         summary.segments, summary.objects, summary.others = counts.segments, counts.objects, counts.others
         summary.object_bytes = counts.object_bytes
@@ -159,8 +154,11 @@ class Collection:
         current = await catalog.load(self._metadata, committed.topic)
         return any(one.segment_id == segment_id for one in current.segments)
 
+    def _is_young(self, one: StoredSegment) -> bool:
+        return self._rules.age_s(one.newest_ms) < self._rules.grace_s
+
     async def _judged(self, judge: Judge, one: StoredSegment) -> tuple[StoredSegment, Judgement]:
-        if self._rules.age_s(one.newest_ms) < self._rules.grace_s:
+        if self._is_young(one):
             return one, Judgement(Kind.YOUNG, "not older than the grace age")
         try:
             judgement = await judge.judge(one)
@@ -173,18 +171,15 @@ class Collection:
 
     async def _look_for_others(self, strangers: Sequence[StoredSegment], uploads: Sequence[StoredSegment]) -> None:
         """Find out whether young objects are another cluster's, if there are old uploads that could be as well."""
-        rules = self._rules
-        if self._shared or all(rules.age_s(one.newest_ms) < rules.grace_s for one in uploads):
+        if self._shared or all(map(self._is_young, uploads)):
             return
-        young = [
-            info for one in strangers for info in one.objects.values() if rules.age_s(one.newest_ms) < rules.grace_s
-        ]
+        young = [info for one in strangers if self._is_young(one) for info in one.objects.values()]
         found = await each(young, lambda info: self._head(info.key))
         self._shared = any(info is not None and foreign(info, self._site.cluster) for info in found)
 
     def _upload_judged(self, one: StoredSegment, after: References) -> tuple[StoredSegment, Judgement]:
         committed = after.committed.get(one.segment_id)
-        if self._rules.age_s(one.newest_ms) < self._rules.grace_s:
+        if self._is_young(one):
             return one, Judgement(Kind.YOUNG, "not older than the grace age")
         if committed is not None:
             return one, Judgement(Kind.UPLOAD, "left open beside the finished object", committed.topic)
@@ -234,40 +229,6 @@ class Collection:
         if one.objects:
             await self._objects.delete([info.key for info in one.objects.values()])
 
-    async def _abandoned(self, after: References, listing: _Listing) -> AsyncGenerator[Find, None]:
-        """Empty the trash of topics that nobody works on. Only what was decided goes, and may go twice."""
-        for segment_id, (topic, record) in after.trash.items():
-            age_s = self._rules.age_s(record.decided_ms)
-            prefix = self._site.prefix if record.prefix is None else record.prefix
-            bucket = self._site.bucket if record.bucket is None else record.bucket
-            if (bucket, prefix) != (self._site.bucket, self._site.prefix):
-                self._summary.elsewhere += 1
-                continue
-            if age_s < self._rules.grace_s or await self._owned(topic):
-                continue
-            one = listing.trashed.get(segment_id) or StoredSegment(segment_id)
-            judgement = Judgement(Kind.TRASH, f"decided ({record.reason}), and nobody works on the topic", topic)
-            verdict = Verdict.DELETE
-            if self._rules.apply:
-                try:
-                    await self._remove(one)
-                    await self._metadata.delete(paths.trash_record(topic, segment_id))
-                    verdict = Verdict.DELETED
-                except BucketMissing:
-                    raise
-                except OffloaderError as error:
-                    judgement = judgement._replace(reason=f"{judgement.reason}; its deletion failed: {error}")
-                    verdict = Verdict.FAILED
-            for find in self._finds_of(one, judgement, verdict, age_s=age_s):
-                yield find
-
-    async def _owned(self, topic: TopicName) -> bool:
-        try:
-            await self._metadata.get(paths.owner(topic))
-        except NotFound:
-            return False
-        return True
-
     async def _head(self, key: str) -> ObjectInfo | None:
         try:
             return await self._objects.head(key)
@@ -276,9 +237,7 @@ class Collection:
         except NotFound:
             return None
 
-    def _finds_of(
-        self, one: StoredSegment, judgement: Judgement, verdict: Verdict, *, age_s: float | None = None
-    ) -> list[Find]:
+    def _finds_of(self, one: StoredSegment, judgement: Judgement, verdict: Verdict) -> list[Find]:
         """Return a find for each object and upload of a segment."""
         objects = [(info.key, info.size_bytes, info.modified_ms, "") for info in one.objects.values()]
         uploads = [(upload.key, 0, upload.initiated_ms, upload.upload_id) for upload in one.uploads]
@@ -289,7 +248,7 @@ class Collection:
                 verdict=verdict,
                 reason=judgement.reason,
                 size_bytes=size_bytes,
-                age_s=self._rules.age_s(stored_ms) if age_s is None else age_s,
+                age_s=self._rules.age_s(stored_ms),
                 upload_id=upload_id,
                 topic=judgement.topic,
             )

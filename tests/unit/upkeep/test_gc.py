@@ -311,6 +311,33 @@ async def test_trash_of_a_topic_without_owner_is_emptied(ground: Ground) -> None
     assert [upload async for upload in ground.objects.list_uploads()] == []
 
 
+async def test_trash_that_the_map_refers_to_stays(ground: Ground) -> None:
+    """A record that should not be there deletes nothing, not even when the map takes the segment in at the end."""
+    described = await ground.store(2, runs(1, 10, 5))
+    for number in (1, 2):
+        await ground.discard(number)
+    await ground.age()
+
+    def plan(operation: str, key: str, when: str) -> None:
+        if (operation, key, when) == ("list_uploads", data_key(2), "before"):
+            ground.tree.apply(steps, "")
+
+    steps, _ = (await ground.map()).with_commit(committed(described))
+    finds, _ = await ground.collect(objects=FaultyStore(ground.objects, plan))
+    assert finds == []
+    assert await ground.keys() == all_keys(1, 2)
+    assert len(await ground.metadata.children(paths.trash(TOPIC))) == 2
+
+
+async def test_trash_without_objects_leaves_only_its_record_to_delete(ground: Ground) -> None:
+    """What an owner deleted before it could take the record away is found and finished."""
+    await ground.discard(2)
+    await ground.age()
+    finds, _ = await ground.collect()
+    assert kinds(finds) == {data_key(2): (Kind.TRASH, Verdict.DELETED)}
+    assert await ground.metadata.children(paths.trash(TOPIC)) == []
+
+
 @pytest.mark.parametrize(
     ("path", "value", "error"),
     [

@@ -1,0 +1,114 @@
+"""Trash of topics that nobody works on: deletions that were decided, and have no owner who would carry them out.
+
+Only what is on a topic's trash list goes, and never what its map refers to; who deletes it, and how often, makes no
+difference, so an owner that comes meanwhile may do the same. What lies in another bucket is left with its record.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import BucketMissing, NotFound, OffloaderError
+from offloaderd.metadata import catalog, paths
+from offloaderd.upkeep import stored
+from offloaderd.upkeep.finds import Find, Kind, Verdict
+from offloaderd.upkeep.stored import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.trash import Trash
+    from offloaderd.model import TopicName
+    from offloaderd.objects.port import SegmentStore
+    from offloaderd.upkeep.collection import Rules
+    from offloaderd.upkeep.finds import Summary
+    from offloaderd.upkeep.references import References
+
+
+class AbandonedTrash:
+    """Finds it and, unless it is a dry run, empties it."""
+
+    def __init__(self, objects: SegmentStore, metadata: MetadataStore, rules: Rules) -> None:
+        self._objects = objects
+        self._metadata = metadata
+        self._rules = rules
+
+    async def finds(self, found: References, summary: Summary) -> AsyncGenerator[Find, None]:
+        """Yield what is in the trash of topics without owner for longer than the grace age."""
+        site = self._rules.site
+        for segment_id, (topic, record) in found.trash.items():
+            bucket = site.bucket if record.bucket is None else record.bucket
+            prefix = site.prefix if record.prefix is None else record.prefix
+            if (bucket, prefix) != (site.bucket, site.prefix):
+                summary.elsewhere += 1
+            elif segment_id not in found.committed and self._rules.age_s(record.decided_ms) >= self._rules.grace_s:
+                for find in await self._dealt_with(topic, record):
+                    yield find
+
+    async def _dealt_with(self, topic: TopicName, record: Trash) -> list[Find]:
+        """Return a find for each thing that is left of a segment, and for the record alone if nothing is."""
+        if await self._owned(topic):
+            return []
+        prefix, segment_id = self._rules.site.prefix, record.segment_id
+        keys = [stored.key_of(kind, prefix, segment_id) for kind in KINDS]
+        uploads = [record.upload_id] if record.upload_id else []
+        async with aclosing(self._objects.list_uploads(keys[0])) as found:
+            uploads += [one.upload_id async for one in found if one.key == keys[0] and one.upload_id not in uploads]
+        sizes = {key: size for key in keys if (size := await self._size(key)) is not None}
+        reason = f"decided ({record.reason}), and nobody works on the topic"
+        verdict = Verdict.DELETE
+        if self._rules.apply:
+            verdict = Verdict.DELETED
+            try:
+                if not await self._empty(topic, record, keys, uploads):
+                    return []
+            except BucketMissing:
+                raise
+            except OffloaderError as error:
+                verdict, reason = Verdict.FAILED, f"{reason}; its deletion failed: {error}"
+        age_s = self._rules.age_s(record.decided_ms)
+        parts = [(key, size, "") for key, size in sizes.items()] + [(keys[0], 0, one) for one in uploads]
+        return [
+            Find(
+                key=key,
+                kind=Kind.TRASH,
+                verdict=verdict,
+                reason=reason,
+                size_bytes=size,
+                age_s=age_s,
+                upload_id=upload_id,
+                topic=topic,
+            )
+            for key, size, upload_id in parts or [(keys[0], 0, "")]
+        ]
+
+    async def _empty(self, topic: TopicName, record: Trash, keys: list[str], uploads: list[str]) -> bool:
+        """Delete uploads, objects and the record, in this order; not what the map refers to after all."""
+        current = await catalog.load(self._metadata, topic)
+        if any(one.segment_id == record.segment_id for one in current.segments):
+            return False
+        for upload_id in uploads:
+            await self._objects.abort_upload(keys[0], upload_id)
+        await self._objects.delete(keys)
+        try:
+            await self._metadata.delete(paths.trash_record(topic, record.segment_id))
+        except NotFound:
+            return True  # an owner was faster
+        return True
+
+    async def _owned(self, topic: TopicName) -> bool:
+        try:
+            await self._metadata.get(paths.owner(topic))
+        except NotFound:
+            return False
+        return True
+
+    async def _size(self, key: str) -> int | None:
+        try:
+            return (await self._objects.head(key)).size_bytes
+        except BucketMissing:
+            raise
+        except NotFound:
+            return None
