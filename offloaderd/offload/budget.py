@@ -1,6 +1,6 @@
 """Budgets shared by all topics: bytes in transfer, and retries of what failed.
 
-Both are handed out in the order of asking, so one hot topic cannot starve the others.
+Bytes are handed out in the order of asking, and never all to one, so one topic cannot starve the others.
 """
 
 from __future__ import annotations
@@ -12,52 +12,76 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from offloaderd.errors import BucketMissing, Denied, Expired, NoSpace, NotFound, Throttled, Transient
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Hashable
 
     from offloaderd.clock import Clock
 
 T = TypeVar("T")
 
 
+class _Asked(NamedTuple):
+    wanted: int
+    holder: Hashable
+    turn: asyncio.Future[None]
+
+
 class ByteBudget:
-    """A limit on bytes held at once; asking for more than all of it is granted when nothing else is held."""
+    """A limit on bytes held at once; asking for more than all of it is granted when nothing else is held.
+
+    A `holder` that holds something gets more only if as much again is left for others: one whose requests fail, and
+    which gives nothing back, cannot take all.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._queue: deque[_Asked] = deque()
+        self._held: Counter[Hashable] = Counter()
 
     def _fits(self, wanted: int) -> bool:
         return self.used_bytes == 0 or self.used_bytes + wanted <= self.limit_bytes
 
-    async def acquire(self, wanted: int) -> None:
+    def _may_have(self, asked: _Asked) -> bool:
+        """Whether it is the holder's turn as soon as there is room; if not, others go first."""
+        held = self._held[asked.holder] if asked.holder is not None else 0
+        return held == 0 or held + 2 * asked.wanted <= self.limit_bytes
+
+    async def acquire(self, wanted: int, holder: Hashable = None) -> None:
         """Take `wanted` bytes, waiting for one's turn. Cancellation leaves nothing taken."""
-        if not self._queue and self._fits(wanted):
-            self.used_bytes += wanted
+        asked = _Asked(wanted, holder, asyncio.get_running_loop().create_future())
+        self._queue.append(asked)
+        self._grant()
+        if asked.turn.done():
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append((wanted, turn))
         try:
-            await turn
+            await asked.turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.release(wanted)
+            if asked.turn.done() and not asked.turn.cancelled():
+                self.release(wanted, holder)
             else:
-                self._queue = deque(item for item in self._queue if item[1] is not turn)
+                self._queue = deque(one for one in self._queue if one is not asked)
                 self._grant()
             raise
 
-    def release(self, held: int) -> None:
+    def release(self, held: int, holder: Hashable = None) -> None:
         """Give back what was taken."""
         self.used_bytes -= held
+        self._held[holder] -= held
+        if self._held[holder] <= 0:
+            del self._held[holder]
         self._grant()
 
     def _grant(self) -> None:
-        while self._queue and self._fits(self._queue[0][0]):
-            wanted, turn = self._queue.popleft()
-            if not turn.cancelled():
-                self.used_bytes += wanted
-                turn.set_result(None)
+        for asked in list(self._queue):
+            if asked.turn.cancelled():
+                self._queue.remove(asked)
+            elif self._may_have(asked):
+                if not self._fits(asked.wanted):
+                    return
+                self._queue.remove(asked)
+                self.used_bytes += asked.wanted
+                self._held[asked.holder] += asked.wanted
+                asked.turn.set_result(None)
 
 
 class Pauses(NamedTuple):

@@ -68,6 +68,34 @@ async def test_more_than_all_is_granted_alone() -> None:
     assert budget.used_bytes == 1
 
 
+async def test_one_holder_never_takes_all() -> None:
+    """Who holds something gets more only if as much again is left; meanwhile others are not held up behind it."""
+    budget = ByteBudget(64)
+    await budget.acquire(17, "stuck")
+    await budget.acquire(17, "stuck")
+    third = asyncio.ensure_future(budget.acquire(17, "stuck"))  # noqa: TID251 - to look at it while it waits
+    await turn()
+    assert not third.done()
+    await budget.acquire(17, "other")
+    budget.release(17, "other")
+    await budget.acquire(17, "other")
+    assert not third.done()
+    budget.release(17, "stuck")
+    await third
+    assert budget.used_bytes == 51
+
+
+async def test_a_holder_with_nothing_may_have_all() -> None:
+    """A part larger than half of the budget, or than all of it, is sent alone."""
+    budget = ByteBudget(10)
+    await budget.acquire(9, "large")
+    budget.release(9, "large")
+    await budget.acquire(90, "large")
+    assert budget.used_bytes == 90
+    budget.release(90, "large")
+    assert budget.used_bytes == 0
+
+
 @pytest.mark.parametrize("granted_first", [False, True])
 async def test_a_cancelled_request_keeps_nothing(granted_first: bool) -> None:
     """Cancelled before or just after its turn came, a request leaves the budget as it was."""

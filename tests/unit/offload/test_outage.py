@@ -1,0 +1,308 @@
+"""While the store is away: block or go on from the source, tell what is not protected, and leave the others running."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from offloaderd.errors import Denied, Expired, NoSpace, NotFound, OffloaderError, Throttled, Transient
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import EntryBatch, OfferResult, OutagePolicy, Position, TopicName
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.offload.outage import OutageRules
+from offloaderd.offload.pace import Pace
+from offloaderd.offload.report import Reporter
+from offloaderd.offload.roll import RollPolicy
+from offloaderd.testing.faults import Faults, FaultyStore
+from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
+from tests.unit.offload.test_faults import QuickClock
+
+if TYPE_CHECKING:
+    from offloaderd.objects.port import Bytes, PartInfo
+    from offloaderd.offload.engine import Engine
+
+OTHER = TopicName.parse("public/default/other")
+BLOCK = TopicPolicy(outage=OutagePolicy.BLOCK)
+
+
+def faulty_rig(*, buffer_bytes: int = 4 << 20, **made: object) -> tuple[Rig, Faults]:
+    """A rig with a ledger source, short pauses, and a bucket that fails on demand."""
+    rig = Rig(
+        policy=RollPolicy(segment_bytes_max=10_000, segment_age_max_s=0.3),
+        buffer_bytes=buffer_bytes,
+        **made,  # type: ignore[arg-type]
+    )
+    faults = Faults()
+    rig.objects = FaultyStore(MemoryStore(rig.clock, part_bytes_min=1), faults)
+    rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=200)
+    rig.clock = QuickClock(rig)  # type: ignore[assignment]
+    return rig, faults
+
+
+async def appended(rig: Rig, count: int, *, seed: int = 0, topic: TopicName = TOPIC) -> list[bytes]:
+    """Append entries to the source."""
+    entries = payloads(count, seed=seed)
+    assert rig.ledgers is not None
+    await rig.ledgers.append(topic, entries)
+    return entries
+
+
+async def newest(rig: Rig, topic: TopicName = TOPIC) -> Position:
+    """The source's last entry."""
+    assert rig.ledgers is not None
+    last = [info for info in await rig.ledgers.ledgers(topic) if info.entries][-1]
+    return Position(last.ledger_id, last.entries - 1)
+
+
+async def test_the_source_keeps_what_comes_while_the_store_is_away() -> None:
+    """The default: entries are taken up to the budget and left in the source beyond; afterwards all are stored."""
+    rig, faults = faulty_rig(buffer_bytes=64 << 10)
+    faults.fail("upload_part", Transient("away"), times=-1)
+    entries = await appended(rig, 500)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until(lambda: topic.status().state == "stalled")
+        entries += await appended(rig, 1500, seed=1)
+        await until(lambda: topic.buffer.used_bytes > 48 << 10)
+        assert topic.buffer.used_bytes <= 64 << 10
+        faults.heal()
+        await until_offloaded(topic, await newest(rig))
+    assert [payload for _, payload in await rig.committed()] == entries
+
+
+async def test_block_takes_nothing_more_from_the_source() -> None:
+    """From the beginning of the outage the source is not read; once the store is back it is, and nothing is lost."""
+    rig, faults = faulty_rig()
+    faults.fail("upload_part", Denied("no"), times=-1)
+    entries = await appended(rig, 100)
+    async with rig.engine() as engine:
+        topic = await enabled(engine, BLOCK)
+        await until(lambda: topic.outage.blocked)
+        before = topic.buffer.last_offered
+        entries += await appended(rig, 700, seed=1)
+        await asyncio.sleep(0.2)  # noqa: TID251 - to see that nothing happens
+        assert topic.buffer.last_offered == before
+        assert topic.status().outage == "block"
+        faults.heal()
+        await until_offloaded(topic, await newest(rig))
+        assert not topic.outage.blocked
+    assert [payload for _, payload in await rig.committed()] == entries
+
+
+async def test_block_holds_back_who_pushes() -> None:
+    """Permission to go on reading a pusher's stream comes when the store is back, or the topic's policy changes."""
+    rig, faults = faulty_rig()
+    faults.fail("upload_part", NoSpace("full"), times=-1)
+    async with rig.engine(push_only=True) as engine:
+        topic = await enabled(engine, BLOCK)
+        await topic.outage.may_take()
+        assert await topic.outage.accept(EntryBatch(1, 0, payloads(300))) is OfferResult.ACCEPTED
+        await until(lambda: topic.outage.blocked)
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(topic.outage.may_take())
+            await asyncio.sleep(0.1)  # noqa: TID251 - to see that it waits
+            assert not waiting.done()
+            faults.heal()
+        faults.fail("put", NoSpace("full"), times=-1)
+        assert await topic.outage.accept(EntryBatch(1, 300, payloads(300))) is OfferResult.ACCEPTED
+        await until(lambda: topic.outage.blocked)
+        await engine.enable(TOPIC, TopicPolicy(outage=OutagePolicy.SOURCE))
+        await topic.outage.may_take()
+        faults.heal()
+        await until_offloaded(topic, Position(1, 599))
+
+
+async def test_block_does_not_wait_for_what_only_it_could_bring_about() -> None:
+    """A segment that failed is no gate: its entries may have to be read from the source for the next attempt."""
+    rig, faults = faulty_rig(buffer_bytes=32 << 10)
+    entries = await appended(rig, 600)
+    faults.fail("upload_part", NotFound("no such upload"), times=3)
+    async with rig.engine() as engine:
+        topic = await enabled(engine, BLOCK)
+        await until_offloaded(topic, await newest(rig))
+    assert [payload for _, payload in await rig.committed()] == entries
+
+
+async def test_trouble_with_the_source_is_no_outage_of_the_store() -> None:
+    """It stalls the topic, and neither closes a gate nor calls anything unprotected that the store could take."""
+    rig, _ = faulty_rig()
+    async with rig.engine() as engine:
+        topic = await enabled(engine, BLOCK)
+        for _ in range(10):
+            topic.troubles.met(Transient("no bookie"), "source")
+        assert topic.status().state == "stalled"
+        assert not topic.outage.blocked
+        assert topic.status().unprotected_since_ms == 0
+        topic.troubles.over("source")
+
+
+async def test_what_is_not_protected_is_told_from_begin_to_end() -> None:
+    """Status, metrics and one event at either end: entries, bytes, since when; until what came meanwhile is stored."""
+    rig, faults = faulty_rig()
+    faults.fail("upload_part", Transient("away"), times=-1)
+    await appended(rig, 100)
+    with capture_logs() as events:
+        async with rig.engine() as engine:
+            topic = await enabled(engine)
+            reporter = Reporter(rig.workshop(rig.tree.connect(), source=rig.ledgers), engine.statuses)
+            await until(lambda: topic.status().state == "stalled")
+            began_ms = topic.troubles.outage.since_ms if topic.troubles.outage else 0
+            await appended(rig, 150, seed=1)
+            await until(lambda: topic.status().unprotected_entries == 250)
+            status = topic.status()
+            assert status.unprotected_since_ms == status.stalled_since_ms == began_ms
+            assert status.unprotected_bytes == 250 * 100
+            assert 0 < status.unprotected_s < 20
+            assert (status.stalled_class, status.outage) == ("transient", "source")
+            reporter.report()
+            assert sample(rig, "offloaderd_unprotected_entries") == 250
+            assert sample(rig, "offloaderd_unprotected_bytes") == 25_000
+            assert 0 < (sample(rig, "offloaderd_unprotected_seconds") or 0) < 20
+            assert 0 < (sample(rig, "offloaderd_stalled_seconds") or 0) < 20
+            assert sample(rig, "offloaderd_stalled", reason="transient") == 1
+            faults.heal()
+            faults.fail("put", Transient("not yet"), times=3)
+            await until(lambda: topic.troubles.outage is None)
+            if topic.offloaded is None:
+                assert topic.status().unprotected_entries == 250, "the store works, and nothing is stored yet"
+            await until_offloaded(topic, await newest(rig))
+            reporter.report()
+            assert topic.status().unprotected_since_ms == 0
+            assert sample(rig, "offloaderd_unprotected_entries") == 0
+            assert sample(rig, "offloaderd_unprotected_seconds") == 0
+            assert sample(rig, "offloaderd_stalled", reason="transient") is None
+    told = [event for event in events if event["event"] in {"topic.unprotected", "topic.protected"}]
+    assert [event["event"] for event in told] == ["topic.unprotected", "topic.protected"]
+    assert (told[0]["policy"], told[0]["error_class"], told[0]["since_ms"]) == ("source", "transient", began_ms)
+    assert "retention must outlast" in told[0]["hint"]
+    assert (told[1]["entries_max"], told[1]["bytes_max"]) == (250, 25_000)
+
+
+def sample(rig: Rig, name: str, **labels: str) -> float | None:
+    """A gauge of the topic."""
+    return rig.metrics.registry.get_sample_value(name, {"topic": str(TOPIC), **labels})
+
+
+@pytest.mark.parametrize("error", [Expired("token"), Denied("no"), NoSpace("full")], ids=lambda e: type(e).__name__)
+async def test_a_topic_that_stalls_leaves_the_others_running(error: OffloaderError) -> None:
+    """One topic's objects fail for ever: it takes neither all places nor all memory, and the other is stored."""
+    rig, _ = faulty_rig(upload_bytes=512 << 10, pace=Pace(2))
+    rig.policy = RollPolicy(segment_bytes_max=200_000, segment_age_max_s=0.5)
+    ours, failing = set[str](), [True]
+
+    def plan(operation: str, key: str, when: str) -> Exception | None:
+        return error if failing and operation == "upload_part" and when == "before" and key in ours else None
+
+    store = MemoryStore(rig.clock, part_bytes_min=1)
+    rig.objects = FaultyStore(store, plan)
+    await appended(rig, 3000)
+    others = await appended(rig, 3000, topic=OTHER)
+    async with rig.engine() as engine:
+        create = store.create_upload
+
+        async def create_upload(key: str, **rest: object) -> str:
+            topic = engine.find(TOPIC)
+            if topic is not None and topic.attempt is not None and str(topic.attempt.segment_id) in key:
+                ours.add(key)
+            return await create(key, **rest)  # type: ignore[arg-type]
+
+        store.create_upload = create_upload  # type: ignore[method-assign]
+        stalled = await enabled(engine)
+        await until(lambda: stalled.status().state == "stalled")
+        await asyncio.sleep(0.1)  # noqa: TID251 - it takes all that it can get
+        other = await enabled(engine, topic=OTHER)
+        await until_offloaded(other, await newest(rig, OTHER))
+        assert other.status().state == "offloading"
+        assert (stalled.status().state, stalled.offloaded) == ("stalled", None)
+        failing.clear()
+        await until_offloaded(stalled, await newest(rig))
+    assert [payload for _, payload in await rig.committed(OTHER)] == others
+
+
+class Busy(MemoryStore):
+    """Takes a few parts at a time and asks for fewer when there are more."""
+
+    def __init__(self, rig: Rig, takes: int) -> None:
+        super().__init__(rig.clock, part_bytes_min=1)
+        self.takes = takes
+        self.now = 0
+        self.most: list[int] = []
+        self.refused = 0
+
+    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+        """See MultipartStore."""
+        self.now += 1
+        try:
+            self.most.append(self.now)
+            await asyncio.sleep(0.003)  # noqa: TID251 - a transfer takes time
+            if self.now > self.takes:
+                self.refused += 1
+                raise Throttled("SlowDown")
+            return await super().upload_part(key, upload_id, part_number, data)
+        finally:
+            self.now -= 1
+
+
+async def test_a_store_that_asks_for_fewer_requests_gets_fewer_and_later_more_again() -> None:
+    """503 SlowDown lowers the parts on their way of all topics together; when it ends they rise to the setting."""
+    heard: list[int] = []
+    rig, _ = faulty_rig(upload_bytes=2 << 20, pace=Pace(8, changed=heard.append))
+    rig.policy = RollPolicy(segment_bytes_max=400_000, segment_age_max_s=0.5)
+    busy = rig.objects = Busy(rig, takes=3)
+    topics = [TopicName.parse(f"public/default/t{number}") for number in range(6)]
+    for topic in topics:
+        await appended(rig, 4000, topic=topic)
+
+    async def all_stored(engine: Engine) -> None:
+        for topic in topics:
+            found = engine.find(topic) or await enabled(engine, topic=topic)
+            await until_offloaded(found, await newest(rig, topic))
+
+    async with rig.engine() as engine:
+        for topic in topics:
+            await enabled(engine, topic=topic)
+        await all_stored(engine)
+        assert busy.refused > 0
+        assert min(heard) <= 4
+        later = busy.most[len(busy.most) // 2 :]
+        assert sum(later) / len(later) <= 4, "after the first refusals about as many as the store takes"
+        assert rig.metrics.upload_retries.labels(**{"class": "throttled"})._value.get() == busy.refused
+        busy.takes = 100
+        for number in range(40):
+            for topic in topics:
+                await appended(rig, 500, seed=number, topic=topic)
+            await all_stored(engine)
+            if rig.pace.limit == 8:
+                break
+        assert rig.pace.limit == heard[-1] == 8
+
+
+@pytest.mark.parametrize("operation", ["create_upload", "upload_part", "complete_upload", "put", "head", "get"])
+async def test_expired_credentials_delay_and_change_nothing_else(operation: str) -> None:
+    """The next try may have fresh ones; the topic says why it stands still meanwhile."""
+    rig, faults = faulty_rig()
+    entries = await appended(rig, 300)
+    faults.fail(operation, Expired("ExpiredToken"), times=3)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until(lambda: topic.status().stalled_class == "expired")
+        await until_offloaded(topic, await newest(rig))
+        assert topic.status().state == "offloading"
+    assert rig.metrics.upload_retries.labels(**{"class": "expired"})._value.get() == 3
+    assert [payload for _, payload in await rig.committed()] == entries
+    assert await rig.leftovers() == []
+
+
+async def test_what_is_spilled_elsewhere_stays_in_the_source() -> None:
+    """With a ledger source, or without a directory, `spill` is `source`: status says what holds."""
+    rig, _ = faulty_rig(outage=OutageRules(policy=OutagePolicy.SPILL))
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        assert topic.outage.spill is None
+        assert topic.status().outage == "source"
+    async with rig.engine("two", push_only=True) as engine:
+        topic = await enabled(engine, TopicPolicy(outage=OutagePolicy.SPILL))
+        assert topic.outage.policy is OutagePolicy.SOURCE
