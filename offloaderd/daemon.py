@@ -43,6 +43,7 @@ from offloaderd.rpc.doctor import DoctorService
 from offloaderd.rpc.interceptor import ErrorInterceptor
 from offloaderd.rpc.ledgers import LedgerService
 from offloaderd.rpc.offload import OffloadService
+from offloaderd.rpc.placement import PlacementService
 from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.server import RpcServer, Services
 from offloaderd.rpc.upkeep import UpkeepService
@@ -272,10 +273,11 @@ class Daemon:
             )
         )
         gc = Collector(objects, metadata, wiring.gc_site(settings), clock=self._clock, metrics=self.metrics)
-        services = self._services(engine, reader, metadata, ledgers, gc)
+        registration = self._registration(engine, metadata)
+        services = self._services(engine, reader, metadata, ledgers, gc, registration)
         interceptors = [ErrorInterceptor(self.metrics, clock=self._clock)]
         rpc = await stack.enter_async_context(RpcServer(wiring.server_options(settings), services, interceptors))
-        registration = self._registration(engine, metadata, rpc.port)
+        registration.reached_at(settings.grpc.advertise or f"{settings.grpc.host}:{rpc.port}")
         node = registration.node
         self.health.starting(f"registering as {node.daemon_id}")
         if not await self._or_stopped(registration.open()):
@@ -302,20 +304,21 @@ class Daemon:
             for loop in loops:
                 loop.cancel()
 
-    def _registration(self, engine: Engine, metadata: MetadataStore, port: int) -> Registration:
-        """Return how the others hear of this daemon."""
+    def _registration(self, engine: Engine, metadata: MetadataStore) -> Registration:
+        """Return how the others hear of this daemon; its address is still to come."""
         settings = self._settings
-        node = DaemonNode(
-            daemon_id=settings.daemon.id,
-            address=settings.grpc.advertise or f"{settings.grpc.host}:{port}",
-            version=__version__,
-            started_ms=self._started_ms,
-        )
+        node = DaemonNode(daemon_id=settings.daemon.id, address="", version=__version__, started_ms=self._started_ms)
         patience_s = settings.metadata.session_timeout_s * 1.5
         return Registration(metadata, node, clock=self._clock, patience_s=patience_s, changed=engine.placement.become)
 
     def _services(
-        self, engine: Engine, reader: TopicReader, metadata: MetadataStore, ledgers: Ledgers, gc: Collector
+        self,
+        engine: Engine,
+        reader: TopicReader,
+        metadata: MetadataStore,
+        ledgers: Ledgers,
+        gc: Collector,
+        registration: Registration,
     ) -> Services:
         """Return what is served."""
         settings = self._settings
@@ -332,6 +335,7 @@ class Daemon:
             ),
             doctor=DoctorService(lambda: examine(settings, self._clock, serving=True)),
             upkeep=UpkeepService(gc, grace_s=settings.gc.grace_s),
+            placement=PlacementService(engine, registration),
             ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
         )
 

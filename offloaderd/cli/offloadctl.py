@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import offloaderd
-from offloaderd.cli.ctl import doctor, gc, offload, options, produce, read, segments, status, topics
+from offloaderd.cli.ctl import daemons, doctor, gc, offload, options, produce, read, segments, status, topics
 from offloaderd.cli.program import EXIT_CODES, Program
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ for command in (
     read.read,
     produce.produce,
     doctor.doctor,
+    daemons.daemons,
+    daemons.drain,
     gc.gc,
 ):
     cli.add_command(command)

@@ -100,6 +100,10 @@ class Engine:
         """Return the topics that this daemon owns at the moment."""
         return sorted(topic for topic, one in self._spread.supervised.items() if one.offloader is not None)
 
+    def enabled(self) -> Sequence[TopicName]:
+        """Return the topics that are enabled, whoever works on them."""
+        return list(self._spread.enabled)
+
     def find(self, topic: TopicName) -> TopicOffloader | None:
         """Return the topic's offloader if this daemon owns it."""
         supervisor = self._spread.supervised.get(topic)

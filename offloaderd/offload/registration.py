@@ -118,6 +118,10 @@ class Registration:
             self._changed(self.node)
             self._wanted.notify()
 
+    def reached_at(self, address: str) -> None:
+        """Set the address before it is registered: it is known only when the server listens."""
+        self.node = replace(self.node, address=address)
+
     def probed(self, *, reached: bool, patience_s: float) -> None:
         """Take note of whether the bucket answered; silent for `patience_s` seconds it makes this daemon impaired."""
         now = self._clock.monotonic()

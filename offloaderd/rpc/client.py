@@ -14,6 +14,7 @@ import grpc
 from grpc import aio
 
 from offloaderd.errors import InvalidInput, OffloaderError, Transient, first_of
+from offloaderd.rpc.client_placement import PlacementCalls
 from offloaderd.rpc.errors import DETAIL_KEY, from_rpc_error
 from offloaderd.rpc.v1 import (
     admin_pb2,
@@ -61,7 +62,7 @@ class Wanted(TypedDict, total=False):
     client_bytes: bool
 
 
-class DaemonClient:
+class DaemonClient(PlacementCalls):
     """Async context manager over one channel to `address` (`host:port`).
 
     `timeout_s` is the deadline of each call that is not a stream; streams take their own (None: no limit). Every

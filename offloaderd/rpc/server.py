@@ -21,6 +21,8 @@ from offloaderd.rpc.v1 import (
     ledgers_pb2_grpc,
     offload_pb2,
     offload_pb2_grpc,
+    placement_pb2,
+    placement_pb2_grpc,
     read_pb2,
     read_pb2_grpc,
     upkeep_pb2,
@@ -51,6 +53,7 @@ class Services:
     admin: admin_pb2_grpc.AdminServiceServicer
     doctor: doctor_pb2_grpc.DoctorServiceServicer
     upkeep: upkeep_pb2_grpc.UpkeepServiceServicer
+    placement: placement_pb2_grpc.PlacementServiceServicer
     ledgers: ledgers_pb2_grpc.LedgerServiceServicer | None = None
 
 
@@ -101,7 +104,8 @@ class RpcServer:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(services.admin, self._server)
         doctor_pb2_grpc.add_DoctorServiceServicer_to_server(services.doctor, self._server)
         upkeep_pb2_grpc.add_UpkeepServiceServicer_to_server(services.upkeep, self._server)
-        files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2]
+        placement_pb2_grpc.add_PlacementServiceServicer_to_server(services.placement, self._server)
+        files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2, placement_pb2]
         if services.ledgers is not None:
             ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(services.ledgers, self._server)
             files.append(ledgers_pb2)

@@ -1,0 +1,139 @@
+"""`offloadctl daemons` and `offloadctl drain`: who works on what, and taking a daemon out of it."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+from offloaderd.errors import NotFound
+from offloaderd.rpc.client import DaemonClient
+
+if TYPE_CHECKING:
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.model import TopicName
+    from offloaderd.rpc.v1 import placement_pb2
+
+
+@click.command(short_help="Show the daemons of the cluster, and who should have a topic.")
+@click.argument("topic", type=options.TOPIC, required=False)
+@options.common
+def daemons(session: Session, topic: TopicName | None) -> int:
+    """Show the daemons that share the cluster's topics, as the one that is asked knows them.
+
+    With TOPIC they come in the order in which they should have it: the first does, the next one when the first is gone,
+    and so on. TOPICS counts the enabled topics for which a daemon comes first.
+
+    \b
+    Examples:
+      offloadctl daemons
+      offloadctl daemons orders
+      offloadctl daemons --json | jq -r '.daemons[] | select(.standing != "working") | .daemon_id'
+    """
+    return session.run(_daemons(session, topic))
+
+
+@click.command(short_help="Have a daemon hand its topics to the others.")
+@click.argument("daemon", required=False)
+@click.option("--self", "self_", is_flag=True, help="The daemon that is asked, instead of naming one.")
+@click.option("--undo", is_flag=True, help="Have it take topics again.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; say where the topics would go.")
+@options.common
+def drain(session: Session, daemon: str | None, *, self_: bool, undo: bool, dry_run: bool) -> int:
+    """Have DAEMON hand all its topics to the others, a few at a time, and take none any more.
+
+    Each topic's open segment is sealed and committed first, and the next owner waits for it, so no topic stands still
+    for longer than a claim takes. The daemon goes on running and serving reads; --undo, or its restart, ends it.
+    Interrupting this command does not. A daemon that gets SIGTERM does the same by itself, so this is for taking one
+    out of service without stopping it. Refused when no other daemon could take the topics.
+
+    \b
+    Examples:
+      offloadctl drain offloaderd-2 --dry-run
+      offloadctl drain offloaderd-2 --timeout 600
+      offloadctl drain --self --undo
+    """
+    if (daemon is None) is not self_:
+        raise click.UsageError("name a daemon, or say --self")
+    return session.run(_drain(session, daemon, undo=undo, dry_run=dry_run))
+
+
+async def _daemons(session: Session, topic: TopicName | None) -> None:
+    async with session.client() as client:
+        found = await client.daemons(topic)
+    if session.json:
+        document: dict[str, object] = {"daemons": [daemon_json(one) for one in found.daemons]}
+        if topic is not None:
+            document |= {"topic": str(topic), "owner": found.owner or None, "reason": found.reason or None}
+        show.document(document)
+        return
+    show.table(COLUMNS, [row(one) for one in found.daemons])
+    if topic is not None:
+        owner = f"owned by {found.owner}" if found.owner else "nobody owns it"
+        click.echo(f"\n{topic}: {owner}" + (f"; {found.reason}" if found.reason else ""))
+
+
+COLUMNS = ("DAEMON", "STANDING", ">TOPICS", "ADDRESS", "VERSION", "STARTED (UTC)")
+
+
+def row(one: placement_pb2.Daemon) -> tuple[str, ...]:
+    """Return a daemon as a line of the table."""
+    standing = f"{one.standing}: {one.impaired}" if one.impaired else one.standing
+    name = f"{one.daemon_id} (asked)" if one.asked else one.daemon_id
+    return name, standing, show.number(one.topics), one.address, one.version, show.moment(one.started_ms)
+
+
+def daemon_json(one: placement_pb2.Daemon) -> dict[str, object]:
+    """Return a daemon as JSON shows it."""
+    return {
+        "daemon_id": one.daemon_id,
+        "standing": one.standing,
+        "impaired": one.impaired or None,
+        "topics": one.topics,
+        "address": one.address,
+        "version": one.version,
+        "started_ms": one.started_ms,
+        "asked": one.asked,
+    }
+
+
+async def _drain(session: Session, daemon: str | None, *, undo: bool, dry_run: bool) -> None:
+    async with session.client() as client:
+        found = (await client.daemons()).daemons
+        target = next((one for one in found if one.daemon_id == daemon or (daemon is None and one.asked)), None)
+        if target is None:
+            known = ", ".join(one.daemon_id for one in found)
+            raise NotFound(f"no daemon {daemon} is registered", hint=f"there are {known}")
+        if target.asked:
+            last = await _follow(session, client, undo=undo, dry_run=dry_run)
+        else:
+            async with DaemonClient(target.address) as other:
+                last = await _follow(session, other, undo=undo, dry_run=dry_run)
+    if session.json:
+        moves = [{"topic": one.topic, "to": one.to} for one in last.moves]
+        show.document({"daemon_id": target.daemon_id, "left": last.left, "done": last.done, "moves": moves})
+    elif dry_run and not undo:
+        show.table(("TOPIC", "TO"), [(one.topic, one.to) for one in last.moves])
+        click.echo(f"{target.daemon_id} would hand over {show.plural(last.left, 'topic')}; nothing was changed")
+    elif undo:
+        click.echo(
+            f"{target.daemon_id} would take topics again" if dry_run else f"{target.daemon_id} takes topics again"
+        )
+    else:
+        click.echo(f"{target.daemon_id} has handed all its topics over and takes none until --undo or its restart")
+
+
+async def _follow(session: Session, client: DaemonClient, *, undo: bool, dry_run: bool) -> placement_pb2.DrainProgress:
+    """Wait until it is done, telling on stderr how many topics are left. Returns the last report."""
+    last: placement_pb2.DrainProgress | None = None
+    reports = client.drain(undo=undo, dry_run=dry_run, timeout_s=session.timeout_s)
+    async with aclosing(reports):
+        async for progress in reports:
+            if not (progress.done or dry_run or (last is not None and last.left == progress.left)):
+                click.echo(f"{show.plural(progress.left, 'topic')} left", err=True)
+            last = progress
+    assert last is not None  # noqa: S101 - the daemon answers at least once
+    return last

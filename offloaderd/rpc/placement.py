@@ -1,0 +1,197 @@
+"""PlacementService: which daemons there are, which topics belong where, and draining on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
+
+from offloaderd.errors import Conflict
+from offloaderd.model import TopicName
+from offloaderd.rpc.admin import changed_or_heartbeat
+from offloaderd.rpc.v1 import placement_pb2, placement_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from offloaderd.rpc.ports import Owner, Signal
+    from offloaderd.rpc.v1.placement_pb2_grpc import _ServicerContext as Context
+
+STANDINGS = ("working", "impaired", "draining")
+TURN_TOPICS = 500
+
+
+class Node(Protocol):
+    """What is registered of a daemon."""
+
+    @property
+    def daemon_id(self) -> str:
+        """Its id."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Where it is reached."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Its version."""
+        ...
+
+    @property
+    def started_ms(self) -> int:
+        """When it started."""
+        ...
+
+    @property
+    def draining(self) -> bool:
+        """Whether it takes no topics."""
+        ...
+
+    @property
+    def impaired(self) -> str:
+        """What is wrong with it."""
+        ...
+
+
+class Placement(Protocol):
+    """Who ranks where."""
+
+    @property
+    def me(self) -> Node:
+        """The daemon that answers."""
+        ...
+
+    @property
+    def members(self) -> Mapping[str, Node]:
+        """All daemons by id."""
+        ...
+
+    def ranking(self, key: str) -> Sequence[Node]:
+        """Return all daemons, the one that should have a topic first."""
+        ...
+
+
+class Engine(Protocol):
+    """What the service needs of the offload engine."""
+
+    @property
+    def changed(self) -> Signal:
+        """Fires when a topic was claimed or released."""
+        ...
+
+    @property
+    def placement(self) -> Placement:
+        """Who ranks where."""
+        ...
+
+    def topics(self) -> Sequence[TopicName]:
+        """Return the topics that this daemon owns."""
+        ...
+
+    def enabled(self) -> Sequence[TopicName]:
+        """Return all topics that are enabled anywhere."""
+        ...
+
+    def placed(self, topic: TopicName) -> str:
+        """Say why a topic is not where it belongs."""
+        ...
+
+    async def owner_of(self, topic: TopicName) -> Owner | None:
+        """Return the topic's owner, None when nobody holds it."""
+        ...
+
+
+class Registration(Protocol):
+    """What the others are told of this daemon."""
+
+    def say(self, *, draining: bool) -> None:
+        """Change it."""
+        ...
+
+    async def told(self) -> None:
+        """Return when the others can know."""
+        ...
+
+
+class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
+    """Answers from the daemon's own view of the others."""
+
+    def __init__(self, engine: Engine, registration: Registration) -> None:
+        self._engine = engine
+        self._registration = registration
+
+    async def ListDaemons(  # noqa: N802 - named by the proto
+        self, request: placement_pb2.ListDaemonsRequest, context: Context
+    ) -> placement_pb2.ListDaemonsResponse:
+        """Return all daemons; for a topic in the order in which they should have it, with its owner."""
+        placement = self._engine.placement
+        response = placement_pb2.ListDaemonsResponse()
+        found: Sequence[Node] = sorted(placement.members.values(), key=lambda one: one.daemon_id)
+        if request.topic:
+            topic = TopicName.parse(request.topic)
+            found = placement.ranking(str(topic))
+            owner = await self._engine.owner_of(topic)
+            response.owner = owner.daemon_id if owner is not None else ""
+            response.reason = self._engine.placed(topic)
+        counts = Counter([node.daemon_id for _, node in await self._firsts(self._engine.enabled())])
+        response.daemons.extend(
+            placement_pb2.Daemon(
+                daemon_id=one.daemon_id,
+                address=one.address,
+                version=one.version,
+                started_ms=one.started_ms,
+                standing=STANDINGS[2 if one.draining else 1 if one.impaired else 0],
+                impaired=one.impaired,
+                topics=counts[one.daemon_id],
+                asked=one.daemon_id == placement.me.daemon_id,
+            )
+            for one in found
+        )
+        return response
+
+    async def Drain(  # noqa: N802 - named by the proto
+        self, request: placement_pb2.DrainRequest, context: Context
+    ) -> AsyncIterator[placement_pb2.DrainProgress]:
+        """Hand all topics over, or take part again. Raises Conflict when there is nobody to hand them to."""
+        me, engine = self._engine.placement.me, self._engine
+        if request.undo:
+            if not request.dry_run:
+                self._registration.say(draining=False)
+                await self._registration.told()
+            yield placement_pb2.DrainProgress(left=len(engine.topics()), done=True)
+            return
+        others = [one for one in engine.placement.members.values() if one.daemon_id != me.daemon_id]
+        if not any(not one.draining for one in others):
+            raise Conflict(
+                f"no other daemon could take the topics of {me.daemon_id}",
+                hint="start another one first; to stop this one anyway send it SIGTERM: it seals what it has",
+            )
+        if request.dry_run:
+            yield await self._plan(me)
+            return
+        self._registration.say(draining=True)
+        await self._registration.told()
+        while left := len(engine.topics()):
+            yield placement_pb2.DrainProgress(left=left)
+            await changed_or_heartbeat(engine.changed)
+        yield placement_pb2.DrainProgress(done=True)
+
+    async def _plan(self, me: Node) -> placement_pb2.DrainProgress:
+        """Say where each topic would go, without this daemon."""
+        moves = []
+        for topic in self._engine.topics():
+            ranking = self._engine.placement.ranking(str(topic))
+            to = next(one.daemon_id for one in ranking if one.daemon_id != me.daemon_id)
+            moves.append(placement_pb2.Move(topic=str(topic), to=to))
+        return placement_pb2.DrainProgress(left=len(moves), moves=moves)
+
+    async def _firsts(self, topics: Sequence[TopicName]) -> list[tuple[TopicName, Node]]:
+        """Return who ranks first for each topic, giving others their turn on the way."""
+        found = []
+        for number, topic in enumerate(topics):
+            found.append((topic, self._engine.placement.ranking(str(topic))[0]))
+            if not number % TURN_TOPICS:
+                await asyncio.sleep(0)  # noqa: TID251 - gives others a turn, measures no time
+        return found
