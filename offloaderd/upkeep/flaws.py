@@ -1,0 +1,138 @@
+"""What may be wrong with stored segments: one flaw is one thing, where it is, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from offloaderd.errors import CorruptData
+    from offloaderd.model import TopicName
+
+
+class Level(StrEnum):
+    """How closely one looks; each level includes those before it."""
+
+    METADATA = "metadata"
+    """Index and manifest are read whole; the data object is asked for its size."""
+    HEADERS = "headers"
+    """Every block's header is read, and the head of its first entry."""
+    FULL = "full"
+    """Every byte is read: each block's checksum, each entry's framing."""
+
+
+class Kind(StrEnum):
+    """Kinds of flaws. Those in NOTES are said and are no flaw; UNREACHABLE says that nobody could look."""
+
+    MISSING = "missing"
+    """An object of a segment is not there."""
+    SIZE = "size"
+    """The data object has another length than the manifest says."""
+    LABELS = "labels"
+    """An object lacks the user metadata without which Pulsar's readers refuse it."""
+    MANIFEST = "manifest"
+    """The manifest cannot be read."""
+    INDEX = "index"
+    """The index is not the one that belongs to the manifest."""
+    HEADER = "header"
+    """A block begins with something else than its header."""
+    BLOCK = "block"
+    """A block's bytes are not those that were written."""
+    IDENTITY = "identity"
+    """An object holds another segment than its key says."""
+    MAP = "map"
+    """The manifest says something else than was committed."""
+    OVERLAP = "overlap"
+    """Two segments hold the same entries."""
+    GAP = "gap"
+    """Entries between two segments are in neither."""
+    CONTRADICTION = "contradiction"
+    """Manifests say different things of one ledger."""
+    DOUBT = "doubt"
+    """Nobody can tell whether there was anything between two segments."""
+    FRONT = "front"
+    """What lay before the first segment is not in the bucket."""
+    ORPHAN = "orphan"
+    """Objects of a segment that was never finished."""
+    UNREFERENCED = "unreferenced"
+    """A whole segment that is not in the map."""
+    FOREIGN = "foreign"
+    """A segment of another cluster."""
+    ELSEWHERE = "elsewhere"
+    """A committed segment that lies in another bucket or under another prefix."""
+    UNREACHABLE = "unreachable"
+    """The store did not answer, or did not allow it."""
+
+
+NOTES = frozenset({Kind.DOUBT, Kind.FRONT, Kind.ORPHAN, Kind.UNREFERENCED, Kind.FOREIGN, Kind.ELSEWHERE})
+
+RESTORE = (
+    "restore the object from a copy or an older version of it; while the ledger source has the entries, they are "
+    "read from there: offloadctl grants revoke keeps it from deleting them"
+)
+WHAT_TO_DO = {
+    Kind.MISSING: RESTORE,
+    Kind.SIZE: RESTORE,
+    Kind.MANIFEST: RESTORE,
+    Kind.INDEX: RESTORE,
+    Kind.HEADER: RESTORE,
+    Kind.BLOCK: RESTORE,
+    Kind.IDENTITY: "somebody copied objects to other keys: restore the right one",
+    Kind.LABELS: "copy the object onto itself with its user metadata, so that Pulsar's own readers take it",
+    Kind.MAP: "compare the map with the manifest; restore whichever was changed by hand",
+    Kind.ORPHAN: "nothing: offloadctl gc deletes it once it is old enough",
+    Kind.UNREFERENCED: "offloadctl gc says whether it is to be kept",
+    Kind.FOREIGN: "nothing: two clusters share the prefix; objects.prefix can keep them apart",
+    Kind.ELSEWHERE: "look there with settings that name that bucket and prefix",
+    Kind.UNREACHABLE: "bring the store back, or give the rights, and look again",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flaw:
+    """One thing that is wrong. `offset` is a byte of the object `key`, None when it is about the whole.
+
+    `entries` says which entries are concerned, as far as it is known.
+    """
+
+    kind: Kind
+    key: str
+    offset: int | None = None
+    expected: str = ""
+    found: str = ""
+    entries: str = ""
+    topic: TopicName | None = None
+    segment_id: UUID | None = None
+    advice: str = ""
+
+    @property
+    def what_to_do(self) -> str:
+        """What an operator can do."""
+        return self.advice or WHAT_TO_DO.get(self.kind, "")
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether something is wrong; else it is a note, or could not be looked at."""
+        return self.kind not in NOTES and self.kind is not Kind.UNREACHABLE
+
+    def __str__(self) -> str:
+        """Key, byte, what was expected and what was found, in one line."""
+        where = f"{self.key} at byte {self.offset}" if self.offset is not None else self.key
+        said = f"expected {self.expected}, found {self.found}" if self.expected else self.found
+        return f"{where}: {said}" + (f" (entries {self.entries})" if self.entries else "")
+
+
+def corrupt(kind: Kind, error: CorruptData, *, entries: str = "", segment_id: UUID | None = None) -> Flaw:
+    """Return the flaw that an error of the formats tells of."""
+    return Flaw(
+        kind=kind,
+        key=error.key,
+        offset=error.offset,
+        expected=str(error.expected),
+        found=str(error.found),
+        entries=entries,
+        segment_id=segment_id,
+    )

@@ -1,0 +1,123 @@
+"""Reading the bucket for no reader's sake: slowly, patiently, and within somebody else's memory.
+
+What a look costs is paid afterwards: whoever has read many bytes waits before the next request, so that all who share
+a throttle stay below its rate together, whatever the sizes of what they read.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from offloaderd.errors import InvalidInput, Transient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from offloaderd.clock import Clock
+    from offloaderd.objects.port import ObjectInfo, ObjectReader
+
+T = TypeVar("T")
+
+TRIES = 5
+PAUSE_S = 0.1
+PAUSE_MAX_S = 2.0
+
+
+class Budget(Protocol):
+    """Memory that is shared with others."""
+
+    async def acquire(self, wanted: int) -> None:
+        """Take bytes, waiting for one's turn."""
+        ...
+
+    def release(self, held: int) -> None:
+        """Give them back."""
+        ...
+
+
+class Throttle:
+    """At most so many bytes a second, 0 for no limit. What was not used in the past gives no right to a burst."""
+
+    def __init__(self, bytes_per_s: float, clock: Clock) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._free_s = clock.monotonic()
+
+    async def ready(self) -> None:
+        """Wait until what was read is paid for."""
+        wait_s = self._free_s - self._clock.monotonic()
+        while wait_s > 0:
+            await self._clock.sleep(wait_s)
+            wait_s = self._free_s - self._clock.monotonic()
+
+    def spent(self, count: int) -> None:
+        """Note that bytes were read."""
+        if self._bytes_per_s > 0:
+            self._free_s = max(self._free_s, self._clock.monotonic()) + count / self._bytes_per_s
+
+
+class Looker:
+    """Asks the store, again after Transient, and counts what it read. Raises what the store raises in the end."""
+
+    def __init__(
+        self,
+        objects: ObjectReader,
+        *,
+        clock: Clock,
+        throttle: Throttle | None = None,
+        budget: Budget | None = None,
+        read: Callable[[int], None] | None = None,
+    ) -> None:
+        """Read `objects`; `read` hears of every byte."""
+        self.read_bytes = 0
+        self._objects = objects
+        self._clock = clock
+        self._throttle = throttle or Throttle(0, clock)
+        self._budget = budget
+        self._heard = read
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return what the store says of an object. Raises NotFound."""
+        await self._throttle.ready()
+        return await self._patiently(lambda: self._objects.head(key))
+
+    async def whole(self, key: str) -> bytes:
+        """Return a small object. Raises NotFound."""
+        await self._throttle.ready()
+        data = await self._patiently(lambda: self._objects.get(key))
+        self._spent(len(data))
+        return data
+
+    @asynccontextmanager
+    async def piece(self, key: str, first: int, length: int) -> AsyncIterator[bytes]:
+        """Give bytes of an object, fewer where it ends; they are to be forgotten at the end. Raises NotFound."""
+        await self._throttle.ready()
+        if self._budget is not None:
+            await self._budget.acquire(length)
+        try:
+            try:
+                data = await self._patiently(lambda: self._objects.get(key, first, length))
+            except InvalidInput:
+                data = b""  # the object ends before that byte
+            self._spent(len(data))
+            yield data
+        finally:
+            if self._budget is not None:
+                self._budget.release(length)
+
+    def _spent(self, count: int) -> None:
+        self.read_bytes += count
+        self._throttle.spent(count)
+        if self._heard is not None:
+            self._heard(count)
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        pause_s = PAUSE_S
+        for _ in range(TRIES - 1):
+            try:
+                return await ask()
+            except Transient:
+                await self._clock.sleep(self._clock.jitter(pause_s))
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+        return await ask()

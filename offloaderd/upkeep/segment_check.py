@@ -1,0 +1,324 @@
+"""Looking at one segment: are its three objects there, do they agree, and is every byte what was written?
+
+Nothing is believed but the manifest's own checksum: sizes are asked of the store, the index is compared byte for byte
+with what the manifest was written with, blocks with their checksums. All flaws are found, not the first one only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.format import manifest as manifest_format
+from offloaderd.format import v2
+from offloaderd.format.entries import ENTRY_HEAD
+from offloaderd.format.verify import check_index, decode_verified_block
+from offloaderd.metadata.each import each
+from offloaderd.model import TopicName
+from offloaderd.objects import keys
+from offloaderd.upkeep.flaws import Flaw, Kind, corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+    from uuid import UUID
+
+    from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
+    from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
+    from offloaderd.upkeep.looking import Looker
+
+CHUNK_BYTES = 4 << 20
+"""What is read with one request; a block that is larger is read alone."""
+
+HEAD_BYTES = v2.BLOCK_HEADER_BYTES + ENTRY_HEAD.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Which segment to look at. With `committed`, what its manifest says has to be what was committed of `topic`."""
+
+    segment_id: UUID
+    prefix: str
+    cluster: str
+    topic: TopicName | None = None
+    committed: CommittedSegment | None = None
+
+    @property
+    def data_key(self) -> str:
+        """Key of the data object."""
+        return keys.data_key(self.prefix, self.segment_id)
+
+    @property
+    def index_key(self) -> str:
+        """Key of the index."""
+        return keys.index_key(self.prefix, self.segment_id)
+
+    @property
+    def manifest_key(self) -> str:
+        """Key of the manifest."""
+        return keys.manifest_key(self.prefix, self.segment_id)
+
+
+@dataclass(slots=True)
+class Tables:
+    """What the first look gives. `manifest` is None when it cannot be read or is another segment's."""
+
+    manifest: SegmentManifest | None = None
+    flaws: list[Flaw] = field(default_factory=list)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether another cluster wrote it: none of our business."""
+        return any(flaw.kind is Kind.FOREIGN for flaw in self.flaws)
+
+
+async def check_tables(looker: Looker, target: Target) -> Tables:
+    """Look at manifest, index and the size of the data. Raises what the store raises, except NotFound."""
+    found = Tables()
+    manifest = await load_manifest(looker, target, found)
+    if found.foreign:
+        return found
+    found.manifest = manifest
+    await _data(looker, target, manifest, found)
+    await _index(looker, target, manifest, found)
+    topic = target.topic or (TopicName.from_managed_ledger(manifest.managed_ledger) if manifest else None)
+    entries = str(manifest.range) if manifest else ""
+    found.flaws = [
+        replace(flaw, topic=topic, segment_id=target.segment_id, entries=flaw.entries or entries)
+        for flaw in found.flaws
+    ]
+    return found
+
+
+async def load_manifest(looker: Looker, target: Target, found: Tables) -> SegmentManifest | None:
+    """Return the segment's manifest, None with the flaws added to `found` when it is not to be had."""
+    key = target.manifest_key
+    try:
+        manifest = manifest_format.decode(await looker.whole(key), key=key)
+    except BucketMissing:
+        raise
+    except NotFound:
+        found.flaws.append(Flaw(kind=Kind.MISSING, key=key, found="no such object"))
+        return None
+    except CorruptData as error:
+        found.flaws.append(corrupt(Kind.MANIFEST, error))
+        return None
+    wrong = _identity(target, manifest)
+    found.flaws += wrong
+    return None if any(flaw.kind is Kind.IDENTITY for flaw in wrong) else manifest
+
+
+def _identity(target: Target, manifest: SegmentManifest) -> list[Flaw]:
+    """Compare whose manifest it is, and what was committed of it."""
+    key = target.manifest_key
+    if manifest.segment_id != target.segment_id:
+        expected, held = f"segment {target.segment_id}", f"segment {manifest.segment_id}"
+        return [Flaw(kind=Kind.IDENTITY, key=key, expected=expected, found=held)]
+    if manifest.cluster != target.cluster:
+        kind = Kind.FOREIGN if target.committed is None else Kind.IDENTITY
+        return [Flaw(kind=kind, key=key, expected=f"cluster {target.cluster}", found=f"cluster {manifest.cluster}")]
+    if target.topic is not None and manifest.managed_ledger != target.topic.managed_ledger:
+        expected = target.topic.managed_ledger
+        return [Flaw(kind=Kind.IDENTITY, key=key, expected=expected, found=manifest.managed_ledger)]
+    if target.committed is None:
+        return []
+    return differences(target.committed, manifest.ledgers, manifest.data_bytes, key)
+
+
+def differences(
+    committed: CommittedSegment, parts: Sequence[LedgerPart] | Sequence[LedgerSlice], data_bytes: int, key: str
+) -> list[Flaw]:
+    """Return what a manifest says otherwise than the map; the map may have dropped the segment's first ledgers."""
+    flaws = []
+    ours = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in committed.slices]
+    stored = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in parts]
+    start = stored.index(ours[0]) if ours[0] in stored else len(stored)
+    if ours != stored[start : start + len(ours)]:
+        held = ", ".join(f"{ledger_id}:{first} to {ledger_id}:{last}" for ledger_id, first, last in stored)
+        flaws.append(Flaw(kind=Kind.MAP, key=key, expected=f"entries {committed.range}", found=f"entries {held}"))
+    if committed.object_bytes != data_bytes:
+        expected, found = f"a data object of {committed.object_bytes} bytes", f"one of {data_bytes} bytes"
+        flaws.append(Flaw(kind=Kind.MAP, key=key, expected=expected, found=found))
+    return flaws
+
+
+async def _data(looker: Looker, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
+    """Ask for the data object's size and labels."""
+    key = target.data_key
+    committed = target.committed
+    wanted = manifest.data_bytes if manifest else committed.object_bytes if committed else None
+    size_bytes = await _head(looker, key, found)
+    if size_bytes is not None and wanted is not None and size_bytes != wanted:
+        offset = min(size_bytes, wanted)
+        expected, held = f"{wanted} bytes", f"{size_bytes} bytes"
+        found.flaws.append(Flaw(kind=Kind.SIZE, key=key, offset=offset, expected=expected, found=held))
+
+
+async def _index(looker: Looker, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
+    """Read the index and compare it with the manifest; without one it has to be an index at least."""
+    key = target.index_key
+    if await _head(looker, key, found) is None:
+        return
+    try:
+        data = await looker.whole(key)
+        if manifest is not None:
+            check_index(data, manifest, key=key)
+        else:
+            v2.decode_index(data, key=key)
+    except BucketMissing:
+        raise
+    except NotFound:
+        found.flaws.append(Flaw(kind=Kind.MISSING, key=key, found="no such object"))
+    except CorruptData as error:
+        found.flaws.append(corrupt(Kind.INDEX, error))
+
+
+async def _head(looker: Looker, key: str, found: Tables) -> int | None:
+    """Return an object's size, None when it is missing; Pulsar's readers refuse one without its labels."""
+    try:
+        info = await looker.head(key)
+    except BucketMissing:
+        raise
+    except NotFound:
+        found.flaws.append(Flaw(kind=Kind.MISSING, key=key, found="no such object"))
+        return None
+    version = info.metadata.get(keys.FORMAT_VERSION_KEY)
+    if version != keys.FORMAT_VERSION:
+        expected = f"user metadata {keys.FORMAT_VERSION_KEY}={keys.FORMAT_VERSION}"
+        found.flaws.append(Flaw(kind=Kind.LABELS, key=key, expected=expected, found=version or "none"))
+    return info.size_bytes
+
+
+async def check_headers(looker: Looker, target: Target, manifest: SegmentManifest) -> list[Flaw]:
+    """Read the header of every block and the head of its first entry. Raises what the store raises."""
+    key = target.data_key
+
+    async def check(block: BlockInfo) -> Flaw | None:
+        async with looker.piece(key, block.offset, HEAD_BYTES) as data:
+            try:
+                _check_header(data, block, key)
+            except CorruptData as error:
+                return corrupt(Kind.HEADER, error, entries=entries_of(block))
+        return None
+
+    try:
+        flaws = [flaw for flaw in await each(manifest.blocks, check) if flaw is not None]
+        flaws += await _preamble(looker, key, manifest)
+    except BucketMissing:
+        raise
+    except NotFound:
+        flaws = [Flaw(kind=Kind.MISSING, key=key, found="no such object", entries=str(manifest.range))]
+    return _named(flaws, target, manifest)
+
+
+def _check_header(data: bytes, block: BlockInfo, key: str) -> None:
+    """Raise CorruptData unless these are the first bytes of the block."""
+    header = v2.decode_header(data, key=key, at=block.offset)
+    said = (header.block_bytes, header.ledger_id, header.first_entry_id)
+    if said != (block.length, block.ledger_id, block.first_entry_id):
+        expected = f"a block of {block.length} bytes from {block.ledger_id}:{block.first_entry_id} on"
+        held = f"one of {said[0]} bytes from {said[1]}:{said[2]} on"
+        raise CorruptData(key=key, offset=block.offset, expected=expected, found=held)
+    at = block.offset + v2.BLOCK_HEADER_BYTES
+    if len(data) < HEAD_BYTES:
+        raise CorruptData(key=key, offset=at, expected="an entry", found="the end of the object")
+    _, entry_id = ENTRY_HEAD.unpack_from(data, v2.BLOCK_HEADER_BYTES)
+    if entry_id != block.first_entry_id:
+        raise CorruptData(key=key, offset=at + 4, expected=f"entry id {block.first_entry_id}", found=entry_id)
+
+
+async def _preamble(looker: Looker, key: str, manifest: SegmentManifest) -> list[Flaw]:
+    if not manifest.preamble_bytes:
+        return []
+    async with looker.piece(key, 0, manifest.preamble_bytes) as data:
+        if data == v2.PREAMBLE:
+            return []
+        held = data.hex(" ")
+        return [Flaw(kind=Kind.BLOCK, key=key, offset=0, expected=f"padding {v2.PREAMBLE.hex(' ')}", found=held)]
+
+
+async def check_blocks(
+    looker: Looker, target: Target, manifest: SegmentManifest, *, start: int = 0, chunk_bytes: int = CHUNK_BYTES
+) -> AsyncGenerator[tuple[int, list[Flaw]], None]:
+    """Read the data object from block `start` on; yields after each request how many blocks are done, and the flaws.
+
+    Raises what the store raises, except NotFound.
+    """
+    key, blocks = target.data_key, manifest.blocks
+    payload_bytes: Counter[int] = Counter()
+    sound = True
+    at = start
+    try:
+        if start == 0 and (flaws := await _preamble(looker, key, manifest)):
+            yield 0, _named(flaws, target, manifest)
+        while at < len(blocks):
+            end = _run(blocks, at, chunk_bytes)
+            first = blocks[at].offset
+            async with looker.piece(key, first, blocks[end - 1].offset + blocks[end - 1].length - first) as data:
+                flaws, whole = _check_run(data, blocks[at:end], key, payload_bytes)
+            at = end if whole else len(blocks)
+            sound = sound and not flaws
+            yield at, _named(flaws, target, manifest)
+    except BucketMissing:
+        raise
+    except NotFound:
+        flaws = [Flaw(kind=Kind.MISSING, key=key, found="no such object", entries=str(manifest.range))]
+        yield len(blocks), _named(flaws, target, manifest)
+        return
+    if sound and start == 0:
+        yield at, _named(_sums(manifest, payload_bytes, target.manifest_key), target, manifest)
+
+
+def _run(blocks: Sequence[BlockInfo], at: int, chunk_bytes: int) -> int:
+    """Return the end of the run of blocks that is read with one request, at least one."""
+    end = at + 1
+    while end < len(blocks) and blocks[end].offset + blocks[end].length - blocks[at].offset <= chunk_bytes:
+        end += 1
+    return end
+
+
+def _check_run(
+    data: bytes, blocks: Sequence[BlockInfo], key: str, payload_bytes: Counter[int]
+) -> tuple[list[Flaw], bool]:
+    """Check neighbouring blocks; says as well whether the object reaches to their end."""
+    flaws = []
+    for block in blocks:
+        at = block.offset - blocks[0].offset
+        if at + block.length > len(data):
+            end = blocks[0].offset + len(data)
+            held = "the end of the object"
+            entries = f"{entries_of(block)} and all behind it"
+            flaws.append(Flaw(kind=Kind.SIZE, key=key, offset=end, expected="more blocks", found=held, entries=entries))
+            return flaws, False
+        try:
+            batch = decode_verified_block(data[at : at + block.length], block, key=key)
+        except CorruptData as error:
+            flaws.append(corrupt(Kind.BLOCK, error, entries=entries_of(block)))
+        else:
+            payload_bytes[block.ledger_id] += batch.payload_bytes()
+    return flaws, True
+
+
+def _sums(manifest: SegmentManifest, payload_bytes: Counter[int], key: str) -> list[Flaw]:
+    """Compare what the entries add up to with what the manifest says of each ledger."""
+    return [
+        Flaw(
+            kind=Kind.MANIFEST,
+            key=key,
+            expected=f"{payload_bytes[part.ledger_id]} payload bytes of ledger {part.ledger_id}, which the blocks hold",
+            found=f"{part.payload_bytes}",
+        )
+        for part in manifest.ledgers
+        if part.payload_bytes != payload_bytes[part.ledger_id]
+    ]
+
+
+def entries_of(block: BlockInfo) -> str:
+    """Return a block's entries in words."""
+    return f"{block.ledger_id}:{block.first_entry_id} to {block.ledger_id}:{block.last_entry_id}"
+
+
+def _named(flaws: Sequence[Flaw], target: Target, manifest: SegmentManifest) -> list[Flaw]:
+    topic = TopicName.from_managed_ledger(manifest.managed_ledger)
+    return [replace(flaw, topic=topic, segment_id=target.segment_id) for flaw in flaws]

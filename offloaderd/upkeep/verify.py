@@ -1,0 +1,337 @@
+"""Verifying everything under a prefix, with nothing but read access to the bucket: fsck for segments.
+
+    list -> tables of every segment (manifest, index, size) -> topic by topic: continuity, then headers or every byte
+
+Without the map, what is in the bucket speaks for itself: segments of a topic have to be disjoint, and contiguous as far
+as their manifests know. With the map, every committed segment has to be there as it was committed, and whatever else
+is there is only noted. Daemons may be at work meanwhile: what looks half written or half deleted is looked at again at
+the end, and is a flaw only if it still is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from offloaderd.errors import BucketMissing, OffloaderError, Transient
+from offloaderd.metadata.each import each
+from offloaderd.model import TopicName
+from offloaderd.upkeep import stored
+from offloaderd.upkeep.flaws import Flaw, Kind, Level
+from offloaderd.upkeep.rebuild import known_of
+from offloaderd.upkeep.rebuild_plan import Trouble, plan_topic
+from offloaderd.upkeep.segment_check import (
+    Tables,
+    Target,
+    check_blocks,
+    check_headers,
+    check_tables,
+    differences,
+    load_manifest,
+)
+from offloaderd.upkeep.stored import Counts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from uuid import UUID
+
+    from offloaderd.clock import Clock
+    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.upkeep.collection import Site
+    from offloaderd.upkeep.looking import Looker
+    from offloaderd.upkeep.rebuild_plan import Known, Problem
+    from offloaderd.upkeep.stored import StoredSegment
+
+BATCH = 256
+SIDE_BY_SIDE = 4
+"""Segments that are read at the same time; each holds one piece of a data object in memory."""
+SETTLE_S = 3.0
+"""Pause before what seems to be missing is looked for again."""
+UNREACHABLE_MAX = 50
+"""Segments that could not be looked at before the rest is not tried any more."""
+
+
+class Maps(Protocol):
+    """What is committed, to compare with."""
+
+    async def topics(self) -> Sequence[TopicName]:
+        """Return all topics of the cluster."""
+        ...
+
+    async def load(self, topic: TopicName) -> TopicMap:
+        """Return what is committed of a topic now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What to look at: all topics unless some are named, those that come after `after`, and how closely."""
+
+    level: Level = Level.FULL
+    topics: tuple[TopicName, ...] = ()
+    after: TopicName | None = None
+
+    def wants(self, topic: TopicName) -> bool:
+        """Whether a topic is to be looked at."""
+        return (not self.topics or topic in self.topics) and (self.after is None or topic > self.after)
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What was found of one topic; of no topic: what cannot be assigned to one."""
+
+    topic: TopicName | None
+    segments: int = 0
+    entries: int = 0
+    object_bytes: int = 0
+    read_bytes: int = 0
+    flaws: list[Flaw] = field(default_factory=list)
+
+    @property
+    def problems(self) -> int:
+        """How many flaws are problems."""
+        return sum(flaw.is_problem for flaw in self.flaws)
+
+    @property
+    def unreachable(self) -> int:
+        """How much could not be looked at."""
+        return sum(flaw.kind is Kind.UNREACHABLE for flaw in self.flaws)
+
+
+@dataclass(slots=True)
+class _Found:
+    """A segment whose manifest could be read; `whole`: its three objects are there and agree."""
+
+    known: Known
+    target: Target
+    whole: bool
+
+
+class Verifier:
+    """One verification. With `maps`, the bucket is compared with what is committed."""
+
+    def __init__(
+        self,
+        objects: ObjectReader,
+        site: Site,
+        looker: Looker,
+        *,
+        clock: Clock,
+        maps: Maps | None = None,
+        progress: Callable[[str, int], None] = lambda _what, _count: None,
+    ) -> None:
+        self.counts = Counts()
+        self._objects = objects
+        self._site = site
+        self._looker = looker
+        self._clock = clock
+        self._maps = maps
+        self._progress = progress
+        self._found: dict[TopicName, list[_Found]] = defaultdict(list)
+        self._flaws: dict[TopicName | None, list[Flaw]] = defaultdict(list)
+        self._again: list[UUID] = []
+        self._unreachable = 0
+        self._turns = asyncio.Semaphore(SIDE_BY_SIDE)
+
+    async def run(self, wish: Wish) -> AsyncGenerator[Report, None]:
+        """Yield a report for each topic, in order, and at the end one of what belongs to none if there is anything.
+
+        Raises what the listing and the metadata raise, and Transient when too much cannot be reached.
+        """
+        await self._look_at_tables()
+        names = set(self._found) | {topic for topic in self._flaws if topic is not None} | set(wish.topics)
+        if self._maps is not None:
+            names |= set(await self._maps.topics())
+        for topic in sorted(name for name in names if wish.wants(name)):
+            yield await self._topic(topic, wish.level)
+        if self._flaws[None]:
+            yield Report(topic=None, flaws=self._flaws[None])
+
+    async def _look_at_tables(self) -> None:
+        batch: list[StoredSegment] = []
+        async for one in stored.segments(self._objects, self._site.prefix, self.counts):
+            batch.append(one)
+            if len(batch) == BATCH:
+                await self._batch([one.segment_id for one in batch], last=False)
+                batch.clear()
+        await self._batch([one.segment_id for one in batch], last=False)
+        if self._again:
+            await self._clock.sleep(SETTLE_S)
+            again, self._again = self._again, []
+            await self._batch(again, last=True)
+
+    async def _batch(self, segment_ids: Sequence[UUID], *, last: bool) -> None:
+        """Look at the tables of segments; what seems half there is put off unless this is the `last` time."""
+        targets = [self._target(segment_id) for segment_id in segment_ids]
+        for target, tables in zip(targets, await each(targets, self._tables), strict=True):
+            lacking = sum(flaw.kind is Kind.MISSING for flaw in tables.flaws)
+            if lacking and not last:
+                self._again.append(target.segment_id)
+            elif lacking < len(stored.KINDS):  # else it was deleted meanwhile
+                self._keep(target, tables)
+        self._progress("segments seen", self.counts.segments)
+
+    def _target(self, segment_id: UUID) -> Target:
+        return Target(segment_id=segment_id, prefix=self._site.prefix, cluster=self._site.cluster)
+
+    async def _tables(self, target: Target) -> Tables:
+        try:
+            return await check_tables(self._looker, target)
+        except OffloaderError as error:
+            return Tables(flaws=[self._failed(target, error)])
+
+    def _failed(self, target: Target, error: OffloaderError) -> Flaw:
+        """Return the flaw that a segment could not be looked at. Raises Transient when that is so of too many."""
+        self._unreachable += 1
+        if self._unreachable >= UNREACHABLE_MAX or isinstance(error, BucketMissing):
+            raise Transient(f"gave up after {self._unreachable} segments could not be reached: {error}") from error
+        return Flaw(
+            kind=Kind.UNREACHABLE,
+            key=target.data_key,
+            found=error.message,
+            topic=target.topic,
+            segment_id=target.segment_id,
+            advice=error.hint,
+        )
+
+    def _keep(self, target: Target, tables: Tables) -> None:
+        manifest = tables.manifest
+        if manifest is None:
+            self._flaws[None] += _unfinished(target, tables.flaws)
+            return
+        topic = TopicName.from_managed_ledger(manifest.managed_ledger)
+        known = known_of(manifest, topic, self._site)
+        whole = not any(flaw.is_problem and flaw.kind is not Kind.LABELS for flaw in tables.flaws)
+        self._found[topic].append(_Found(known, replace(target, topic=topic), whole))
+        self._flaws[topic] += tables.flaws
+
+    async def _topic(self, topic: TopicName, level: Level) -> Report:
+        """Look at one topic as closely as it is wished."""
+        before = self._looker.read_bytes
+        found = self._found.pop(topic, [])
+        report = Report(topic=topic, flaws=self._flaws.pop(topic, []))
+        knowns = [one.known for one in found]
+        if self._maps is not None:
+            knowns = await self._compared(report, found, self._maps)
+        report.segments = len(knowns)
+        report.entries = sum(one.segment.entries for one in knowns)
+        report.object_bytes = sum(one.segment.object_bytes for one in knowns)
+        report.flaws += [_joint(problem) for problem in plan_topic(topic, knowns).problems]
+        if level is not Level.METADATA:
+            await each([one for one in found if one.whole], lambda one: self._inside(one, level, report))
+        report.read_bytes = self._looker.read_bytes - before
+        return report
+
+    async def _compared(self, report: Report, found: Sequence[_Found], maps: Maps) -> list[Known]:
+        """Compare what is there with what is committed; returns those segments that are in the map."""
+        assert report.topic is not None  # noqa: S101 - the caller's
+        topic_map = await maps.load(report.topic)
+        there = {one.known.segment.segment_id: one for one in found}
+        committed = {segment.segment_id: segment for segment in topic_map.segments}
+        for segment_id, segment in committed.items():
+            if segment_id in there:
+                target, described = there[segment_id].target, there[segment_id].known.segment
+                flaws = differences(segment, described.slices, described.object_bytes, target.manifest_key)
+                report.flaws += [replace(flaw, topic=report.topic, segment_id=segment_id) for flaw in flaws]
+            else:
+                report.flaws += await self._lacking(report.topic, segment, maps)
+        for segment_id in there.keys() - committed.keys():
+            target = there[segment_id].target
+            said = f"segment {segment_id} is not in the map"
+            report.flaws.append(
+                Flaw(
+                    kind=Kind.UNREFERENCED,
+                    key=target.data_key,
+                    found=said,
+                    topic=report.topic,
+                    segment_id=segment_id,
+                    entries=str(there[segment_id].known.segment.range),
+                )
+            )
+        knowns = [one.known for segment_id, one in there.items() if segment_id in committed]
+        knowns.sort(key=lambda one: one.segment.begin)
+        if knowns:  # the map knows of losses and ends that were found out after the last segment was sealed
+            ends = {**dict(knowns[-1].ends), **topic_map.ends}
+            knowns[-1] = replace(knowns[-1], losses=topic_map.losses, ends=tuple(sorted(ends.items())))
+        return knowns
+
+    async def _lacking(self, topic: TopicName, segment: CommittedSegment, maps: Maps) -> list[Flaw]:
+        """Say what is wrong with a committed segment that the listing did not show whole."""
+        target = replace(self._target(segment.segment_id), topic=topic, committed=segment)
+        if (segment.bucket, segment.prefix) != (self._site.bucket, self._site.prefix):
+            said = f"in bucket {segment.bucket!r} under prefix {segment.prefix!r}"
+            where = Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said, entries=str(segment.range))
+            return [replace(where, topic=topic, segment_id=segment.segment_id)]
+        try:
+            flaws = (await check_tables(self._looker, target)).flaws
+        except OffloaderError as error:
+            return [self._failed(target, error)]
+        if flaws and segment.segment_id not in {one.segment_id for one in (await maps.load(topic)).segments}:
+            return []  # deleted meanwhile
+        self._flaws[None] = [flaw for flaw in self._flaws[None] if flaw.segment_id != segment.segment_id]
+        return [replace(flaw, entries=str(segment.range)) for flaw in flaws]
+
+    async def _inside(self, found: _Found, level: Level, report: Report) -> None:
+        """Look into a segment's data object."""
+        target = found.target
+        async with self._turns:
+            try:
+                flaws = await self._read(target, level)
+                if any(flaw.kind is Kind.MISSING for flaw in flaws):
+                    await self._clock.sleep(SETTLE_S)
+                    tables = await check_tables(self._looker, target)
+                    if sum(flaw.kind is Kind.MISSING for flaw in tables.flaws) >= len(stored.KINDS):
+                        return  # deleted meanwhile
+            except OffloaderError as error:
+                flaws = [self._failed(target, error)]
+        report.flaws += flaws
+
+    async def _read(self, target: Target, level: Level) -> list[Flaw]:
+        tables = Tables()
+        manifest = await load_manifest(self._looker, target, tables)
+        if manifest is None:
+            return [replace(flaw, topic=target.topic, segment_id=target.segment_id) for flaw in tables.flaws]
+        if level is Level.HEADERS:
+            return await check_headers(self._looker, target, manifest)
+        found: list[Flaw] = []
+        async with aclosing(check_blocks(self._looker, target, manifest)) as steps:
+            async for _, flaws in steps:
+                found += flaws
+                self._progress("bytes read", self._looker.read_bytes)
+        return found
+
+
+def _unfinished(target: Target, flaws: Sequence[Flaw]) -> list[Flaw]:
+    """Say what objects without a readable manifest are: leftovers, or a segment that lost its manifest."""
+    missing = {flaw.key for flaw in flaws if flaw.kind is Kind.MISSING}
+    if target.manifest_key not in missing or len(missing) == 1:
+        return [replace(flaw, segment_id=target.segment_id) for flaw in flaws]
+    left = target.data_key if target.data_key not in missing else target.index_key
+    said = "alone: the segment was never finished, or the rest of it is lost"
+    return [Flaw(kind=Kind.ORPHAN, key=left, found=said, segment_id=target.segment_id)]
+
+
+def _joint(problem: Problem) -> Flaw:
+    """Return what is wrong between segments as a flaw of the later one."""
+    return Flaw(
+        kind=Kind(problem.kind.value),
+        key=", ".join(map(str, problem.segments)),
+        found=problem.text,
+        topic=problem.topic,
+        segment_id=problem.segments[-1] if problem.segments else None,
+        advice=JOINTS.get(problem.kind, ""),
+    )
+
+
+JOINTS = {
+    Trouble.OVERLAP: "one of them was never committed, or is being replaced: look again with --against-map, or ask "
+    "offloadctl gc",
+    Trouble.GAP: "look for a segment that is gone from the bucket, and restore it; with --against-map it has a name",
+    Trouble.CONTRADICTION: "somebody copied objects by hand, or two clusters share a name: compare both manifests",
+    Trouble.DOUBT: "nothing; a version that did not record it yet has written these segments",
+    Trouble.FRONT: "nothing, if retention deleted it",
+}
