@@ -10,6 +10,7 @@ from offloaderd.cli.daemon.doctor import doctor
 from offloaderd.cli.daemon.rebuild import rebuild
 from offloaderd.cli.daemon.serve import serve
 from offloaderd.cli.daemon.standalone import standalone
+from offloaderd.cli.daemon.verify import verify
 from offloaderd.cli.program import Program
 
 EXIT_CODES = """\b
@@ -34,7 +35,7 @@ def cli() -> None:
     """
 
 
-for command in (serve, standalone, check_config, doctor, rebuild):
+for command in (serve, standalone, check_config, doctor, rebuild, verify):
     cli.add_command(command)
 
 

@@ -1,0 +1,245 @@
+"""`offloaderd verify`: everything that is stored, looked at with read access to the bucket only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import flaws as flaws_view
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+from offloaderd.cli.daemon.check_config import CONFIG
+from offloaderd.cli.program import FAILED, OK, report
+from offloaderd.errors import InvalidConfig, OffloaderError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from offloaderd.config import Settings
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.model import TopicName
+    from offloaderd.upkeep.verify import Report, Verifier
+
+NOT_LOOKED = 3
+LEVELS = ("metadata", "headers", "full")
+
+
+@click.command(short_help="Verify everything in the bucket, with read access only.")
+@CONFIG
+@click.option(
+    "--topic", "topics", metavar="TOPIC", type=options.TOPIC, multiple=True, help="Only this one. May be repeated."
+)
+@click.option(
+    "--level",
+    type=click.Choice(LEVELS),
+    default="full",
+    show_default=True,
+    help="metadata: manifests, indexes, sizes, continuity. headers: also the header of each block. full: every byte.",
+)
+@click.option("--against-map", is_flag=True, help="Also compare with what ZooKeeper says is committed.")
+@click.option("--after", metavar="TOPIC", type=options.TOPIC, help="Go on behind this topic; they are sorted by name.")
+@click.option("--rate", metavar="MIB", type=click.FloatRange(min=0, min_open=True), help="Read at most MIB MiB/s.")
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one line a topic, the sum in the last one.")
+def verify(
+    *,
+    config: Path | None,
+    topics: tuple[TopicName, ...],
+    level: str,
+    against_map: bool,
+    after: TopicName | None,
+    rate: float | None,
+    as_json: bool,
+) -> int:
+    """Look at every segment under the prefix: is all of it there, and is it what was written?
+
+    Nothing is written or repaired, and no daemon need run. Daemons may be at work meanwhile. Each topic is told as soon
+    as it is done; one that was broken off goes on with --after. What is said in small letters is no problem.
+
+    \b
+    Exit codes:
+      0    everything that was looked at is sound
+      1    problems were found
+      2    wrong usage or configuration
+      3    no problem was found, but not everything could be looked at
+
+    \b
+    Examples:
+      offloaderd verify --config offloaderd.toml
+      offloaderd verify --config offloaderd.toml --level metadata --against-map
+      offloaderd verify --config offloaderd.toml --topic orders --rate 50
+      offloaderd verify --config offloaderd.toml --json | jq -r '.flaws[]? | select(.problem) | "\\(.key) \\(.offset)"'
+    """
+    from offloaderd import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
+    from offloaderd.config import load  # noqa: PLC0415
+    from offloaderd.upkeep.flaws import Level  # noqa: PLC0415
+    from offloaderd.upkeep.verify import Wish  # noqa: PLC0415
+
+    log.configure("critical")
+    settings = load(config, os.environ)
+    view = View(as_json=as_json)
+    wish = Wish(level=Level(level), topics=topics, after=after)
+
+    async def look() -> None:
+        async with AsyncExitStack() as stack:
+            verifier = await opened(stack, settings, rate, against_map=against_map, progress=view.progress)
+            async with aclosing(verifier.run(wish)) as reports:
+                async for one in reports:
+                    view.show(one)
+
+    try:
+        asyncio.run(look())
+    except InvalidConfig:
+        raise
+    except OffloaderError as error:
+        view.broken_off(error)
+    except KeyboardInterrupt:
+        view.hint()
+        raise
+    return view.end()
+
+
+async def opened(
+    stack: AsyncExitStack,
+    settings: Settings,
+    rate: float | None,
+    *,
+    against_map: bool,
+    progress: Callable[[str, int], None],
+) -> Verifier:
+    """Open what is needed. Raises what the stores raise."""
+    from offloaderd import wiring  # noqa: PLC0415
+    from offloaderd.cli.daemon.stores import metadata_store, open_objects  # noqa: PLC0415
+    from offloaderd.clock import SystemClock  # noqa: PLC0415
+    from offloaderd.upkeep.looking import Looker, Throttle  # noqa: PLC0415
+    from offloaderd.upkeep.verify import Verifier  # noqa: PLC0415
+
+    clock = SystemClock()
+    objects = await stack.enter_async_context(open_objects(settings, clock))
+    maps = None
+    if against_map:
+        maps = StoredMaps(await stack.enter_async_context(metadata_store(settings)))
+    looker = Looker(objects, clock=clock, throttle=Throttle((rate or 0) * 1024 * 1024, clock))
+    return Verifier(objects, wiring.gc_site(settings), looker, clock=clock, maps=maps, progress=progress)
+
+
+class StoredMaps:
+    """What is committed, as the metadata store holds it."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def topics(self) -> list[TopicName]:
+        """Return all topics of the cluster."""
+        from offloaderd.upkeep.references import look  # noqa: PLC0415
+
+        return sorted((await look(self._store)).topics)
+
+    async def load(self, topic: TopicName) -> TopicMap:
+        """Return what is committed of a topic."""
+        from offloaderd.metadata import catalog  # noqa: PLC0415
+
+        return await catalog.load(self._store, topic)
+
+
+@dataclass(slots=True)
+class View:
+    """What was seen so far, and how it is shown."""
+
+    as_json: bool
+    topics: int = 0
+    segments: int = 0
+    entries: int = 0
+    object_bytes: int = 0
+    problems: int = 0
+    notes: int = 0
+    unreachable: int = 0
+    last: str = ""
+    error: str = ""
+
+    def progress(self, what: str, count: int) -> None:
+        """Tell on a terminal how far one is."""
+        if sys.stderr.isatty():
+            shown = show.size(count) if what.startswith("bytes") else show.number(count)
+            click.echo(f"\r\x1b[K{shown} {what.removeprefix('bytes ')}", err=True, nl=False)
+
+    def show(self, one: Report) -> None:
+        """Count a topic and show it."""
+        if sys.stderr.isatty():
+            click.echo("\r\x1b[K", err=True, nl=False)
+        if one.topic is not None:
+            self.topics += 1
+            self.last = str(one.topic)
+        self.segments += one.segments
+        self.entries += one.entries
+        self.object_bytes += one.object_bytes
+        self.problems += one.problems
+        self.unreachable += one.unreachable
+        self.notes += len(one.flaws) - one.problems - one.unreachable
+        if self.as_json:
+            click.echo(show.json_line(as_document(one)), nl=False)
+            return
+        name = "of no topic" if one.topic is None else str(one.topic)
+        state = show.plural(one.problems, "PROBLEM") if one.problems else "not all seen" if one.unreachable else "sound"
+        held = f"{show.plural(one.segments, 'segment')}, {show.size(one.object_bytes)}"
+        click.echo(f"{name}: {state}" + (f" ({held})" if one.topic is not None else ""))
+        flaws_view.write((flaw, flaw.offset) for flaw in one.flaws)
+
+    def broken_off(self, error: OffloaderError) -> None:
+        """Note that the rest could not be looked at."""
+        self.error = str(error)
+        self.unreachable += 1
+        report(error)
+        self.hint()
+
+    def hint(self) -> None:
+        """Say how to go on."""
+        if self.last:
+            click.echo(f"hint: go on with --after {self.last}", err=True)
+
+    def end(self) -> int:
+        """Show the sum; returns the exit code."""
+        code = FAILED if self.problems else NOT_LOOKED if self.unreachable else OK
+        if self.as_json:
+            click.echo(show.json_line({"summary": self._sum()}), nl=False)
+            return code
+        looked = f"{show.plural(self.segments, 'segment')} of {show.plural(self.topics, 'topic')}"
+        said = f"looked at {looked}: {show.number(self.entries)} entries, {show.size(self.object_bytes)}"
+        verdict = show.plural(self.problems, "problem") if self.problems else "no problem"
+        click.echo(f"{said}; {verdict}" + (f", {show.plural(self.notes, 'note')}" if self.notes else ""))
+        if self.unreachable:
+            click.echo("not everything could be looked at")
+        return code
+
+    def _sum(self) -> dict[str, object]:
+        return {
+            "topics": self.topics,
+            "segments": self.segments,
+            "entries": self.entries,
+            "object_bytes": self.object_bytes,
+            "problems": self.problems,
+            "notes": self.notes,
+            "unreachable": self.unreachable,
+            "error": self.error or None,
+            "last_topic": self.last or None,
+        }
+
+
+def as_document(one: Report) -> dict[str, object]:
+    """Return a topic as JSON shows it; `topic` is null for what belongs to none."""
+    return {
+        "topic": str(one.topic) if one.topic is not None else None,
+        "segments": one.segments,
+        "entries": one.entries,
+        "object_bytes": one.object_bytes,
+        "read_bytes": one.read_bytes,
+        "problems": one.problems,
+        "flaws": [flaws_view.as_json(flaw, flaw.offset, str(flaw.segment_id or "")) for flaw in one.flaws],
+    }
