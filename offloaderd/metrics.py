@@ -32,6 +32,7 @@ from offloaderd.metric_values import (
     S3_THROTTLES,
     TIERS,
 )
+from offloaderd.metrics_continue import ContinueMetrics
 from offloaderd.metrics_gc import GcMetrics
 from offloaderd.metrics_outage import OutageMetrics
 from offloaderd.metrics_placement import PlacementMetrics
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series and no panel reads it
 
 
-class Metrics(OutageMetrics, GcMetrics, RetentionMetrics, PlacementMetrics):
+class Metrics(ContinueMetrics, OutageMetrics, GcMetrics, RetentionMetrics, PlacementMetrics):
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -62,6 +63,7 @@ class Metrics(OutageMetrics, GcMetrics, RetentionMetrics, PlacementMetrics):
         self._reads()
         self._cache_and_integrity()
         self._process()
+        self._continue()
         self._outage()
         self._gc()
         self._retention()
@@ -230,7 +232,9 @@ class Metrics(OutageMetrics, GcMetrics, RetentionMetrics, PlacementMetrics):
             "From an entry's arrival to its commit. p99 above offload.segment_age_max_s plus a little: uploads lag.",
         )
         self.upload_parts = self._counter(
-            "offloaderd_upload_parts_total", "Upload tries of parts by outcome.", outcome=("ok", "failed")
+            "offloaderd_upload_parts_total",
+            "Parts by outcome; kept and replaced: stored by an earlier owner.",
+            outcome=("ok", "failed", "kept", "replaced"),
         )
         self.upload_bytes = self._counter(
             "offloaderd_upload_bytes_total", "Bytes of uploaded parts. Flat while transfer bytes wait: page."

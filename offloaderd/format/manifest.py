@@ -172,15 +172,16 @@ def _to_message(manifest: SegmentManifest) -> pb.SegmentManifest:
         preamble_bytes=manifest.preamble_bytes,
         index_bytes=manifest.index_bytes,
         index_crc32c=manifest.index_crc32c,
-        ledgers=map(_part_to_message, manifest.ledgers),
-        blocks=map(_block_to_message, manifest.blocks),
+        ledgers=map(part_to_message, manifest.ledgers),
+        blocks=map(block_to_message, manifest.blocks),
         software_version=manifest.software_version,
-        losses=map(_loss_to_message, manifest.losses),
-        ends=[_end_to_message(*pair) for pair in manifest.ends],
+        losses=map(loss_to_message, manifest.losses),
+        ends=[end_to_message(*pair) for pair in manifest.ends],
     )
 
 
-def _part_to_message(part: LedgerPart) -> pb.SegmentLedger:
+def part_to_message(part: LedgerPart) -> pb.SegmentLedger:
+    """Return the message of what a segment holds of one ledger."""
     return pb.SegmentLedger(
         ledger_id=part.ledger_id,
         first_entry_id=part.first_entry_id,
@@ -193,7 +194,8 @@ def _part_to_message(part: LedgerPart) -> pb.SegmentLedger:
     )
 
 
-def _block_to_message(block: BlockInfo) -> pb.SegmentBlock:
+def block_to_message(block: BlockInfo) -> pb.SegmentBlock:
+    """Return the message of a block."""
     return pb.SegmentBlock(
         ledger_id=block.ledger_id,
         first_entry_id=block.first_entry_id,
@@ -210,7 +212,8 @@ def _block_to_message(block: BlockInfo) -> pb.SegmentBlock:
     )
 
 
-def _loss_to_message(loss: Loss) -> pb.SegmentLoss:
+def loss_to_message(loss: Loss) -> pb.SegmentLoss:
+    """Return the message of a lost range."""
     return pb.SegmentLoss(
         after_ledger_id=loss.after.ledger_id,
         after_entry_id=loss.after.entry_id,
@@ -221,7 +224,8 @@ def _loss_to_message(loss: Loss) -> pb.SegmentLoss:
     )
 
 
-def _end_to_message(ledger_id: int, end: LedgerEnd) -> pb.SegmentLedgerEnd:
+def end_to_message(ledger_id: int, end: LedgerEnd) -> pb.SegmentLedgerEnd:
+    """Return the message of a ledger's end."""
     return pb.SegmentLedgerEnd(ledger_id=ledger_id, entries=end.entries, next_ledger_id=end.next_ledger_id)
 
 
@@ -238,15 +242,16 @@ def _from_message(message: pb.SegmentManifest) -> SegmentManifest:
         preamble_bytes=message.preamble_bytes,
         index_bytes=message.index_bytes,
         index_crc32c=message.index_crc32c,
-        ledgers=tuple(map(_part_from_message, message.ledgers)),
-        blocks=tuple(map(_block_from_message, message.blocks)),
+        ledgers=tuple(map(part_from_message, message.ledgers)),
+        blocks=tuple(map(block_from_message, message.blocks)),
         software_version=message.software_version,
-        losses=tuple(map(_loss_from_message, message.losses)),
-        ends=tuple(map(_end_from_message, message.ends)),
+        losses=tuple(map(loss_from_message, message.losses)),
+        ends=tuple(map(end_from_message, message.ends)),
     )
 
 
-def _part_from_message(message: pb.SegmentLedger) -> LedgerPart:
+def part_from_message(message: pb.SegmentLedger) -> LedgerPart:
+    """Read what a segment holds of one ledger."""
     return LedgerPart(
         ledger_id=message.ledger_id,
         first_entry_id=message.first_entry_id,
@@ -259,7 +264,8 @@ def _part_from_message(message: pb.SegmentLedger) -> LedgerPart:
     )
 
 
-def _block_from_message(message: pb.SegmentBlock) -> BlockInfo:
+def block_from_message(message: pb.SegmentBlock) -> BlockInfo:
+    """Read a block; raises Broken."""
     return BlockInfo(
         ledger_id=message.ledger_id,
         first_entry_id=message.first_entry_id,
@@ -275,13 +281,15 @@ def _block_from_message(message: pb.SegmentBlock) -> BlockInfo:
     )
 
 
-def _loss_from_message(message: pb.SegmentLoss) -> Loss:
+def loss_from_message(message: pb.SegmentLoss) -> Loss:
+    """Read a lost range."""
     after = Position(message.after_ledger_id, message.after_entry_id)
     before = Position(message.before_ledger_id, message.before_entry_id)
     return Loss(after, before, message.entries, message.noticed_ms)
 
 
-def _end_from_message(message: pb.SegmentLedgerEnd) -> tuple[int, LedgerEnd]:
+def end_from_message(message: pb.SegmentLedgerEnd) -> tuple[int, LedgerEnd]:
+    """Read a ledger's end, with the ledger's id."""
     following = message.next_ledger_id if message.HasField("next_ledger_id") else None
     return message.ledger_id, LedgerEnd(message.entries, following)
 

@@ -1,7 +1,7 @@
 """The records that move a topic forward: claim an attempt, note its upload, commit it, or give it up.
 
-Each is one transaction under the epoch (see `fence.py`). What became of one whose answer was lost is decided by the
-segment's id.
+Each is one transaction under the epoch (see `fence.py`). What became of one whose answer was lost, or that was cut
+short by a cancellation, is decided by the segment's id: under one epoch nobody else writes the attempt.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import Conflict, NotFound
+from offloaderd.errors import Conflict, Fenced, NotFound
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import trash as trash_record
+from offloaderd.offload.budget import until_answered
 from offloaderd.offload.fence import Fence
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from uuid import UUID
 
     from offloaderd.clock import Clock
     from offloaderd.metadata.catalog import CommittedSegment, TopicMap
@@ -68,9 +70,26 @@ class AttemptLog:
         async def recorded() -> bool:
             return await self.load() == attempt
 
-        version = self._version
-        await self.fence.settle([Replace(self._path, attempt_record.encode(attempt), version)], recorded)
-        self._version = version + 1
+        value = attempt_record.encode(attempt)
+        written = await self._write(attempt.segment_id, lambda version: [Replace(self._path, value, version)], recorded)
+        self._version = written + 1
+
+    async def _write(
+        self, segment_id: UUID, steps: Callable[[int], Sequence[Step]], recorded: Callable[[], Awaitable[bool]]
+    ) -> int:
+        """Carry out the steps against the attempt's version; returns that. Raises Fenced, Conflict, NotFound."""
+        while True:
+            version = self._version
+            try:
+                await self.fence.settle(steps(version), recorded)
+            except Fenced:
+                raise
+            except (Conflict, NotFound):
+                found = await until_answered(self._clock, self.load)
+                if found is None or found.segment_id != segment_id or self._version == version:
+                    raise
+            else:
+                return version
 
     async def load(self) -> Attempt | None:
         """Read the attempt that is recorded, if any."""
@@ -94,7 +113,7 @@ class AttemptLog:
             return any(known.segment_id == segment.segment_id for known in current.segments)
 
         started = self._clock.monotonic()
-        await self.fence.settle([*steps, Delete(self._path, self._version)], recorded)
+        await self._write(segment.segment_id, lambda version: [*steps, Delete(self._path, version)], recorded)
         self._metrics.metadata_commit_duration_seconds.observe(self._clock.monotonic() - started)
         self._measure(steps)
         return after
@@ -165,4 +184,5 @@ class AttemptLog:
         async def recorded() -> bool:
             return await self.load() is None
 
-        await self.fence.settle([Create(path, trash_record.encode(trash)), Delete(self._path, self._version)], recorded)
+        create = Create(path, trash_record.encode(trash))
+        await self._write(attempt.segment_id, lambda version: [create, Delete(self._path, version)], recorded)

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.metadata import removal
-from offloaderd.model import LedgerEnd
+from offloaderd.model import LedgerEnd, Position
 from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import LedgerChain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from offloaderd.clock import Clock
+    from offloaderd.format.manifest import LedgerPart
     from offloaderd.metadata.catalog import CommittedSegment, TopicMap
     from offloaderd.metrics import Metrics
-    from offloaderd.model import LedgerInfo, Loss, Position
+    from offloaderd.model import LedgerInfo, Loss
     from offloaderd.offload.commit import AttemptLog
 
 log = structlog.get_logger(__name__)
@@ -57,15 +58,35 @@ class TopicRecord:
         async with self._writing:
             self.map = await self._attempts.note_ends(self.map, self._end_of_offloaded())
 
-    async def commit(self, segment: CommittedSegment, infos: Mapping[int, LedgerInfo]) -> None:
-        """Make a segment part of the topic, and record which of its ledgers ended. Raises Fenced and Conflict."""
-        ends = self._end_of_offloaded()
-        for ledger_id in (part.ledger_id for part in segment.slices):
-            info = infos.get(ledger_id)
-            if (end := self.chain.end_of(ledger_id)) is not None:
-                ends[ledger_id] = end
-            elif info is not None and info.closed:
-                ends[ledger_id] = LedgerEnd(info.entries, None)
+    def known_ends(
+        self, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
+    ) -> tuple[tuple[int, LedgerEnd], ...]:
+        """Return how ledgers ended, as far as known: the one that offloading stands in, and those of the next segment.
+
+        `parts` is what that segment holds of each, `infos` what the source last said.
+        """
+        held = {part.ledger_id: part.last_entry_id + 1 for part in parts}
+        before = {self.offloaded.ledger_id} if self.offloaded is not None else set()
+        ends = []
+        for ledger_id in sorted(held.keys() | before):
+            end, info = self.chain.end_of(ledger_id), infos.get(ledger_id)
+            if end is None and info is not None and info.closed:
+                end = LedgerEnd(info.entries, None)
+            if end is not None and end.entries >= held.get(ledger_id, 0):
+                ends.append((ledger_id, end))
+        return tuple(ends)
+
+    def losses_before(self, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
+        """Return the losses between what is offloaded and the end of the next segment, which holds `parts`."""
+        since, end = self.offloaded or START, Position(parts[-1].ledger_id, parts[-1].last_entry_id)
+        return tuple(
+            loss
+            for loss in self.map.losses
+            if since <= loss.after and loss.before <= end and not any(_within(loss, part) for part in parts)
+        )
+
+    async def commit(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
+        """Make a segment part of the topic, and record which ledgers ended. Raises Fenced and Conflict."""
         async with self._writing:
             self.map = await self._attempts.commit(self.map, segment, ends)
         self.chain.forget_before(segment.end)
@@ -105,3 +126,9 @@ class TopicRecord:
         if offloaded is None or end is None or end.entries != offloaded.entry_id + 1:
             return {}
         return {} if self.map.ends.get(offloaded.ledger_id) == end else {offloaded.ledger_id: end}
+
+
+def _within(loss: Loss, part: LedgerPart) -> bool:
+    """Say whether a loss lies over entries that are there after all."""
+    first, last = Position(part.ledger_id, part.first_entry_id), Position(part.ledger_id, part.last_entry_id)
+    return first < loss.before and last > loss.after

@@ -1,32 +1,67 @@
 """What a new owner does with what it finds.
 
-An attempt that is still recorded was not committed, for the commit ends it in the same transaction. Its objects go to
-the trash list; see `deletion.py`.
+An attempt that is still recorded was not committed, for the commit ends it in the same transaction. It is gone on with
+if everything that decides its bytes is known and where its objects lie is where this daemon works. Else it is given
+up: its objects go to the trash list (see `deletion.py`), and its entries begin the next attempt.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.offload.budget import until_answered
+
 if TYPE_CHECKING:
-    from offloaderd.metrics import Metrics
-    from offloaderd.model import Position, TopicName
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.model import Position
     from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.topic import Workshop
 
 log = structlog.get_logger(__name__)
 
 
-async def take_over(attempts: AttemptLog, topic: TopicName, metrics: Metrics) -> Position | None:
-    """End the attempt of an earlier owner, if there is one; its objects go to the trash. Raises Fenced.
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """What earlier owners left: where their unfinished segment began, the attempt if it can be gone on with.
 
-    Returns where it began, which is the first entry that has to be offloaded again.
+    `failures` is how often the segment that begins there has failed, and why the last time.
     """
-    found = await attempts.load()
+
+    begin: Position | None = None
+    attempt: Attempt | None = None
+    failures: tuple[int, str] = (0, "")
+
+
+async def take_over(attempts: AttemptLog, topic_map: TopicMap, shop: Workshop) -> LeftBehind:
+    """Return the attempt of an earlier owner, given up if it cannot be gone on with. Raises Fenced, CorruptData."""
+    found = await until_answered(shop.uplink.clock, attempts.load)
     if found is None:
-        return None
-    log.info("attempt.abandoned", topic=str(topic), segment_id=str(found.segment_id), epoch=found.epoch)
-    metrics.uploads_aborted.labels(reason="takeover").inc()
-    await attempts.give_up(found, f"its owner (epoch {found.epoch}) went away before the segment was committed")
-    return found.begin
+        return LeftBehind()
+    reason = reason_to_give_up(found, topic_map, shop)
+    if not reason:
+        return LeftBehind(found.begin, found, (found.tries, found.last_error))
+    topic, epoch = str(topic_map.topic), found.epoch
+    log.warning("attempt.abandoned", topic=topic, segment_id=str(found.segment_id), epoch=epoch, reason=reason)
+    shop.uplink.metrics.uploads_aborted.labels(reason="takeover").inc()
+    await attempts.give_up(found, reason)
+    return LeftBehind(found.begin, None, (found.tries + 1, reason))
+
+
+def reason_to_give_up(found: Attempt, topic_map: TopicMap, shop: Workshop) -> str:
+    """Say why an attempt cannot be gone on with; empty: it can, as far as its record tells."""
+    if found.layout is None:
+        return "an earlier version began it, and did not record how it is cut"
+    for name in ("driver", "bucket", "directory", "prefix"):
+        there, here = found.driver_properties.get(name), shop.driver.get(name)
+        if there != here:
+            return f"it was begun with {name} {there!r}, this daemon works with {here!r}"
+    end = topic_map.offloaded
+    if end is None:
+        return ""
+    if found.begin not in {(end.ledger_id, end.entry_id + 1), (max(found.begin.ledger_id, end.ledger_id + 1), 0)}:
+        return f"it begins at {found.begin}, and the topic is offloaded up to {end}"
+    return ""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from offloaderd import __version__
 from offloaderd.errors import CorruptData
 from offloaderd.format import manifest, v2
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo as LedgerInfoMessage
@@ -20,71 +19,81 @@ from offloaderd.objects import keys
 from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
-    from offloaderd.model import LedgerInfo, TopicName
-    from offloaderd.offload.commit import Claim
-    from offloaderd.offload.segment import SegmentBuilder
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.model import TopicName
     from offloaderd.offload.topic import Workshop
     from offloaderd.offload.uploader import SegmentUpload
 
 
 class Sealer:
-    """Finishes one segment's objects."""
+    """Finishes one segment's objects. All that it writes follows from the attempt's record and the blocks."""
 
-    def __init__(self, shop: Workshop, topic: TopicName, claim: Claim, upload: SegmentUpload) -> None:
+    def __init__(self, shop: Workshop, topic: TopicName, upload: SegmentUpload) -> None:
         self._shop = shop
         self._topic = topic
-        self._claim = claim
         self._upload = upload
 
-    async def seal(self, builder: SegmentBuilder, infos: Mapping[int, LedgerInfo]) -> CommittedSegment:
-        """Make the three objects complete and verified; returns what is to be committed. Raises SegmentFailed."""
-        prefix, clock = self._shop.uplink.prefix, self._shop.uplink.clock
-        ledgers = builder.ledgers(infos.get)
-        index = v2.encode_index(builder.object_bytes, index_groups(ledgers, builder.blocks))
-        described = manifest.SegmentManifest(
-            segment_id=builder.segment_id,
-            managed_ledger=self._topic.managed_ledger,
-            cluster=self._shop.cluster,
-            epoch=self._claim.epoch,
-            assigned_ms=builder.assigned_ms,
-            sealed_ms=clock.wall_ms(),
-            data_bytes=builder.object_bytes,
-            preamble_bytes=len(v2.PREAMBLE) if self._shop.layout.preamble else 0,
-            index_bytes=len(index),
-            index_crc32c=google_crc32c.value(index),
-            ledgers=ledgers,
-            blocks=builder.blocks,
-            software_version=__version__,
-        )
+    async def finish(self, attempt: Attempt, blocks: tuple[BlockInfo, ...]) -> CommittedSegment:
+        """Make the three objects complete and verified; returns what is to be committed.
+
+        The attempt has to be recorded with its seal. Raises SegmentFailed, InvalidInput for a contradiction.
+        """
+        prefix = self._shop.uplink.prefix
+        index, described = self._describe(attempt, blocks)
         encoded = manifest.encode(described)
-        data_key = keys.data_key(prefix, builder.segment_id)
-        index_key = keys.index_key(prefix, builder.segment_id)
-        manifest_key = keys.manifest_key(prefix, builder.segment_id)
-        with self._stage("commit", builder.object_bytes):
-            await self._upload.complete(builder.object_bytes)
+        data_key = keys.data_key(prefix, attempt.segment_id)
+        index_key = keys.index_key(prefix, attempt.segment_id)
+        manifest_key = keys.manifest_key(prefix, attempt.segment_id)
+        with self._stage("commit", described.data_bytes):
+            await self._upload.complete(described.data_bytes)
             await self._upload.put(index_key, index)
             await self._upload.put(manifest_key, encoded)
-        with self._stage("verify", builder.object_bytes):
-            await self._upload.verify(data_key, builder.object_bytes)
+        with self._stage("verify", described.data_bytes):
+            await self._upload.verify(data_key, described.data_bytes)
             await self._upload.verify(index_key, len(index), lambda data: same_bytes(index_key, data, index))
             await self._upload.verify(manifest_key, len(encoded), lambda data: same_bytes(manifest_key, data, encoded))
             if self._shop.uplink.limits.readback:
                 await self._read_back(data_key, described)
         return CommittedSegment(
-            segment_id=builder.segment_id,
+            segment_id=attempt.segment_id,
             slices=tuple(
                 LedgerSlice(part.ledger_id, part.first_entry_id, part.last_entry_id, part.payload_bytes)
-                for part in ledgers
+                for part in described.ledgers
             ),
-            object_bytes=builder.object_bytes,
-            assigned_ms=builder.assigned_ms,
-            offloaded_ms=clock.wall_ms(),
+            object_bytes=described.data_bytes,
+            assigned_ms=attempt.assigned_ms,
+            offloaded_ms=described.sealed_ms,
             bucket=self._shop.driver.get("bucket", ""),
             prefix=prefix,
         )
+
+    def _describe(self, attempt: Attempt, blocks: tuple[BlockInfo, ...]) -> tuple[bytes, SegmentManifest]:
+        """Return the index and the manifest of a sealed attempt."""
+        seal, layout = attempt.seal, attempt.layout
+        assert seal is not None  # noqa: S101 - nothing is completed before it is sealed
+        assert layout is not None  # noqa: S101 - only an attempt with its layout is gone on with
+        index = v2.encode_index(seal.data_bytes, index_groups(seal.ledgers, blocks))
+        described = manifest.SegmentManifest(
+            segment_id=attempt.segment_id,
+            managed_ledger=self._topic.managed_ledger,
+            cluster=self._shop.cluster,
+            epoch=seal.epoch,
+            assigned_ms=attempt.assigned_ms,
+            sealed_ms=seal.sealed_ms,
+            data_bytes=seal.data_bytes,
+            preamble_bytes=layout.preamble_bytes,
+            index_bytes=len(index),
+            index_crc32c=google_crc32c.value(index),
+            ledgers=seal.ledgers,
+            blocks=blocks,
+            software_version=seal.software_version,
+            losses=seal.losses,
+            ends=seal.ends,
+        )
+        return index, described
 
     @contextmanager
     def _stage(self, name: str, object_bytes: int) -> Iterator[None]:

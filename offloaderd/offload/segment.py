@@ -14,15 +14,20 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
+from offloaderd.errors import InvalidInput
 from offloaderd.format import broker_entry, manifest, v2
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.format.layout import SegmentLayout, payload_bytes
 from offloaderd.model import EntryBatch, Position, SegmentRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from uuid import UUID
 
+    from offloaderd.metadata.records.attempt import StoredPart
     from offloaderd.model import LedgerInfo
+
+__all__ = ["CutPart", "SegmentBuilder", "SegmentLayout"]
 
 PART_COUNT_MAX = 10_000
 """S3's limit on the parts of one object."""
@@ -31,22 +36,18 @@ SPARSE_BYTES = 64 * 1024
 """Distance between the sparse positions that the manifest keeps inside a block."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentLayout:
-    """The settings that decide an object's bytes: target sizes of blocks and parts, and the preamble option."""
-
-    block_bytes: int
-    part_bytes: int
-    preamble: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class CutPart:
-    """One part, ready to be uploaded; `end` is the last entry in it."""
+    """One part, ready to be uploaded, and the blocks in it."""
 
     part_number: int
     data: bytes
-    end: Position
+    blocks: tuple[manifest.BlockInfo, ...]
+
+    @property
+    def end(self) -> Position:
+        """Position of the last entry in it."""
+        return Position(self.blocks[-1].ledger_id, self.blocks[-1].last_entry_id)
 
 
 @dataclass(slots=True)
@@ -55,6 +56,11 @@ class _OpenBlock:
     first_entry_id: int
     payloads: list[bytes]
     entry_bytes: int = 0
+
+    @property
+    def length(self) -> int:
+        """Bytes of the whole block, with header and padding."""
+        return self.entry_bytes + v2.BLOCK_HEADER_BYTES + v2.PAD_BYTES_MIN
 
 
 @dataclass(slots=True)
@@ -80,8 +86,8 @@ class SegmentBuilder:
         self._closed_bytes = 0
         self._blocks: list[manifest.BlockInfo] = []
         self._ledgers: dict[int, _LedgerSums] = {}
-        self._offset = len(v2.PREAMBLE) if layout.preamble else 0
-        self._part_count = 0
+        self._offset = layout.preamble_bytes
+        self.part_count = 0
 
     @property
     def part_ready(self) -> bool:
@@ -96,7 +102,7 @@ class SegmentBuilder:
     @property
     def full(self) -> bool:
         """Say whether the object has come near S3's limit on parts."""
-        return self._part_count >= PART_COUNT_MAX - 2
+        return self.part_count >= PART_COUNT_MAX - 2
 
     def add(self, batch: EntryBatch, payload_bytes_max: int | None = None) -> EntryBatch:
         """Take entries of the batch until the segment holds `payload_bytes_max`, and return what was taken.
@@ -110,15 +116,41 @@ class SegmentBuilder:
             batch = batch.between(batch.first_entry_id, batch.first_entry_id + count - 1)
             lengths, sums = lengths[:count], sums[:count]
         self._fill_blocks(batch, [length + ENTRY_OVERHEAD_BYTES for length in lengths])
-        self.payload_bytes += sums[-1]
-        self.entries += len(lengths)
-        if self.begin is None:
-            self.begin = batch.first
-        self.end = batch.last
-        ledger = self._ledgers.setdefault(batch.ledger_id, _LedgerSums(batch.first_entry_id, batch.last_entry_id))
-        ledger.last_entry_id = batch.last_entry_id
-        ledger.payload_bytes += sums[-1]
+        self._count(batch.first, batch.last_entry_id, sums[-1])
         return batch
+
+    def _count(self, first: Position, last_entry_id: int, payload_bytes: int) -> None:
+        self.payload_bytes += payload_bytes
+        self.entries += last_entry_id - first.entry_id + 1
+        if self.begin is None:
+            self.begin = first
+        self.end = Position(first.ledger_id, last_entry_id)
+        ledger = self._ledgers.setdefault(first.ledger_id, _LedgerSums(first.entry_id, last_entry_id))
+        ledger.last_entry_id = last_entry_id
+        ledger.payload_bytes += payload_bytes
+
+    def restore(self, parts: Sequence[StoredPart]) -> None:
+        """Go on behind parts that an earlier owner stored; nothing may have been added before.
+
+        Raises InvalidInput when they cannot be the first parts of a segment.
+        """
+        for part in parts:
+            begin = self._offset if self.part_count else 0
+            for block in part.blocks:
+                self._restore(block)
+            self.part_count += 1
+            if part.size_bytes != self._offset - begin:
+                raise InvalidInput(f"part {self.part_count} of {part.size_bytes} bytes does not hold its blocks")
+
+    def _restore(self, block: manifest.BlockInfo) -> None:
+        first, size = Position(block.ledger_id, block.first_entry_id), payload_bytes(block)
+        at = self.end
+        follows = at is None or first in {(at.ledger_id, at.entry_id + 1), (max(first.ledger_id, at.ledger_id + 1), 0)}
+        if block.offset != self._offset or size < 0 or block.entry_count < 1 or not follows:
+            raise InvalidInput(f"a block from {first} at byte {block.offset} does not follow {at} at {self._offset}")
+        self._blocks.append(block)
+        self._offset += block.length
+        self._count(first, block.last_entry_id, size)
 
     def _fill_blocks(self, batch: EntryBatch, framed: Sequence[int]) -> None:
         sums = [0, *accumulate(framed)]
@@ -145,24 +177,33 @@ class SegmentBuilder:
     def _close_block(self) -> None:
         if self._open is not None:
             self._closed.append(self._open)
-            self._closed_bytes += self._open.entry_bytes + v2.BLOCK_HEADER_BYTES + v2.PAD_BYTES_MIN
+            self._closed_bytes += self._open.length
             self._open = None
 
     def finish_blocks(self) -> None:
         """No more entries: the open block is closed as it is."""
         self._close_block()
 
+    def planned(self) -> tuple[int, int]:
+        """Return how many bytes and parts the object will have if no more entries come."""
+        count, size = self.part_count, 0
+        for block in self._closed:
+            size += block.length
+            if size >= self._layout.part_bytes:
+                count, size = count + 1, 0
+        return self._offset + self._closed_bytes, count + bool(size)
+
     def cut_part(self, *, last: bool = False) -> CutPart:
         """Make the next part of the blocks that are full (there must be one); `last` takes them all."""
         count, size = 0, 0
         while count < len(self._closed) and (last or size < self._layout.part_bytes):
-            size += self._closed[count].entry_bytes + v2.BLOCK_HEADER_BYTES + v2.PAD_BYTES_MIN
+            size += self._closed[count].length
             count += 1
         blocks, self._closed = self._closed[:count], self._closed[count:]
         self._closed_bytes -= size
-        self._part_count += 1
+        self.part_count += 1
         chunks: list[bytes] = []
-        if self._part_count == 1 and self._layout.preamble:
+        if self.part_count == 1 and self._layout.preamble:
             chunks.append(v2.PREAMBLE)
         lengths = []
         for block in blocks:
@@ -176,8 +217,7 @@ class SegmentBuilder:
             self._blocks.append(self._describe(block, length, crc))
             self._offset += length
             at += length
-        end = blocks[-1]
-        return CutPart(self._part_count, data, Position(end.ledger_id, end.first_entry_id + len(end.payloads) - 1))
+        return CutPart(self.part_count, data, tuple(self._blocks[-len(blocks) :]))
 
     def _describe(self, block: _OpenBlock, length: int, crc32c: int) -> manifest.BlockInfo:
         starts = list(

@@ -142,12 +142,11 @@ class Supervisor:
             return
         self._metrics.ownership_changes.labels(direction="gained").inc()
         try:
-            begin = await recovery.take_over(
-                AttemptLog(store, claim, clock=self._clock, metrics=self._metrics), topic, self._metrics
-            )
             topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
+            attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics)
+            left = await recovery.take_over(attempts, topic_map, self._home.shop)
             policy = self._home.roll_policy(self.policy)
-            offloader = TopicOffloader(self._home.shop, claim, topic_map, policy, begin=begin)
+            offloader = TopicOffloader(self._home.shop, attempts, topic_map, policy, left)
             offloader.outage.follow(self.policy.outage)
             self.offloader, self.error = offloader, None
             self._home.changed.notify()

@@ -1,14 +1,14 @@
 """One topic under one claim: takes entries from the buffer, one segment after the other, until told to stop.
 
-The order of a segment (architecture section 6): attempt record, multipart upload, parts, complete, index, manifest,
-verify, commit. The next segment begins only after the last was committed; one that failed is given up first and its
-entries begin the next attempt.
+The order of a segment (architecture section 6): attempt record, multipart upload, parts, seal, complete, index,
+manifest, verify, commit. The next segment begins only after the last was committed; one that failed is given up first
+and its entries begin the next attempt. One that an earlier owner left behind is gone on with where its record ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,34 +18,31 @@ from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.model import OfferResult
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.buffer import START, TailingBuffer
-from offloaderd.offload.commit import AttemptLog
+from offloaderd.offload.filling import Filling
 from offloaderd.offload.handle import OffloadHandle, SegmentResult
 from offloaderd.offload.lag import LagTracker
+from offloaderd.offload.open_segment import OpenSegment
 from offloaderd.offload.outage import Outage, OutageRules
 from offloaderd.offload.record import TopicRecord
-from offloaderd.offload.sealing import Sealer
-from offloaderd.offload.segment import SegmentBuilder
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.status import TopicStatus, describe
 from offloaderd.offload.tailer import Tailer
 from offloaderd.offload.troubles import Troubles
-from offloaderd.offload.uploader import SegmentFailed, SegmentUpload
+from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.model import EntryBatch, LedgerInfo, Loss, Position, RollReason, TopicName
+    from offloaderd.model import EntryBatch, LedgerInfo, Loss, Position, TopicName
     from offloaderd.offload.buffer import BufferPool
-    from offloaderd.offload.commit import Claim
+    from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.recovery import LeftBehind
     from offloaderd.offload.roll import RollPolicy
-    from offloaderd.offload.segment import SegmentLayout
+    from offloaderd.offload.segment import SegmentBuilder, SegmentLayout
     from offloaderd.offload.uploader import Uplink
 
 log = structlog.get_logger(__name__)
-
-TAKE_BYTES = 1 << 20
-"""Entries are moved from the buffer into blocks in steps of about this size, so the loop stays responsive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +63,13 @@ class TopicOffloader:
     """The owner's side of one topic, from claim to release."""
 
     def __init__(
-        self, shop: Workshop, claim: Claim, topic_map: TopicMap, policy: RollPolicy, *, begin: Position | None = None
+        self, shop: Workshop, log: AttemptLog, topic_map: TopicMap, policy: RollPolicy, left: LeftBehind
     ) -> None:
-        """Take up a topic where its map ends; `begin` is where an earlier owner's unfinished segment began."""
-        self.topic: TopicName = claim.topic
-        self.claim = claim
+        """Take up a topic where its map ends, with what an earlier owner left behind it."""
+        self.claim = log.fence.claim
+        self.topic: TopicName = self.claim.topic
         self.policy = policy
-        self.attempt: Attempt | None = None
-        self.builder: SegmentBuilder | None = None
+        self.segment: OpenSegment | None = None
         self.changed = Signal()
         self.closed_ledgers: dict[int, LedgerInfo] = {}
         self.pushers = 0
@@ -82,17 +78,19 @@ class TopicOffloader:
         self._metrics = shop.uplink.metrics
         self.troubles = Troubles(self.topic, self._clock, self.changed.notify)
         self.lag = LagTracker()
-        self._log = AttemptLog(shop.metadata, claim, clock=self._clock, metrics=self._metrics)
-        self.record = TopicRecord(self._log, topic_map, begin, clock=self._clock, metrics=self._metrics)
-        self._taken = topic_map.offloaded or START
-        self._roll_to: Position | None = None
-        self._pressed = False
-        self._stopping = False
-        self._opened_s = 0.0
+        self._log = log
+        self.record = TopicRecord(log, topic_map, left.begin, clock=self._clock, metrics=self._metrics)
+        self._left = left.attempt
+        taken = topic_map.offloaded or START
+        if self._left is not None and self._left.parts and shop.source is not None:
+            taken = self._left.parts[-1].end
+        self._filling = Filling(self, taken, clock=self._clock, metrics=self._metrics)
+        self.stopping = False
+        self._claimed_s: float | None = self._clock.monotonic()  # until there has been progress
         self._last_result: SegmentResult | None = None
-        self._failures, self._last_failure = 0, ""  # of the segment that begins at the present position
+        self._failures, self._last_failure = left.failures  # of the segment that begins at the present position
         self.buffer = TailingBuffer(
-            shop.pool, resume=self._taken, rereadable=shop.source is not None, on_pressure=self._press
+            shop.pool, resume=taken, rereadable=shop.source is not None, on_pressure=self._filling.press
         )
         self.outage = Outage(self, shop)
         self.tailer = self._make_tailer(shop.source) if shop.source is not None else None
@@ -103,6 +101,16 @@ class TopicOffloader:
             result=self._next_result,
             metrics=self._metrics,
         )
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The open segment's record."""
+        return self.segment.attempt if self.segment is not None else self._left
+
+    @property
+    def builder(self) -> SegmentBuilder | None:
+        """What is in the open segment."""
+        return self.segment.builder if self.segment is not None else None
 
     @property
     def map(self) -> TopicMap:
@@ -126,7 +134,7 @@ class TopicOffloader:
             self.buffer,
             self._shop.pool,
             self.record.chain,
-            needed=lambda: self._taken,
+            needed=lambda: self.taken,
             pushing=lambda: self.pushers > 0,
             may_take=self.outage.may_take,
             looked=self._looked,
@@ -145,7 +153,7 @@ class TopicOffloader:
     @property
     def taken(self) -> Position:
         """Newest entry that is in the open segment or committed; START when there is none."""
-        return self._taken
+        return self._filling.taken
 
     @property
     def newest(self) -> Position | None:
@@ -156,7 +164,7 @@ class TopicOffloader:
     @property
     def open_segment_age_s(self) -> float:
         """Age of the open segment since its first entry, in seconds; 0 when there is none."""
-        return self._clock.monotonic() - self._opened_s if self.builder is not None else 0.0
+        return self._clock.monotonic() - self.segment.opened_s if self.segment is not None else 0.0
 
     def status(self) -> TopicStatus:
         """Describe where the topic stands."""
@@ -177,10 +185,9 @@ class TopicOffloader:
         target = await self.tailer.refresh() if self.tailer is not None else self.buffer.last_offered
         if target is None or (self.offloaded is not None and target <= self.offloaded):
             return self.offloaded
-        self._roll_to = max(target, self._roll_to or target)
+        self._filling.ask(target)
         if self.tailer is not None:
             self.tailer.nudge()
-        self.buffer.changed.notify()
         return target
 
     def stop(self) -> None:
@@ -188,12 +195,8 @@ class TopicOffloader:
 
         What was pushed and accepted without a source to read it from is committed to its end.
         """
-        self._stopping = True
+        self.stopping = True
         self.buffer.refuse()
-        self.buffer.changed.notify()
-
-    def _press(self) -> None:
-        self._pressed = True
         self.buffer.changed.notify()
 
     async def _next_result(self) -> SegmentResult:
@@ -219,33 +222,26 @@ class TopicOffloader:
 
     async def _offload(self) -> None:
         backoff = Backoff(self._clock)
-        while await self._entries_wait():
+        while (attempt := await self._next_attempt()) is not None:
             try:
-                await self._one_segment()
+                if not await self._one_segment(attempt):
+                    return
                 backoff.reset()
             except SegmentFailed as error:
                 await self._give_up(error)
                 await backoff.wait(Transient(str(error)))
 
-    async def _entries_wait(self) -> bool:
-        """Wait for the first entry of the next segment; False when stopping."""
-        while not self._may_stop():
-            if self.buffer.take(self._taken, 1):
-                return True
-            if self.record.end_is_news():
-                await self.record.note_end()
-            else:
-                await self.buffer.changed.wait()
-        return False
-
-    def _may_stop(self) -> bool:
-        """Say whether stopping now loses nothing that was accepted."""
-        left = self.buffer.take(self._taken, 1) or not self.outage.overflow_is_empty
-        return self._stopping and not (self.handle.push_only and left)
-
-    async def _one_segment(self) -> None:
-        begin = self.buffer.take(self._taken, 1)[0].first
-        attempt = Attempt(
+    async def _next_attempt(self) -> Attempt | None:
+        """Return what an earlier owner left, or a new attempt once there is an entry for it; None when stopping."""
+        left = self._left
+        if left is not None and left.parts and (self._shop.source is not None or left.whole):
+            return left
+        if not await self._entries_wait():
+            return None
+        begin = self.buffer.take(self.taken, 1)[0].first
+        if left is not None:
+            return left
+        return Attempt(
             segment_id=self._clock.uuid(),
             begin=begin,
             assigned_ms=self._clock.wall_ms(),
@@ -255,104 +251,101 @@ class TopicOffloader:
             driver_properties=self._shop.driver,
             tries=self._failures,
             last_error=self._last_failure,
+            layout=self._shop.layout,
         )
-        await self._log.begin(attempt)
-        self._metrics.segments.labels(state="assigned").inc()
-        self.attempt = attempt
-        self._opened_s = self._clock.monotonic()
-        upload = SegmentUpload(
-            self._shop.uplink, attempt.segment_id, troubles=self.troubles, cluster=self._shop.cluster
-        )
-        self.attempt = replace(attempt, upload_id=await upload.open())
-        await self._log.update(self.attempt)
-        builder = SegmentBuilder(attempt.segment_id, self._shop.layout, assigned_ms=attempt.assigned_ms)
-        self.builder = builder
-        try:
-            reason = await self._send_parts(builder, upload)
-            await self._commit(builder, upload, reason)
-        finally:
-            self.builder = None
 
-    async def _send_parts(self, builder: SegmentBuilder, upload: SegmentUpload) -> RollReason:
+    async def _entries_wait(self) -> bool:
+        """Wait for the first entry of the next segment; False when stopping."""
+        while not self.may_stop():
+            if self.buffer.take(self.taken, 1):
+                return True
+            if self.record.end_is_news():
+                await self.record.note_end()
+            else:
+                await self.buffer.changed.wait()
+        return False
+
+    def may_stop(self) -> bool:
+        """Say whether stopping now loses nothing that was accepted."""
+        left = self.buffer.take(self.taken, 1) or not self.outage.overflow_is_empty
+        return self.stopping and not (self.handle.push_only and left)
+
+    async def _one_segment(self, attempt: Attempt) -> bool:
+        """Bring an attempt to its commit; False when stopping leaves it to the next owner. Raises SegmentFailed."""
+        continued = attempt is self._left
+        self.segment = segment = OpenSegment(
+            self._shop,
+            self._log,
+            attempt,
+            troubles=self.troubles,
+            opened_s=self._opened_s(attempt),
+            continued=continued,
+        )
+        if not continued:
+            await self._log.begin(attempt)
+            self._metrics.segments.labels(state="assigned").inc()
+        if not await self._store(segment):
+            return False
+        await self.record.commit(await segment.finish(), dict(segment.sealed.ends))
+        self._committed(segment)
+        return True
+
+    def _opened_s(self, attempt: Attempt) -> float:
+        """Since when a segment counts as open; by a wrong clock at most as long as it may be.
+
+        One whose entries come anew counts from now on, since it cannot be sealed where it would be cut otherwise.
+        """
+        age_s = 0.0 if self.tailer is None else (self._clock.wall_ms() - attempt.assigned_ms) / 1000
+        return self._clock.monotonic() - min(max(0.0, age_s), self.policy.segment_age_max_s)
+
+    async def _store(self, segment: OpenSegment) -> bool:
+        """Have all parts of a segment stored and recorded; False when stopping leaves it to the next owner."""
         try:
-            async with asyncio.TaskGroup() as parts:
-                reason = await self._fill(builder, upload, parts)
-                self._metrics.segment_rolls.labels(reason=reason.value).inc()
-                builder.finish_blocks()
-                while builder.pending_bytes:
-                    await self._send(builder, upload, parts, last=not builder.part_ready)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(segment.progress.run(), name=f"progress of {self.topic}")
+                async with asyncio.TaskGroup() as parts:
+                    await self._open(segment)
+                    whole = await self._filling.fill(segment, parts)
+                segment.progress.end()
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
-        return reason
+        return whole
 
-    async def _fill(self, builder: SegmentBuilder, upload: SegmentUpload, parts: asyncio.TaskGroup) -> RollReason:
-        """Move entries from the buffer into the segment until the policy has it rolled."""
-        while True:
-            if reason := self._roll_reason(builder):
-                return reason
-            batches = self.buffer.take(self._taken, TAKE_BYTES)
-            limit = self.policy.segment_bytes_max if self._opened_long_enough() else None
-            for batch in batches:
-                if limit is not None and builder.payload_bytes >= limit:
-                    break
-                took = builder.add(batch, limit)
-                self._taken = took.last
-            while builder.part_ready:
-                await self._send(builder, upload, parts, last=False)
-            if batches:
-                # Sources and clients run between two steps, however full the buffer is.
-                await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
-            else:
-                await self.buffer.changed.wait_at_most(self._clock, self._time_left())
-
-    def _opened_long_enough(self) -> bool:
-        return self.open_segment_age_s >= self.policy.segment_age_min_s
-
-    def _time_left(self) -> float:
-        limits = [self.policy.segment_age_max_s, self.policy.segment_age_min_s]
-        age = self.open_segment_age_s
-        return max(0.001, min((limit - age for limit in limits if limit > age), default=1.0))
-
-    def _roll_reason(self, builder: SegmentBuilder) -> RollReason | None:
-        if not builder.entries:
-            return None
-        return self.policy.decide(
-            payload_bytes=builder.payload_bytes,
-            age_s=self.open_segment_age_s,
-            full=builder.full,
-            manual=self._roll_to is not None and self._taken >= self._roll_to,
-            memory=self._pressed and self._worth_rolling(builder),
-            stopping=self._may_stop(),
+    async def _open(self, segment: OpenSegment) -> None:
+        """Have an upload for a segment; one that is gone on with has to begin where the topic does."""
+        await segment.open()
+        if not segment.continued:
+            return
+        builder = segment.builder
+        begin = builder.begin or self.buffer.take(self.taken, 1)[0].first
+        if begin != segment.attempt.begin:
+            raise SegmentFailed(f"the segment was to begin at {segment.attempt.begin}, its first entry is {begin}")
+        self._filling.taken = max(self.taken, builder.end or self.taken)
+        self._metrics.segments_continued.inc()
+        log.info(
+            "segment.continued",
+            topic=str(self.topic),
+            segment_id=str(builder.segment_id),
+            parts=segment.upload.stored_count,
+            entries=builder.entries,
+            sealed=segment.attempt.seal is not None,
+            epoch=self.claim.epoch,
         )
 
-    def _worth_rolling(self, builder: SegmentBuilder) -> bool:
-        """Say whether a commit now would free at least half of what the buffer holds.
+    def went_on(self) -> None:
+        """There was progress since the topic was claimed."""
+        if self._claimed_s is not None:
+            if self._left is not None:
+                self._metrics.recovery_seconds.observe(self._clock.monotonic() - self._claimed_s)
+            self._claimed_s = None
 
-        A pusher that is faster than the bucket fills the buffer soon after every commit; segments that were sealed at
-        once would become ever smaller, and the commits ever more.
-        """
-        return 2 * builder.payload_bytes >= self.buffer.used_bytes or not self.buffer.take(self._taken, 1)
-
-    async def _send(
-        self, builder: SegmentBuilder, upload: SegmentUpload, parts: asyncio.TaskGroup, *, last: bool
-    ) -> None:
-        reserved = builder.pending_bytes
-        await upload.reserve(reserved)
-        part = builder.cut_part(last=last)
-        parts.create_task(upload.send(part, reserved), name=f"part {part.part_number} of {self.topic}")
-        self.buffer.mark_cut(part.end)
-
-    async def _commit(self, builder: SegmentBuilder, upload: SegmentUpload, reason: RollReason) -> None:
-        assert self.attempt is not None  # noqa: S101 - set when the segment was begun
-        sealer = Sealer(self._shop, self.topic, self.claim, upload)
-        infos = await self._ledger_infos()
-        committed = await sealer.seal(builder, infos)
-        await self.record.commit(committed, infos)
-        self.attempt = None
-        end = builder.range.end
-        self._roll_to = None if self._roll_to is not None and self._roll_to <= end else self._roll_to
+    def _committed(self, segment: OpenSegment) -> None:
+        """A segment is part of the topic: bring up what depends on it."""
+        self.went_on()
+        builder, end = segment.builder, segment.builder.range.end
+        self.segment = self._left = None
+        self._filling.committed(end)
         self.buffer.release(end)
-        self._pressed = False
         self._failures, self._last_failure = 0, ""
         now = self._clock.monotonic()
         for sample in self.lag.durable(end):
@@ -369,13 +362,13 @@ class TopicOffloader:
             entries=builder.entries,
             payload_bytes=builder.payload_bytes,
             object_bytes=builder.object_bytes,
-            reason=reason.value,
-            duration_s=round(now - self._opened_s, 3),
+            reason=segment.reason,
+            duration_s=round(now - segment.opened_s, 3),
             epoch=self.claim.epoch,
         )
         self.changed.notify()
 
-    async def _ledger_infos(self) -> dict[int, LedgerInfo]:
+    async def ledger_infos(self) -> dict[int, LedgerInfo]:
         """What is known of the topic's ledgers, as fresh as the source can say."""
         if self.tailer is None:
             return self.closed_ledgers
@@ -384,16 +377,17 @@ class TopicOffloader:
 
     async def _give_up(self, error: SegmentFailed) -> None:
         """The attempt failed: its objects go to the trash, its entries begin the next one."""
-        assert self.attempt is not None  # noqa: S101 - only an open segment fails
-        log.error("segment.failed", topic=str(self.topic), segment_id=str(self.attempt.segment_id), error=str(error))
+        assert self.segment is not None  # noqa: S101 - only an open segment fails
+        attempt = self.segment.attempt
+        log.error("segment.failed", topic=str(self.topic), segment_id=str(attempt.segment_id), error=str(error))
         self._metrics.segments.labels(state="failed").inc()
         self._metrics.uploads_aborted.labels(reason="failed").inc()
         self.troubles.met(error)
         self._failures, self._last_failure = self._failures + 1, str(error)
-        await self._log.give_up(self.attempt, str(error))
-        self.attempt = None
-        self._taken = self.offloaded or START
-        self.buffer.restart(self._taken)
+        await self._log.give_up(attempt, str(error))
+        self.segment = self._left = None
+        self._filling.taken = self.offloaded or START
+        self.buffer.restart(self.taken)
         if self.tailer is not None:
             self.tailer.nudge()
         self.changed.notify()

@@ -2,13 +2,16 @@
 
 Parts go side by side under a limit per topic and one byte budget over all. Every request is tried until it is through
 or cannot be; what ends a segment (its upload is gone, or a stored object is not what was sent) is SegmentFailed. A
-lost answer is settled by reading back.
+lost answer is settled by reading back. An upload of an earlier owner is gone on with: a part that is stored already is
+told by its MD5 and not sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
@@ -23,17 +26,20 @@ from offloaderd.errors import (
     Transient,
 )
 from offloaderd.objects import keys
+from offloaderd.objects.multipart import combined_etag, md5
+from offloaderd.objects.port import PartInfo
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.troubles import error_class
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from uuid import UUID
 
     from offloaderd.clock import Clock
+    from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metrics import Metrics
-    from offloaderd.objects.port import PartInfo, SegmentStore
+    from offloaderd.objects.port import ObjectInfo, SegmentStore
     from offloaderd.offload.budget import ByteBudget
     from offloaderd.offload.segment import CutPart
     from offloaderd.offload.troubles import Troubles
@@ -67,6 +73,11 @@ class Uplink:
     pace: Pace = field(default_factory=Pace)
 
 
+def _is_md5(etag: str) -> bool:
+    """Whether an ETag can be the MD5 of what it stands for; stores that encrypt with a key of theirs have others."""
+    return re.fullmatch("[0-9a-f]{32}", etag) is not None
+
+
 class SegmentUpload:
     """One multipart upload from its creation to verified objects."""
 
@@ -77,16 +88,25 @@ class SegmentUpload:
         self._metadata = keys.segment_metadata(cluster)
         self._key = keys.data_key(uplink.prefix, segment_id)
         self._parts: dict[int, PartInfo] = {}
+        self._listed: dict[int, PartInfo] = {}  # stored by an earlier owner, to be compared once they are cut again
+        self._completed = False  # by an earlier owner
+        self._doubt = False  # about how many uploads there are, or what completed the one that there was
         self._slots = asyncio.Semaphore(uplink.limits.parts_in_flight_max)
         self.upload_id = ""
+        self.stored_count = 0
+        """How many parts an earlier owner stored, from the first one on."""
 
-    async def open(self) -> str:
-        """Create the multipart upload and return its id; one that a lost answer left behind is taken up."""
-        asked = False
+    async def open(self, *, began_before: bool = False) -> str:
+        """Create the multipart upload and return its id; one that a lost answer left behind is taken up.
+
+        `began_before` says that an earlier owner may have created one.
+        """
+        asked = self._doubt = began_before
 
         async def once() -> str:
             nonlocal asked
             if asked:
+                self._doubt = True
                 async for upload in self._up.objects.list_uploads(self._key):
                     if upload.key == self._key:
                         return upload.upload_id
@@ -96,39 +116,98 @@ class SegmentUpload:
         self.upload_id = await self._persist(once)
         return self.upload_id
 
+    async def go_on(self, attempt: Attempt, *, trusted: bool) -> None:
+        """Take up the upload of an earlier owner. Raises SegmentFailed when it is not as its record says.
+
+        The recorded parts count as sent if they are `trusted`; else they too have to be cut again and compared.
+        """
+        self.upload_id = attempt.upload_id
+        recorded = {
+            number: PartInfo(part_number=number, etag=part.etag, size_bytes=part.size_bytes)
+            for number, part in enumerate(attempt.parts, start=1)
+        }
+        listed = await self._persist(self._list)
+        if listed is None:
+            if attempt.seal is None:
+                raise SegmentFailed(f"upload {self.upload_id} of {self._key} is gone")
+            self._completed = self._doubt = True
+            await self._check_object(attempt.seal.data_bytes)
+            listed = recorded
+        for number, part in recorded.items():
+            if listed.get(number) != part:
+                raise SegmentFailed(
+                    f"part {number} of {self._key} is recorded as {part}, the store has {listed.get(number)}"
+                )
+        self._parts = recorded if trusted else {}
+        self._listed = {number: part for number, part in listed.items() if number not in self._parts}
+        self.stored_count = next(number for number in count() if number + 1 not in listed)
+
+    async def _list(self) -> dict[int, PartInfo] | None:
+        """Return the stored parts, None when there is no such upload any more."""
+        try:
+            found = await self._up.objects.list_parts(self._key, self.upload_id)
+        except BucketMissing:
+            raise
+        except NotFound:
+            return None
+        return {part.part_number: part for part in found}
+
     async def reserve(self, part_bytes: int) -> None:
         """Wait for room to hold and send one part of that size; `send` or `unreserve` must follow."""
         await self._slots.acquire()
         try:
-            await self._up.budget.acquire(part_bytes)
+            await self._up.budget.acquire(part_bytes, self)
         except asyncio.CancelledError:
             self._slots.release()
             raise
 
-    async def send(self, part: CutPart, reserved_bytes: int) -> None:
-        """Upload one part for which `reserve` has made room; run as a task of its own."""
+    async def send(self, part: CutPart, reserved_bytes: int) -> PartInfo:
+        """Upload one part for which `reserve` has made room, unless it is stored; run as a task of its own."""
         size = len(part.data)
         metrics = self._up.metrics
         metrics.pipeline_bytes.labels(stage="transfer").inc(size)
         metrics.inflight_parts.inc()
         started = self._up.clock.monotonic()
         try:
-            self._parts[part.part_number] = await self._persist(
-                lambda: self._up.objects.upload_part(self._key, self.upload_id, part.part_number, part.data),
-                paced=True,
-            )
-            metrics.upload_parts.labels(outcome="ok").inc()
-            metrics.upload_bytes.inc(size)
-            metrics.upload_part_duration_seconds.observe(self._up.clock.monotonic() - started)
-            metrics.upload_last_success_timestamp_seconds.set(self._up.clock.wall_ms() / 1000)
+            info = self._kept(part)
+            if info is None:
+                info = await self._persist(
+                    lambda: self._up.objects.upload_part(self._key, self.upload_id, part.part_number, part.data),
+                    paced=True,
+                )
+                metrics.upload_parts.labels(outcome="ok").inc()
+                metrics.upload_bytes.inc(size)
+                metrics.upload_part_duration_seconds.observe(self._up.clock.monotonic() - started)
+                metrics.upload_last_success_timestamp_seconds.set(self._up.clock.wall_ms() / 1000)
+            else:
+                metrics.upload_parts.labels(outcome="kept").inc()
+            self._parts[part.part_number] = info
         except SegmentFailed:
             metrics.upload_parts.labels(outcome="failed").inc()
             raise
+        else:
+            return info
         finally:
             metrics.inflight_parts.dec()
             metrics.pipeline_bytes.labels(stage="transfer").dec(size)
             self._slots.release()
-            self._up.budget.release(reserved_bytes)
+            self._up.budget.release(reserved_bytes, self)
+
+    def _kept(self, part: CutPart) -> PartInfo | None:
+        """Return a part as it is stored if it needs not be sent."""
+        listed = self._listed.pop(part.part_number, None)
+        if listed is None and not self._completed:
+            return None
+        etag = md5(part.data)
+        if self._completed and (listed is None or not _is_md5(listed.etag)):
+            # What the store has cannot be compared part by part any more; the whole object was, or will be.
+            return listed or PartInfo(part_number=part.part_number, etag=etag, size_bytes=len(part.data))
+        if listed is not None and (listed.etag, listed.size_bytes) == (etag, len(part.data)):
+            return listed
+        if self._completed:
+            raise SegmentFailed(f"part {part.part_number} of {self._key} was completed with other bytes")
+        self._up.metrics.upload_parts.labels(outcome="replaced").inc()
+        return None
 
     async def complete(self, object_bytes: int) -> None:
         """Make the data object visible. An upload that is gone may be one whose completion was never answered."""
@@ -138,13 +217,32 @@ class SegmentUpload:
             try:
                 await self._up.objects.complete_upload(self._key, self.upload_id, parts)
             except NotFound:
-                if await self._stored_bytes(self._key) is None:
+                self._doubt = True
+                if await self._head() is None:
                     raise
 
-        await self._persist(once)
-        stored = await self._persist(lambda: self._stored_bytes(self._key))
-        if stored != object_bytes:
-            raise SegmentFailed(f"{self._key} holds {stored} bytes after its completion, not {object_bytes}")
+        if not self._completed:
+            await self._persist(once)
+        await self._check_object(object_bytes, parts if self._doubt else ())
+        if self._doubt:
+            await self._persist(self._abort_strays)
+
+    async def _check_object(self, object_bytes: int, parts: Sequence[PartInfo] = ()) -> None:
+        """Compare the data object with what was sent: its size, and its ETag if that follows from those of `parts`."""
+        stored = await self._persist(self._head)
+        if stored is None or stored.size_bytes != object_bytes:
+            found = f"{stored.size_bytes} bytes" if stored is not None else "nothing"
+            raise SegmentFailed(f"{self._key} holds {found} after its completion, not {object_bytes} bytes")
+        if parts and all(_is_md5(part.etag) for part in parts) and stored.etag.endswith(f"-{len(parts)}"):
+            wanted = combined_etag(parts)
+            if stored.etag != wanted:
+                raise SegmentFailed(f"{self._key} has the ETag {stored.etag}, not {wanted}: it holds other parts")
+
+    async def _abort_strays(self) -> None:
+        """End uploads of this segment that a lost answer left behind, or an owner that went away."""
+        async for upload in self._up.objects.list_uploads(self._key):
+            if upload.key == self._key:
+                await self._up.objects.abort_upload(self._key, upload.upload_id)
 
     async def put(self, key: str, data: bytes) -> None:
         """Store the index or the manifest; the same bytes again after a lost answer."""
@@ -155,18 +253,19 @@ class SegmentUpload:
         if check is not None:
             check(await self._persist(lambda: self._up.objects.get(key)))
         else:
-            stored = await self._persist(lambda: self._stored_bytes(key))
-            if stored != data_bytes:
-                raise SegmentFailed(f"{key} holds {stored} bytes, not {data_bytes}")
+            stored = await self._persist(lambda: self._head(key))
+            if stored is None or stored.size_bytes != data_bytes:
+                found = stored.size_bytes if stored is not None else "no"
+                raise SegmentFailed(f"{key} holds {found} bytes, not {data_bytes}")
         self._up.metrics.verified_bytes.inc(data_bytes)
 
     async def fetch(self, key: str, first: int, length: int) -> bytes:
         """Read back a part of an object that was just written."""
         return await self._persist(lambda: self._up.objects.get(key, first, length))
 
-    async def _stored_bytes(self, key: str) -> int | None:
+    async def _head(self, key: str = "") -> ObjectInfo | None:
         try:
-            return (await self._up.objects.head(key)).size_bytes
+            return await self._up.objects.head(key or self._key)
         except BucketMissing:
             raise
         except NotFound:

@@ -1,4 +1,9 @@
-"""`attempt`: the one open segment of a topic, recorded before its first byte is sent."""
+"""`attempt`: the one open segment of a topic, recorded before its first byte is sent.
+
+It has all that another owner needs to go on: where the segment begins and how it is cut, which parts are stored and
+with which blocks, and once it is sealed everything that its manifest will say. Together with the topic's entries that
+decides every byte, so that two owners that hold the same upload can only write the same.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from offloaderd.format import manifest
+from offloaderd.format.layout import SegmentLayout
+from offloaderd.format.manifest_rules import Broken
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
+from offloaderd.model import Position
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
-    from offloaderd.model import Position
+    from offloaderd.format.manifest import BlockInfo, LedgerPart
+    from offloaderd.model import LedgerEnd, Loss
 
 
 class AttemptStatus(StrEnum):
@@ -32,9 +42,49 @@ _TO_WIRE = {
 _FROM_WIRE = {number: status for status, number in _TO_WIRE.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part that is in the bucket, as the store answered, and the blocks in it; made by `stored_part`.
+
+    `encoded` is kept because the record is written again with every few parts.
+    """
+
+    etag: str
+    size_bytes: int
+    blocks: tuple[BlockInfo, ...]
+    encoded: bytes = field(repr=False, compare=False)
+
+    @property
+    def end(self) -> Position:
+        """Position of the last entry in it."""
+        return Position(self.blocks[-1].ledger_id, self.blocks[-1].last_entry_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """The decision where a segment ends, with all of the manifest that its blocks do not tell."""
+
+    sealed_ms: int
+    epoch: int
+    software_version: str
+    data_bytes: int
+    part_count: int
+    ledgers: tuple[LedgerPart, ...]
+    losses: tuple[Loss, ...] = ()
+    ends: tuple[tuple[int, LedgerEnd], ...] = ()
+
+    @property
+    def end(self) -> Position:
+        """Position of the segment's last entry."""
+        return Position(self.ledgers[-1].ledger_id, self.ledgers[-1].last_entry_id)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A try to write a segment that starts at `begin`. `upload_id` is empty until the multipart upload exists."""
+    """A try to write a segment that starts at `begin`. `upload_id` is empty until the multipart upload exists.
+
+    `parts` are the first ones, without a gap; more may be stored. `layout` is None in records of the first version.
+    """
 
     segment_id: UUID
     begin: Position
@@ -46,6 +96,20 @@ class Attempt:
     driver_properties: Mapping[str, str] = field(default_factory=dict)
     tries: int = 0
     last_error: str = ""
+    layout: SegmentLayout | None = None
+    parts: tuple[StoredPart, ...] = ()
+    seal: Seal | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is sealed and all of its parts are recorded: no entry is needed to complete it."""
+        return self.seal is not None and len(self.parts) == self.seal.part_count
+
+
+def stored_part(etag: str, size_bytes: int, blocks: tuple[BlockInfo, ...]) -> StoredPart:
+    """Describe a part that is stored."""
+    message = records_pb2.AttemptPart(etag=etag, size_bytes=size_bytes, blocks=map(manifest.block_to_message, blocks))
+    return StoredPart(etag, size_bytes, blocks, message.SerializeToString(deterministic=True))
 
 
 def encode(value: Attempt) -> bytes:
@@ -62,6 +126,11 @@ def encode(value: Attempt) -> bytes:
         driver_properties=value.driver_properties,
         tries=value.tries,
         last_error=value.last_error,
+        block_bytes=value.layout.block_bytes if value.layout else 0,
+        part_bytes=value.layout.part_bytes if value.layout else 0,
+        preamble=value.layout.preamble if value.layout else False,
+        parts=[records_pb2.AttemptPart.FromString(part.encoded) for part in value.parts],
+        seal=_seal_to_message(value.seal) if value.seal else None,
     ).SerializeToString(deterministic=True)
 
 
@@ -71,6 +140,11 @@ def decode(data: bytes, *, path: str) -> Attempt:
     status = _FROM_WIRE.get(record.status)
     if status is None:
         codec.corrupt(path, "a known status", record.status)
+    try:
+        parts = tuple(map(_part_from_message, record.parts))
+        seal = _seal_from_message(record.seal) if record.HasField("seal") else None
+    except Broken as error:
+        codec.corrupt(path, error.expected, error.found)
     return Attempt(
         segment_id=codec.segment_id(path, record.segment_id),
         begin=codec.position(path, record.begin_ledger_id, record.begin_entry_id),
@@ -82,4 +156,48 @@ def decode(data: bytes, *, path: str) -> Attempt:
         driver_properties=dict(record.driver_properties),
         tries=record.tries,
         last_error=record.last_error,
+        layout=_layout(record),
+        parts=parts,
+        seal=seal,
+    )
+
+
+def _layout(record: records_pb2.AttemptRecord) -> SegmentLayout | None:
+    if not (record.block_bytes and record.part_bytes):
+        return None
+    return SegmentLayout(block_bytes=record.block_bytes, part_bytes=record.part_bytes, preamble=record.preamble)
+
+
+def _part_from_message(message: records_pb2.AttemptPart) -> StoredPart:
+    if not message.blocks:
+        raise Broken("parts with at least one block", "one without")
+    blocks = tuple(map(manifest.block_from_message, message.blocks))
+    return StoredPart(message.etag, message.size_bytes, blocks, message.SerializeToString(deterministic=True))
+
+
+def _seal_to_message(seal: Seal) -> records_pb2.AttemptSeal:
+    return records_pb2.AttemptSeal(
+        sealed_ms=seal.sealed_ms,
+        epoch=seal.epoch,
+        software_version=seal.software_version,
+        data_bytes=seal.data_bytes,
+        part_count=seal.part_count,
+        ledgers=map(manifest.part_to_message, seal.ledgers),
+        losses=map(manifest.loss_to_message, seal.losses),
+        ends=[manifest.end_to_message(*pair) for pair in seal.ends],
+    )
+
+
+def _seal_from_message(message: records_pb2.AttemptSeal) -> Seal:
+    if not message.ledgers:
+        raise Broken("a seal with at least one ledger", "one without")
+    return Seal(
+        sealed_ms=message.sealed_ms,
+        epoch=message.epoch,
+        software_version=message.software_version,
+        data_bytes=message.data_bytes,
+        part_count=message.part_count,
+        ledgers=tuple(map(manifest.part_from_message, message.ledgers)),
+        losses=tuple(map(manifest.loss_from_message, message.losses)),
+        ends=tuple(map(manifest.end_from_message, message.ends)),
     )

@@ -8,8 +8,9 @@ from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.model import Position
-from offloaderd.offload.commit import Claim
+from offloaderd.offload.commit import AttemptLog, Claim
 from offloaderd.offload.deletion import empty_trash
+from offloaderd.offload.recovery import LeftBehind
 from offloaderd.offload.topic import TopicOffloader
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until_offloaded
 
@@ -60,7 +61,8 @@ class Owned:
         version = await store.replace(path, epoch_record.encode(record), node.version)
         shop = rig.workshop(metadata or store, source=None if push_only else rig.ledgers)
         topic_map = await catalog.load(store, TOPIC)
-        return cls(rig, shop, TopicOffloader(shop, Claim(TOPIC, epoch, version), topic_map, rig.policy))
+        attempts = AttemptLog(shop.metadata, Claim(TOPIC, epoch, version), clock=rig.clock, metrics=rig.metrics)
+        return cls(rig, shop, TopicOffloader(shop, attempts, topic_map, rig.policy, LeftBehind()))
 
     async def empty_trash(self) -> int:
         """Empty the trash; returns how many records stayed."""

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from offloaderd.format.pb.storage import manifest_pb2 as _manifest_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -284,6 +285,11 @@ class AttemptRecord(_message.Message):
     DRIVER_PROPERTIES_FIELD_NUMBER: _builtins.int
     TRIES_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    PART_BYTES_FIELD_NUMBER: _builtins.int
+    PREAMBLE_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    SEAL_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     begin_ledger_id: _builtins.int
     begin_entry_id: _builtins.int
@@ -295,8 +301,20 @@ class AttemptRecord(_message.Message):
     driver: _builtins.str
     tries: _builtins.int
     last_error: _builtins.str
+    block_bytes: _builtins.int
+    """What decides the object's bytes; 0: written by a version that did not record it, and cannot be gone on with."""
+    part_bytes: _builtins.int
+    preamble: _builtins.bool
     @_builtins.property
     def driver_properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptPart]:
+        """from part 1 on without a gap; stored parts may be missing at the end"""
+
+    @_builtins.property
+    def seal(self) -> Global___AttemptSeal:
+        """set once it is decided with which entry the segment ends"""
+
     def __init__(
         self,
         *,
@@ -311,14 +329,94 @@ class AttemptRecord(_message.Message):
         driver_properties: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         tries: _builtins.int = ...,
         last_error: _builtins.str = ...,
+        block_bytes: _builtins.int = ...,
+        part_bytes: _builtins.int = ...,
+        preamble: _builtins.bool = ...,
+        parts: _abc.Iterable[Global___AttemptPart] | None = ...,
+        seal: Global___AttemptSeal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["seal", b"seal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin_entry_id", b"begin_entry_id", "begin_ledger_id", b"begin_ledger_id", "driver", b"driver", "driver_properties", b"driver_properties", "epoch", b"epoch", "last_error", b"last_error", "segment_id", b"segment_id", "status", b"status", "tries", b"tries", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin_entry_id", b"begin_entry_id", "begin_ledger_id", b"begin_ledger_id", "block_bytes", b"block_bytes", "driver", b"driver", "driver_properties", b"driver_properties", "epoch", b"epoch", "last_error", b"last_error", "part_bytes", b"part_bytes", "parts", b"parts", "preamble", b"preamble", "seal", b"seal", "segment_id", b"segment_id", "status", b"status", "tries", b"tries", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttemptRecord: _TypeAlias = AttemptRecord  # noqa: Y015
+
+@_typing.final
+class AttemptPart(_message.Message):
+    """A part that is stored, and its blocks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ETAG_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    etag: _builtins.str
+    size_bytes: _builtins.int
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_manifest_pb2.SegmentBlock]: ...
+    def __init__(
+        self,
+        *,
+        etag: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        blocks: _abc.Iterable[_manifest_pb2.SegmentBlock] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "etag", b"etag", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttemptPart: _TypeAlias = AttemptPart  # noqa: Y015
+
+@_typing.final
+class AttemptSeal(_message.Message):
+    """All of a manifest that follows neither from the entries nor from the layout."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEALED_MS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    DATA_BYTES_FIELD_NUMBER: _builtins.int
+    PART_COUNT_FIELD_NUMBER: _builtins.int
+    LEDGERS_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    sealed_ms: _builtins.int
+    epoch: _builtins.int
+    """of the owner that sealed"""
+    software_version: _builtins.str
+    data_bytes: _builtins.int
+    """length of the data object"""
+    part_count: _builtins.int
+    @_builtins.property
+    def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[_manifest_pb2.SegmentLedger]: ...
+    @_builtins.property
+    def losses(self) -> _containers.RepeatedCompositeFieldContainer[_manifest_pb2.SegmentLoss]: ...
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedCompositeFieldContainer[_manifest_pb2.SegmentLedgerEnd]: ...
+    def __init__(
+        self,
+        *,
+        sealed_ms: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        software_version: _builtins.str = ...,
+        data_bytes: _builtins.int = ...,
+        part_count: _builtins.int = ...,
+        ledgers: _abc.Iterable[_manifest_pb2.SegmentLedger] | None = ...,
+        losses: _abc.Iterable[_manifest_pb2.SegmentLoss] | None = ...,
+        ends: _abc.Iterable[_manifest_pb2.SegmentLedgerEnd] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "ledgers", b"ledgers", "losses", b"losses", "part_count", b"part_count", "sealed_ms", b"sealed_ms", "software_version", b"software_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttemptSeal: _TypeAlias = AttemptSeal  # noqa: Y015
 
 @_typing.final
 class TrashRecord(_message.Message):

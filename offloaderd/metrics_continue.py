@@ -1,0 +1,19 @@
+"""What an owner goes on with that an earlier one left."""
+
+from __future__ import annotations
+
+from offloaderd.metric_families import Families
+
+
+class ContinueMetrics(Families):
+    """The part of the metrics that is about taking over open segments."""
+
+    def _continue(self) -> None:
+        self.segments_continued = self._counter(
+            "offloaderd_segments_continued_total",
+            "Open segments of an earlier owner that were gone on with. Against ownership changes: how often it works.",
+        )
+        self.recovery_seconds = self._histogram(
+            "offloaderd_recovery_seconds",
+            "From owning a topic with an open segment to its first progress. Above 5 s: the source or store is slow.",
+        )

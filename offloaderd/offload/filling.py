@@ -1,0 +1,147 @@
+"""Moves entries from the tailing buffer into the open segment, and decides where it ends.
+
+A segment that was sealed by an earlier owner is given the entries up to that end, no more and no less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from offloaderd.offload.uploader import SegmentFailed
+
+if TYPE_CHECKING:
+    from offloaderd.clock import Clock
+    from offloaderd.metrics import Metrics
+    from offloaderd.model import Position, RollReason
+    from offloaderd.offload.buffer import TailingBuffer
+    from offloaderd.offload.open_segment import OpenSegment
+    from offloaderd.offload.segment import SegmentBuilder
+    from offloaderd.offload.topic import TopicOffloader
+
+TAKE_BYTES = 1 << 20
+"""Entries are moved from the buffer into blocks in steps of about this size, so the loop stays responsive."""
+
+
+class Filling:
+    """Fills the open segments of one topic, one after the other."""
+
+    def __init__(self, topic: TopicOffloader, taken: Position, *, clock: Clock, metrics: Metrics) -> None:
+        self.taken = taken
+        """Newest entry that is in the open segment or committed."""
+        self._topic = topic
+        self._clock = clock
+        self._metrics = metrics
+        self._roll_to: Position | None = None
+        self._pressed = False
+
+    @property
+    def _buffer(self) -> TailingBuffer:
+        return self._topic.buffer
+
+    def ask(self, target: Position) -> None:
+        """Have the segment sealed as soon as it holds the entry at `target`."""
+        self._roll_to = max(target, self._roll_to or target)
+        self._buffer.changed.notify()
+
+    def press(self) -> None:
+        """Have it sealed soon, because memory is short."""
+        self._pressed = True
+        self._buffer.changed.notify()
+
+    def committed(self, end: Position) -> None:
+        """A segment that ends with the entry at `end` is part of the topic."""
+        self._roll_to = None if self._roll_to is not None and self._roll_to <= end else self._roll_to
+        self._pressed = False
+
+    async def fill(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> bool:
+        """Take entries to the segment's end and send them; False when stopping leaves it to the next owner."""
+        if segment.attempt.seal is None:
+            await self._take_until_rolled(segment, parts)
+            await segment.decide_end(self._topic.record, await self._topic.ledger_infos())
+        else:
+            if not await self._take_until(segment.sealed.end, segment, parts):
+                return False
+            await segment.decide_end(self._topic.record, {})
+        while segment.builder.pending_bytes:
+            self._buffer.mark_cut(await segment.send(parts, last=not segment.builder.part_ready))
+        return True
+
+    async def _take_until_rolled(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> None:
+        """Move entries from the buffer into the segment until the policy has it rolled."""
+        while not (reason := self._roll_reason(segment)):
+            limit = self._topic.policy.segment_bytes_max if self._opened_long_enough() else None
+            batches = self._buffer.take(self.taken, TAKE_BYTES)
+            for batch in batches:
+                if limit is not None and segment.builder.payload_bytes >= limit:
+                    break
+                self.taken = segment.builder.add(batch, limit).last
+                self._topic.went_on()
+            if batches:
+                await self._send_full_parts(segment, parts)
+            else:
+                await self._buffer.changed.wait_at_most(self._clock, self._time_left())
+        self._metrics.segment_rolls.labels(reason=reason.value).inc()
+        segment.reason = reason.value
+
+    async def _take_until(self, end: Position, segment: OpenSegment, parts: asyncio.TaskGroup) -> bool:
+        """Move the entries up to where the segment was sealed into it; False when stopping before they come."""
+        while self.taken < end:
+            batches = self._buffer.take(self.taken, TAKE_BYTES)
+            if not batches:
+                if self._topic.stopping and self._topic.handle.push_only:
+                    return False
+                await self._buffer.changed.wait()
+                continue
+            for batch in batches:
+                if self.taken == end:
+                    break
+                if batch.first > end:
+                    raise SegmentFailed(f"the segment was sealed at {end}, and entries after {self.taken} are gone")
+                piece = batch.between(batch.first_entry_id, end.entry_id) if batch.last > end else batch
+                self.taken = segment.builder.add(piece).last
+                self._topic.went_on()
+            await self._send_full_parts(segment, parts)
+        return True
+
+    async def _send_full_parts(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> None:
+        while segment.builder.part_ready:
+            self._buffer.mark_cut(await segment.send(parts))
+        # Sources and clients run between two steps, however full the buffer is.
+        await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
+
+    def _opened_long_enough(self) -> bool:
+        return self._topic.open_segment_age_s >= self._topic.policy.segment_age_min_s
+
+    def _time_left(self) -> float:
+        limits = [self._topic.policy.segment_age_max_s, self._topic.policy.segment_age_min_s]
+        age = self._topic.open_segment_age_s
+        return max(0.001, min((limit - age for limit in limits if limit > age), default=1.0))
+
+    def _roll_reason(self, segment: OpenSegment) -> RollReason | None:
+        builder, settled = segment.builder, not self._catching_up(segment)
+        if not builder.entries:
+            return None
+        return self._topic.policy.decide(
+            payload_bytes=builder.payload_bytes,
+            age_s=self._topic.open_segment_age_s if settled else 0.0,
+            full=builder.full,
+            manual=settled and self._roll_to is not None and self.taken >= self._roll_to,
+            memory=self._pressed and self._worth_rolling(builder),
+            stopping=self._topic.may_stop(),
+        )
+
+    def _catching_up(self, segment: OpenSegment) -> bool:
+        """Say whether to wait for entries of parts that an earlier owner stored, so that they are of use."""
+        if not segment.catching_up:
+            return False
+        unseen = self._topic.tailer is not None and self._topic.tailer.looked_s is None
+        return unseen or (self._topic.newest is not None and self._topic.newest > self.taken)
+
+    def _worth_rolling(self, builder: SegmentBuilder) -> bool:
+        """Say whether a commit now would free at least half of what the buffer holds.
+
+        A pusher that is faster than the bucket fills the buffer soon after every commit; segments that were sealed at
+        once would become ever smaller, and the commits ever more.
+        """
+        return 2 * builder.payload_bytes >= self._buffer.used_bytes or not self._buffer.take(self.taken, 1)

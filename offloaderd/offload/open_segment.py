@@ -1,0 +1,137 @@
+"""The open segment: one attempt from its record to objects that may be committed, by one owner or by several in turn.
+
+What a part holds follows from the record and the topic's entries alone: where the segment begins and how it is cut is
+recorded before the first byte, where it ends (the seal) before the first part that depends on it. An owner that was
+deposed cannot record the latter, so whatever it still sends is what its successor sends as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd import __version__
+from offloaderd.errors import InvalidInput
+from offloaderd.metadata.records.attempt import Seal, stored_part
+from offloaderd.offload.progress import Progress
+from offloaderd.offload.sealing import Sealer
+from offloaderd.offload.segment import SegmentBuilder
+from offloaderd.offload.uploader import SegmentFailed, SegmentUpload
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+
+    from offloaderd.metadata.catalog import CommittedSegment
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.model import LedgerInfo, Position
+    from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.record import TopicRecord
+    from offloaderd.offload.segment import CutPart
+    from offloaderd.offload.topic import Workshop
+    from offloaderd.offload.troubles import Troubles
+
+
+class OpenSegment:
+    """One attempt that is being worked on. `continued` says that an earlier owner began it."""
+
+    def __init__(
+        self,
+        shop: Workshop,
+        log: AttemptLog,
+        attempt: Attempt,
+        *,
+        troubles: Troubles,
+        opened_s: float,
+        continued: bool,
+    ) -> None:
+        self.continued = continued
+        self.opened_s = opened_s
+        """Since when it is open, by the monotonic clock."""
+        self.reason = "continued"
+        """Why it was sealed."""
+        self._shop = shop
+        self._claim = claim = log.fence.claim
+        self._clock = shop.uplink.clock
+        layout = attempt.layout or shop.layout
+        self.builder = SegmentBuilder(attempt.segment_id, layout, assigned_ms=attempt.assigned_ms)
+        self.upload = SegmentUpload(shop.uplink, attempt.segment_id, troubles=troubles, cluster=shop.cluster)
+        self.progress = Progress(log, attempt, epoch=claim.epoch, clock=self._clock)
+
+    @property
+    def attempt(self) -> Attempt:
+        """Its record."""
+        return self.progress.attempt
+
+    @property
+    def sealed(self) -> Seal:
+        """Where it ends; only once that is decided."""
+        assert self.attempt.seal is not None  # noqa: S101
+        return self.attempt.seal
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether an earlier owner stored parts that are not cut again yet."""
+        return self.builder.part_count < self.upload.stored_count
+
+    async def open(self) -> None:
+        """Have an upload, or go on with the one that there is. Raises SegmentFailed when that cannot be trusted.
+
+        The recorded parts count as sent where their entries can be read again if it should come to that; a topic
+        without a source is given its entries anew from the begin of the segment, and they are compared.
+        """
+        attempt = self.attempt
+        if not attempt.upload_id:
+            await self.progress.note_upload(await self.upload.open(began_before=self.continued))
+            return
+        trusted = attempt.whole or self._shop.source is not None
+        await self.upload.go_on(attempt, trusted=trusted)
+        if trusted:
+            try:
+                self.builder.restore(attempt.parts)
+            except InvalidInput as error:
+                raise SegmentFailed(
+                    f"the recorded parts of {attempt.segment_id} contradict each other: {error}"
+                ) from error
+
+    async def send(self, parts: asyncio.TaskGroup, *, last: bool = False) -> Position:
+        """Cut the next part, as soon as there is room for it, and store it; returns its last entry."""
+        reserved = self.builder.pending_bytes
+        await self.upload.reserve(reserved)
+        part = self.builder.cut_part(last=last)
+        parts.create_task(self._store(part, reserved), name=f"part {part.part_number} of {self._claim.topic}")
+        return part.end
+
+    async def _store(self, part: CutPart, reserved: int) -> None:
+        info = await self.upload.send(part, reserved)
+        self.progress.stored(part.part_number, stored_part(info.etag, info.size_bytes, part.blocks))
+
+    async def decide_end(self, record: TopicRecord, infos: Mapping[int, LedgerInfo]) -> None:
+        """No more entries: record the seal, before a part is cut that would be larger with more. Raises Fenced."""
+        self.builder.finish_blocks()
+        data_bytes, part_count = self.builder.planned()
+        seal = self.attempt.seal
+        if seal is None:
+            ledgers = self.builder.ledgers(infos.get)
+            seal = Seal(
+                sealed_ms=self._clock.wall_ms(),
+                epoch=self._claim.epoch,
+                software_version=__version__,
+                data_bytes=data_bytes,
+                part_count=part_count,
+                ledgers=ledgers,
+                losses=record.losses_before(ledgers),
+                ends=record.known_ends(ledgers, infos),
+            )
+            await self.progress.note_seal(seal)
+        elif (seal.data_bytes, seal.part_count, seal.end) != (data_bytes, part_count, self.builder.end):
+            raise SegmentFailed(f"segment {self.attempt.segment_id} was sealed with other entries than there are now")
+
+    async def finish(self) -> CommittedSegment:
+        """Make the objects complete and verified; returns what is to be committed. Raises SegmentFailed."""
+        sealer = Sealer(self._shop, self._claim.topic, self.upload)
+        try:
+            return await sealer.finish(self.attempt, self.builder.blocks)
+        except InvalidInput as error:
+            if not self.continued:
+                raise
+            raise SegmentFailed(f"the record of {self.attempt.segment_id} contradicts itself: {error}") from error
