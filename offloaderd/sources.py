@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
-    from offloaderd.ledgers.port import LedgerSource, LedgerStore
+    from offloaderd.ledgers.port import LedgerRegister, LedgerSource, LedgerStore
     from offloaderd.metrics import Metrics
 
 
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 class Ledgers:
     """Where entries can be read again: nowhere (all None), in a cluster, or in a store that clients may append to.
 
-    `probe` asks for something small; it raises what the source would.
+    `probe` asks for something small; it raises what the source would. `register` says which ledgers were deleted at the
+    source; the embedded store deletes none but by our own word.
     """
 
     source: LedgerSource | None = None
     store: LedgerStore | None = None
     probe: Callable[[], Awaitable[object]] | None = None
+    register: LedgerRegister | None = None
 
 
 async def open_ledgers(stack: AsyncExitStack, settings: Settings, *, clock: Clock, metrics: Metrics) -> Ledgers:
@@ -102,4 +104,4 @@ async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: C
             znodes, bookies, clock=clock, metrics=metrics, options=wiring.source_options(settings), admin=admin
         )
     )
-    return Ledgers(source=source, probe=probe)
+    return Ledgers(source=source, probe=probe, register=source)

@@ -9,9 +9,11 @@ from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions, SaslOpti
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.pulsar_admin import AdminOptions
 from offloaderd.objects.s3 import S3Options
+from offloaderd.offload.grants import GrantOptions
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.placement import PlacementOptions
+from offloaderd.offload.retention import Limits, RetentionOptions
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.offload.spill_files import SpillArea
@@ -103,6 +105,28 @@ def placement_options(settings: Settings) -> PlacementOptions:
         handovers_max=placement.handovers_max,
         handover_s=placement.handover_s,
         keep_s=placement.keep_s,
+    )
+
+
+def retention_options(settings: Settings) -> RetentionOptions:
+    """Return how long the tier keeps topics whose policy has nothing of its own."""
+    retention = settings.retention
+    return RetentionOptions(
+        default=Limits(retention.kind, retention.age_s or None, retention.size_bytes or None),
+        follow_lag_s=retention.follow_lag_s,
+        interval_s=retention.interval_s,
+    )
+
+
+def grant_options(settings: Settings) -> GrantOptions:
+    """Return how copies are verified before the source may delete."""
+    grants = settings.grants
+    return GrantOptions(
+        enabled=grants.enabled,
+        daemon_id=settings.daemon.id,
+        deletion_lag_s=grants.deletion_lag_s,
+        readback=grants.readback,
+        interval_s=grants.interval_s,
     )
 
 

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING
 import click
 
 import offloaderd
-from offloaderd.cli.ctl import daemons, doctor, gc, offload, options, produce, read, segments, status, topics
+from offloaderd.cli.ctl import (
+    daemons,
+    doctor,
+    gc,
+    grants,
+    ledgers,
+    offload,
+    options,
+    produce,
+    read,
+    segments,
+    status,
+    topics,
+)
 from offloaderd.cli.program import EXIT_CODES, Program
 
 if TYPE_CHECKING:
@@ -43,6 +56,8 @@ for command in (
     daemons.daemons,
     daemons.drain,
     gc.gc,
+    ledgers.ledgers,
+    grants.grants,
 ):
     cli.add_command(command)
 

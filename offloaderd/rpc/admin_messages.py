@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import OutagePolicy, ReadPriority
+from offloaderd.model import OutagePolicy, ReadPriority, TierRetention
 from offloaderd.objects import keys
+from offloaderd.offload.retention import checked_limits
 from offloaderd.rpc.v1 import admin_pb2, common_pb2
 
 if TYPE_CHECKING:
@@ -52,7 +53,34 @@ def checked_policy(request: admin_pb2.EnableTopicRequest) -> TopicPolicy:
         segment_age_min_s=age_min,
         read_priority=priority,
         outage=OutagePolicy.parse(request.outage) if request.HasField("outage") else None,
+        **_retention(request),
     )
+
+
+class _Retention(TypedDict):
+    """The part of a policy that is about retention."""
+
+    retention: TierRetention | None
+    retention_age_s: float | None
+    retention_bytes: int | None
+
+
+def _retention(request: admin_pb2.EnableTopicRequest) -> _Retention:
+    kind: TierRetention | None = None
+    if request.HasField("retention"):
+        try:
+            kind = TierRetention(request.retention)
+        except ValueError:
+            hint = f"one of {', '.join(TierRetention)}"
+            raise InvalidInput(f"unknown retention {request.retention!r}", hint=hint) from None
+    age_s = request.retention_age_s if request.HasField("retention_age_s") else None
+    if age_s is not None and not (math.isfinite(age_s) and age_s > 0):
+        raise InvalidInput(f"retention_age_s must be a number of seconds > 0, not {age_s}")
+    size_bytes = request.retention_bytes if request.HasField("retention_bytes") else None
+    if size_bytes == 0:
+        raise InvalidInput("retention_bytes must be greater than 0", hint="leave it out for no limit")
+    checked_limits(kind, age_s, size_bytes)
+    return {"retention": kind, "retention_age_s": age_s, "retention_bytes": size_bytes}
 
 
 def selection(pattern: str, found: Selection | CorruptData, topics: int) -> admin_pb2.Selection:
@@ -68,6 +96,9 @@ def selection(pattern: str, found: Selection | CorruptData, topics: int) -> admi
         segment_age_min_s=found.policy.segment_age_min_s,
         read_priority=found.policy.read_priority,
         outage=found.policy.outage or "",
+        retention=found.policy.retention or "",
+        retention_age_s=found.policy.retention_age_s,
+        retention_bytes=found.policy.retention_bytes,
     )
 
 

@@ -9,7 +9,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
-from offloaderd.model import OutagePolicy
+from offloaderd.model import OutagePolicy, TierRetention
 from offloaderd.patterns import Scope, TopicPattern
 
 if TYPE_CHECKING:
@@ -134,6 +134,9 @@ def selection_json(one: admin_pb2.Selection) -> dict[str, object]:
         "segment_age_min_s": one.segment_age_min_s if one.HasField("segment_age_min_s") else None,
         "read_priority": one.read_priority if one.HasField("read_priority") else None,
         "outage": one.outage or None,
+        "retention": one.retention or None,
+        "retention_age_s": one.retention_age_s if one.HasField("retention_age_s") else None,
+        "retention_bytes": one.retention_bytes if one.HasField("retention_bytes") else None,
         "damage": one.damage or None,
     }
 
@@ -162,6 +165,24 @@ def selection_json(one: admin_pb2.Selection) -> dict[str, object]:
     help="While the object store is away for long: take nothing, leave entries in the source, or, for topics that are "
     "only pushed, spill them to the daemon's disk.",
 )
+@click.option(
+    "--retention",
+    type=click.Choice([str(one) for one in TierRetention]),
+    help="Keep what was offloaded for ever, as long as the source's list has the ledger, or limited by age or size.",
+)
+@click.option(
+    "--retain-age",
+    "retention_age_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="With --retention limited: delete segments that were offloaded longer ago.",
+)
+@click.option(
+    "--retain-size",
+    "retention_bytes",
+    type=options.SIZE,
+    help="With --retention limited: delete the oldest segments beyond this size, e.g. 500G.",
+)
 @options.common
 def enable(
     session: Session,
@@ -184,6 +205,7 @@ def enable(
       offloadctl topics enable persistent://public/default/orders
       offloadctl topics enable orders --segment-size 256M --segment-age 60
       offloadctl topics enable orders --outage block
+      offloadctl topics enable orders --retention limited --retain-age 7776000
       offloadctl topics enable 'public/default/*' --dry-run
       offloadctl topics enable 'acme/*'
       offloadctl topics enable 're:public/default/eu-.*'

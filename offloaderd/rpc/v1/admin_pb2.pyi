@@ -158,6 +158,9 @@ class Selection(_message.Message):
     READ_PRIORITY_FIELD_NUMBER: _builtins.int
     DAMAGE_FIELD_NUMBER: _builtins.int
     OUTAGE_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
+    RETENTION_AGE_S_FIELD_NUMBER: _builtins.int
+    RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     pattern: _builtins.str
     topics: _builtins.int
     """enabled by it"""
@@ -171,6 +174,10 @@ class Selection(_message.Message):
     """why the record cannot be read; empty: it can"""
     outage: _builtins.str
     """as in EnableTopicRequest; empty: the daemon's"""
+    retention: _builtins.str
+    """as in EnableTopicRequest; empty: the daemon's"""
+    retention_age_s: _builtins.float
+    retention_bytes: _builtins.int
     def __init__(
         self,
         *,
@@ -183,13 +190,20 @@ class Selection(_message.Message):
         read_priority: _builtins.str | None = ...,
         damage: _builtins.str = ...,
         outage: _builtins.str = ...,
+        retention: _builtins.str = ...,
+        retention_age_s: _builtins.float | None = ...,
+        retention_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "read_priority", b"read_priority", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "created_ms", b"created_ms", "damage", b"damage", "outage", b"outage", "pattern", b"pattern", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "created_ms", b"created_ms", "damage", b"damage", "outage", b"outage", "pattern", b"pattern", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__read_priority: _TypeAlias = _typing.Literal["read_priority"]  # noqa: Y015
     _WhichOneofArgType__read_priority: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority"]  # noqa: Y015
+    _WhichOneofReturnType__retention_age_s: _TypeAlias = _typing.Literal["retention_age_s"]  # noqa: Y015
+    _WhichOneofArgType__retention_age_s: _TypeAlias = _typing.Literal["_retention_age_s", b"_retention_age_s"]  # noqa: Y015
+    _WhichOneofReturnType__retention_bytes: _TypeAlias = _typing.Literal["retention_bytes"]  # noqa: Y015
+    _WhichOneofArgType__retention_bytes: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes"]  # noqa: Y015
     _WhichOneofReturnType__segment_age_max_s: _TypeAlias = _typing.Literal["segment_age_max_s"]  # noqa: Y015
     _WhichOneofArgType__segment_age_max_s: _TypeAlias = _typing.Literal["_segment_age_max_s", b"_segment_age_max_s"]  # noqa: Y015
     _WhichOneofReturnType__segment_age_min_s: _TypeAlias = _typing.Literal["segment_age_min_s"]  # noqa: Y015
@@ -198,6 +212,10 @@ class Selection(_message.Message):
     _WhichOneofArgType__segment_bytes_max: _TypeAlias = _typing.Literal["_segment_bytes_max", b"_segment_bytes_max"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__read_priority) -> _WhichOneofReturnType__read_priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_age_s) -> _WhichOneofReturnType__retention_age_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_bytes) -> _WhichOneofReturnType__retention_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__segment_age_max_s) -> _WhichOneofReturnType__segment_age_max_s | None: ...
     @_typing.overload
@@ -247,6 +265,9 @@ class EnableTopicRequest(_message.Message):
     READ_PRIORITY_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     OUTAGE_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
+    RETENTION_AGE_S_FIELD_NUMBER: _builtins.int
+    RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """A topic, with its partitions; or TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION for those there are and will be."""
     segment_bytes_max: _builtins.int
@@ -257,6 +278,12 @@ class EnableTopicRequest(_message.Message):
     """change nothing, say what would be changed"""
     outage: _builtins.str
     """block, source or spill: what becomes of entries while the store is away for long"""
+    retention: _builtins.str
+    """keep, follow or limited: how long the tier keeps what was offloaded"""
+    retention_age_s: _builtins.float
+    """of limited"""
+    retention_bytes: _builtins.int
+    """of limited"""
     def __init__(
         self,
         *,
@@ -267,15 +294,24 @@ class EnableTopicRequest(_message.Message):
         read_priority: _builtins.str | None = ...,
         dry_run: _builtins.bool = ...,
         outage: _builtins.str | None = ...,
+        retention: _builtins.str | None = ...,
+        retention_age_s: _builtins.float | None = ...,
+        retention_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_outage", b"_outage", "_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "outage", b"outage", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_outage", b"_outage", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "outage", b"outage", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_outage", b"_outage", "_read_priority", b"_read_priority", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "dry_run", b"dry_run", "outage", b"outage", "read_priority", b"read_priority", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_outage", b"_outage", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "dry_run", b"dry_run", "outage", b"outage", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__outage: _TypeAlias = _typing.Literal["outage"]  # noqa: Y015
     _WhichOneofArgType__outage: _TypeAlias = _typing.Literal["_outage", b"_outage"]  # noqa: Y015
     _WhichOneofReturnType__read_priority: _TypeAlias = _typing.Literal["read_priority"]  # noqa: Y015
     _WhichOneofArgType__read_priority: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority"]  # noqa: Y015
+    _WhichOneofReturnType__retention: _TypeAlias = _typing.Literal["retention"]  # noqa: Y015
+    _WhichOneofArgType__retention: _TypeAlias = _typing.Literal["_retention", b"_retention"]  # noqa: Y015
+    _WhichOneofReturnType__retention_age_s: _TypeAlias = _typing.Literal["retention_age_s"]  # noqa: Y015
+    _WhichOneofArgType__retention_age_s: _TypeAlias = _typing.Literal["_retention_age_s", b"_retention_age_s"]  # noqa: Y015
+    _WhichOneofReturnType__retention_bytes: _TypeAlias = _typing.Literal["retention_bytes"]  # noqa: Y015
+    _WhichOneofArgType__retention_bytes: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes"]  # noqa: Y015
     _WhichOneofReturnType__segment_age_max_s: _TypeAlias = _typing.Literal["segment_age_max_s"]  # noqa: Y015
     _WhichOneofArgType__segment_age_max_s: _TypeAlias = _typing.Literal["_segment_age_max_s", b"_segment_age_max_s"]  # noqa: Y015
     _WhichOneofReturnType__segment_age_min_s: _TypeAlias = _typing.Literal["segment_age_min_s"]  # noqa: Y015
@@ -286,6 +322,12 @@ class EnableTopicRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__outage) -> _WhichOneofReturnType__outage | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__read_priority) -> _WhichOneofReturnType__read_priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention) -> _WhichOneofReturnType__retention | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_age_s) -> _WhichOneofReturnType__retention_age_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_bytes) -> _WhichOneofReturnType__retention_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__segment_age_max_s) -> _WhichOneofReturnType__segment_age_max_s | None: ...
     @_typing.overload

@@ -21,7 +21,7 @@ from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.owner import Owner
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metadata.records.selection import Selection
-from offloaderd.model import Confirmed, LedgerInfo, OutagePolicy, Position, ReadPriority, TopicName
+from offloaderd.model import Confirmed, LedgerInfo, OutagePolicy, Position, ReadPriority, TierRetention, TopicName
 from offloaderd.offload.selection import Change, Outcome
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.status import TopicStatus
@@ -261,7 +261,12 @@ async def test_a_malformed_prefix_is_refused(room: Room, prefix: str) -> None:
 async def test_enable_hands_the_policy_on(room: Room) -> None:
     """What is unset stays None; the PIP's spelling of the priority is accepted."""
     request = admin_pb2.EnableTopicRequest(
-        topic="orders", segment_bytes_max=5, read_priority="tiered-first", outage="spill"
+        topic="orders",
+        segment_bytes_max=5,
+        read_priority="tiered-first",
+        outage="spill",
+        retention="limited",
+        retention_bytes=7,
     )
     await room.service.EnableTopic(request, CONTEXT)
     policy = TopicPolicy(
@@ -269,6 +274,8 @@ async def test_enable_hands_the_policy_on(room: Room) -> None:
         segment_bytes_max=5,
         read_priority=ReadPriority.TIERED_STORAGE_FIRST,
         outage=OutagePolicy.SPILL,
+        retention=TierRetention.LIMITED,
+        retention_bytes=7,
     )
     assert room.engine.said == [("public/default/orders", policy, False)]
 
@@ -285,6 +292,12 @@ async def test_enable_hands_the_policy_on(room: Room) -> None:
         admin_pb2.EnableTopicRequest(topic="t", segment_age_max_s=1, segment_age_min_s=2),
         admin_pb2.EnableTopicRequest(topic="t", read_priority="fastest-first"),
         admin_pb2.EnableTopicRequest(topic="t", outage="panic"),
+        admin_pb2.EnableTopicRequest(topic="t", retention="forever"),
+        admin_pb2.EnableTopicRequest(topic="t", retention="limited"),
+        admin_pb2.EnableTopicRequest(topic="t", retention="limited", retention_age_s=0),
+        admin_pb2.EnableTopicRequest(topic="t", retention="limited", retention_bytes=0),
+        admin_pb2.EnableTopicRequest(topic="t", retention="keep", retention_bytes=5),
+        admin_pb2.EnableTopicRequest(topic="t", retention_age_s=5),
     ],
 )
 async def test_a_policy_that_cannot_work_is_refused(room: Room, request_: admin_pb2.EnableTopicRequest) -> None:

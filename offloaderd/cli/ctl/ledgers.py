@@ -1,0 +1,205 @@
+"""`offloadctl ledgers`: what has become of each ledger of a topic, and deleting them from the tier."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+
+if TYPE_CHECKING:
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.model import TopicName
+    from offloaderd.rpc.v1 import retention_pb2
+
+
+@click.group(short_help="List a topic's ledgers, and delete them from the tier.")
+@options.common
+def ledgers(session: Session) -> None:
+    """List a topic's ledgers with what has become of each, and delete them from the tier."""
+
+
+@ledgers.command("list", short_help="List a topic's ledgers.")
+@click.argument("topic", type=options.TOPIC)
+@options.common
+def list_ledgers(session: Session, topic: TopicName) -> int:
+    """List the ledgers that the source or the tier has, with the state of each.
+
+    \b
+    open       still being written
+    closed     not all of it is offloaded yet
+    offloaded  all of it is in the tier; its copy was not verified yet, or was found wanting (see the daemon's log)
+    granted    its copy was verified: the source may delete it after the time shown
+    revoked    somebody took that permission back, see `offloadctl grants`
+    deleted    marked deleted in the tier; goes when those before it do
+
+    \b
+    Examples:
+      offloadctl ledgers list orders
+      offloadctl ledgers list orders --json | jq -r '.ledgers[] | select(.state == "granted") | .ledger_id'
+    """
+    return session.run(_list(session, topic))
+
+
+async def _list(session: Session, topic: TopicName) -> None:
+    async with session.client() as client:
+        found = await client.ledgers(topic)
+    if session.json:
+        show.document(
+            {
+                "topic": str(topic),
+                "ledgers": [ledger_json(one) for one in found.ledgers],
+                "deleted_up_to": show.position_of(found, "floor"),
+                "deleted_segments": found.deleted_segments,
+                "deleted_bytes": found.deleted_bytes,
+                "source_error": found.source_error or None,
+            }
+        )
+        return
+    if found.ledgers:
+        show.table(COLUMNS, [row(one) for one in found.ledgers])
+    else:
+        click.echo(f"{topic} has no ledgers", err=True)
+    if floor := show.position_of(found, "floor"):
+        size = show.size(found.deleted_bytes)
+        click.echo(f"deleted up to {floor}: {show.plural(found.deleted_segments, 'segment')}, {size}", err=True)
+    if found.source_error:
+        click.echo(f"the source was not asked: {found.source_error}", err=True)
+
+
+COLUMNS = (
+    ">LEDGER",
+    "STATE",
+    ">ENTRIES",
+    ">OFFLOADED",
+    ">PAYLOAD",
+    ">SEGMENTS",
+    "AT SOURCE",
+    "VERIFIED AT (UTC)",
+    "NOTE",
+)
+
+
+def row(one: retention_pb2.Ledger) -> tuple[str, ...]:
+    """Return a ledger's line in the table."""
+    return (
+        str(one.ledger_id),
+        one.state,
+        show.number(one.entries) if one.HasField("entries") else "-",
+        show.number(one.offloaded_entries),
+        show.size(one.payload_bytes),
+        show.number(one.segments),
+        ("yes" if one.at_source else "no") if one.HasField("at_source") else "-",
+        show.moment(one.grant.verified_ms),
+        note(one),
+    )
+
+
+def note(one: retention_pb2.Ledger) -> str:
+    """Return what else is worth knowing of a ledger."""
+    grant = one.grant
+    if one.deleted_ms:
+        return f"marked deleted at {show.moment(one.deleted_ms)}"
+    if grant.revoked_ms:
+        return f"revoked at {show.moment(grant.revoked_ms)}" + (
+            f": {grant.revoked_reason}" if grant.revoked_reason else ""
+        )
+    if grant.source_deleted_ms:
+        return f"deleted from the source at {show.moment(grant.source_deleted_ms)}"
+    if grant.verified_ms:
+        how = "all read" if grant.readback else "looked up"
+        return f"{how} by {grant.daemon_id}; may go from {show.moment(grant.not_before_ms)} on"
+    return ""
+
+
+def ledger_json(one: retention_pb2.Ledger) -> dict[str, object]:
+    """Return a ledger as JSON shows it; what is not known, or has not happened, is null."""
+    return {
+        "ledger_id": one.ledger_id,
+        "state": one.state,
+        "entries": one.entries if one.HasField("entries") else None,
+        "offloaded_entries": one.offloaded_entries,
+        "payload_bytes": one.payload_bytes,
+        "segments": one.segments,
+        "at_source": one.at_source if one.HasField("at_source") else None,
+        "deleted_ms": one.deleted_ms or None,
+        "grant": grant_json(one.grant) if one.HasField("grant") else None,
+    }
+
+
+def grant_json(grant: retention_pb2.Grant) -> dict[str, object]:
+    """Return a grant as JSON shows it."""
+    return {
+        "verified_ms": grant.verified_ms or None,
+        "readback": grant.readback,
+        "daemon_id": grant.daemon_id or None,
+        "epoch": grant.epoch or None,
+        "not_before_ms": grant.not_before_ms or None,
+        "revoked_ms": grant.revoked_ms or None,
+        "revoked_reason": grant.revoked_reason or None,
+        "source_deleted_ms": grant.source_deleted_ms or None,
+    }
+
+
+@ledgers.command("delete", short_help="Delete ledgers from the tier.")
+@click.argument("topic", type=options.TOPIC)
+@click.argument("ledger_ids", metavar="LEDGER...", nargs=-1, required=True, type=click.IntRange(min=0))
+@click.option("--dry-run", is_flag=True, help="Change nothing; show which segments would be deleted.")
+@options.common
+def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_run: bool) -> int:
+    """Mark ledgers deleted in the tier; for good.
+
+    A segment is deleted, oldest first, when all its ledgers are marked. Ledgers that the source still has are refused:
+    the tier never holds less than the source. The daemon that owns the topic has to be asked.
+
+    \b
+    Examples:
+      offloadctl ledgers delete orders 17 18 --dry-run
+      offloadctl ledgers delete orders 17 18
+    """
+
+    async def work() -> None:
+        async with session.client() as client:
+            found = await client.delete_ledgers(topic, ledger_ids, dry_run=dry_run)
+        if session.json:
+            show.document({"topic": str(topic), "dry_run": dry_run, **deletion_json(found)})
+        else:
+            click.echo("\n".join(deletion_lines(found, dry_run=dry_run)))
+
+    return session.run(work())
+
+
+def deletion_lines(found: retention_pb2.DeleteLedgersResponse, *, dry_run: bool) -> list[str]:
+    """Return in words what was, or would be, deleted."""
+    would = "would be " if dry_run else ""
+    size = show.size(sum(segment.object_bytes for segment in found.segments))
+    lines = [
+        f"{would}marked deleted: {', '.join(map(str, found.marked)) or 'none, all were before'}",
+        f"{would}deleted: {show.plural(len(found.segments), 'segment')}, {size}",
+    ]
+    lines += [
+        f"  {segment.segment_id}  {show.position_of(segment, 'begin')}..{show.position_of(segment, 'end')}"
+        for segment in found.segments
+    ]
+    if found.waits_for:
+        lines.append(f"other segments wait for ledger {', '.join(map(str, found.waits_for))}, which is not marked")
+    return lines
+
+
+def deletion_json(found: retention_pb2.DeleteLedgersResponse) -> dict[str, object]:
+    """Return as JSON shows it what was, or would be, deleted."""
+    return {
+        "marked": list(found.marked),
+        "segments": [
+            {
+                "segment_id": segment.segment_id,
+                "begin": show.position_of(segment, "begin"),
+                "end": show.position_of(segment, "end"),
+                "object_bytes": segment.object_bytes,
+            }
+            for segment in found.segments
+        ],
+        "waits_for": list(found.waits_for),
+    }

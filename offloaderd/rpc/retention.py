@@ -1,0 +1,165 @@
+"""RetentionService: what has become of a topic's ledgers, and what may be deleted, here and at the source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from offloaderd.errors import InvalidInput, NotFound, OffloaderError
+from offloaderd.model import LEDGER_ID_MAX, TopicName
+from offloaderd.offload import grant_records
+from offloaderd.offload.ledger_list import deletion_plan, ledger_rows
+from offloaderd.rpc.convert import to_position
+from offloaderd.rpc.v1 import retention_pb2, retention_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from offloaderd.clock import Clock
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.grant import Grant
+    from offloaderd.model import LedgerInfo
+    from offloaderd.offload.ledger_list import LedgerRow
+    from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.rpc.v1.retention_pb2_grpc import _ServicerContext as Context
+
+LEDGERS_MAX = 10_000
+"""Ledgers that one request may name."""
+
+
+class Topics(Protocol):
+    """Who knows topics and their owners."""
+
+    async def owned(self, topic: TopicName) -> TopicOffloader:
+        """Return the topic's offloader, if this daemon owns it."""
+        ...
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return what is committed of a topic."""
+        ...
+
+
+class Marking(Protocol):
+    """Who marks ledgers deleted."""
+
+    async def mark(self, offloader: TopicOffloader, ledger_ids: Iterable[int], *, dry_run: bool) -> list[int]:
+        """Mark them; returns those that were not yet."""
+        ...
+
+
+class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
+    """Answers from metadata and source; deletes through the topic's owner."""
+
+    def __init__(
+        self, topics: Topics, marking: Marking, metadata: MetadataStore, source: LedgerSource | None, clock: Clock
+    ) -> None:
+        self._topics = topics
+        self._marking = marking
+        self._metadata = metadata
+        self._source = source
+        self._clock = clock
+
+    async def ListLedgers(  # noqa: N802 - named by the proto
+        self, request: retention_pb2.ListLedgersRequest, context: Context
+    ) -> retention_pb2.ListLedgersResponse:
+        """Return the ledgers. A source that does not answer is told, and the rest shown. Raises Transient."""
+        topic = TopicName.parse(request.topic)
+        topic_map = await self._topics.topic_map(topic)
+        source: Sequence[LedgerInfo] | None = None
+        trouble = ""
+        if self._source is not None:
+            try:
+                source = await self._source.ledgers(topic)
+            except NotFound:
+                source = ()
+            except OffloaderError as error:
+                trouble = str(error)
+        grants = await grant_records.load_all(self._metadata, topic)
+        base = topic_map.base
+        return retention_pb2.ListLedgersResponse(
+            ledgers=map(ledger_message, ledger_rows(topic_map, source, grants)),
+            floor=to_position(base.position) if base is not None else None,
+            deleted_segments=base.segments if base is not None else 0,
+            deleted_bytes=base.object_bytes if base is not None else 0,
+            source_error=trouble,
+        )
+
+    async def DeleteLedgers(  # noqa: N802 - named by the proto
+        self, request: retention_pb2.DeleteLedgersRequest, context: Context
+    ) -> retention_pb2.DeleteLedgersResponse:
+        """Mark ledgers deleted. Raises InvalidInput, NotFound, Conflict (at the source, or another's topic)."""
+        topic = TopicName.parse(request.topic)
+        if not 0 < len(request.ledger_ids) <= LEDGERS_MAX:
+            raise InvalidInput(f"name 1 to {LEDGERS_MAX} ledgers, not {len(request.ledger_ids)}")
+        ledger_ids = [checked_ledger(ledger_id) for ledger_id in request.ledger_ids]
+        offloader = await self._topics.owned(topic)
+        plan = deletion_plan(offloader.map, ledger_ids)
+        marked = await self._marking.mark(offloader, ledger_ids, dry_run=request.dry_run)
+        return retention_pb2.DeleteLedgersResponse(
+            marked=marked,
+            segments=[
+                retention_pb2.DeletedSegment(
+                    segment_id=str(segment.segment_id),
+                    begin=to_position(segment.begin),
+                    end=to_position(segment.end),
+                    object_bytes=segment.object_bytes,
+                )
+                for segment in plan.segments
+            ],
+            waits_for=plan.waits_for,
+        )
+
+    async def RevokeGrant(  # noqa: N802 - named by the proto
+        self, request: retention_pb2.RevokeGrantRequest, context: Context
+    ) -> retention_pb2.RevokeGrantResponse:
+        """Take a grant back. Raises InvalidInput, Conflict once the source deletes, OutcomeUnknown, Transient."""
+        topic, ledger_id = TopicName.parse(request.topic), checked_ledger(request.ledger_id)
+        found = await grant_records.revoke(
+            self._metadata, topic, ledger_id, reason=request.reason, now_ms=self._clock.wall_ms()
+        )
+        return retention_pb2.RevokeGrantResponse(grant=grant_message(found))
+
+    async def AllowGrant(  # noqa: N802 - named by the proto
+        self, request: retention_pb2.AllowGrantRequest, context: Context
+    ) -> retention_pb2.AllowGrantResponse:
+        """Lift a revocation. Raises InvalidInput, NotFound when there is none, OutcomeUnknown, Transient."""
+        topic, ledger_id = TopicName.parse(request.topic), checked_ledger(request.ledger_id)
+        await grant_records.allow(self._metadata, topic, ledger_id)
+        return retention_pb2.AllowGrantResponse()
+
+
+def checked_ledger(ledger_id: int) -> int:
+    """Return a ledger id that can be one. Raises InvalidInput."""
+    if not 0 <= ledger_id <= LEDGER_ID_MAX:
+        raise InvalidInput(f"{ledger_id} is no ledger id", hint="ledger ids are 0 to 2^63-1")
+    return ledger_id
+
+
+def ledger_message(row: LedgerRow) -> retention_pb2.Ledger:
+    """Return a ledger as the API says it."""
+    return retention_pb2.Ledger(
+        ledger_id=row.ledger_id,
+        state=row.state,
+        entries=row.entries,
+        offloaded_entries=row.offloaded_entries,
+        payload_bytes=row.payload_bytes,
+        segments=row.segments,
+        at_source=row.at_source,
+        deleted_ms=row.deleted_ms,
+        grant=grant_message(row.grant) if row.grant is not None else None,
+    )
+
+
+def grant_message(grant: Grant) -> retention_pb2.Grant:
+    """Return a grant as the API says it."""
+    return retention_pb2.Grant(
+        verified_ms=grant.verified_ms,
+        readback=grant.readback,
+        daemon_id=grant.daemon_id,
+        epoch=grant.epoch,
+        not_before_ms=grant.not_before_ms,
+        revoked_ms=grant.revoked_ms,
+        revoked_reason=grant.revoked_reason,
+        source_deleted_ms=grant.source_deleted_ms,
+    )
