@@ -5,6 +5,8 @@ PYTHON ?= python3.11
 INPUT ?=
 WORKERS ?= 2
 SEEDS ?= 2000
+MINUTES ?= 10
+SEED ?=
 FIRST ?= 0
 
 VENV := .venv
@@ -20,11 +22,11 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data simulate
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data simulate soak
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@printf '\nPYTHON=%s  INPUT=path, - or empty (make run)  WORKERS=%s (make test)  SEEDS=%s (make simulate)\n' '$(PYTHON)' '$(WORKERS)' '$(SEEDS)'
+	@printf '\nPYTHON=%s  INPUT=path, - or empty (make run)  WORKERS=%s (make test)  SEEDS=%s (make simulate)  MINUTES=%s (make soak)\n' '$(PYTHON)' '$(WORKERS)' '$(SEEDS)' '$(MINUTES)'
 
 setup: $(DEPENDENCIES)dev ## Prepare .venv for work on the project
 
@@ -58,6 +60,9 @@ bench: $(DEPENDENCIES)dev ## Measure throughput and latency against the raw serv
 
 simulate: $(DEPENDENCIES)dev ## Simulate daemons and all that can befall them (SEEDS=n FIRST=n)
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
+
+soak: $(DEPENDENCIES)dev ## Kill, pause and cut off daemons on real servers for some time (MINUTES=n SEED=n)
+	$(BIN)/python -m tests.real.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 invariants: $(DEPENDENCIES)dev ## Take every guard of a promise away and see its test fail (docs/invariants.md)
 	$(BIN)/python tools/invariants.py

@@ -14,8 +14,10 @@ from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.standalone import zookeeper as servers
 from offloaderd.standalone.ports import free_ports
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.real.ground import Chance, Ground
 from tests.real.proof import check, ends_well
 from tests.real.pusher import Pusher
+from tests.real.soak_rounds import brokers, crashes
 from tests.real.workload import Workload
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ async def test_an_owner_that_is_paused_past_its_session_changes_nothing(site: Si
     daemons = [DaemonProcess(replace(site, daemon_id=name)) for name in ("one", "two")]
     async with daemons[0], daemons[1], daemons[0].client() as first, daemons[1].client() as second:
         await first.enable(TOPIC)
-        pusher = Pusher(workload, [daemon.address for daemon in daemons])
+        pusher = Pusher(workload, lambda: [daemon.address for daemon in daemons])
         async with asyncio.TaskGroup() as group:
             pushing = group.create_task(pusher.run(), name="broker")
             for _ in range(2):
@@ -64,7 +66,7 @@ async def test_an_owner_that_is_paused_past_its_session_changes_nothing(site: Si
             await pushing
         await workload.read(first)
         await workload.read(second)
-        await check(site, workload, second)
+        await check(site, second, workload)
     assert pusher.streams >= 3
     assert workload.history.acked == workload.history.offered > 100
 
@@ -93,3 +95,15 @@ async def test_a_zookeeper_that_restarts_costs_time_and_nothing_else(
     async with servers.zookeeper(options, CLOCK):
         await ends_well(site, workload)
     assert workload.history.acked == workload.history.offered == 960
+
+
+async def test_a_short_random_run_ends_with_everything_in_place(
+    tmp_path: Path, zookeeper: str, s3_server: S3Server
+) -> None:
+    """What `make soak` does for as long as it is told, done once: crashes, and brokers whose daemons come and go."""
+    ground = Ground(tmp_path, zookeeper, s3_server)
+    total = await crashes(ground, Chance(1), lives=2)
+    total.add(await brokers(ground, Chance(4), trouble_s=6))
+    assert total.deaths >= 3
+    assert total.segments >= 2
+    assert total.faults.total()

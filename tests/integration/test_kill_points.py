@@ -7,34 +7,28 @@ compared with the metadata. Labels are those of `tests/real/labels.py`.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import signal
-import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import OffloaderError
 from offloaderd.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
-from tests.integration.processes import CLOCK, DaemonProcess, Site
-from tests.real import killable
+from tests.integration.processes import CLOCK, Site
 from tests.real.audit import bucket_of
+from tests.real.mortal import dies, killed_at
 from tests.real.proof import ends_well
 from tests.real.workload import Workload
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from offloaderd.rpc.client import DaemonClient
     from tests.servers import S3Server
 
-ROOT = Path(__file__).resolve().parents[2]
 TOPIC = TopicName.parse("public/default/killed")
 ENTRIES, ENTRY_BYTES = 400, 40_000
 """Enough for one segment that is full, of three parts, and one that is not."""
-DIES_WITHIN_S = 40.0
 
 FIRST_LIFE = [
     "register:before",
@@ -118,29 +112,6 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
     site.settings["ledgers"] = {"ledger_entries_max": 170}
     site.settings["offload"] = {"segment_bytes_max": 12 << 20, "block_bytes": 256 << 10, "part_bytes": PART_BYTES_MIN}
     return site
-
-
-def killed_at(site: Site, point: str) -> DaemonProcess:
-    """Return a daemon that dies at a kill point; ZooKeeper forgets it as soon as it can."""
-    brief = replace(site, settings={**site.settings, "metadata": {"session_timeout_s": 1}})
-    return DaemonProcess(
-        brief,
-        environment={killable.VARIABLE: point, "PYTHONPATH": str(ROOT)},
-        program=[sys.executable, "-m", "tests.real.killable"],
-    )
-
-
-async def dies(daemon: DaemonProcess, workload: Workload, *, entries: int) -> None:
-    """Work with a daemon until it dies at its kill point."""
-    async with daemon:
-        if await daemon.serves():
-            async with asyncio.TaskGroup() as group:
-                ended = group.create_task(daemon.ended(DIES_WITHIN_S), name="the daemon's end")
-                with contextlib.suppress(OffloaderError):  # it may die before it is asked for anything
-                    async with daemon.client() as client:
-                        await client.enable(TOPIC)
-                        await workload.until_it_dies(client, ended, entries)
-        assert await daemon.ended() == -signal.SIGKILL, "the kill point was never reached"
 
 
 async def taken(client: DaemonClient, count: int) -> None:

@@ -88,6 +88,6 @@ async def test_no_fault_of_the_store_loses_or_leaves_anything(site: Site, s3_ser
             await workload.append(client, 100)
             await workload.offload(client)
             await workload.read_at_last(client)
-            await check(site, workload, client)
+            await check(site, client, workload)
         assert proxy.planned == []
         assert proxy.counts.by_kind() == {fault: times * len(spoilt)}

@@ -36,7 +36,7 @@ ENTRY_HEAD = struct.Struct(">iq")  # payload length, entry (FORMAT.md, 1.1)
 
 @dataclass(slots=True)
 class Audit:
-    """What was found: each list is empty at rest. `stored` has the entries of all committed segments."""
+    """What was found: each list is empty at rest. `stored` has the entries of each topic's committed segments."""
 
     leaked: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -45,7 +45,8 @@ class Audit:
     attempts: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     segments: int = 0
-    stored: dict[Position, bytes] = field(default_factory=dict)
+    collected: int = 0
+    stored: dict[TopicName, dict[Position, bytes]] = field(default_factory=dict)
 
     @property
     def problems(self) -> list[str]:
@@ -82,13 +83,14 @@ async def compare(store: SegmentStore, metadata: MetadataStore, topics: Sequence
     for topic in topics:
         topic_map = await catalog.load(metadata, topic)
         found.segments += len(topic_map.segments)
+        stored = found.stored.setdefault(topic, {})
         for segment in topic_map.segments:
             wanted = objects_of(segment.segment_id)
             referenced |= set(wanted)
             found.missing += [key for key in wanted if key not in objects]
             if wanted[0] in objects:
                 data = await store.get(wanted[0])
-                found.wrong += check_segment(segment, data, found.stored)
+                found.wrong += check_segment(segment, data, stored)
         found.wrong += [
             f"{after.range} follows {before.range}"
             for before, after in pairwise(topic_map.segments)

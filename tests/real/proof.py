@@ -12,6 +12,9 @@ from tests.integration.processes import CLOCK, DaemonProcess
 from tests.real.audit import audit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.model import TopicName
     from offloaderd.rpc.client import DaemonClient
     from tests.integration.processes import Site
     from tests.real.audit import Audit
@@ -22,11 +25,11 @@ REST_WITHIN_S = 8.0
 """A trash record may be younger than the last commit, and its objects go in their own time."""
 
 
-async def at_rest(site: Site, workload: Workload) -> Audit:
+async def at_rest(site: Site, topics: Sequence[TopicName]) -> Audit:
     """Return what the audit finds once the trash has been emptied, or after a while."""
     deadline = CLOCK.monotonic() + REST_WITHIN_S
     while True:
-        found = await audit(site, [workload.topic])
+        found = await audit(site, topics)
         if not (found.trash or found.attempts) or CLOCK.monotonic() > deadline:
             return found
         await CLOCK.sleep(0.1)
@@ -42,20 +45,25 @@ async def collect(client: DaemonClient) -> Counter[str]:
     return kinds
 
 
-async def check(site: Site, workload: Workload, client: DaemonClient) -> Audit:
-    """Check a history whose entries are all offloaded and whose last read was whole, while its daemon still runs.
+async def check(site: Site, client: DaemonClient, *workloads: Workload) -> Audit:
+    """Check histories whose entries are all offloaded and whose last reads were whole, while a daemon still runs.
 
-    One collection of garbage has to leave nothing behind that is not referred to, and take nothing that is.
+    They are all that the site's bucket was used for. One collection of garbage has to leave nothing behind that is not
+    referred to, and take nothing that is.
     """
-    await at_rest(site, workload)
-    await collect(client)
-    found = await audit(site, [workload.topic])
+    topics = [workload.topic for workload in workloads]
+    await at_rest(site, topics)
+    collected = await collect(client)
+    found = await audit(site, topics)
+    found.collected = sum(collected.values())
     assert not found.problems
-    assert not workload.history.problems(found.stored)
-    assert found.segments
-    last = workload.history.reads[-1]
-    assert last.whole
-    assert found.stored.keys() == {position for position, _ in last.entries}
+    for workload in workloads:
+        stored = found.stored[workload.topic]
+        assert not workload.history.problems(stored)
+        last = workload.history.reads[-1]
+        assert last.whole
+        assert stored.keys() == {position for position, _ in last.entries}
+        assert stored
     return found
 
 
@@ -66,6 +74,6 @@ async def ends_well(site: Site, workload: Workload, *, entries: int = 60) -> Aud
         await workload.append(client, entries)
         await workload.offload(client)
         await workload.read(client)
-        found = await check(site, workload, client)
+        found = await check(site, client, workload)
     assert workload.history.acked >= entries
     return found

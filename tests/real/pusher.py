@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 from grpc import aio
@@ -18,7 +19,7 @@ from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
 from tests.integration.processes import CLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.real.history import Offer
     from tests.real.workload import Workload
@@ -34,7 +35,7 @@ class Pusher:
     def __init__(
         self,
         workload: Workload,
-        addresses: Sequence[str],
+        addresses: Callable[[], Sequence[str]],
         *,
         batch: int = 20,
         pause_s: float = 0.05,
@@ -46,7 +47,7 @@ class Pusher:
         self.durable: Position | None = None
         self.streams = 0
         self._workload = workload
-        self._addresses = deque(addresses)
+        self._addresses = addresses
         self._batch = batch
         self._pause_s = pause_s
         self._silence_s = silence_s
@@ -67,13 +68,15 @@ class Pusher:
 
     async def run(self) -> None:
         """Push until told to end."""
-        while not (self._ending and not self._kept):
-            address = self._addresses[0]
+        for turn in count():
+            if self._ending and not self._kept:
+                return
+            addresses = self._addresses()
+            address = addresses[turn % len(addresses)]
             async with aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
                 try:
                     await self._push(channel, address)
                 except (aio.AioRpcError, TimeoutError, asyncio.InvalidStateError):
-                    self._addresses.rotate(-1)
                     await CLOCK.sleep(RETRY_S)
 
     async def _push(self, channel: aio.Channel, address: str) -> None:

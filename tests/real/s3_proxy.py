@@ -20,7 +20,7 @@ from offloaderd.clock import SystemClock
 from offloaderd.objects import keys
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
 CLOCK = SystemClock()
 SILENCE_MAX_S = 60.0
@@ -183,8 +183,6 @@ class S3Proxy:
         self._server.close()
         for writer in self._writers:
             writer.transport.abort()
-        for task in self._tasks:
-            task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self._server.wait_closed()
@@ -277,32 +275,32 @@ class S3Proxy:
             await self._forward(request)
         return True
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(self._host, self._port)
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Connect to the server for one request."""
+        reader, writer = await asyncio.open_connection(self._host, self._port)
+        self._writers.add(writer)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+            self._writers.discard(writer)
 
     async def _forward(self, request: Message) -> Message:
         """Have the server carry the request out; returns its answer."""
-        reader, writer = await self._connect()
-        try:
+        async with self._connected() as (reader, writer):
             writer.write(request.encoded([*request.without(b"expect", b"connection"), b"Connection: close"]))
             await writer.drain()
-            head = await head_of(reader)
-            body = await reader.read()
-            answer = Message(head)
-            return Message(answer.without(b"connection"), body)
-        finally:
-            writer.transport.abort()
+            answer = Message(await head_of(reader))
+            return Message(answer.without(b"connection"), await reader.read())
 
     async def _forward_half(self, request: Message) -> None:
         """Let half of the request reach the server."""
-        _, writer = await self._connect()
-        try:
+        async with self._connected() as (_, writer):
             sent = request.encoded(request.without(b"expect"))
             writer.write(sent[: len(sent) - (len(request.body) + 1) // 2])
             with contextlib.suppress(OSError):
                 await writer.drain()
-        finally:
-            writer.transport.abort()
 
 
 async def head_of(reader: asyncio.StreamReader) -> list[bytes]:
