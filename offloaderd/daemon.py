@@ -32,8 +32,10 @@ from offloaderd.objects.s3 import S3Store
 from offloaderd.offload.budget import Backoff, ByteBudget
 from offloaderd.offload.buffer import BufferPool
 from offloaderd.offload.engine import Engine
+from offloaderd.offload.grants import Grants
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.registration import Registration
+from offloaderd.offload.retention import Retention
 from offloaderd.offload.signal import finished, race
 from offloaderd.probes import Prober
 from offloaderd.read.ports import StoredMaps
@@ -45,6 +47,7 @@ from offloaderd.rpc.ledgers import LedgerService
 from offloaderd.rpc.offload import OffloadService
 from offloaderd.rpc.placement import PlacementService
 from offloaderd.rpc.read import ReadService
+from offloaderd.rpc.retention import RetentionService
 from offloaderd.rpc.server import RpcServer, Services
 from offloaderd.rpc.upkeep import UpkeepService
 from offloaderd.sources import Ledgers, open_ledgers
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from offloaderd.config import Settings
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
+    from offloaderd.offload.topic import Workshop
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -258,7 +262,8 @@ class Daemon:
         )
         if shop.outage.area is not None:
             await stack.enter_async_context(shop.outage.area)
-        engine = Engine(shop, wiring.roll_policy(settings), placement=wiring.placement_options(settings))
+        retention = Retention(shop, ledgers.register, wiring.retention_options(settings))
+        engine = self._engine(shop, ledgers, retention)
         stored = StoredMaps(metadata)
         reader = await stack.enter_async_context(
             TopicReader(
@@ -274,7 +279,7 @@ class Daemon:
         )
         gc = Collector(objects, metadata, wiring.gc_site(settings), clock=self._clock, metrics=self.metrics)
         registration = self._registration(engine, metadata)
-        services = self._services(engine, reader, metadata, ledgers, gc, registration)
+        services = self._services(engine, reader, metadata, ledgers, gc, registration, retention)
         interceptors = [ErrorInterceptor(self.metrics, clock=self._clock)]
         rpc = await stack.enter_async_context(RpcServer(wiring.server_options(settings), services, interceptors))
         registration.reached_at(settings.grpc.advertise or f"{settings.grpc.host}:{rpc.port}")
@@ -304,6 +309,17 @@ class Daemon:
             for loop in loops:
                 loop.cancel()
 
+    def _engine(self, shop: Workshop, ledgers: Ledgers, retention: Retention) -> Engine:
+        """Return the engine with its duties towards each topic."""
+        settings = self._settings
+        grants = Grants(shop, ledgers.store if settings.grants.delete_source else None, wiring.grant_options(settings))
+        return Engine(
+            shop,
+            wiring.roll_policy(settings),
+            placement=wiring.placement_options(settings),
+            duties={"retention": retention.run, "grants": grants.run},
+        )
+
     def _registration(self, engine: Engine, metadata: MetadataStore) -> Registration:
         """Return how the others hear of this daemon; its address is still to come."""
         settings = self._settings
@@ -319,6 +335,7 @@ class Daemon:
         ledgers: Ledgers,
         gc: Collector,
         registration: Registration,
+        retention: Retention,
     ) -> Services:
         """Return what is served."""
         settings = self._settings
@@ -336,6 +353,7 @@ class Daemon:
             doctor=DoctorService(lambda: examine(settings, self._clock, serving=True)),
             upkeep=UpkeepService(gc, grace_s=settings.gc.grace_s),
             placement=PlacementService(engine, registration),
+            retention=RetentionService(engine, retention, metadata, ledgers.source, self._clock),
             ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
         )
 

@@ -15,6 +15,7 @@ from grpc import aio
 
 from offloaderd.errors import InvalidInput, OffloaderError, Transient, first_of
 from offloaderd.rpc.client_placement import PlacementCalls
+from offloaderd.rpc.client_retention import RetentionCalls
 from offloaderd.rpc.errors import DETAIL_KEY, from_rpc_error
 from offloaderd.rpc.v1 import (
     admin_pb2,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
     from types import TracebackType
 
-    from offloaderd.model import OutagePolicy, Position, ReadPriority, TopicName
+    from offloaderd.model import OutagePolicy, Position, ReadPriority, TierRetention, TopicName
     from offloaderd.patterns import TopicPattern
 
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024
@@ -62,7 +63,20 @@ class Wanted(TypedDict, total=False):
     client_bytes: bool
 
 
-class DaemonClient(PlacementCalls):
+class Said(TypedDict, total=False):
+    """What may be said of how topics are offloaded and kept."""
+
+    segment_bytes_max: int | None
+    segment_age_max_s: float | None
+    segment_age_min_s: float | None
+    read_priority: ReadPriority | None
+    outage: OutagePolicy | None
+    retention: TierRetention | None
+    retention_age_s: float | None
+    retention_bytes: int | None
+
+
+class DaemonClient(PlacementCalls, RetentionCalls):
     """Async context manager over one channel to `address` (`host:port`).
 
     `timeout_s` is the deadline of each call that is not a stream; streams take their own (None: no limit). Every
@@ -135,26 +149,10 @@ class DaemonClient(PlacementCalls):
             return (await self._admin.ListSelections(request, timeout=self._timeout_s)).selections
 
     async def enable(
-        self,
-        topics: TopicName | TopicPattern,
-        *,
-        segment_bytes_max: int | None = None,
-        segment_age_max_s: float | None = None,
-        segment_age_min_s: float | None = None,
-        read_priority: ReadPriority | None = None,
-        outage: OutagePolicy | None = None,
-        dry_run: bool = False,
+        self, topics: TopicName | TopicPattern, *, dry_run: bool = False, **policy: Unpack[Said]
     ) -> admin_pb2.EnableTopicResponse:
         """Enable a topic or a pattern and return what becomes of each topic; None is left to the configuration."""
-        request = admin_pb2.EnableTopicRequest(
-            topic=str(topics),
-            segment_bytes_max=segment_bytes_max,
-            segment_age_max_s=segment_age_max_s,
-            segment_age_min_s=segment_age_min_s,
-            read_priority=read_priority,
-            outage=outage,
-            dry_run=dry_run,
-        )
+        request = admin_pb2.EnableTopicRequest(topic=str(topics), dry_run=dry_run, **policy)
         with self._errors():
             return await self._admin.EnableTopic(request, timeout=self._timeout_s)
 

@@ -25,6 +25,8 @@ from offloaderd.rpc.v1 import (
     placement_pb2_grpc,
     read_pb2,
     read_pb2_grpc,
+    retention_pb2,
+    retention_pb2_grpc,
     upkeep_pb2,
     upkeep_pb2_grpc,
 )
@@ -54,6 +56,7 @@ class Services:
     doctor: doctor_pb2_grpc.DoctorServiceServicer
     upkeep: upkeep_pb2_grpc.UpkeepServiceServicer
     placement: placement_pb2_grpc.PlacementServiceServicer
+    retention: retention_pb2_grpc.RetentionServiceServicer
     ledgers: ledgers_pb2_grpc.LedgerServiceServicer | None = None
 
 
@@ -105,7 +108,8 @@ class RpcServer:
         doctor_pb2_grpc.add_DoctorServiceServicer_to_server(services.doctor, self._server)
         upkeep_pb2_grpc.add_UpkeepServiceServicer_to_server(services.upkeep, self._server)
         placement_pb2_grpc.add_PlacementServiceServicer_to_server(services.placement, self._server)
-        files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2, placement_pb2]
+        retention_pb2_grpc.add_RetentionServiceServicer_to_server(services.retention, self._server)
+        files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2, placement_pb2, retention_pb2]
         if services.ledgers is not None:
             ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(services.ledgers, self._server)
             files.append(ledgers_pb2)
