@@ -20,9 +20,14 @@ from offloaderd.offload.spill import Spill
 from offloaderd.offload.troubles import error_class
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from offloaderd.model import EntryBatch, Position
     from offloaderd.offload.spill_files import SpillArea
     from offloaderd.offload.topic import TopicOffloader, Workshop
+
+WAIT_S = 2.0
+"""What waits for the end of an outage does what is to be done meanwhile this often."""
 
 log = structlog.get_logger(__name__)
 
@@ -91,10 +96,12 @@ class Outage:
         """Whether nothing is to be taken at the moment."""
         return self.policy is OutagePolicy.BLOCK and self._topic.troubles.outage is not None
 
-    async def may_take(self) -> None:
-        """Return when entries may be taken."""
+    async def may_take(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Return when entries may be taken; `meanwhile` is called now and then until then."""
         while self.blocked and not self._topic.buffer.closed:
-            await self._topic.changed.wait()
+            await self._topic.changed.wait_at_most(self._clock, WAIT_S)
+            if meanwhile is not None:
+                await meanwhile()
 
     async def accept(self, batch: EntryBatch) -> OfferResult:
         """Offer a pushed batch, and wait for room where only the pusher has it; FULL tells that the source has it."""

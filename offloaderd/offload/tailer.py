@@ -8,7 +8,7 @@ before it was offloaded is reported, and the stream goes on behind it.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,10 @@ PUSH_PATIENCE_S = 1.0
 """How long confirmed entries may be missing before they are read although a broker is pushing."""
 
 
+LOOK_S = 2.0
+"""How often the source's end is looked at while there is no room to read it."""
+
+
 class LedgerTorn(OffloaderError):
     """Entries are gone from the middle of a ledger: the topic stops, loudly, where they would follow."""
 
@@ -57,7 +61,7 @@ class Tailer:
         *,
         needed: Callable[[], Position],
         pushing: Callable[[], bool],
-        may_take: Callable[[], Awaitable[None]],
+        may_take: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
         looked: Callable[[], None],
         lost: Callable[[Loss], Awaitable[None]],
         lag: LagTracker,
@@ -99,7 +103,7 @@ class Tailer:
             group.create_task(self._watch(), name=f"watch {self._topic}")
             backoff = Backoff(self._clock)
             while True:
-                await self._may_take()
+                await self._may_take(self._look_meanwhile)
                 self._dirty = False
                 try:
                     await self._catch_up()
@@ -155,6 +159,12 @@ class Tailer:
         if newest is not None:
             self._lag.saw(newest, self._clock.monotonic())
         return trouble
+
+    async def _look_meanwhile(self) -> None:
+        """Look how far the source is while nothing can be taken: what lags has to be known above all then."""
+        if self.looked_s is None or self._clock.monotonic() - self.looked_s >= LOOK_S:
+            with suppress(Transient):
+                await self._look()
 
     def _newest(self) -> Position | None:
         """Return the newest entry that may be read."""
@@ -220,10 +230,11 @@ class Tailer:
         try:
             async with aclosing(entries) as batches:
                 async for batch in batches:
-                    await self._may_take()
+                    await self._may_take(self._look_meanwhile)
                     while self._buffer.need == need and not self._buffer.fill(batch, follows):
                         self._metrics.buffer_rejected_entries.labels(reason="full").inc(len(batch.payloads))
-                        await self._pool.freed.wait()
+                        await self._pool.freed.wait_at_most(self._clock, LOOK_S)
+                        await self._look_meanwhile()
                     if self._buffer.need != need:
                         return True
                     self._metrics.source_entries.inc(len(batch.payloads))

@@ -67,6 +67,7 @@ async def test_the_source_keeps_what_comes_while_the_store_is_away() -> None:
         await until(lambda: topic.status().state == "stalled")
         entries += await appended(rig, 1500, seed=1)
         await until(lambda: topic.buffer.used_bytes > 48 << 10)
+        await until(lambda: topic.status().unprotected_entries == 2000)
         assert topic.buffer.used_bytes <= 64 << 10
         faults.heal()
         await until_offloaded(topic, await newest(rig))
@@ -83,7 +84,7 @@ async def test_block_takes_nothing_more_from_the_source() -> None:
         await until(lambda: topic.outage.blocked)
         before = topic.buffer.last_offered
         entries += await appended(rig, 700, seed=1)
-        await asyncio.sleep(0.2)  # noqa: TID251 - to see that nothing happens
+        await until(lambda: topic.status().unprotected_entries == 800)  # what comes is seen, and not taken
         assert topic.buffer.last_offered == before
         assert topic.status().outage == "block"
         faults.heal()
