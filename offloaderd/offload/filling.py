@@ -122,9 +122,11 @@ class Filling:
         builder, settled = segment.builder, not self._catching_up(segment)
         if not builder.entries:
             return None
+        age_s = self._topic.open_segment_age_s
         return self._topic.policy.decide(
             payload_bytes=builder.payload_bytes,
-            age_s=self._topic.open_segment_age_s if settled else 0.0,
+            # A size that is reached ends it in any case: nothing more is taken then, see `_take_until_rolled`.
+            age_s=age_s if settled else min(age_s, self._topic.policy.segment_age_min_s),
             full=builder.full,
             manual=settled and self._roll_to is not None and self.taken >= self._roll_to,
             memory=self._pressed and self._worth_rolling(builder),
