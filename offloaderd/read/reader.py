@@ -147,7 +147,7 @@ class TopicReader:
         return LastPositions(
             first=view.oldest(),
             confirmed=view.newest(),
-            offloaded=view.segments[-1].range.end if view.segments else None,
+            offloaded=view.segments[-1].range.end if view.segments else view.floor,
             buffered_first=view.hot[0] if view.hot else None,
             buffered_last=view.hot[1] if view.hot else None,
         )

@@ -390,3 +390,18 @@ async def test_what_is_closed_refuses(cluster: FakeCluster) -> None:
         await entries(source, 7, 0, 0)
     with pytest.raises(Closed):
         await anext(source.watch(TOPIC))
+
+
+async def test_the_list_has_the_word_on_what_was_deleted(source: BookKeeperLedgers, cluster: FakeCluster) -> None:
+    """A ledger that BookKeeper lost is still listed; one that the broker trimmed is not."""
+    for _ in range(3):
+        ledger = await cluster.ledger()
+        await ledger.write(payloads(2))
+        await ledger.close()
+    await cluster.ledgers[1].delete()
+    with pytest.raises(NotFound):
+        await entries(source, 10, 0, 1)
+    assert [info.ledger_id for info in await source.ledgers(TOPIC)] == [7, 13]
+    assert await source.listed(TOPIC) == [7, 10, 13]
+    await cluster.trim()
+    assert await source.listed(TOPIC) == [10, 13]
