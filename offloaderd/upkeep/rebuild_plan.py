@@ -230,7 +230,8 @@ def _between(
     gone, begin = before.end, after.begin
     lost = next((loss for loss in losses if loss.after == gone and loss.before <= begin), None)
     first = lost.before if lost is not None else Position(gone.ledger_id, gone.entry_id + 1)
-    missing: list[str] = []
+    # Losses begin behind what was offloaded.
+    missing = [str(loss.after) for loss in losses if gone < loss.after < begin]
     if begin.ledger_id == first.ledger_id:
         missing += _run(begin.ledger_id, first.entry_id, begin.entry_id)
     else:

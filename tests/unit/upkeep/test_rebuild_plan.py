@@ -107,6 +107,13 @@ def test_a_recorded_loss_is_no_gap() -> None:
     assert troubles(first, known(2, (5, 1, 3), losses=(lost,))) == [Trouble.GAP]
 
 
+def test_a_loss_behind_entries_that_nobody_holds_is_a_gap() -> None:
+    """Losses begin behind what was offloaded: that segment is missing."""
+    behind = Loss(Position(4, 3), Position(5, 0), 0)
+    first = known(1, (3, 0, 9), ends={3: LedgerEnd(10, 4)})
+    assert troubles(first, known(2, (5, 0, 3), losses=(behind,))) == [Trouble.GAP]
+
+
 def test_doubt_is_said_and_blocks_nothing() -> None:
     """Nobody knows of a ledger between, nor that there was none."""
     unsure = (known(1, (3, 0, 9), ends={3: LedgerEnd(10, None)}), known(2, (5, 0, 5)))
