@@ -31,8 +31,6 @@ from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.s3 import S3Store
 from offloaderd.offload.budget import Backoff, ByteBudget
 from offloaderd.offload.buffer import BufferPool
-from offloaderd.offload.engine import Engine
-from offloaderd.offload.grants import Grants
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.registration import Registration
 from offloaderd.offload.retention import Retention
@@ -60,7 +58,7 @@ if TYPE_CHECKING:
     from offloaderd.config import Settings
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
-    from offloaderd.offload.topic import Workshop
+    from offloaderd.offload.engine import Engine
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -263,7 +261,7 @@ class Daemon:
         if shop.outage.area is not None:
             await stack.enter_async_context(shop.outage.area)
         retention = Retention(shop, ledgers.register, wiring.retention_options(settings))
-        engine = self._engine(shop, ledgers, retention)
+        engine = wiring.engine(settings, shop, ledgers.store, retention)
         stored = StoredMaps(metadata)
         reader = await stack.enter_async_context(
             TopicReader(
@@ -308,17 +306,6 @@ class Daemon:
             await self._drain(engine, running, rpc, registration)
             for loop in loops:
                 loop.cancel()
-
-    def _engine(self, shop: Workshop, ledgers: Ledgers, retention: Retention) -> Engine:
-        """Return the engine with its duties towards each topic."""
-        settings = self._settings
-        grants = Grants(shop, ledgers.store if settings.grants.delete_source else None, wiring.grant_options(settings))
-        return Engine(
-            shop,
-            wiring.roll_policy(settings),
-            placement=wiring.placement_options(settings),
-            duties={"retention": retention.run, "grants": grants.run},
-        )
 
     def _registration(self, engine: Engine, metadata: MetadataStore) -> Registration:
         """Return how the others hear of this daemon; its address is still to come."""

@@ -37,6 +37,7 @@ from offloaderd.metrics_gc import GcMetrics
 from offloaderd.metrics_outage import OutageMetrics
 from offloaderd.metrics_placement import PlacementMetrics
 from offloaderd.metrics_retention import RetentionMetrics
+from offloaderd.metrics_scrub import ScrubMetrics
 from offloaderd.model import RollReason
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series and no panel reads it
 
 
-class Metrics(ContinueMetrics, OutageMetrics, GcMetrics, RetentionMetrics, PlacementMetrics):
+class Metrics(ContinueMetrics, OutageMetrics, GcMetrics, RetentionMetrics, PlacementMetrics, ScrubMetrics):
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -67,6 +68,7 @@ class Metrics(ContinueMetrics, OutageMetrics, GcMetrics, RetentionMetrics, Place
         self._outage()
         self._gc()
         self._retention()
+        self._scrub()
 
     def _identity(self) -> None:
         self.build_info = self._gauge(

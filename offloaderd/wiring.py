@@ -9,7 +9,9 @@ from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions, SaslOpti
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.pulsar_admin import AdminOptions
 from offloaderd.objects.s3 import S3Options
-from offloaderd.offload.grants import GrantOptions
+from offloaderd.offload.damage import SourceKeeper
+from offloaderd.offload.engine import Engine
+from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.placement import PlacementOptions
@@ -24,16 +26,18 @@ from offloaderd.read.segment import SegmentOptions
 from offloaderd.rpc.server import ServerOptions
 from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.gc import Schedule
+from offloaderd.upkeep.scrub import Scrubber, ScrubOptions
 
 if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
-    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.ledgers.port import LedgerSource, LedgerStore
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metrics import Metrics
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.budget import ByteBudget
     from offloaderd.offload.buffer import BufferPool
+    from offloaderd.offload.retention import Retention
 
 SINGLES_WINDOW_MAX = 64
 """Single reads that one ledger's reader has on their way; more than a few answers ahead only takes memory."""
@@ -224,6 +228,34 @@ def admin_options(settings: Settings) -> AdminOptions:
         token=pulsar.admin_token.get_secret_value() if pulsar.admin_token else "",
         token_file=pulsar.admin_token_file or "",
         ca_file=pulsar.admin_ca_file or "",
+    )
+
+
+def engine(settings: Settings, shop: Workshop, store: LedgerStore | None, retention: Retention) -> Engine:
+    """Return the engine with its duties towards each topic; `store` is the embedded one."""
+    grants = Grants(shop, store if settings.grants.delete_source else None, grant_options(settings))
+    return Engine(
+        shop,
+        roll_policy(settings),
+        placement=placement_options(settings),
+        duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber(settings, shop).run},
+    )
+
+
+def scrubber(settings: Settings, shop: Workshop) -> Scrubber:
+    """Return who reads what is stored again; it has the memory of uploads, when these leave some."""
+    scrub, uplink = settings.scrub, shop.uplink
+    return Scrubber(
+        uplink.objects,
+        shop.metadata,
+        gc_site(settings),
+        ScrubOptions(
+            interval_s=scrub.interval_s, first_s=scrub.first_s, bytes_per_s=scrub.bytes_per_s, off=not scrub.enabled
+        ),
+        clock=uplink.clock,
+        metrics=uplink.metrics,
+        budget=uplink.budget,
+        damaged=SourceKeeper(shop.metadata, uplink.clock).keep,
     )
 
 

@@ -35,6 +35,7 @@ from offloaderd.config.sections_gc import GcSettings
 from offloaderd.config.sections_outage import OutageSettings, SpillSettings, UploadSettings
 from offloaderd.config.sections_placement import PlacementSettings
 from offloaderd.config.sections_retention import GrantSettings, RetentionSettings
+from offloaderd.config.sections_scrub import ScrubSettings
 from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
 from offloaderd.model import ReadPriority
 
@@ -342,6 +343,7 @@ class Settings(Section):
     memory: MemorySettings = MemorySettings()
     read: ReadSettings = ReadSettings()
     gc: GcSettings = GcSettings()
+    scrub: ScrubSettings = ScrubSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
 

@@ -4,7 +4,7 @@
     /selections/<pattern>
     /rebuild                                               while the rest is being rebuilt from the bucket
     /topics/<tenant>/<namespace>/<domain>/<local>/
-        policy  owner  epoch  attempt  floor
+        policy  owner  epoch  attempt  floor  verified
         ledgers/<ledger id>
         losses/<ledger id>
         trash/<segment uuid>
@@ -112,6 +112,11 @@ def trash_record(name: TopicName, segment_id: UUID) -> str:
 def floor(name: TopicName) -> str:
     """End of the last segment that was deleted."""
     return f"{topic(name)}/floor"
+
+
+def verified(name: TopicName) -> str:
+    """When each segment was last looked at by the scrub."""
+    return f"{topic(name)}/verified"
 
 
 def grants(name: TopicName) -> str:

@@ -1,0 +1,306 @@
+"""The scrub: every owner reads the segments of its topics again and again, slowly, and tells what is not as it was.
+
+Who was not looked at for longest goes first; one segment at a time a daemon, at most so many bytes a second. Progress
+is recorded under the owner's fence (`verified`), some seconds late, so that the next owner goes on where this one
+stopped. What seems wrong is read once more before it counts, for a bit can flip on its way too. Nothing is repaired:
+it is told, counted, and the ledgers concerned are kept from being deleted at their source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from offloaderd.errors import Fenced, NotFound, OffloaderError
+from offloaderd.metadata import paths
+from offloaderd.metadata.port import Create, Replace
+from offloaderd.metadata.records import verified as verified_record
+from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
+from offloaderd.upkeep.flaws import Kind, Level
+from offloaderd.upkeep.looking import Looker, Throttle
+from offloaderd.upkeep.segment_check import Tables, Target, check_blocks, check_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from uuid import UUID
+
+    from offloaderd.clock import Clock
+    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.port import MetadataStore, Step
+    from offloaderd.metrics import Metrics
+    from offloaderd.model import TopicName
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.upkeep.collection import Site
+    from offloaderd.upkeep.flaws import Flaw
+    from offloaderd.upkeep.looking import Budget
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 300.0
+"""How often a topic in which nothing is due is looked at."""
+RECORD_S = 30.0
+"""Progress is recorded no more often than this."""
+RETRY_S = 60.0
+AGAIN_S = 3600.0
+"""A segment with a flaw is looked at again after this long, so that a repair shows."""
+CONFIRM_S = 2.0
+TOLD_MAX = 20
+"""Flaws of one segment that are logged one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubOptions:
+    """How often each segment is read, how soon after its commit for the first time, and how fast; `off`: never."""
+
+    interval_s: float
+    first_s: float
+    bytes_per_s: float
+    off: bool = False
+
+
+class Fence(Protocol):
+    """Carries out an owner's transactions."""
+
+    async def settle(self, steps: Sequence[Step], recorded: Callable[[], Awaitable[bool]]) -> None:
+        """Carry out the steps under the epoch; `recorded` reads back. Raises Fenced, Conflict, NotFound."""
+        ...
+
+
+class Record(Protocol):
+    """What an owner writes through."""
+
+    @property
+    def fence(self) -> Fence:
+        """Its fence."""
+        ...
+
+
+class Owned(Protocol):
+    """A topic that this daemon owns."""
+
+    @property
+    def topic(self) -> TopicName:
+        """Its name."""
+        ...
+
+    @property
+    def map(self) -> TopicMap:
+        """What is committed now."""
+        ...
+
+    @property
+    def record(self) -> Record:
+        """What its owner writes through."""
+        ...
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What was seen of a topic; `version` is that of the node that holds `written`, None while there is none."""
+
+    segments: dict[UUID, SegmentVerified]
+    cursor: Cursor | None
+    version: int | None
+    written: bytes = b""
+    written_s: float = field(default=float("-inf"))
+
+
+class Scrubber:
+    """The duty towards each topic. `damaged` hears of ledgers that are not safe in the bucket."""
+
+    def __init__(
+        self,
+        objects: ObjectReader,
+        metadata: MetadataStore,
+        site: Site,
+        options: ScrubOptions,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        budget: Budget | None = None,
+        damaged: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None,
+    ) -> None:
+        self._metadata = metadata
+        self._site = site
+        self._options = options
+        self._clock = clock
+        self._metrics = metrics
+        self._damaged = damaged
+        self._turns = asyncio.Semaphore(1)
+        self._looker = Looker(
+            objects,
+            clock=clock,
+            throttle=Throttle(options.bytes_per_s, clock),
+            budget=budget,
+            read=metrics.scrub_bytes.inc,
+        )
+
+    async def run(self, owned: Owned) -> None:
+        """Scrub a topic until cancelled. Raises Fenced."""
+        progress: _Progress | None = None
+        while not self._options.off:
+            try:
+                if progress is None:
+                    progress = await self._load(owned.topic)
+                wait_s = await self.turn(owned, progress)
+            except Fenced:
+                raise
+            except OffloaderError as error:
+                log.warning("scrub.retried", topic=str(owned.topic), error=str(error))
+                self._metrics.scrub_objects.labels(result="unreachable").inc()
+                progress, wait_s = None, RETRY_S
+            await self._clock.sleep(self._clock.jitter(wait_s))
+
+    async def turn(self, owned: Owned, progress: _Progress) -> float:
+        """Look at the segment that is due, if one is; returns how long to wait before the next turn."""
+        due = self._due(owned.map, progress)
+        self._show(owned, progress)
+        if due is None:
+            await self._keep(owned, progress)
+            return LOOK_S
+        segment, wait_s = due
+        if wait_s > 0:
+            await self._keep(owned, progress)
+            return min(wait_s, LOOK_S)
+        async with self._turns:
+            await self._scrub(owned, progress, segment)
+        self._show(owned, progress)
+        return 0.0
+
+    def _due(self, topic_map: TopicMap, progress: _Progress) -> tuple[CommittedSegment, float] | None:
+        """Return the segment that is next, and in how many seconds; first what was begun, then what waited longest."""
+        here = [one for one in topic_map.segments if one.bucket == self._site.bucket]
+        if progress.cursor is not None:
+            for segment in here:
+                if segment.segment_id == progress.cursor.segment_id:
+                    return segment, 0.0
+        now_ms = self._clock.wall_ms()
+        waits = [(self._wait_s(one, progress.segments.get(one.segment_id), now_ms), one.begin, one) for one in here]
+        if not waits:
+            return None
+        wait_s, _, segment = min(waits, key=lambda wait: wait[:2])
+        return segment, wait_s
+
+    def _wait_s(self, segment: CommittedSegment, seen: SegmentVerified | None, now_ms: int) -> float:
+        """Return in how many seconds a segment is due; a time in the future is a clock that was wrong."""
+        if seen is None:
+            since_ms, every_s = segment.offloaded_ms, self._options.first_s
+        else:
+            since_ms, every_s = seen.verified_ms, AGAIN_S if seen.flaws else self._options.interval_s
+        return every_s - (now_ms - since_ms) / 1000 if since_ms <= now_ms else 0.0
+
+    async def _scrub(self, owned: Owned, progress: _Progress, segment: CommittedSegment) -> None:
+        """Read a segment to its end, and note what was found."""
+        flaws = await self._look(owned, progress, segment)
+        if flaws:
+            progress.cursor = None
+            await self._clock.sleep(CONFIRM_S)
+            flaws = await self._look(owned, progress, segment)
+        progress.cursor = None
+        if not any(one.segment_id == segment.segment_id for one in owned.map.segments):
+            return  # deleted meanwhile
+        progress.segments[segment.segment_id] = SegmentVerified(
+            verified_ms=self._clock.wall_ms(),
+            level=Level.FULL.value,
+            flaws=len(flaws),
+            flaw=str(flaws[0]) if flaws else "",
+        )
+        await self._tell(owned.topic, segment, flaws)
+        await self._keep(owned, progress, at_once=bool(flaws))
+
+    async def _look(self, owned: Owned, progress: _Progress, segment: CommittedSegment) -> list[Flaw]:
+        """Return all flaws of a segment; goes on where the last look stopped."""
+        target = Target(
+            segment_id=segment.segment_id,
+            prefix=segment.prefix,
+            cluster=self._site.cluster,
+            topic=owned.topic,
+            committed=segment,
+        )
+        tables: Tables = await check_tables(self._looker, target)
+        manifest: SegmentManifest | None = tables.manifest
+        flaws = tables.flaws
+        if manifest is None or any(flaw.key == target.data_key and flaw.kind is Kind.MISSING for flaw in flaws):
+            return flaws
+        begun = progress.cursor
+        start = begun.blocks if begun is not None and begun.segment_id == segment.segment_id else 0
+        async with aclosing(check_blocks(self._looker, target, manifest, start=start)) as steps:
+            async for done, found in steps:
+                flaws += found
+                if not flaws:
+                    progress.cursor = Cursor(segment.segment_id, done)
+                    await self._keep(owned, progress)
+        return flaws
+
+    async def _tell(self, topic: TopicName, segment: CommittedSegment, flaws: Sequence[Flaw]) -> None:
+        bad = len({flaw.key for flaw in flaws})
+        self._metrics.scrub_objects.labels(result="damaged").inc(bad)
+        self._metrics.scrub_objects.labels(result="sound").inc(max(0, 3 - bad))
+        for flaw in flaws[:TOLD_MAX]:
+            log.error(
+                "scrub.damaged",
+                topic=str(topic),
+                segment_id=str(segment.segment_id),
+                kind=flaw.kind.value,
+                flaw=str(flaw),
+                entries=flaw.entries,
+                hint=flaw.what_to_do,
+            )
+        serious = [flaw for flaw in flaws if flaw.kind is not Kind.LABELS]
+        if serious:
+            self._metrics.checksum_failures.labels(where="scrub").inc(len(serious))
+            if self._damaged is not None:
+                ledgers = [part.ledger_id for part in segment.slices]
+                await self._damaged(topic, ledgers, f"the scrub found its copy damaged: {serious[0]}")
+
+    def _show(self, owned: Owned, progress: _Progress) -> None:
+        """Say of a topic how long ago the last of its segments was looked at, and how many are not sound."""
+        seen = [(one, progress.segments.get(one.segment_id)) for one in owned.map.segments]
+        oldest_ms = min((one.offloaded_ms if found is None else found.verified_ms for one, found in seen), default=0)
+        topic = str(owned.topic)
+        damaged = sum(found is not None and found.flaws > 0 for _, found in seen)
+        self._metrics.scrub_damaged_segments.labels(topic=topic).set(damaged)
+        self._metrics.scrub_last_complete_timestamp_seconds.labels(topic=topic).set(oldest_ms / 1000)
+
+    async def _load(self, topic: TopicName) -> _Progress:
+        path = paths.verified(topic)
+        try:
+            node = await self._metadata.get(path)
+        except NotFound:
+            return _Progress({}, None, None)
+        try:
+            known = verified_record.decode(node.value, path=path)
+        except OffloaderError as error:
+            log.warning("scrub.record_unreadable", topic=str(topic), error=str(error), hint="it begins anew")
+            known = Verified({})
+        return _Progress(dict(known.segments), known.cursor, node.version, node.value)
+
+    async def _keep(self, owned: Owned, progress: _Progress, *, at_once: bool = False) -> None:
+        """Record the progress, unless that was done a moment ago. Raises Fenced, Conflict, NotFound."""
+        now_s = self._clock.monotonic()
+        if not at_once and now_s - progress.written_s < RECORD_S:
+            return
+        here = {one.segment_id for one in owned.map.segments}
+        kept = {segment_id: one for segment_id, one in progress.segments.items() if segment_id in here}
+        value = verified_record.encode(Verified(kept, progress.cursor))
+        progress.segments = kept
+        if value == progress.written:
+            return
+        path = paths.verified(owned.topic)
+        version = progress.version
+        step = Create(path, value) if version is None else Replace(path, value, version)
+
+        async def recorded() -> bool:
+            try:
+                return (await self._metadata.get(path)).value == value
+            except NotFound:
+                return False
+
+        await owned.record.fence.settle([step], recorded)
+        progress.version = 0 if version is None else version + 1
+        progress.written, progress.written_s = value, now_s
