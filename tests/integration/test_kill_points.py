@@ -7,17 +7,21 @@ compared with the metadata. Labels are those of `tests/real/labels.py`.
 
 from __future__ import annotations
 
+import contextlib
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.errors import OffloaderError
 from offloaderd.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
-from tests.integration.processes import CLOCK, Site
+from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.real.audit import bucket_of
 from tests.real.mortal import dies, killed_at
 from tests.real.proof import ends_well
+from tests.real.s3_proxy import S3Proxy
 from tests.real.workload import Workload
 
 if TYPE_CHECKING:
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 TOPIC = TopicName.parse("public/default/killed")
 ENTRIES, ENTRY_BYTES = 400, 40_000
 """Enough for one segment that is full, of three parts, and one that is not."""
+TWO_PARTS = 280
+"""Enough for two parts of a segment that is not full."""
 
 FIRST_LIFE = [
     "register:before",
@@ -50,6 +56,9 @@ FIRST_LIFE = [
     "upload_part:midway:2",
     "upload_part:after:2",
     "upload_part:before:3",
+    "seal:before",
+    "seal:midway",
+    "seal:after",
     "complete_upload:before",
     "complete_upload:midway",
     "complete_upload:after",
@@ -83,6 +92,23 @@ AT_THE_END = [
 ]
 """Steps of a daemon that was told to stop, with one segment open."""
 
+WHILE_OPEN = ["note progress:before", "note progress:midway", "note progress:after"]
+"""Steps of a daemon whose segment grows too slowly to be sealed at once."""
+
+CONTINUED = [
+    "claim:after",
+    "list_parts:before",
+    "list_parts:after",
+    "upload_part:before",
+    "upload_part:midway",
+    "upload_part:after",
+    "seal:before",
+    "seal:after",
+    "complete_upload:midway",
+    "commit:midway",
+]
+"""Steps of a daemon that goes on with a segment of which two parts are in the bucket."""
+
 AFTER_A_FAILURE = [
     "claim:after",
     "give up:before",
@@ -114,6 +140,16 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
     return site
 
 
+async def stored(site: Site, parts: int) -> None:
+    """Wait until the bucket has that many parts of an open upload."""
+    async with bucket_of(site) as bucket:
+        while True:
+            async for upload in bucket.list_uploads():
+                if len(await bucket.list_parts(upload.key, upload.upload_id)) >= parts:
+                    return
+            await CLOCK.sleep(0.02)
+
+
 async def taken(client: DaemonClient, count: int) -> None:
     """Wait until the open segment holds that many entries."""
     while (await client.status(TOPIC)).topics[0].open_segment_entries < count:
@@ -139,6 +175,48 @@ async def test_a_daemon_that_dies_while_it_drains_loses_and_leaves_nothing(site:
             await taken(client, ENTRIES)
         daemon.signal(signal.SIGTERM)
         assert await daemon.ended() == -signal.SIGKILL, "the kill point was never reached"
+    await ends_well(site, workload)
+
+
+@pytest.mark.parametrize("point", WHILE_OPEN)
+async def test_a_daemon_that_dies_with_a_segment_open_loses_and_leaves_nothing(site: Site, point: str) -> None:
+    """Two parts are in the bucket, nobody asks for more, and it is killed when it notes that."""
+    workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
+    async with killed_at(site, point) as daemon:
+        with contextlib.suppress(OffloaderError):
+            async with daemon.client() as client:
+                await client.enable(TOPIC)
+                await workload.append(client, TWO_PARTS)
+                await daemon.ended()
+        assert await daemon.ended() == -signal.SIGKILL, "the kill point was never reached"
+    await ends_well(site, workload)
+
+
+async def test_a_part_that_is_stored_is_never_sent_again(site: Site, s3_server: S3Server) -> None:
+    """Killed with two parts in the bucket, the daemon is followed by one that sends only what comes after them."""
+    workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
+    async with S3Proxy(s3_server.endpoint) as proxy:
+        behind = replace(site, endpoint=proxy.endpoint)
+        async with DaemonProcess(behind) as daemon:
+            async with daemon.client() as client:
+                await client.enable(TOPIC)
+                await workload.append(client, TWO_PARTS)
+                await stored(site, 2)
+            daemon.signal(signal.SIGKILL)
+            await daemon.ended()
+        found = await ends_well(behind, workload, entries=20)
+        sent = proxy.counts.requests["upload_part"]
+    assert found.segments == 1
+    assert sent == 3
+    assert found.object_bytes == proxy.counts.part_bytes
+
+
+@pytest.mark.parametrize("point", CONTINUED)
+async def test_a_daemon_that_dies_while_it_continues_loses_and_leaves_nothing(site: Site, point: str) -> None:
+    """The first owner dies in the middle of a segment, the next one goes on with it and is killed at this step."""
+    workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
+    await dies(killed_at(site, "upload_part:after:2"), workload, entries=ENTRIES)
+    await dies(killed_at(site, point), workload, entries=60)
     await ends_well(site, workload)
 
 

@@ -45,6 +45,7 @@ class Audit:
     attempts: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     segments: int = 0
+    object_bytes: int = 0
     collected: int = 0
     stored: dict[TopicName, dict[Position, bytes]] = field(default_factory=dict)
 
@@ -90,6 +91,7 @@ async def compare(store: SegmentStore, metadata: MetadataStore, topics: Sequence
             found.missing += [key for key in wanted if key not in objects]
             if wanted[0] in objects:
                 data = await store.get(wanted[0])
+                found.object_bytes += len(data)
                 found.wrong += check_segment(segment, data, stored)
         found.wrong += [
             f"{after.range} follows {before.range}"
