@@ -27,10 +27,11 @@ from offloaderd.config import (
 from offloaderd.config.fields import all_settings, environment_name
 from offloaderd.config.given import nearest_key
 from offloaderd.config.rules import broken_rules, is_loopback
+from offloaderd.config.sections_outage import OutageSettings, SpillSettings
 from offloaderd.config.sections_retention import RetentionSettings
 from offloaderd.config.units import format_bytes, parse_bytes
 from offloaderd.errors import InvalidConfig
-from offloaderd.model import ReadPriority, TierRetention
+from offloaderd.model import OutagePolicy, ReadPriority, TierRetention
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -303,6 +304,7 @@ class TestRules:
                 ("retention.kind", "retention.age_s", "retention.size_bytes"),
             ),
             ({"retention": RetentionSettings(kind=TierRetention.FOLLOW)}, ("retention.kind", "ledgers.kind")),
+            ({"outage": OutageSettings(policy=OutagePolicy.SPILL)}, ("outage.policy", "spill.directory")),
         ],
     )
     def test_each_rule_stands_alone(self, changes: dict[str, object], keys: tuple[str, str]) -> None:
@@ -324,6 +326,7 @@ class TestRules:
             {"grpc": GrpcSettings(port=0)},
             {"retention": RetentionSettings(kind=TierRetention.LIMITED, size_bytes=1)},
             {"retention": RetentionSettings(kind=TierRetention.LIMITED, age_s=0.5)},
+            {"outage": OutageSettings(policy=OutagePolicy.SPILL), "spill": SpillSettings(directory="spill")},
         ],
     )
     def test_the_bounds_themselves_are_allowed(self, changes: dict[str, object]) -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
 from offloaderd import wiring
 from offloaderd.config import BookkeeperSettings, MetadataSettings, ObjectsSettings, PulsarSettings, Settings
+from offloaderd.config.sections import MemorySettings
+from offloaderd.config.sections_outage import SpillSettings
 from offloaderd.ledgers.bookkeeper.bookie_options import SaslOptions, TlsOptions
+from offloaderd.metrics import Metrics
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FILES = ObjectsSettings(kind="filesystem")
 BOOKKEEPER = BookkeeperSettings(
@@ -36,6 +43,22 @@ BOOKKEEPER = BookkeeperSettings(
 )
 PULSAR = PulsarSettings(admin_url="https://b", admin_token=SecretStr("t"), admin_ca_file="ca", admin_quiet_s=5)
 SETTINGS = Settings(objects=FILES, bookkeeper=BOOKKEEPER, pulsar=PULSAR)
+
+
+def test_outages(tmp_path: Path) -> None:
+    """Policy and place to spill arrive, with their limit in the metrics; no topic may hold all that uploads may."""
+    metrics = Metrics()
+    spill = SpillSettings(directory=str(tmp_path / "spill"), bytes_max=64 << 20)
+    settings = Settings(objects=FILES, spill=spill)
+    area = wiring.spill_area(settings, metrics)
+    assert area is not None
+    assert (area.directory, area.bytes_max) == (tmp_path / "spill", 64 << 20)
+    assert not area.directory.exists(), "wiring does nothing"
+    assert metrics.registry.get_sample_value("offloaderd_spill_limit_bytes") == 64 << 20
+    assert wiring.spill_area(Settings(objects=FILES), metrics) is None
+    assert wiring.parts_of_topic(settings) == 4
+    tight = Settings(objects=FILES, memory=MemorySettings(upload_bytes=24 << 20))
+    assert wiring.parts_of_topic(tight) == 2
 
 
 def test_bookies() -> None:

@@ -85,6 +85,10 @@ def test_enable_sends_only_what_was_given(ctl: Ctl, fake: FakeDaemon) -> None:
     assert request.segment_bytes_max == 256 * 1024 * 1024
     assert request.read_priority == "tiered-storage-first"
     assert not request.HasField("segment_age_max_s")
+    assert not request.HasField("outage")
+    assert ctl("topics", "enable", "orders", "--outage", "block").code == 0
+    assert fake.requests[1].outage == "block"
+    assert ctl("topics", "enable", "orders", "--outage", "panic").code == 2
 
 
 def change(topic: str, outcome: str, reason: str = "") -> admin_pb2.TopicChange:
@@ -233,6 +237,14 @@ def full_status() -> admin_pb2.StatusResponse:
                 topic=TOPIC,
                 state="stalled",
                 stalled_reason="Denied: no",
+                stalled_class="denied",
+                stalled_since_ms=1_700_000_000_000,
+                outage="spill",
+                unprotected_entries=11,
+                unprotected_bytes=2048,
+                unprotected_since_ms=1_700_000_000_000,
+                spilled_entries=5,
+                spilled_bytes=1024,
                 owner="d-1",
                 epoch=4,
                 confirmed=at(3, 20),
@@ -275,6 +287,8 @@ def test_status_of_a_topic_has_its_positions(ctl: Ctl, fake: FakeDaemon) -> None
     fake.positions = read_pb2.LastPositionsResponse(first=at(1, 0), confirmed=at(3, 20))
     out = ctl("status", "orders").out
     assert "stalled: Denied: no" in out
+    assert "2023-11-14 22:13:20 UTC (denied); outage policy: spill" in out
+    assert "11 entries, 2.0 KiB, 1.0 KiB of it on this daemon's disk, since 2023-11-14 22:13:20 UTC" in out
     assert "11 entries, 2.0 KiB, oldest 3.2 s ago" in out
     assert f"{OPEN_ID} (11 entries, 2.0 KiB, 1 min 05 s old)" in out
     assert "2 entries not known to be confirmed; looked 400 ms ago" in out
@@ -294,6 +308,15 @@ def test_status_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
     assert (topic["confirmed"], topic["offloaded"], topic["lag_entries"]) == ("3:20", "3:9", 11)
     assert topic["open_segment"] == {"segment_id": OPEN_ID, "entries": 11, "bytes": 2048, "age_s": 65.0}
     assert (topic["edge"], topic["hidden_entries"], topic["looked_age_s"]) == ("next write", 2, 0.4)
+    assert (topic["stalled_class"], topic["stalled_since_ms"]) == ("denied", 1_700_000_000_000)
+    assert topic["outage"] == "spill"
+    assert topic["unprotected"] == {
+        "entries": 11,
+        "bytes": 2048,
+        "since_ms": 1_700_000_000_000,
+        "spilled_entries": 5,
+        "spilled_bytes": 1024,
+    }
     assert topic["losses"] == [
         {"after": "1:4", "before": "2:0", "entries": 7, "noticed_ms": 1_700_000_000_000},
         {"after": None, "before": "1:0", "entries": None, "noticed_ms": 0},
