@@ -334,7 +334,12 @@ class TailingBuffer:
         self.evictable_bytes -= freed
 
     def release(self, position: Position) -> None:
-        """Everything up to `position` is committed: drop it, and let everybody who waits for room try again."""
+        """Everything up to `position` is committed: drop it, and let everybody who waits for room try again.
+
+        It may be more than was offered, when an earlier owner had taken it; offers go on behind it.
+        """
+        if self._seen is not None and self._seen < position:
+            self._seen = self._offered = position
         self.mark_cut(position)
         count = bisect_right(self._lasts, position)
         if self._rereadable:

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import NotFound
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.port import Check
+from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.model import EntryBatch, Position
+from offloaderd.objects import keys
 from offloaderd.offload.roll import RollPolicy
-from tests.unit.offload.lives import CountingStore, life, until_recorded
+from tests.unit.offload.lives import CountingStore, life, recorded, until_recorded
 from tests.unit.offload.rig import (
     TOPIC,
     Rig,
@@ -11,35 +24,287 @@ from tests.unit.offload.rig import (
     memory_ledgers,
     offloader_of,
     payloads,
+    until,
     until_offloaded,
 )
 
+if TYPE_CHECKING:
+    from offloaderd.metadata.records.attempt import Attempt
 
-def counting_rig() -> tuple[Rig, CountingStore]:
-    """A rig whose segments end when asked to, and its bucket."""
+ENTRIES = 700
+LAST = Position(2, 199)
+
+
+async def made_rig(*, push_only: bool = False) -> tuple[Rig, CountingStore]:
+    """A rig whose segments end when asked to, with entries in three ledgers, and its bucket."""
     rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600))
     rig.objects = store = CountingStore(rig)
     rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=250)
+    async with rig.engine("setup", push_only=push_only) as engine:
+        await enabled(engine)
+    if not push_only:
+        await rig.ledgers.append(TOPIC, payloads(ENTRIES))
     return rig, store
 
 
-async def test_the_next_owner_goes_on_with_the_same_upload() -> None:
-    """Killed in the middle of a segment: its upload, its parts and its record are taken over, nothing is sent twice."""
-    rig, store = counting_rig()
-    assert rig.ledgers is not None
-    await rig.ledgers.append(TOPIC, payloads(1000))
-    async with life(rig, "one") as first:
-        await enabled(first.engine)
-        left = await until_recorded(rig, lambda attempt: len(attempt.parts) >= 5)
-    async with life(rig, "two") as second:
-        topic = await offloader_of(second.engine)
-        assert topic.attempt is not None
+async def left_behind(rig: Rig, parts: int = 3) -> Attempt:
+    """Let an owner die with some parts recorded; returns the record."""
+    async with life(rig, "one"):
+        return await until_recorded(rig, lambda attempt: len(attempt.parts) >= parts)
+
+
+async def finish(rig: Rig, store: CountingStore, *, entries: int = ENTRIES) -> None:
+    """Have the next owner commit everything; checks it, and that nothing else is left."""
+    async with rig.engine("last") as engine:
+        topic = await offloader_of(engine)
         target = await topic.request_roll()
         assert target is not None
         await until_offloaded(topic, target)
-        (segment,) = topic.map.segments
-        assert (segment.segment_id, segment.begin, segment.end) == (left.segment_id, left.begin, target)
-    assert [payload for _, payload in await rig.committed()] == payloads(1000)
+    assert [payload for _, payload in await rig.committed()] == payloads(entries)
+    assert await rig.leftovers() == []
+    assert list(await rig.tree.connect().children(paths.trash(TOPIC))) == []
+    assert await recorded(rig) is None
+    assert all(len(versions) == 1 for versions in store.puts.values())
+
+
+class Killer:
+    """Kills a daemon at the nth of those calls that change something, before or after it was carried out."""
+
+    WRITES = frozenset({"create_upload", "upload_part", "complete_upload", "put", "abort_upload", "delete", "transact"})
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.dead = asyncio.Event()
+
+    def __call__(self, operation: str, key: str, when: str) -> Exception | None:
+        """Count the call."""
+        if operation in self.WRITES:
+            self.left -= 1
+        if self.left < 0:
+            self.dead.set()
+        return asyncio.CancelledError() if self.dead.is_set() else None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("lives", [1, 2])
+@pytest.mark.parametrize("at", range(40))
+async def test_a_death_at_any_write_costs_no_part_twice(at: int, lives: int) -> None:
+    """Whatever the owner was doing, and its successor as well: the segment is committed once, no part is sent again."""
+    rig, store = await made_rig()
+    for number in range(lives):
+        killer = Killer(at)
+        async with life(rig, f"life-{number}", killer) as one:
+            while not killer.dead.is_set():
+                await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
+                topic = one.engine.find(TOPIC)
+                if topic is not None and topic.tailer is not None and topic.tailer.looked_s is not None:
+                    await topic.request_roll()
+                    if topic.offloaded == LAST:
+                        break
+    await finish(rig, store)
+    assert store.sent_again == 0
+    assert len((await catalog.load(rig.tree.connect(), TOPIC)).segments) == 1
+
+
+async def test_parts_that_were_stored_and_not_recorded_are_not_sent_again() -> None:
+    """The record lags: what it does not say is read again, compared by its MD5 and kept."""
+    rig, store = await made_rig()
+    left = await left_behind(rig, parts=4)
+    metadata = rig.tree.connect()
+    path = paths.attempt(TOPIC)
+    version = (await metadata.get(path)).version
+    await metadata.replace(path, attempt_record.encode(replace(left, parts=left.parts[:1])), version)
+    await finish(rig, store)
+    assert store.sent_again == 0
+    assert rig.metrics.upload_parts.labels(outcome="kept")._value.get() >= 3
+    assert rig.metrics.segments_continued._value.get() == 1
+
+
+async def test_etags_that_are_no_md5_have_unrecorded_parts_sent_again() -> None:
+    """A store that encrypts with its own keys tells nothing by its ETags: such parts are sent again, and counted."""
+    rig, store = await made_rig()
+    left = await left_behind(rig, parts=4)
+    metadata, path = rig.tree.connect(), paths.attempt(TOPIC)
+    for upload in store._uploads.values():
+        upload.parts = {
+            number: (replace(info, etag=info.etag.upper()), data) for number, (info, data) in upload.parts.items()
+        }
+    first = attempt_record.stored_part(left.parts[0].etag.upper(), left.parts[0].size_bytes, left.parts[0].blocks)
+    version = (await metadata.get(path)).version
+    await metadata.replace(path, attempt_record.encode(replace(left, parts=(first,))), version)
+    stored = len(store.sent)
+    await finish(rig, store)
+    assert store.sent_again == stored - 1
+    assert rig.metrics.upload_parts.labels(outcome="replaced")._value.get() == stored - 1
+
+
+async def test_a_push_only_topic_is_pushed_again_and_its_parts_are_kept() -> None:
+    """Nobody else has the entries: the pusher starts at the committed position, equal parts are not sent."""
+    rig, store = await made_rig(push_only=True)
+    entries = payloads(ENTRIES)
+
+    async def push(engine: object) -> object:
+        topic = await offloader_of(engine)  # type: ignore[arg-type]
+        for first in range(0, ENTRIES, 50):
+            topic.offer(EntryBatch(7, first, entries[first : first + 50]))
+        return topic
+
+    async with life(rig, "one", push_only=True) as one:
+        await push(one.engine)
+        await until_recorded(rig, lambda attempt: len(attempt.parts) >= 3)
+    async with rig.engine("two", push_only=True) as engine:
+        await push(engine)
+    assert [payload for _, payload in await rig.committed()] == entries
     assert await rig.leftovers() == []
     assert store.sent_again == 0
-    assert rig.metrics.segments_continued._value.get() == 1
+
+
+async def test_a_push_only_segment_that_is_whole_needs_no_pusher() -> None:
+    """Sealed and recorded to its last part: the next owner completes it although nobody pushes."""
+    rig, store = await made_rig(push_only=True)
+    killer = Killer(1 << 30)
+
+    def plan(operation: str, key: str, when: str) -> Exception | None:
+        if operation == "complete_upload":
+            killer.left = -1
+        return killer(operation, key, when)
+
+    async with life(rig, "one", plan, push_only=True) as one:
+        topic = await offloader_of(one.engine)
+        topic.offer(EntryBatch(7, 0, payloads(300)))
+        await topic.request_roll()
+        await killer.dead.wait()
+    async with rig.engine("two", push_only=True) as engine:
+        topic = await offloader_of(engine)
+        await until(lambda: topic.offloaded == Position(7, 299))
+        assert topic.handle.last_offered() == Position(7, 299)
+    assert [payload for _, payload in await rig.committed()] == payloads(300)
+    assert store.sent_again == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"layout": None}, "earlier version"),
+        ({"driver_properties": {"driver": "memory", "bucket": "other", "prefix": "seg/"}}, "bucket 'other'"),
+        ({"driver_properties": {"driver": "memory", "bucket": "b", "prefix": "x/"}}, "prefix 'x/'"),
+        ({"driver_properties": {"driver": "s3", "bucket": "b", "prefix": "seg/"}}, "driver 's3'"),
+        ({"upload_id": "gone"}, "is gone"),
+        ({"begin": Position(0, 5)}, "was to begin at 0:5"),
+        ({"parts": "other etag"}, "the store has"),
+        ({"parts": "swapped"}, "the store has"),
+        ({"parts": "moved blocks"}, "contradict"),
+    ],
+    ids=str,
+)
+async def test_an_attempt_that_cannot_be_trusted_is_given_up(change: dict[str, object], reason: str) -> None:
+    """Another bucket, a vanished upload, a part that is not what the record says: new id, same position, all there."""
+    rig, _ = await made_rig()
+    left = await left_behind(rig)
+    if (wanted := change.get("parts")) is not None:
+        first, second, *rest = left.parts
+        blocks = tuple(replace(block, offset=block.offset + 1) for block in second.blocks)
+        parts = {
+            "other etag": [first, attempt_record.stored_part("0" * 32, second.size_bytes, second.blocks), *rest],
+            "swapped": [second, first, *rest],
+            "moved blocks": [first, attempt_record.stored_part(second.etag, second.size_bytes, blocks), *rest],
+        }
+        change = {"parts": tuple(parts[str(wanted)])}
+    metadata, path = rig.tree.connect(), paths.attempt(TOPIC)
+    version = (await metadata.get(path)).version
+    await metadata.replace(path, attempt_record.encode(replace(left, **change)), version)  # type: ignore[arg-type]
+    async with rig.engine("last") as engine:
+        topic = await offloader_of(engine)
+        await until(lambda: topic.attempt is not None and topic.attempt.segment_id != left.segment_id)
+        attempt = topic.attempt
+        assert attempt is not None
+        assert reason in attempt.last_error
+        assert (attempt.tries, attempt.begin) == (1, Position(0, 0))
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)
+    assert [payload for _, payload in await rig.committed()] == payloads(ENTRIES)
+
+
+async def test_a_seal_is_kept_by_the_next_owner() -> None:
+    """Killed between the seal and the last part: the segment ends where it was sealed, though more has come since."""
+    rig, store = await made_rig()
+    killer = Killer(1 << 30)
+
+    def plan(operation: str, key: str, when: str) -> Exception | None:
+        if operation == "upload_part" and when == "before" and sealed:
+            killer.left = -1
+        return killer(operation, key, when)
+
+    sealed: list[bool] = []
+    async with life(rig, "one", plan) as one:
+        topic = await offloader_of(one.engine)
+        await until_recorded(rig, lambda attempt: len(attempt.parts) == 4)
+        sealed.append(True)
+        await topic.request_roll()
+        await killer.dead.wait()
+    left = await recorded(rig)
+    assert left is not None
+    assert left.seal is not None
+    assert not left.whole
+    assert left.seal.end == LAST
+    assert rig.ledgers is not None
+    await rig.ledgers.append(TOPIC, payloads(ENTRIES + 200)[ENTRIES:])
+    await finish(rig, store, entries=ENTRIES + 200)
+    segments = (await catalog.load(rig.tree.connect(), TOPIC)).segments
+    assert [segment.end for segment in segments] == [LAST, Position(3, 149)]
+    assert segments[0].offloaded_ms == left.seal.sealed_ms
+    assert store.sent_again == 0
+
+
+async def test_nothing_that_depends_on_the_end_is_sent_before_the_end_is_recorded() -> None:
+    """A deposed owner cannot seal, so it never sends a part that its successor would cut otherwise."""
+    rig, store = await made_rig()
+    sent_before: list[set[tuple[str, int]]] = []
+
+    def plan(operation: str, key: str, when: str) -> Exception | None:
+        if operation == "transact" and when == "after" and not sent_before:
+            with suppress(NotFound):
+                found = attempt_record.decode(rig.tree.node(paths.attempt(TOPIC)).value, path=key)
+                if found.seal is not None:
+                    sent_before.append(set(store.sent))
+        return None
+
+    async with life(rig, "one", plan) as one:
+        topic = await offloader_of(one.engine)
+        await until(lambda: topic.taken == LAST)
+        await topic.request_roll()
+        await until_offloaded(topic, LAST)
+        (segment,) = topic.map.segments
+    assert len(sent_before) == 1
+    key = keys.data_key("seg/", segment.segment_id)
+    unsent = set(store.sent) - sent_before[0]
+    assert (key, max(number for _, number in store.sent)) in unsent
+
+
+async def test_two_owners_with_the_same_upload_write_the_same_bytes() -> None:
+    """The deposed one does not notice and goes on to its end: its parts, index and manifest are those of the other."""
+    rig, store = await made_rig()
+    held: list[bool] = [True]
+
+    def deaf(operation: str, key: str, when: str) -> Exception | None:
+        return None
+
+    async with life(rig, "old", deaf) as old:
+        old_topic = await offloader_of(old.engine)
+        await until_recorded(rig, lambda attempt: len(attempt.parts) >= 2)
+        other = rig.tree.connect()
+        owner = await other.get(paths.owner(TOPIC))
+        await other.transact([Check(paths.owner(TOPIC), owner.version)])
+        await other.delete(paths.owner(TOPIC))
+        async with rig.engine("new") as engine:
+            topic = await offloader_of(engine)
+            assert topic.claim.epoch > old_topic.claim.epoch
+            await old_topic.request_roll()
+            target = await topic.request_roll()
+            assert target is not None
+            await until_offloaded(topic, target)
+            await until(lambda: rig.metrics.fenced_writes._value.get() >= 1)
+            held.clear()
+    assert [payload for _, payload in await rig.committed()] == payloads(ENTRIES)
+    assert all(len(versions) == 1 for versions in store.puts.values())
+    assert await rig.leftovers() == []

@@ -1,0 +1,76 @@
+"""A connection that is lost before or after the server acted, at every call in turn: what was done is found out."""
+
+from __future__ import annotations
+
+import pytest
+
+from offloaderd.errors import OutcomeUnknown, Transient
+from offloaderd.metadata import catalog, paths
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.offload.roll import RollPolicy
+from offloaderd.testing.faults import FaultyMetadata, FaultyStore
+from tests.unit.offload.lives import recorded
+from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until_offloaded
+
+CALLS = {"create_upload": 1, "upload_part": 3, "complete_upload": 1, "put": 2, "head": 2, "get": 2, "transact": 7}
+"""How often each is made for one segment: claim, begin, upload, seal, parts, commit and release are transactions."""
+
+ENTRIES = 500
+
+
+class Doubt:
+    """Loses one call of a kind, and the next one as well when it is to be `stubborn`."""
+
+    def __init__(self, call: str, number: int, when: str, *, stubborn: bool) -> None:
+        self._call = call
+        self._when = when
+        self._number = number
+        self._left = 2 if stubborn else 1
+        self.fired = 0
+
+    def store(self, operation: str, key: str, when: str) -> Exception | None:
+        """Decide over a call of the bucket."""
+        return self._decide(operation, when)
+
+    def metadata(self, operation: str, key: str, when: str) -> Exception | None:
+        """Decide over a call of the metadata store."""
+        return self._decide(operation, when) if operation == "transact" else None
+
+    def _decide(self, operation: str, when: str) -> Exception | None:
+        if operation != self._call or when != self._when:
+            return None
+        self._number -= 1
+        if self._number >= 0 or not self._left:
+            return None
+        self._left -= 1
+        self.fired += 1
+        if operation in {"head", "get"}:
+            return Transient("connection lost")
+        return OutcomeUnknown(f"connection lost {when} {operation}")
+
+
+@pytest.mark.parametrize("stubborn", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("call", "number"), [(call, at) for call, times in CALLS.items() for at in range(times)])
+async def test_a_lost_connection_is_settled_at_every_call(call: str, number: int, when: str, stubborn: bool) -> None:
+    """One segment, committed once and whole; no upload, object, attempt or trash is left; nothing was given up."""
+    rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600))
+    rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=300)
+    async with rig.engine("setup") as engine:
+        await enabled(engine)
+    await rig.ledgers.append(TOPIC, payloads(ENTRIES))
+    doubt = Doubt(call, number, when, stubborn=stubborn)
+    rig.objects = FaultyStore(MemoryStore(rig.clock, part_bytes_min=1), doubt.store)
+    async with rig.engine(metadata=FaultyMetadata(rig.tree.connect(), doubt.metadata)) as engine:
+        topic = await offloader_of(engine)
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)
+        assert topic.troubles.error is None
+    assert [payload for _, payload in await rig.committed()] == payloads(ENTRIES)
+    assert len((await catalog.load(rig.tree.connect(), TOPIC)).segments) == 1
+    assert await rig.leftovers() == []
+    assert await recorded(rig) is None
+    assert list(await rig.tree.connect().children(paths.trash(TOPIC))) == []
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 0
+    assert doubt.fired
