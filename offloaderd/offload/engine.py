@@ -109,9 +109,9 @@ class Engine:
         supervisor = self._spread.supervised.get(topic)
         return supervisor.offloader if supervisor else None
 
-    def placed(self, topic: TopicName) -> str:
-        """Say why a topic is here although another daemon ranks first for it, or which one that is; empty: neither."""
-        return self._spread.reason(topic)
+    def placed(self, topic: TopicName, owner: str) -> str:
+        """Say why an enabled topic with this owner (empty: none) is not where it belongs; empty: it is."""
+        return self._spread.reason(topic, owner)
 
     async def owned(self, topic: TopicName) -> TopicOffloader:
         """Return the topic's offloader. Raises NotFound when it is not enabled, Conflict when it is owned elsewhere."""
@@ -145,8 +145,9 @@ class Engine:
 
     def statuses(self) -> list[TopicStatus]:
         """Describe every enabled topic that this daemon works on or waits for."""
+        now_s = self._clock.monotonic()
         return [
-            one.offloader.status() if one.offloader is not None else idle(topic, one.error)
+            one.offloader.status() if one.offloader is not None else idle(topic, one.error, one.trouble, now_s=now_s)
             for topic, one in sorted(self._spread.supervised.items())
         ]
 

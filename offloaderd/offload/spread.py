@@ -17,7 +17,9 @@ import structlog
 
 from offloaderd.errors import OffloaderError
 from offloaderd.metadata.each import each
+from offloaderd.metrics_placement import STANDINGS
 from offloaderd.offload import ownership
+from offloaderd.offload.placement import standing
 from offloaderd.offload.signal import Signal, race
 from offloaderd.offload.supervisor import Supervisor
 
@@ -76,6 +78,7 @@ class Spread:
             for topic in topics[first : first + TURN_TOPICS]:
                 self._place(topic)
             await asyncio.sleep(0)  # noqa: TID251 - gives others a turn, measures no time
+        self._measure()
         self._wake.notify()
 
     def close(self) -> None:
@@ -94,17 +97,17 @@ class Spread:
         while any(self.supervised.get(topic) is one for topic, one in left.items()):
             await self._home.changed.wait()
 
-    def reason(self, topic: TopicName) -> str:
-        """Say why a topic is here, or where it should be; empty when it is where it belongs."""
+    def reason(self, topic: TopicName, owner: str) -> str:
+        """Say why a topic with this owner (empty: none) is not where it belongs, and where that is; empty: it is."""
         first = self._first(topic)
-        if first == self.placement.me.daemon_id:
+        if owner == first:
             return ""
         if topic in self._moving:
             return f"being handed over to {first}"
-        if topic not in self.supervised:
-            return f"belongs on {first}"
-        if self._stays(topic, self._clock.monotonic()):
-            return f"kept here for now: {first} does not take topics"
+        if not owner:
+            return f"waits for {first} to take it"
+        if owner == self.placement.me.daemon_id and self._stays(topic, self._clock.monotonic()):
+            return f"kept for now: {first} does not take topics"
         return f"to be handed over to {first}"
 
     def _place(self, topic: TopicName) -> None:
@@ -145,7 +148,16 @@ class Spread:
             self._forget(topic)
             self._home.changed.notify()
         self._place(topic)
+        self._measure()
         self._wake.notify()
+
+    def _measure(self) -> None:
+        """Show how many topics are here, and which daemons there are."""
+        self._metrics.placement_topics.labels(place="first").set(len(self.supervised) - len(self._misplaced))
+        self._metrics.placement_topics.labels(place="elsewhere").set(len(self._misplaced))
+        for number, name in enumerate(STANDINGS):
+            count = sum(standing(one) == number for one in self.placement.members.values())
+            self._metrics.placement_daemons.labels(standing=name).set(count)
 
     async def _follow_placement(self) -> None:
         while True:

@@ -155,9 +155,13 @@ class AdminService(TopicCalls):
         stored = await self._engine.topic_map(topic)
         if not stored.segments:
             await self._known(topic)
+        owner = await self._engine.owner_of(topic)
         return admin_pb2.TopicStatus(
             topic=str(topic),
-            state="stopped",
+            state="stopped" if owner is None else "not-owner",
+            owner="" if owner is None else owner.daemon_id,
+            epoch=0 if owner is None else owner.epoch,
+            placement="" if owner is None else self._engine.placed(topic, owner.daemon_id),
             offloaded=position(stored.offloaded),
             segments_committed=len(stored.segments),
             losses=map(lost_range, stored.losses),
@@ -168,6 +172,7 @@ class AdminService(TopicCalls):
         message = topic_status(status)
         if self._engine.find(status.topic) is not None:
             message.owner = status.owner or self._daemon.snapshot().daemon_id
+            message.placement = self._engine.placed(status.topic, message.owner)
             return message
         owner = await self._engine.owner_of(status.topic)
         stored = await self._engine.topic_map(status.topic)
@@ -175,6 +180,7 @@ class AdminService(TopicCalls):
         message.losses.extend(map(lost_range, stored.losses))
         if (offloaded := position(stored.offloaded)) is not None:
             message.offloaded.CopyFrom(offloaded)
+        message.placement = self._engine.placed(status.topic, "" if owner is None else owner.daemon_id)
         if owner is not None:
             message.owner, message.epoch = owner.daemon_id, owner.epoch
             if status.state == "claiming":

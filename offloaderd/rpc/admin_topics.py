@@ -50,13 +50,15 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
         async def summary(topic: TopicName) -> admin_pb2.TopicSummary:
             found = policies.get(topic)
             policy = found if isinstance(found, TopicPolicy) else TopicPolicy(enabled=False)
-            owner = await self._engine.owner_of(topic) if policy.active else None
+            found_owner = await self._engine.owner_of(topic) if policy.active else None
+            owner = found_owner.daemon_id if found_owner is not None else ""
             row = admin_pb2.TopicSummary(
                 topic=str(topic),
                 enabled=policy.enabled,
-                owner=owner.daemon_id if owner is not None else "",
+                owner=owner,
                 selected_by=policy.selected_by if policy.enabled else "",
                 partitioned=policy.partitioned,
+                placement=self._engine.placed(topic, owner) if policy.active else "",
             )
             if len(topics) <= COUNTED_TOPICS_MAX:
                 row.ledgers, row.entries = await self._confirmed(topic) if topic in known else (0, 0)

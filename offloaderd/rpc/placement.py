@@ -94,8 +94,8 @@ class Engine(Protocol):
         """Return all topics that are enabled anywhere."""
         ...
 
-    def placed(self, topic: TopicName) -> str:
-        """Say why a topic is not where it belongs."""
+    def placed(self, topic: TopicName, owner: str) -> str:
+        """Say why an enabled topic is not where it belongs."""
         ...
 
     async def owner_of(self, topic: TopicName) -> Owner | None:
@@ -134,7 +134,8 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
             found = placement.ranking(str(topic))
             owner = await self._engine.owner_of(topic)
             response.owner = owner.daemon_id if owner is not None else ""
-            response.reason = self._engine.placed(topic)
+            if topic in self._engine.enabled():
+                response.reason = self._engine.placed(topic, response.owner)
         counts = Counter([node.daemon_id for _, node in await self._firsts(self._engine.enabled())])
         response.daemons.extend(
             placement_pb2.Daemon(

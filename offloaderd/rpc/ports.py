@@ -96,6 +96,10 @@ class Engine(Protocol):
         """Return the topic's owner, None when nobody holds it."""
         ...
 
+    def placed(self, topic: TopicName, owner: str) -> str:
+        """Say why an enabled topic with this owner (empty: none) is not where it belongs; empty: it is."""
+        ...
+
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Return the topic's committed segments."""
         ...

@@ -97,7 +97,7 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
     lines = [
         ("topic", one.topic),
         ("state", one.state + (f": {one.stalled_reason}" if one.stalled_reason else "")),
-        ("owner", f"{one.owner or '-'} (epoch {one.epoch})"),
+        ("owner", f"{one.owner or '-'} (epoch {one.epoch})" + (f": {one.placement}" if one.placement else "")),
         *outage_facts(one),
         ("lag", lag),
         ("open segment", segment),
@@ -190,6 +190,7 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         if one.unprotected_since_ms
         else None,
         "owner": one.owner or None,
+        "placement": one.placement or None,
         "epoch": one.epoch,
         "confirmed": show.position_of(one, "confirmed"),
         "offloaded": show.position_of(one, "offloaded"),

@@ -93,7 +93,7 @@ def topic_row(one: admin_pb2.TopicSummary) -> tuple[str, ...]:
         one.topic,
         ("partitions" if one.partitioned else "yes") if one.enabled else "no",
         one.selected_by or "-",
-        one.owner or "-",
+        (one.owner or "-") + (f" ({one.placement})" if one.placement else ""),
         show.number(one.ledgers) if one.HasField("ledgers") else "-",
         show.number(one.entries) if one.HasField("entries") else "-",
     )
@@ -105,6 +105,7 @@ def topic_json(one: admin_pb2.TopicSummary) -> dict[str, object]:
         "topic": one.topic,
         "enabled": one.enabled,
         "owner": one.owner or None,
+        "placement": one.placement or None,
         "ledgers": one.ledgers if one.HasField("ledgers") else None,
         "entries": one.entries if one.HasField("entries") else None,
         "selected_by": one.selected_by or None,

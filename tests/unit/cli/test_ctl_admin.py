@@ -33,14 +33,14 @@ def test_topics_list_shows_a_table(ctl: Ctl, fake: FakeDaemon) -> None:
 
 def test_topics_list_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
     """The document has one object a topic and one a selection; what does not exist, or was not counted, is null."""
-    fake.topics = [admin_pb2.TopicSummary(topic=TOPIC, enabled=True, ledgers=2)]
+    fake.topics = [admin_pb2.TopicSummary(topic=TOPIC, enabled=True, ledgers=2, placement="waits for d-2 to take it")]
     fake.selections = [admin_pb2.Selection(pattern="public/*", topics=1, created_ms=9, segment_age_max_s=0.5)]
     topic = {"topic": TOPIC, "enabled": True, "owner": None, "ledgers": 2, "entries": None}
     selection = {"pattern": "public/*", "topics": 1, "created_ms": 9, "segment_age_max_s": 0.5, "damage": None}
     inherited = {"segment_bytes_max": None, "segment_age_min_s": None, "read_priority": None, "outage": None}
     retained = {"retention": None, "retention_age_s": None, "retention_bytes": None}
     assert ctl("topics", "list", "--json").json == {
-        "topics": [{**topic, "selected_by": None, "partitioned": False}],
+        "topics": [{**topic, "selected_by": None, "partitioned": False, "placement": "waits for d-2 to take it"}],
         "selections": [{**selection, **inherited, **retained}],
     }
 

@@ -74,6 +74,7 @@ async def test_a_newcomer_gets_its_share_a_few_at_a_time_when_the_daemons_have_s
                 most = max(most, len(a.engine._spread._moving))
                 await rig.clock.sleep(0.002)
             assert most == 2
+            assert rig.metrics.placement_daemons.labels(standing="working")._value.get() == 2
             assert a.topics() == set(TOPICS) - share
             for topic in share:
                 assert [payload for _, payload in await rig.committed(topic)] == payloads(20)
@@ -118,11 +119,11 @@ async def test_a_topic_that_nobody_takes_comes_back_and_is_left_here() -> None:
         await until(lambda: returned.get() == QUICK.handovers_max and a.topics() == set(TOPICS))
         now = await epochs(rig)
         assert sum(epoch == 2 for epoch in now.values()) == QUICK.handovers_max
-        assert all("does not take topics" in a.engine.placed(topic) for topic in share)
+        assert all("does not take topics" in a.engine.placed(topic, "a") for topic in share)
         await rig.clock.sleep(0.5)
         assert await epochs(rig) == now
         dead.close()
-        await until(lambda: a.engine.placed(min(share)) == "")
+        await until(lambda: a.engine.placed(min(share), "a") == "")
         assert a.topics() == set(TOPICS)
 
 

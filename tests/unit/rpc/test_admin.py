@@ -120,6 +120,10 @@ class FakeEngine:
         """Return the owner."""
         return self.owners.get(topic)
 
+    def placed(self, topic: TopicName, owner: str) -> str:
+        """All topics belong on d-1."""
+        return "" if owner == "d-1" else f"to be handed over to d-1 by {owner or 'nobody'}: {topic.local}"
+
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Return what is stored."""
         return await load(self.store, topic)
@@ -541,6 +545,16 @@ async def test_status_shows_the_daemon_and_every_topic(room: Room) -> None:
     assert (mine.owner, mine.state, mine.epoch, mine.confirmed.entry_id) == ("d-1", "offloading", 3, 9)
     assert (theirs.owner, theirs.state, theirs.epoch) == ("d-2", "not-owner", 8)
     assert (theirs.offloaded.entry_id, theirs.segments_committed) == (9, 1)
+    assert (mine.placement, theirs.placement[:27]) == ("", "to be handed over to d-1 by")
+
+
+async def test_status_of_a_topic_that_is_none_of_ours(room: Room) -> None:
+    """A topic that belongs elsewhere is not waited for here; its owner is told all the same."""
+    room.engine.owners[OTHER] = Owner(daemon_id="d-2", address="a:1", session_id="s", epoch=8)
+    await commit(room.store, OTHER, 0, 9)
+    (topic,) = (await room.service.Status(admin_pb2.StatusRequest(topic=str(OTHER)), CONTEXT)).topics
+    assert (topic.state, topic.owner, topic.epoch, topic.offloaded.entry_id) == ("not-owner", "d-2", 8, 9)
+    assert topic.placement.startswith("to be handed over to d-1 by d-2")
 
 
 async def test_status_of_a_topic_nobody_works_on(room: Room) -> None:
