@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from offloaderd.errors import OffloaderError
     from offloaderd.model import Loss, Position, TopicName
     from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.offload.troubles import Trouble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +95,20 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicSt
     )
 
 
-def idle(topic: TopicName, error: OffloaderError | None) -> TopicStatus:
+def idle(
+    topic: TopicName, error: OffloaderError | None, trouble: Trouble | None = None, *, now_s: float = 0.0
+) -> TopicStatus:
     """Describe a topic that this daemon does not own, or stopped working on because of an error."""
     if error is None:
         return TopicStatus(topic=topic, state="claiming")
-    return TopicStatus(topic=topic, state="stalled", stalled_reason=str(error), stalled_class=error_class(error))
+    return TopicStatus(
+        topic=topic,
+        state="stalled",
+        stalled_reason=str(error),
+        stalled_class=error_class(error),
+        stalled_since_ms=trouble.since_ms if trouble is not None else 0,
+        stalled_s=now_s - trouble.since_s if trouble is not None else 0.0,
+    )
 
 
 def lag_of(topic: TopicOffloader) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from offloaderd.offload.commit import AttemptLog, Claim
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.signal import Signal, race
 from offloaderd.offload.topic import TopicOffloader, Workshop
+from offloaderd.offload.troubles import Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
 
 log = structlog.get_logger(__name__)
+
+SAME_TROUBLE_S = 120.0
+"""A claim that fails within this time of the last failure goes on with its trouble: pauses are 30 s at most."""
 
 Duty = Callable[["TopicOffloader"], Coroutine[Any, Any, None]]
 """Work that goes on beside the offloading of a topic for as long as this daemon owns it; it ends by cancellation.
@@ -75,10 +79,13 @@ class Supervisor:
         self.guest = guest
         self.offloader: TopicOffloader | None = None
         self.error: OffloaderError | None = None
+        self.trouble: Trouble | None = None
+        """What the claims of late ended with, and since when; told while there is an error."""
         self.ended = asyncio.Event()
         self._home = home
         self._clock = home.shop.uplink.clock
         self._metrics = home.shop.uplink.metrics
+        self._failed_s = 0.0
         self._stop = asyncio.Event()
         self._abandon = asyncio.Event()
 
@@ -122,7 +129,7 @@ class Supervisor:
                     log.warning("topic.abandoned", topic=str(self.topic), error=str(error))
                     self.error = None
                 except OffloaderError as error:
-                    self.error = error
+                    self._note(error)
                     log.error(  # noqa: TRY400 - an operator needs the message; a trace of expected errors hides it
                         "topic.stalled", topic=str(self.topic), error=str(error), error_class=type(error).__name__
                     )
@@ -132,6 +139,15 @@ class Supervisor:
                     return
         finally:
             self.ended.set()
+
+    def _note(self, error: OffloaderError) -> None:
+        """Keep an error, as a new trouble or as more of the last one if that was not long ago."""
+        now_s, known = self._clock.monotonic(), self.trouble
+        self.error = error
+        if known is None or now_s - self._failed_s > SAME_TROUBLE_S:
+            known = self.trouble = Trouble(error, self._clock.wall_ms(), now_s, tries=0)
+        known.error, self._failed_s = error, now_s
+        known.tries += 1
 
     async def _own(self) -> None:
         """Claim the topic, take over what an earlier owner left, offload until told to stop, release."""
