@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 from structlog.testing import capture_logs
 
-from offloaderd.errors import Denied, Expired, NoSpace, NotFound, OffloaderError, Throttled, Transient
+from offloaderd.errors import Conflict, Denied, Expired, NoSpace, NotFound, OffloaderError, Throttled, Transient
+from offloaderd.metadata import paths
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import EntryBatch, OfferResult, OutagePolicy, Position, TopicName
 from offloaderd.objects.memory import MemoryStore
@@ -23,6 +25,7 @@ from tests.unit.offload.test_faults import QuickClock
 if TYPE_CHECKING:
     from offloaderd.objects.port import Bytes, PartInfo
     from offloaderd.offload.engine import Engine
+    from offloaderd.offload.status import TopicStatus
 
 OTHER = TopicName.parse("public/default/other")
 BLOCK = TopicPolicy(outage=OutagePolicy.BLOCK)
@@ -295,6 +298,33 @@ async def test_expired_credentials_delay_and_change_nothing_else(operation: str)
     assert rig.metrics.upload_retries.labels(**{"class": "expired"})._value.get() == 3
     assert [payload for _, payload in await rig.committed()] == entries
     assert await rig.leftovers() == []
+
+
+async def test_a_topic_that_cannot_even_be_taken_up_says_since_when() -> None:
+    """A damaged node ends every claim: status keeps the time of the first failure over all of them."""
+    rig, _ = faulty_rig()
+    store = rig.tree.connect()
+    for path in (paths.TOPICS, paths.topic(TOPIC), paths.attempt(TOPIC)):
+        with suppress(Conflict):
+            await store.create(path, b"no record")
+    async with rig.engine() as engine:
+        await engine.enable(TOPIC, TopicPolicy())
+
+        def status() -> TopicStatus | None:
+            return next((one for one in engine.statuses() if one.state == "stalled"), None)
+
+        await until(lambda: status() is not None)
+        first = status()
+        await asyncio.sleep(0.3)  # noqa: TID251 - several claims fail in it
+        again = status()
+        assert first is not None
+        assert again is not None
+        assert again.stalled_class == "other"
+        assert "corrupt" in again.stalled_reason
+        assert 0 < first.stalled_since_ms == again.stalled_since_ms
+        assert again.stalled_s > first.stalled_s
+        await store.delete(paths.attempt(TOPIC))
+        await enabled(engine)
 
 
 async def test_what_is_spilled_elsewhere_stays_in_the_source() -> None:
