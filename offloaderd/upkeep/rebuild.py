@@ -224,9 +224,15 @@ async def write(
         return []
     if not await _there(metadata, paths.REBUILD):
         await _put(metadata, paths.REBUILD, str(now_ms).encode())
-    for done, one in enumerate(ready, start=1):
+    done = 0
+
+    async def write_one(one: TopicPlan) -> None:
+        nonlocal done
         await _write_topic(metadata, one, enable=enable)
+        done += 1
         progress(done)
+
+    await each(ready, write_one)
     await _announce(metadata)
     await _take_away(metadata, paths.REBUILD)
     return [one.topic for one in ready]
