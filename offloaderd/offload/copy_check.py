@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderError
-from offloaderd.format import manifest, v2
-from offloaderd.format.verify import decode_verified_block
+from offloaderd.format import manifest
+from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
 from offloaderd.objects import keys
-from offloaderd.offload.sealing import index_groups
 
 if TYPE_CHECKING:
     from offloaderd.format.manifest import SegmentManifest
@@ -123,8 +122,7 @@ class CopyChecker:
         described = manifest.decode(encoded, key=manifest_key)
         self._check_manifest(topic_map, segment, described, manifest_key)
         index, index_found = await self._read(index_key)
-        if index != v2.encode_index(described.data_bytes, index_groups(described.ledgers, described.blocks)):
-            raise CorruptData(key=index_key, offset=0, expected="the index of the manifest's blocks", found="another")
+        check_index(index, described, key=index_key)
         crc32c = await self._read_data(data_key, described) if self._readback else None
         data = GrantedObject(key=data_key, size_bytes=info.size_bytes, crc32c=crc32c, etag=info.etag)
         return data, index_found, manifest_found
