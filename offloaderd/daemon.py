@@ -277,7 +277,7 @@ class Daemon:
         )
         gc = Collector(objects, metadata, wiring.gc_site(settings), clock=self._clock, metrics=self.metrics)
         registration = self._registration(engine, metadata)
-        services = self._services(engine, reader, metadata, ledgers, gc, registration, retention)
+        services = self._services(engine, reader, metadata, objects, ledgers, gc, registration, retention)
         interceptors = [ErrorInterceptor(self.metrics, clock=self._clock)]
         rpc = await stack.enter_async_context(RpcServer(wiring.server_options(settings), services, interceptors))
         registration.reached_at(settings.grpc.advertise or f"{settings.grpc.host}:{rpc.port}")
@@ -319,6 +319,7 @@ class Daemon:
         engine: Engine,
         reader: TopicReader,
         metadata: MetadataStore,
+        objects: SegmentStore,
         ledgers: Ledgers,
         gc: Collector,
         registration: Registration,
@@ -341,6 +342,7 @@ class Daemon:
             upkeep=UpkeepService(gc, grace_s=settings.gc.grace_s),
             placement=PlacementService(engine, registration),
             retention=RetentionService(engine, retention, metadata, ledgers.source, self._clock),
+            inspect=wiring.inspection(settings, engine, reader, metadata, objects, self._clock),
             ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
         )
 

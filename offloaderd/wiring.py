@@ -23,10 +23,14 @@ from offloaderd.offload.topic import Workshop
 from offloaderd.offload.uploader import Uplink, UploadLimits
 from offloaderd.read.reader import ReadOptions
 from offloaderd.read.segment import SegmentOptions
+from offloaderd.rpc.inspect import InspectService, ReaderTiers
 from offloaderd.rpc.server import ServerOptions
 from offloaderd.upkeep.collection import Site
+from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.gc import Schedule
+from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.scrub import Scrubber, ScrubOptions
+from offloaderd.upkeep.verify_topic import TopicVerifier
 
 if TYPE_CHECKING:
     from offloaderd.clock import Clock
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.budget import ByteBudget
     from offloaderd.offload.buffer import BufferPool
     from offloaderd.offload.retention import Retention
+    from offloaderd.read.reader import TopicReader
 
 SINGLES_WINDOW_MAX = 64
 """Single reads that one ledger's reader has on their way; more than a few answers ahead only takes memory."""
@@ -257,6 +262,24 @@ def scrubber(settings: Settings, shop: Workshop) -> Scrubber:
         budget=uplink.budget,
         damaged=SourceKeeper(shop.metadata, uplink.clock).keep,
     )
+
+
+def inspection(
+    settings: Settings,
+    engine: Engine,
+    reader: TopicReader,
+    metadata: MetadataStore,
+    objects: SegmentStore,
+    clock: Clock,
+) -> InspectService:
+    """Return who says where entries are, and whether segments are as they were written."""
+    site = gc_site(settings)
+
+    def looker() -> Looker:
+        return Looker(objects, clock=clock)
+
+    explainer = Explainer(engine, ReaderTiers(reader), metadata, looker(), site)
+    return InspectService(explainer, TopicVerifier(engine, looker, site), engine)
 
 
 def gc_site(settings: Settings) -> Site:

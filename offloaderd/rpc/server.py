@@ -17,6 +17,8 @@ from offloaderd.rpc.v1 import (
     admin_pb2_grpc,
     doctor_pb2,
     doctor_pb2_grpc,
+    inspect_pb2,
+    inspect_pb2_grpc,
     ledgers_pb2,
     ledgers_pb2_grpc,
     offload_pb2,
@@ -57,6 +59,7 @@ class Services:
     upkeep: upkeep_pb2_grpc.UpkeepServiceServicer
     placement: placement_pb2_grpc.PlacementServiceServicer
     retention: retention_pb2_grpc.RetentionServiceServicer
+    inspect: inspect_pb2_grpc.InspectServiceServicer
     ledgers: ledgers_pb2_grpc.LedgerServiceServicer | None = None
 
 
@@ -109,7 +112,8 @@ class RpcServer:
         upkeep_pb2_grpc.add_UpkeepServiceServicer_to_server(services.upkeep, self._server)
         placement_pb2_grpc.add_PlacementServiceServicer_to_server(services.placement, self._server)
         retention_pb2_grpc.add_RetentionServiceServicer_to_server(services.retention, self._server)
-        files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2, placement_pb2, retention_pb2]
+        inspect_pb2_grpc.add_InspectServiceServicer_to_server(services.inspect, self._server)
+        files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2, placement_pb2, retention_pb2, inspect_pb2]
         if services.ledgers is not None:
             ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(services.ledgers, self._server)
             files.append(ledgers_pb2)

@@ -220,7 +220,7 @@ class Verifier:
         report.segments = len(knowns)
         report.entries = sum(one.segment.entries for one in knowns)
         report.object_bytes = sum(one.segment.object_bytes for one in knowns)
-        report.flaws += [_joint(problem) for problem in plan_topic(topic, knowns).problems]
+        report.flaws += [joint(problem) for problem in plan_topic(topic, knowns).problems]
         if level is not Level.METADATA:
             await each([one for one in found if one.whole], lambda one: self._inside(one, level, report))
         report.read_bytes = self._looker.read_bytes - before
@@ -252,12 +252,7 @@ class Verifier:
                     entries=str(there[segment_id].known.segment.range),
                 )
             )
-        knowns = [one.known for segment_id, one in there.items() if segment_id in committed]
-        knowns.sort(key=lambda one: one.segment.begin)
-        if knowns:  # the map knows of losses and ends that were found out after the last segment was sealed
-            ends = {**dict(knowns[-1].ends), **topic_map.ends}
-            knowns[-1] = replace(knowns[-1], losses=topic_map.losses, ends=tuple(sorted(ends.items())))
-        return knowns
+        return informed([one.known for segment_id, one in there.items() if segment_id in committed], topic_map)
 
     async def _lacking(self, topic: TopicName, segment: CommittedSegment, maps: Maps) -> list[Flaw]:
         """Say what is wrong with a committed segment that the listing did not show whole."""
@@ -315,7 +310,16 @@ def _unfinished(target: Target, flaws: Sequence[Flaw]) -> list[Flaw]:
     return [Flaw(kind=Kind.ORPHAN, key=left, found=said, segment_id=target.segment_id)]
 
 
-def _joint(problem: Problem) -> Flaw:
+def informed(knowns: Sequence[Known], topic_map: TopicMap) -> list[Known]:
+    """Return the segments of a map, in order, with the losses and ends that were found out after they were sealed."""
+    found = sorted(knowns, key=lambda one: one.segment.begin)
+    if found:
+        ends = {**dict(found[-1].ends), **topic_map.ends}
+        found[-1] = replace(found[-1], losses=topic_map.losses, ends=tuple(sorted(ends.items())))
+    return found
+
+
+def joint(problem: Problem) -> Flaw:
     """Return what is wrong between segments as a flaw of the later one."""
     return Flaw(
         kind=Kind(problem.kind.value),

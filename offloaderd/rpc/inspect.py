@@ -1,0 +1,207 @@
+"""InspectService: where an entry is, and whether a topic's segments are what was written."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Protocol
+
+from offloaderd.errors import InvalidInput, Transient
+from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.model import Position, TopicName
+from offloaderd.rpc.convert import from_position, to_position
+from offloaderd.rpc.v1 import inspect_pb2, inspect_pb2_grpc
+from offloaderd.upkeep.explain import Held
+from offloaderd.upkeep.flaws import Level
+from offloaderd.upkeep.verify_topic import SegmentReport
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from offloaderd.metadata.records.grant import Grant
+    from offloaderd.metadata.records.owner import Owner
+    from offloaderd.metadata.records.verified import SegmentVerified
+    from offloaderd.read.reader import TopicReader
+    from offloaderd.rpc.v1.inspect_pb2_grpc import _ServicerContext as Context
+    from offloaderd.upkeep.explain import Explanation, Place
+    from offloaderd.upkeep.flaws import Flaw
+    from offloaderd.upkeep.verify_topic import Between
+
+
+class Explaining(Protocol):
+    """Who explains."""
+
+    async def explain(self, topic: TopicName, position: Position) -> Explanation:
+        """Explain a position."""
+        ...
+
+
+class Verifying(Protocol):
+    """Who verifies."""
+
+    def run(self, topic: TopicName, level: Level) -> AsyncGenerator[SegmentReport | Between, None]:
+        """Yield a report of each segment, and at the end what is between them."""
+        ...
+
+
+class Owners(Protocol):
+    """Who owns which topic."""
+
+    async def owner_of(self, topic: TopicName) -> Owner | None:
+        """Return the owner of a topic."""
+        ...
+
+
+class InspectService(inspect_pb2_grpc.InspectServiceServicer):
+    """Explains and verifies; nothing is changed."""
+
+    def __init__(self, explainer: Explaining, verifier: Verifying, owners: Owners) -> None:
+        self._explainer = explainer
+        self._verifier = verifier
+        self._owners = owners
+
+    async def Explain(  # noqa: N802 - named by the proto
+        self, request: inspect_pb2.ExplainRequest, context: Context
+    ) -> inspect_pb2.ExplainResponse:
+        """Explain a position. Raises NotFound for an unknown topic, InvalidInput, and what the stores raise."""
+        if not request.HasField("position"):
+            raise InvalidInput("no position to explain", hint="write LEDGER:ENTRY")
+        topic = TopicName.parse(request.topic)
+        found = await self._explainer.explain(topic, from_position(request.position))
+        return explanation_message(found, await self._owners.owner_of(topic))
+
+    async def Verify(  # noqa: N802 - named by the proto
+        self, request: inspect_pb2.VerifyRequest, context: Context
+    ) -> AsyncIterator[inspect_pb2.VerifyEvent]:
+        """Yield what was found of each segment, then what is between them. Raises what the stores raise."""
+        topic = TopicName.parse(request.topic)
+        try:
+            level = Level(request.level or Level.FULL)
+        except ValueError:
+            raise InvalidInput(f"unknown level {request.level!r}", hint=f"one of {', '.join(Level)}") from None
+        async with aclosing(self._verifier.run(topic, level)) as found:
+            async for one in found:
+                yield event_message(one)
+
+
+class ReaderTiers:
+    """The tiers beside the bucket, as a reader sees them."""
+
+    def __init__(self, reader: TopicReader) -> None:
+        self._reader = reader
+
+    async def held(self, topic: TopicName, position: Position) -> Held:
+        """Return what they hold. Raises NotFound for a topic that no tier knows, Transient."""
+        reader = self._reader
+        why = ""
+        try:
+            view = await reader.view(topic)
+        except Transient as error:
+            why = error.message
+            view = await reader.view(topic, Position(0, 0))
+        if view.is_empty() and not why:
+            await reader.priority(topic)
+        buffered = reader.hot.read(topic, position, position, 1) is not None
+        ledger = view.ledger(position.ledger_id)
+        holds = ledger is not None and position.entry_id <= ledger.last_entry_id
+        return Held(
+            buffer=buffered,
+            source=None if why else holds,
+            in_source=ledger is not None,
+            ended=ledger.last_entry_id + 1 if ledger is not None and ledger.closed else None,
+            newest=view.newest(),
+            why=why,
+        )
+
+
+def explanation_message(found: Explanation, owner: Owner | None) -> inspect_pb2.ExplainResponse:
+    """Return an explanation as the API says it."""
+    return inspect_pb2.ExplainResponse(
+        state=found.state.value,
+        text=found.text,
+        what_to_do=found.what_to_do,
+        in_buffer=found.held.buffer,
+        in_source=found.held.source,
+        in_objects=found.place is not None,
+        source_trouble=found.held.why,
+        place=_place(found.place, found.verified) if found.place is not None else None,
+        owner=owner.daemon_id if owner is not None else "",
+        owner_address=owner.address if owner is not None else "",
+        epoch=owner.epoch if owner is not None else 0,
+        ledger_entries=found.ledger_end.entries if found.ledger_end is not None else None,
+        ledger_deleted_ms=found.ledger_deleted_ms or 0,
+        grant=_grant(found.grant) if found.grant is not None else None,
+    )
+
+
+def _place(place: Place, verified: SegmentVerified | None) -> inspect_pb2.ExplainResponse.Place:
+    segment, block = place.segment, place.block
+    message = inspect_pb2.ExplainResponse.Place(
+        segment_id=str(segment.segment_id),
+        begin=to_position(segment.begin),
+        end=to_position(segment.end),
+        offloaded_ms=segment.offloaded_ms,
+        bucket=segment.bucket,
+        data_key=place.data_key,
+        data_bytes=segment.object_bytes,
+        entry_offset=place.entry_offset,
+        payload_bytes=place.payload_bytes,
+        flaw=flaw_message(place.flaw) if place.flaw is not None else None,
+    )
+    if block is not None:
+        message.block_number, message.block_count = place.block_number, place.block_count
+        message.block_offset, message.block_bytes, message.block_crc32c = block.offset, block.length, block.crc32c
+        message.block_first.ledger_id = message.block_last.ledger_id = block.ledger_id
+        message.block_first.entry_id, message.block_last.entry_id = block.first_entry_id, block.last_entry_id
+    if place.entry_offset is not None:
+        message.payload_offset = place.entry_offset + ENTRY_OVERHEAD_BYTES
+    if verified is not None:
+        message.verified_ms, message.verified_level = verified.verified_ms, verified.level
+        message.verified_flaws, message.verified_flaw = verified.flaws, verified.flaw
+    return message
+
+
+def _grant(grant: Grant) -> inspect_pb2.ExplainResponse.Grant:
+    return inspect_pb2.ExplainResponse.Grant(
+        in_force=grant.in_force,
+        verified_ms=grant.verified_ms,
+        readback=grant.readback,
+        daemon_id=grant.daemon_id,
+        not_before_ms=grant.not_before_ms,
+        revoked_ms=grant.revoked_ms,
+        revoked_reason=grant.revoked_reason,
+        source_deleted_ms=grant.source_deleted_ms,
+    )
+
+
+def event_message(one: SegmentReport | Between) -> inspect_pb2.VerifyEvent:
+    """Return what was found as the API says it."""
+    flaws = [flaw_message(flaw) for flaw in one.flaws]
+    if isinstance(one, SegmentReport):
+        segment = inspect_pb2.VerifyEvent.Segment(
+            segment_id=str(one.segment.segment_id),
+            begin=to_position(one.segment.begin),
+            end=to_position(one.segment.end),
+            data_bytes=one.segment.object_bytes,
+            read_bytes=one.read_bytes,
+            flaws=flaws,
+            number=one.number,
+            of=one.of,
+        )
+        return inspect_pb2.VerifyEvent(segment=segment)
+    between = inspect_pb2.VerifyEvent.Between(flaws=flaws, segments=one.segments, read_bytes=one.read_bytes)
+    return inspect_pb2.VerifyEvent(between=between)
+
+
+def flaw_message(flaw: Flaw) -> inspect_pb2.Flaw:
+    """Return a flaw as the API says it."""
+    return inspect_pb2.Flaw(
+        kind=flaw.kind.value,
+        key=flaw.key,
+        offset=flaw.offset,
+        expected=flaw.expected,
+        found=flaw.found,
+        entries=flaw.entries,
+        what_to_do=flaw.what_to_do,
+        segment_id=str(flaw.segment_id or ""),
+        is_problem=flaw.is_problem,
+    )

@@ -1,0 +1,251 @@
+"""Where one entry is: which tiers hold it now, in which object and bytes, verified when, and may its source go?
+
+What is said of the object is not looked up but looked at: the block is read and its checksum compared, the entry found
+in it. A position without an entry is explained as well: deleted, lost, not written yet, behind the end of its ledger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from offloaderd.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.format.v2 import BLOCK_HEADER_BYTES
+from offloaderd.format.verify import decode_verified_block
+from offloaderd.metadata import paths
+from offloaderd.metadata.nodes import node
+from offloaderd.metadata.records import grant as grant_record
+from offloaderd.metadata.records import verified as verified_record
+from offloaderd.model import Position
+from offloaderd.upkeep.flaws import RESTORE, Flaw, Kind, corrupt
+from offloaderd.upkeep.segment_check import Tables, Target, entries_of, load_manifest
+
+if TYPE_CHECKING:
+    from offloaderd.format.manifest import BlockInfo
+    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.grant import Grant
+    from offloaderd.metadata.records.verified import SegmentVerified
+    from offloaderd.model import LedgerEnd, Loss, TopicName
+    from offloaderd.upkeep.collection import Site
+    from offloaderd.upkeep.looking import Looker
+
+
+class State(StrEnum):
+    """What is to be said of a position in a word."""
+
+    OFFLOADED = "offloaded"
+    NOT_OFFLOADED = "not-offloaded"
+    DELETED = "deleted"
+    LOST = "lost"
+    MAYBE_LOST = "maybe-lost"
+    NO_ENTRY = "no-entry"
+    BEYOND = "beyond-the-end"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Which of the other tiers hold an entry. `source` is None when it could not be asked; `why` says so.
+
+    `ended` is the number of entries of its ledger, if the source knows that it is closed. `in_source`: the source has
+    the ledger. `newest` is the topic's newest entry in any tier.
+    """
+
+    buffer: bool
+    source: bool | None
+    in_source: bool
+    ended: int | None
+    newest: Position | None
+    why: str = ""
+
+
+class Tiers(Protocol):
+    """Whoever knows the tiers beside the bucket."""
+
+    async def held(self, topic: TopicName, position: Position) -> Held:
+        """Return what they hold. Raises NotFound for a topic that no tier knows, Transient."""
+        ...
+
+
+class Maps(Protocol):
+    """What is committed."""
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an entry lies in the bucket. Of the entry itself nothing is said when its block is damaged.
+
+    `entry_offset` is that of its head of 12 bytes in the data object, which the payload follows.
+    """
+
+    segment: CommittedSegment
+    data_key: str
+    block: BlockInfo | None = None
+    block_number: int = 0
+    block_count: int = 0
+    entry_offset: int | None = None
+    payload_bytes: int | None = None
+    flaw: Flaw | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """All that is known of a position. `verified` is the scrub's last word on the segment."""
+
+    topic: TopicName
+    position: Position
+    state: State
+    text: str
+    what_to_do: str = ""
+    held: Held
+    place: Place | None = None
+    verified: SegmentVerified | None = None
+    ledger_end: LedgerEnd | None = None
+    ledger_deleted_ms: int | None = None
+    grant: Grant | None = None
+
+
+class Explainer:
+    """Answers for one site."""
+
+    def __init__(self, maps: Maps, tiers: Tiers, metadata: MetadataStore, looker: Looker, site: Site) -> None:
+        self._maps = maps
+        self._tiers = tiers
+        self._metadata = metadata
+        self._looker = looker
+        self._site = site
+
+    async def explain(self, topic: TopicName, position: Position) -> Explanation:
+        """Explain a position. Raises NotFound for an unknown topic, Transient, Denied, CorruptData for metadata."""
+        held = await self._tiers.held(topic, position)  # before the map: entries only move from there to here
+        topic_map = await self._maps.topic_map(topic)
+        segment = topic_map.find(position)
+        grant = await self._grant(topic, position.ledger_id)
+        known = Explanation(
+            topic=topic,
+            position=position,
+            state=State.OFFLOADED,
+            text="",
+            held=held,
+            ledger_end=topic_map.ends.get(position.ledger_id),
+            ledger_deleted_ms=topic_map.deleted.get(position.ledger_id),
+            grant=grant,
+        )
+        if segment is None:
+            return without_segment(known, topic_map)
+        place = await self._place(topic, position, segment)
+        verified = await self._verified(topic, segment)
+        if place.flaw is not None:
+            text, advice = f"offloaded, and not readable from the bucket now: {place.flaw}", place.flaw.what_to_do
+        else:
+            text, advice = "offloaded; its block was read and is as it was written", ""
+        return replace(known, text=text, what_to_do=advice, place=place, verified=verified)
+
+    async def _place(self, topic: TopicName, position: Position, segment: CommittedSegment) -> Place:
+        target = Target(
+            segment_id=segment.segment_id,
+            prefix=segment.prefix,
+            cluster=self._site.cluster,
+            topic=topic,
+            committed=segment,
+        )
+        place = Place(segment=segment, data_key=target.data_key)
+        if segment.bucket != self._site.bucket:
+            said = f"it lies in bucket {segment.bucket!r}; this daemon works with {self._site.bucket!r}"
+            return replace(place, flaw=Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said))
+        found = Tables()
+        manifest = await load_manifest(self._looker, target, found)
+        if manifest is None:
+            return replace(place, flaw=found.flaws[0])
+        number = manifest.block_at(position)
+        block = manifest.blocks[number]
+        place = replace(place, block=block, block_number=number + 1, block_count=len(manifest.blocks))
+        return await self._entry(place, block, position)
+
+    async def _entry(self, place: Place, block: BlockInfo, position: Position) -> Place:
+        """Read the block and find the entry in it."""
+        key = place.data_key
+        try:
+            async with self._looker.piece(key, block.offset, block.length) as data:
+                payloads = decode_verified_block(data, block, key=key).payloads
+        except BucketMissing:
+            raise
+        except NotFound:
+            return replace(place, flaw=Flaw(kind=Kind.MISSING, key=key, found="no such object"))
+        except CorruptData as error:
+            return replace(place, flaw=corrupt(Kind.BLOCK, error, entries=entries_of(block)))
+        number = position.entry_id - block.first_entry_id
+        before = sum(len(one) + ENTRY_OVERHEAD_BYTES for one in payloads[:number])
+        offset = block.offset + BLOCK_HEADER_BYTES + before
+        return replace(place, entry_offset=offset, payload_bytes=len(payloads[number]))
+
+    async def _verified(self, topic: TopicName, segment: CommittedSegment) -> SegmentVerified | None:
+        path = paths.verified(topic)
+        found = await node(self._metadata, path)
+        if found is None:
+            return None
+        return verified_record.decode(found.value, path=path).segments.get(segment.segment_id)
+
+    async def _grant(self, topic: TopicName, ledger_id: int) -> Grant | None:
+        path = paths.grant(topic, ledger_id)
+        found = await node(self._metadata, path)
+        return grant_record.decode(found.value, path=path) if found is not None else None
+
+
+def without_segment(known: Explanation, topic_map: TopicMap) -> Explanation:
+    """Say what is with a position that no committed segment holds."""
+    position, held = known.position, known.held
+    loss = next((one for one in topic_map.losses if one.holds(position)), None)
+    if topic_map.floor is not None and position <= topic_map.floor:
+        first = topic_map.segments[0].begin if topic_map.segments else None
+        text = f"offloaded, and deleted again by retention, like all up to {topic_map.floor}"
+        advice = f"the oldest that is kept is {first}" if first else "nothing of the topic is kept in the bucket"
+        return replace(known, state=State.DELETED, text=text, what_to_do=advice)
+    if loss is not None:
+        return _lost(known, loss)
+    if held.buffer or held.source:
+        where = " and ".join(name for name, there in (("buffer", held.buffer), ("source", held.source)) if there)
+        text = f"confirmed, and not offloaded yet: only in the {where}"
+        advice = "offloadctl offload TOPIC --wait makes it durable now; offloadctl status says what holds it up"
+        return replace(known, state=State.NOT_OFFLOADED, text=text, what_to_do=advice)
+    return _nowhere(known, topic_map)
+
+
+def _lost(known: Explanation, loss: Loss) -> Explanation:
+    if loss.certain:
+        state, text = State.LOST, f"lost: entries {loss} were deleted from the source before they were offloaded"
+    else:
+        state, text = State.MAYBE_LOST, f"nobody can tell whether there were entries {loss}: the source deleted them"
+    return replace(known, state=state, text=text, what_to_do=f"nothing brings it back; read on from {loss.before}")
+
+
+def _nowhere(known: Explanation, topic_map: TopicMap) -> Explanation:
+    """Say why an entry is in no tier: it is none, it is still to come, or it is missing."""
+    position, held = known.position, known.held
+    end = known.ledger_end.entries if known.ledger_end is not None else held.ended
+    newest = max((one for one in (held.newest, topic_map.offloaded) if one is not None), default=None)
+    if end is not None and position.entry_id >= end:
+        after = topic_map.after(position)
+        advice = f"the next is {after.begin}" if after is not None else ""
+        text = f"no entry: ledger {position.ledger_id} ended with {end} entries"
+        return replace(known, state=State.NO_ENTRY, text=text, what_to_do=advice)
+    if held.source is None and (newest is None or position > (topic_map.offloaded or Position(-1, -1))):
+        text = f"not in the bucket and not in the buffer; the ledger source cannot be asked: {held.why}"
+        return replace(known, state=State.UNKNOWN, text=text, what_to_do="bring the source back and ask again")
+    if newest is None or position > newest:
+        text = "the topic has no entries yet" if newest is None else f"beyond the end: the newest entry is {newest}"
+        return replace(known, state=State.BEYOND, text=text, what_to_do="nothing: it has not been written yet")
+    if position.ledger_id not in topic_map.contexts and not held.in_source:
+        text = f"no tier knows a ledger {position.ledger_id} of the topic"
+        advice = "ledgers of a topic are not numbered one by one: offloadctl segments shows which there are"
+        return replace(known, state=State.NO_ENTRY, text=text, what_to_do=advice)
+    text = "in no tier, though entries before and behind it are there"
+    return replace(known, state=State.MISSING, text=text, what_to_do=f"offloadctl verify TOPIC; {RESTORE}")

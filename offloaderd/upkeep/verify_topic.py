@@ -1,0 +1,113 @@
+"""Verifying the committed segments of one topic, for a daemon that is asked to: the map against the bucket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from offloaderd.upkeep.flaws import Flaw, Kind, Level
+from offloaderd.upkeep.rebuild import known_of
+from offloaderd.upkeep.rebuild_plan import plan_topic
+from offloaderd.upkeep.segment_check import Target, check_blocks, check_headers, check_tables
+from offloaderd.upkeep.verify import informed, joint
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.model import TopicName
+    from offloaderd.upkeep.collection import Site
+    from offloaderd.upkeep.looking import Looker
+    from offloaderd.upkeep.rebuild_plan import Known
+
+
+class Maps(Protocol):
+    """What is committed."""
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return it."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class SegmentReport:
+    """What was found of one segment, which is `number` of `of`."""
+
+    segment: CommittedSegment
+    number: int
+    of: int
+    read_bytes: int = 0
+    flaws: list[Flaw] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Between:
+    """What is wrong between segments, and the sum."""
+
+    segments: int
+    read_bytes: int
+    flaws: list[Flaw]
+
+
+class TopicVerifier:
+    """Looks at topics of one site; `looker` makes the one that is used for one verification."""
+
+    def __init__(self, maps: Maps, looker: Callable[[], Looker], site: Site) -> None:
+        self._maps = maps
+        self._looker = looker
+        self._site = site
+
+    async def run(self, topic: TopicName, level: Level) -> AsyncGenerator[SegmentReport | Between, None]:
+        """Yield a report of each segment, oldest first, and at the end what is between them.
+
+        Raises what the stores raise. A segment that is deleted meanwhile is left out.
+        """
+        looker = self._looker()
+        topic_map = await self._maps.topic_map(topic)
+        knowns: list[Known] = []
+        for number, segment in enumerate(topic_map.segments, start=1):
+            before = looker.read_bytes
+            report = SegmentReport(segment=segment, number=number, of=len(topic_map.segments))
+            known = await self._segment(looker, topic, report, level)
+            if report.flaws:
+                now = await self._maps.topic_map(topic)
+                if segment.segment_id not in {one.segment_id for one in now.segments}:
+                    continue
+            if known is not None:
+                knowns.append(known)
+            report.read_bytes = looker.read_bytes - before
+            yield report
+        whole = len(knowns) == len(topic_map.segments)
+        problems = plan_topic(topic, informed(knowns, topic_map)).problems if whole else ()
+        yield Between(
+            segments=len(topic_map.segments), read_bytes=looker.read_bytes, flaws=[joint(one) for one in problems]
+        )
+
+    async def _segment(self, looker: Looker, topic: TopicName, report: SegmentReport, level: Level) -> Known | None:
+        """Look at one segment; returns what its manifest says."""
+        segment = report.segment
+        target = Target(
+            segment_id=segment.segment_id,
+            prefix=segment.prefix,
+            cluster=self._site.cluster,
+            topic=topic,
+            committed=segment,
+        )
+        if segment.bucket != self._site.bucket:
+            said = f"in bucket {segment.bucket!r}"
+            report.flaws.append(
+                Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said, segment_id=segment.segment_id)
+            )
+            return None
+        tables = await check_tables(looker, target)
+        report.flaws += tables.flaws
+        manifest = tables.manifest
+        if manifest is None:
+            return None
+        gone = any(flaw.kind is Kind.MISSING and flaw.key == target.data_key for flaw in tables.flaws)
+        if level is Level.HEADERS and not gone:
+            report.flaws += await check_headers(looker, target, manifest)
+        elif level is Level.FULL and not gone:
+            async for _, flaws in check_blocks(looker, target, manifest):
+                report.flaws += flaws
+        return known_of(manifest, topic, self._site)
