@@ -12,7 +12,7 @@ import pytest
 
 from offloaderd.clock import SystemClock
 from offloaderd.model import Position, ReadPriority
-from offloaderd.read.errors import EntriesLost
+from offloaderd.read.errors import EntriesDeleted, EntriesLost
 from offloaderd.rpc.v1 import common_pb2
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.writer import Plan, ledger_writer
@@ -288,3 +288,30 @@ async def test_a_topic_is_deleted_and_made_again(site: Site, written: Written) -
         begin = min(again.entries)
         assert (await read(client, again, begin))[0] == again.entries
         assert [before for _, before, _ in lost(await status(client, again))] in ([], [begin])
+
+
+async def test_the_tier_follows_what_a_broker_trims(site: Site, written: Written) -> None:
+    """A topic whose retention is `follow` loses what left the list, and no more; grants delete nothing there."""
+    site.settings["retention"] = {"kind": "follow", "follow_lag_s": 0.5, "interval_s": 0.2}
+    site.settings["grants"] = {"deletion_lag_s": 0, "interval_s": 0.2}
+    async with DaemonProcess(site) as daemon, daemon.client() as client:
+        await client.enable(written.topic.name)
+        for _ in range(3):
+            await written.add(40)
+            await written.topic.roll()
+            await offload(client, written)
+        first, second = (ledger.ledger_id for ledger in written.topic.ledgers[:2])
+        while {one.state for one in (await client.ledgers(written.topic.name)).ledgers} != {"granted", "open"}:
+            await CLOCK.sleep(0.05)
+        assert all(one.at_source for one in (await client.ledgers(written.topic.name)).ledgers)
+        await written.topic.trim(1)
+        while not (answer := await client.ledgers(written.topic.name)).HasField("floor"):
+            await CLOCK.sleep(0.05)
+        assert (answer.floor.ledger_id, answer.floor.entry_id) == (first, 39)
+        found, _ = await read(client, written)
+        assert found == {at: entry for at, entry in written.entries.items() if at.ledger_id > first}
+        with pytest.raises(EntriesDeleted, match="deleted by retention"):
+            await read(client, written, Position(first, 0))
+        await CLOCK.sleep(1.5)
+        assert (await client.ledgers(written.topic.name)).floor.ledger_id == first
+        assert (await client.ledgers(written.topic.name)).ledgers[0].ledger_id == second
