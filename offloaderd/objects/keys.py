@@ -33,6 +33,13 @@ MANAGED_LEDGER_KEY = "managedledgername"
 FORMAT_VERSION = "1"
 """Pulsar's readers refuse any other value, for V2 as well."""
 
+GC_CLOCK = "offloaderd-gc/clock"
+RETENTION_CLOCK = "offloaderd-retention/clock"
+"""Written below the prefix to learn the store's time, and deleted at once; no segment's key looks like them.
+
+What a crash leaves of them the collector of garbage deletes.
+"""
+
 _NAME = re.compile(
     r"([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
     r"(?:(-index)|(-manifest)|-ledger-(0|[1-9][0-9]{0,18})(-index)?)?"

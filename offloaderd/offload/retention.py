@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-CLOCK_KEY = "offloaderd-retention/clock"
-
 
 class Limits(NamedTuple):
     """How long a topic is kept; None is no limit."""
@@ -227,7 +225,7 @@ class Retention:
         """Whether a segment is as old as that by the store's own clock."""
         uplink = self._shop.uplink
         stored = await uplink.objects.head(keys.manifest_key(segment.prefix, segment.segment_id))
-        key = f"{uplink.prefix}{CLOCK_KEY}-{segment.segment_id}"
+        key = f"{uplink.prefix}{keys.RETENTION_CLOCK}"
         now = await uplink.objects.put(key, b"")
         now_ms = now.modified_ms or (await uplink.objects.head(key)).modified_ms
         await uplink.objects.delete([key])

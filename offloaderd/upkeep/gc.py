@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import Conflict, OffloaderError
+from offloaderd.objects import keys
 from offloaderd.upkeep.collection import Collection, Rules
 from offloaderd.upkeep.finds import Find, Summary, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Set as AbstractSet
+    from uuid import UUID
 
     from offloaderd.clock import Clock
     from offloaderd.metadata.port import MetadataStore
@@ -33,8 +36,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-CLOCK_KEY = "offloaderd-gc/clock"
-"""Written below the prefix to learn the store's time, and deleted again; no segment's key looks like it."""
 FIRST_S = 900.0
 """A daemon that was just started collects about then, though the interval be longer: it may not live that long."""
 
@@ -62,8 +63,12 @@ class Collector:
         self._metrics = metrics
         self._busy = False
 
-    async def collect(self, *, grace_s: float, apply: bool) -> AsyncGenerator[Find | Summary, None]:
+    async def collect(
+        self, *, grace_s: float, apply: bool, also: AbstractSet[UUID] = frozenset()
+    ) -> AsyncGenerator[Find | Summary, None]:
         """Yield every find as it is judged and dealt with, and the sum at the end. Deletes only with `apply`.
+
+        `also` names segments that go although they would raise an alarm; never those that a topic refers to.
 
         Raises Conflict while another collection runs and when the metadata may refer to what cannot be seen,
         CorruptData for a node that cannot be read, and what the stores raise: then nothing more is deleted.
@@ -75,7 +80,7 @@ class Collector:
         started = self._clock.monotonic()
         outcome = "failed"
         try:
-            rules = Rules(site=self._site, grace_s=grace_s, apply=apply, now_ms=await self._now_ms())
+            rules = Rules(site=self._site, grace_s=grace_s, apply=apply, now_ms=await self._now_ms(), also=also)
             async with aclosing(Collection(self._objects, self._metadata, rules, summary).finds()) as finds:
                 async for find in finds:
                     summary.count(find)
@@ -120,10 +125,10 @@ class Collector:
 
     async def _now_ms(self) -> int:
         """Ask the store what time it is: ages are differences of its own times, whatever clock this machine has."""
-        key = f"{self._site.prefix}{CLOCK_KEY}"
+        key = f"{self._site.prefix}{keys.GC_CLOCK}"
         info = await self._objects.put(key, b"")
         now_ms = info.modified_ms or (await self._objects.head(key)).modified_ms
-        await self._objects.delete([key])
+        await self._objects.delete([key, f"{self._site.prefix}{keys.RETENTION_CLOCK}"])  # a crash may have left it
         return now_ms
 
 
