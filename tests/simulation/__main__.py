@@ -32,7 +32,7 @@ def main() -> int:
     metrics = Metrics()
     fired: Counter[str] = Counter()
     failed: list[int] = []
-    commits = entries = reads = steps = 0
+    commits = entries = reads = steps = kept = granted = removed = 0
     seeds = [given.seed] if given.seed is not None else range(given.first, given.first + given.seeds)
     started = time.process_time()  # how long it takes on the machine
     gc.disable()
@@ -40,7 +40,8 @@ def main() -> int:
         report = simulate(seed, metrics, verbose=given.verbose)
         fired += report.fired
         commits, entries = commits + report.commits, entries + report.entries
-        reads, steps = reads + report.reads, steps + report.steps
+        reads, steps, kept = reads + report.reads, steps + report.steps, kept + report.kept
+        granted, removed = granted + report.granted, removed + report.removed
         if given.hashes:
             print(f"{seed} {report.trace_hash}")
         if report.failure:
@@ -56,6 +57,7 @@ def main() -> int:
     print(
         f"{len(seeds)} seeds in {took:.1f} s ({took / len(seeds):.3f} s each, {steps} steps): "
         f"{len(failed)} failed, {commits} segments of {entries} entries committed, {reads} entries read, "
+        f"{kept} parts found by new owners, {granted} ledgers deleted by grant, {removed} segments removed, "
         f"{fired.total()} faults"
     )
     print(", ".join(f"{what} {count}" for what, count in sorted(fired.items())))

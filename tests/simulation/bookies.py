@@ -14,7 +14,7 @@ from offloaderd.model import Confirmed, Edge, EntryBatch, LedgerInfo, Position, 
 from tests.simulation.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Collection, Sequence
 
     from tests.simulation.loop import Process
     from tests.simulation.world import World
@@ -49,6 +49,7 @@ class Ledgers:
         self._rng = world.chance.stream("ledgers")
         self._next_id = self._rng.randrange(1, 50)
         self.topics: dict[TopicName, list[Ledger]] = {}
+        self.gone: set[TopicName] = set()
         self.sources: list[Source] = []
 
     def create(self, topic: TopicName) -> None:
@@ -56,7 +57,8 @@ class Ledgers:
         self.topics.setdefault(topic, [])
 
     def append(self, topic: TopicName, sizes: Sequence[int]) -> None:
-        """Write entries."""
+        """Write entries; a topic that was deleted is there again."""
+        self.gone.discard(topic)
         ledgers = self.topics[topic]
         if not ledgers or ledgers[-1].closed:
             ledgers.append(Ledger(self._next_id))
@@ -86,6 +88,14 @@ class Ledgers:
         for ledger in self.topics[topic]:
             if ledger.ledger_id == ledger_id and ledger.closed:
                 ledger.deleted = True
+        self._changed(topic)
+
+    def delete_topic(self, topic: TopicName) -> None:
+        """Delete a topic with all its ledgers."""
+        self.roll(topic)
+        for ledger in self.topics[topic]:
+            ledger.deleted = True
+        self.gone.add(topic)
         self._changed(topic)
 
     def find(self, topic: TopicName, ledger_id: int) -> Ledger:
@@ -153,7 +163,7 @@ class Source:
         """See LedgerSource."""
 
         def act() -> list[LedgerInfo]:
-            if topic not in self._ledgers.topics:
+            if topic not in self._ledgers.topics or topic in self._ledgers.gone:
                 raise NotFound(f"unknown topic {topic}")
             return [
                 LedgerInfo(
@@ -219,8 +229,36 @@ class Source:
         return await self._wire.call(f"length {topic.local} {ledger_id}:{entry_id}", act, write=False)
 
     async def delete(self, topic: TopicName, ledger_id: int) -> None:
-        """See LedgerSource."""
-        raise Denied(f"ledger {ledger_id} of {topic} is the broker's to delete")
+        """See LedgerSource; as the embedded store does it."""
+
+        def act() -> None:
+            if any(one.ledger_id == ledger_id and not one.deleted for one in self._ledgers.topics[topic]):
+                self._world.oracle.deleting_source(topic, ledger_id)
+                self._ledgers.delete(topic, ledger_id)
+
+        await self._wire.call(f"delete ledger {topic.local} {ledger_id}", act, write=True)
+
+    async def listed(self, topic: TopicName) -> Collection[int]:
+        """See LedgerRegister."""
+
+        def act() -> list[int]:
+            if topic not in self._ledgers.topics or topic in self._ledgers.gone:
+                raise NotFound(f"unknown topic {topic}")
+            return [one.ledger_id for one in self._ledgers.topics[topic] if not one.deleted]
+
+        return await self._wire.call(f"listed {topic.local}", act, write=False)
+
+    async def create(self, topic: TopicName) -> None:
+        """See LedgerStore; nobody asks for it."""
+        raise Denied(f"{topic} is the broker's")
+
+    async def append(self, topic: TopicName, payloads: Sequence[bytes]) -> Position:
+        """See LedgerStore; nobody asks for it."""
+        raise Denied(f"{topic} is the broker's; not {len(payloads)} entries")
+
+    async def roll(self, topic: TopicName) -> None:
+        """See LedgerStore; nobody asks for it."""
+        raise Denied(f"{topic} is the broker's")
 
     def changed(self, topic: TopicName) -> None:
         """Wake the watches of a topic after a while."""

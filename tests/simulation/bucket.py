@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.objects.memory import MemoryStore
+from offloaderd.objects.multipart import md5
 from tests.simulation.wire import Wire, drained, instantly
 
 if TYPE_CHECKING:
@@ -21,9 +22,13 @@ PAGE = 7
 class Bucket(MemoryStore):
     """The bucket itself, whose state the model may look at."""
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Return all keys."""
         return sorted(self._objects)
+
+    def age_s(self, key: str) -> float:
+        """Return how long ago an object was stored."""
+        return (self._clock.wall_ms() - self._objects[key][0].modified_ms) / 1000
 
     def data(self, key: str) -> bytes | None:
         """Return an object's bytes."""
@@ -45,6 +50,8 @@ class Bucket(MemoryStore):
 
 
 def _flipped(data: bytes, bit: int) -> bytes:
+    if not data:
+        return data
     at = bit // 8
     return data[:at] + bytes([data[at] ^ (1 << bit % 8)]) + data[at + 1 :]
 
@@ -57,6 +64,7 @@ class BucketClient:
         self._bucket = world.bucket
         self._wire = Wire(world, process, "s3")
         self._rng = world.chance.stream(f"rot of {process.name}")
+        self._listed: dict[str, set[tuple[int, str]]] = {}
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""
@@ -66,7 +74,7 @@ class BucketClient:
         faults = self._world.faults
         if faults.on and self._rng.random() < faults.garbled:
             faults.count("s3 garbled")
-            return _flipped(data, self._rng.randrange(8 * len(data))) if data else data
+            return _flipped(data, int(self._rng.random() * 8 * len(data)))
         return data
 
     async def head(self, key: str) -> ObjectInfo:
@@ -91,16 +99,19 @@ class BucketClient:
 
     async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """See ObjectStore."""
-        rotten = self._rots()
+        bit = self._rots()
 
         def act() -> ObjectInfo:
             info = instantly(self._bucket.put(key, data, metadata=metadata))
-            if rotten:
-                self._bucket.rot(rotten, key)
             self._world.oracle.stored(key)
             return info
 
-        return await self._wire.call(f"put {key}", act, write=True)
+        def rot() -> ObjectInfo:
+            info = instantly(self._bucket.put(key, data, metadata=metadata))
+            self._bucket.rot(bit, key)
+            return info
+
+        return await self._wire.call(f"put {key}", act, write=True, spoilt=rot if bit else None)
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""
@@ -119,21 +130,29 @@ class BucketClient:
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
         """See MultipartStore."""
-        rotten = self._rots()
+        bit = self._rots()
+        if (part_number, md5(bytes(data))) in self._listed.get(upload_id, ()):
+            self._world.oracle.fail("P1", f"part {part_number} of {key} was listed, and is sent again")
 
         def act() -> PartInfo:
-            info = instantly(self._bucket.upload_part(key, upload_id, part_number, data))
-            if rotten:
-                self._bucket.rot(rotten, key, upload_id, part_number)
+            return instantly(self._bucket.upload_part(key, upload_id, part_number, data))
+
+        def rot() -> PartInfo:
+            info = act()
+            self._bucket.rot(bit, key, upload_id, part_number)
             return info
 
-        return await self._wire.call(f"upload_part {key} {part_number} {len(data)}", act, write=True)
+        what = f"upload_part {key} {part_number} {len(data)}"
+        return await self._wire.call(what, act, write=True, spoilt=rot if bit else None)
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """See MultipartStore."""
-        return await self._wire.call(
+        parts = await self._wire.call(
             f"list_parts {key}", lambda: instantly(self._bucket.list_parts(key, upload_id)), write=False
         )
+        self._world.oracle.kept += len(parts)
+        self._listed[upload_id] = {(part.part_number, part.etag) for part in parts}
+        return parts
 
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """See MultipartStore."""

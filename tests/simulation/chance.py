@@ -39,6 +39,9 @@ EVENTS = (
     "roll",
     "change policy",
     "collect",
+    "mark ledgers",
+    "revoke",
+    "delete topic",
 )
 """What can happen to a process, a service or a topic."""
 
@@ -73,13 +76,13 @@ class Faults:
         self.rotten = rng.random() < 0.2
         self.garbled = rng.choice([0.0, 0.0, 0.01, 0.05])
 
-    def draw(self, service: str, rng: Rng) -> str:
-        """Return what happens to one request; nothing, mostly."""
+    def draw(self, service: str, rng: Rng, *, times: float = 1.0) -> str:
+        """Return what happens to one request; nothing, mostly. `times` makes it more likely."""
         if not self.on:
             return ""
         drawn = rng.random()
         for kind, rate in self.rates[service]:
-            drawn -= rate
+            drawn -= rate * times
             if drawn < 0:
                 return kind
         return ""

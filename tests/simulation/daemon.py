@@ -12,10 +12,12 @@ from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.buffer import BufferPool
 from offloaderd.offload.engine import Engine
+from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.placement import PlacementOptions
 from offloaderd.offload.registration import Registration
+from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.offload.signal import race
 from offloaderd.offload.topic import Workshop
 from offloaderd.offload.uploader import Uplink, UploadLimits
@@ -24,12 +26,14 @@ from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.finds import Find, Kind, Summary
 from offloaderd.upkeep.gc import Collector, Schedule
+from offloaderd.upkeep.scrub import Scrubber, ScrubOptions
 from tests.simulation.bookies import Source
 from tests.simulation.bucket import BucketClient
 from tests.simulation.loop import Process
 from tests.simulation.zookeeper import SESSION_TIMEOUT_S, ZooKeeper
 
 if TYPE_CHECKING:
+    from offloaderd.offload.supervisor import Duty
     from tests.simulation.world import World
 
 CLUSTER, BUCKET = "simulated", "b"
@@ -112,7 +116,10 @@ class SimDaemon:
             cluster=CLUSTER,
             driver={"driver": "s3", "bucket": BUCKET, "prefix": world.prefix},
         )
-        self.engine = Engine(shop, options.policy, placement=PLACEMENT)
+        self.retention = Retention(
+            shop, self.source, RetentionOptions(default=options.tier, follow_lag_s=2.0, interval_s=2.0)
+        )
+        self.engine = Engine(shop, options.policy, placement=PLACEMENT, duties=self._duties(shop))
         node = DaemonNode(daemon_id=self.name, address=f"{self.name}:1", version="0", started_ms=self.clock.wall_ms())
         self.registration = Registration(
             self.zookeeper,
@@ -135,6 +142,33 @@ class SimDaemon:
         self.collector = Collector(self.bucket, self.zookeeper, site, clock=self.clock, metrics=world.metrics)
         self.main = process.start(self._main(process), name=f"main of {self.name}")
         world.trace(self.name, "started")
+
+    def _duties(self, shop: Workshop) -> dict[str, Duty]:
+        """Return what daemon.py has a daemon do beside offloading."""
+        options = self._world.options
+        store = self.source if options.retention == "granted" else None
+        grants = Grants(
+            shop,
+            store,
+            GrantOptions(
+                enabled=options.grants,
+                daemon_id=self.name,
+                deletion_lag_s=2.0,
+                readback=options.readback,
+                interval_s=2.0,
+            ),
+        )
+        site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=self._world.prefix)
+        scrubber = Scrubber(
+            self.bucket,
+            self.zookeeper,
+            site,
+            ScrubOptions(interval_s=5.0, first_s=1.0, bytes_per_s=100_000.0, off=not options.scrub),
+            budget=ByteBudget(5000),
+            clock=self.clock,
+            metrics=self._world.metrics,
+        )
+        return {"retention": self.retention.run, "grants": grants.run, "scrub": scrubber.run}
 
     def crash(self) -> None:
         """Kill the process."""

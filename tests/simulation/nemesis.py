@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from offloaderd.errors import OffloaderError
 from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.offload import grant_records
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -83,6 +84,9 @@ class Nemesis:
             daemon.offset_ms = rng.choice([0, -DAY_MS, DAY_MS, -3000, 60_000])
             if daemon.process is not None:
                 daemon.clock.offset_ms = daemon.offset_ms
+        elif event == "delete topic":
+            if world.options.retention == "blind":
+                world.ledgers.delete_topic(rng.choice(world.topics))
         elif event in CONDITIONS:
             self._condition += 1
             world.condition = event
@@ -141,5 +145,36 @@ class Nemesis:
             elif event == "collect":
                 grace_s = self._rng.choice([0.0, 1.0])
                 await world.within(daemon, lambda: daemon.collect(grace_s=grace_s))
+            elif event == "mark ledgers":
+                await world.within(daemon, lambda: self._mark(daemon, topic))
+            elif event == "revoke":
+                await world.within(daemon, lambda: self._revoke(daemon, topic))
         except OffloaderError as error:
             world.trace("user", f"{event}: {type(error).__name__}")
+
+    async def _mark(self, daemon: SimDaemon, topic: TopicName) -> None:
+        """Delete from the tier what the source has not got any more, as an operator would."""
+        world, found = self._world, daemon.engine.find(topic)
+        gone = [one.ledger_id for one in world.ledgers.topics[topic] if one.deleted]
+        if found is None or not gone:
+            return
+        chosen = gone[: self._rng.randint(1, len(gone))]
+        chosen = [one for one in chosen if one in found.map.contexts]
+        world.marked.update((topic, one) for one in chosen)
+        await daemon.retention.mark(found, chosen, dry_run=False)
+
+    async def _revoke(self, daemon: SimDaemon, topic: TopicName) -> None:
+        """Take the permission to delete a ledger back, and sometimes give it again later."""
+        world = self._world
+        there = [one.ledger_id for one in world.ledgers.topics[topic] if not one.deleted]
+        if not there:
+            return
+        ledger_id = self._rng.choice(there)
+        await grant_records.revoke(
+            daemon.zookeeper, topic, ledger_id, reason="simulated", now_ms=daemon.clock.wall_ms()
+        )
+        world.revoked.add((topic, ledger_id))
+        world.trace("user", f"revoked {ledger_id}")
+        await daemon.clock.sleep(self._rng.uniform(1.0, 6.0))
+        world.revoked.discard((topic, ledger_id))
+        await grant_records.allow(daemon.zookeeper, topic, ledger_id)

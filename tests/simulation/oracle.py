@@ -43,6 +43,9 @@ class Oracle:
         self.commits = 0
         self.entries = 0
         self.reads = 0
+        self.kept = 0
+        self.grants = 0
+        self.removed = 0
         self._held: dict[UUID, TopicName] = {}
         self._checked: set[UUID] = set()
 
@@ -93,12 +96,32 @@ class Oracle:
             self.fail("P1", f"{topic} was offloaded to {reached}, and is only to {found.offloaded}")
         self._held = {uuid: held for uuid, held in self._held.items() if held != topic}
         self._held.update({segment.segment_id: topic for segment in found.segments})
+        if before is not None:
+            self._check_removed(topic, before, found, nodes)
         self._check_joints(topic, found)
         for segment in found.segments:
             if segment.segment_id not in self._checked:
                 self._checked.add(segment.segment_id)
                 self.commits += 1
                 self._check_segment(topic, segment)
+
+    def _check_removed(self, topic: TopicName, before: TopicMap, found: TopicMap, nodes: Nodes) -> None:
+        """Segments leave from the front, as their retention says, with a trash record, never before the source."""
+        ids = {segment.segment_id for segment in found.segments}
+        if before.floor is not None and (found.floor is None or found.floor < before.floor):
+            self.fail("P2", f"the floor of {topic} fell from {before.floor} to {found.floor}")
+        for segment in before.segments:
+            if segment.segment_id in ids:
+                continue
+            self.removed += 1
+            if found.floor is None or segment.end > found.floor:
+                self.fail("P1", f"{segment.range} of {topic} has left the map, whose floor is {found.floor}")
+            if paths.trash_record(topic, segment.segment_id) not in nodes:
+                self.fail("P5", f"{segment.range} of {topic} has left the map and is not on the trash list")
+            for part in segment.slices:
+                kept = not self._world.is_deleted(topic, Position(part.ledger_id, part.first_entry_id))
+                if kept or not self._world.may_go(topic, part.ledger_id):
+                    self.fail("P1", f"{segment.range} of {topic} was removed, and ledger {part.ledger_id} is wanted")
 
     def _check_joints(self, topic: TopicName, found: TopicMap) -> None:
         """P2: segments ascend without overlap, and between them lies nothing but what is recorded as lost."""
@@ -184,6 +207,28 @@ class Oracle:
             topic = self._held[found.object_id]
             segment = next(one for one in self.maps[topic].segments if one.segment_id == found.object_id)
             self._check_segment(topic, segment)
+
+    # The source.
+
+    def deleting_source(self, topic: TopicName, ledger_id: int) -> None:
+        """P3: a ledger is deleted from its source only if all of it can be read from the bucket, and was granted."""
+        if (topic, ledger_id) in self._world.revoked:
+            self.fail("P3", f"ledger {ledger_id} of {topic} is deleted, and its grant was revoked")
+        if self._world.options.retention != "granted":
+            self.fail("P3", f"ledger {ledger_id} of {topic} is deleted by us, who only publish grants")
+        found = self.maps.get(topic)
+        ledger = self._world.ledgers.find(topic, ledger_id)
+        self.grants += 1
+        checked: set[UUID] = set()
+        for entry_id in range(len(ledger.entries)):
+            position = Position(ledger_id, entry_id)
+            segment = found.find(position) if found is not None else None
+            if segment is None:
+                self.fail("P3", f"ledger {ledger_id} of {topic} is deleted, and {position} is not offloaded")
+                return
+            if segment.segment_id not in checked:
+                checked.add(segment.segment_id)
+                self._check_segment(topic, segment)
 
     # Readers.
 

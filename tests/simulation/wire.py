@@ -43,8 +43,11 @@ class Wire:
         self._service = service
         self._rng = world.chance.stream(f"{service} of {process.name}")
 
-    async def call(self, what: str, act: Callable[[], T], *, write: bool) -> T:
-        """Have the service do something; returns its answer. Raises what it raises, and what happens on the way."""
+    async def call(self, what: str, act: Callable[[], T], *, write: bool, spoilt: Callable[[], T] | None = None) -> T:
+        """Have the service do something; returns its answer. Raises what it raises, and what happens on the way.
+
+        `spoilt` is done instead when nothing else goes wrong.
+        """
         world, rng = self._world, self._rng
         if not self._process.alive:
             raise asyncio.CancelledError
@@ -60,7 +63,7 @@ class Wire:
             world.faults.count(f"{self._service} {fault}")
         if fault == "slow" or world.condition == f"{self._service} slow":
             there += rng.random() * 3.0
-        job = _Job(self, what, act, answer, back, write=write)
+        job = _Job(self, what, spoilt if spoilt is not None and not fault else act, answer, back, write=write)
         if fault in {"error", "throttled"}:
             error = Throttled("slow down") if fault == "throttled" else Transient(f"{what}: connection refused")
             self._loop.in_world(there + back, job.tell, error)

@@ -13,7 +13,9 @@ from uuid import UUID
 
 from offloaderd.errors import Conflict, OffloaderError
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import Position, TopicName
+from offloaderd.model import Position, TierRetention, TopicName
+from offloaderd.objects import keys
+from offloaderd.offload.retention import Limits
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.read.errors import EntriesLost
@@ -35,7 +37,16 @@ if TYPE_CHECKING:
 START_MS = 1_800_000_000_000
 HEALED_S = 400.0
 """Longest that a healed world may take to bring everything into the bucket."""
+JUST_S = 1.0
 TAIL = 300
+
+TIERS = (
+    Limits(),
+    Limits(),
+    Limits(TierRetention.FOLLOW),
+    Limits(TierRetention.LIMITED, age_s=5.0),
+    Limits(TierRetention.LIMITED, size_bytes=4000),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +62,9 @@ class Options:
     upload_bytes: int
     parts_in_flight_max: int
     retention: str
+    tier: Limits
+    grants: bool
+    scrub: bool
     busy_s: float
     collect_s: float
     grace_s: float
@@ -59,6 +73,7 @@ class Options:
     def draw(cls, rng: Rng, *, readback: bool) -> Options:
         """Draw the settings of a run."""
         block = rng.choice([200, 400, 1000])
+        retention = rng.choice(["keep", "keep", "offloaded", "blind", "granted", "granted"])
         return cls(
             daemons=rng.choice([1, 2, 2, 3]),
             topics=rng.choice([1, 1, 2]),
@@ -72,7 +87,10 @@ class Options:
             buffer_bytes=rng.choice([3000, 10_000, 100_000]),
             upload_bytes=rng.choice([1500, 5000]),
             parts_in_flight_max=rng.choice([1, 2, 3]),
-            retention=rng.choice(["keep", "keep", "offloaded", "blind"]),
+            retention=retention,
+            tier=rng.choice(TIERS),
+            grants=retention == "granted" or rng.random() < 0.3,
+            scrub=rng.random() < 0.3,
             busy_s=rng.choice([10.0, 15.0, 25.0]),
             collect_s=rng.choice([2.0, 5.0, 1000.0]),
             grace_s=rng.choice([0.0, 0.5, 3.0]),
@@ -89,8 +107,11 @@ class Report:
     virtual_s: float = 0.0
     steps: int = 0
     commits: int = 0
+    removed: int = 0
+    granted: int = 0
     entries: int = 0
     reads: int = 0
+    kept: int = 0
     fired: Counter[str] = field(default_factory=Counter)
     tail: list[str] = field(default_factory=list)
 
@@ -147,6 +168,8 @@ class World:
         self.daemons = [SimDaemon(self, name) for name in ("A", "B", "C")[: self.options.daemons]]
         self._rng = self.chance.stream("workload")
         self.writing = True
+        self.marked: set[tuple[TopicName, int]] = set()
+        self.revoked: set[tuple[TopicName, int]] = set()
 
     def wall_ms(self) -> int:
         """The right time."""
@@ -167,6 +190,13 @@ class World:
     def is_deleted(self, topic: TopicName, position: Position) -> bool:
         """Say whether the source has deleted the ledger of an entry."""
         return any(ledger.deleted for ledger in self.ledgers.topics[topic] if ledger.ledger_id == position.ledger_id)
+
+    def may_go(self, topic: TopicName, ledger_id: int) -> bool:
+        """Say whether the tier may delete a ledger at all."""
+        kind, marked = self.options.tier.kind, (topic, ledger_id) in self.marked
+        if kind is TierRetention.FOLLOW and self.options.retention == "granted":
+            return marked  # it was us who deleted it from the source
+        return marked or kind is not TierRetention.KEEP
 
     async def live(self) -> None:
         """Live through the whole run."""
@@ -247,7 +277,7 @@ class World:
     def _trim(self, topic: TopicName, rng: Rng) -> None:
         """Delete the oldest closed ledgers as the retention of this run says."""
         oldest = next((one for one in self.ledgers.topics[topic] if not one.deleted), None)
-        if oldest is None or not oldest.closed or self.options.retention == "keep":
+        if oldest is None or not oldest.closed or self.options.retention in {"keep", "granted"}:
             return
         offloaded = self.oracle.maps[topic].offloaded if topic in self.oracle.maps else None
         done = offloaded is not None and offloaded >= Position(oldest.ledger_id, len(oldest.entries) - 1)
@@ -354,6 +384,10 @@ class World:
             except Conflict:
                 await daemon.clock.sleep(0.5)  # the scheduled one is under way
 
+    def just_stored(self) -> set[str]:
+        """Return what was stored within the last moments: somebody is at work with it."""
+        return {key for key in self.bucket.names() if self.bucket.age_s(key) < JUST_S}
+
     def _check_leftovers(self) -> None:
         """P5: what is in the bucket is referenced, and what is referenced is there."""
         held = {
@@ -362,9 +396,10 @@ class World:
             for segment in found.segments
             for suffix in ("", "-index", "-manifest")
         }
-        if missing := held - set(self.bucket.keys()):
+        if missing := held - set(self.bucket.names()):
             self.oracle.fail("P1", f"referenced and not there: {sorted(missing)}")
-        if left := [*(set(self.bucket.keys()) - held), *(upload.key for upload in self.bucket.uploads())]:
+        held |= {f"{self.prefix}{key}" for key in (keys.GC_CLOCK, keys.RETENTION_CLOCK)} & self.just_stored()
+        if left := [*(set(self.bucket.names()) - held), *(upload.key for upload in self.bucket.uploads())]:
             self.oracle.fail("P5", f"nobody refers to {sorted(left)}, and one collection left it")
 
 
@@ -397,6 +432,7 @@ def simulate(seed: int, metrics: Metrics, *, verbose: bool = False) -> Report:
     report.trace_hash = world.trace_hash()
     report.virtual_s, report.steps = loop.time(), loop.steps
     report.commits, report.entries, report.reads = world.oracle.commits, world.oracle.entries, world.oracle.reads
+    report.kept, report.granted, report.removed = world.oracle.kept, world.oracle.grants, world.oracle.removed
     report.fired = world.faults.fired
     report.tail = list(world.tail)
     if not report.failure and not report.commits:

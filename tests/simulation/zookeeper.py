@@ -184,7 +184,7 @@ class ZooKeeper:
         self._connected.clear()
         if self._unheard_since is None:
             self._unheard_since = self._loop.time()
-        cut = self._loop.time() + self._rng.random() * LATENCY_S
+        cut = self._loop.time() + self._rng.choice([0.0, self._rng.random() * LATENCY_S])
         waiting, self._waiting = self._waiting, {}
         for request in waiting.values():
             if request.arrives <= cut and not request.arrived:
@@ -345,7 +345,7 @@ class ZooKeeper:
             except TimeoutError:
                 raise Transient(f"{what}: no connection") from None
         now, rng = self._loop.time(), self._rng
-        fault = self._world.faults.draw("zk", rng)
+        fault = self._world.faults.draw("zk", rng, times=2.0 if write else 1.0)
         if fault and fault != "stale":
             self._world.faults.count(f"zk {fault}")
         if fault == "error":
@@ -362,7 +362,7 @@ class ZooKeeper:
         self._waiting[number] = request
         self._loop.in_world(there - now, request.arrive, False)
         if fault == "disconnect":
-            self._loop.in_world(rng.random() * 2 * LATENCY_S, self._broken, self._connection)
+            self._loop.in_world(rng.random() * (back - now), self._broken, self._connection)
         try:
             return await answer
         finally:
