@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.format.layout import SegmentLayout
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal, StoredPart, stored_part
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.records.grant import Grant, GrantedObject, GrantedSegment
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metadata.records.selection import Selection
-from offloaderd.model import LedgerEnd, OutagePolicy, Position, ReadPriority, TierRetention, TopicName
+from offloaderd.model import LedgerEnd, Loss, OutagePolicy, Position, ReadPriority, TierRetention, TopicName
 from offloaderd.patterns import TopicPattern
+from tests.unit.format import builders
 
 INT63 = st.integers(0, 2**63 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+SIZE = st.integers(1, 2**63)
 SECONDS = st.floats(0, 1e9)
 
 topic_parts = st.from_regex(r"[-=:.\w]{1,10}", fullmatch=True)
@@ -25,6 +28,33 @@ topic_names = st.builds(TopicName, topic_parts, topic_parts, local_names)
 
 positions = st.builds(Position, INT63, INT63)
 properties = st.dictionaries(TEXT, TEXT, max_size=4)
+
+
+@st.composite
+def _parts(draw: st.DrawFn) -> tuple[StoredPart, ...]:
+    """A segment's blocks in a few parts."""
+    blocks = draw(builders.segments).manifest.blocks
+    cut = draw(st.integers(1, len(blocks)))
+    halves = [half for half in (blocks[:cut], blocks[cut:]) if half]
+    return tuple(stored_part(draw(TEXT), draw(UINT64), half) for half in halves)
+
+
+@st.composite
+def _seals(draw: st.DrawFn) -> Seal:
+    """The end of a segment, with what was known of its ledgers."""
+    ledgers = draw(builders.segments).manifest.ledgers
+    return Seal(
+        sealed_ms=draw(UINT64),
+        epoch=draw(UINT64),
+        software_version=draw(TEXT),
+        data_bytes=draw(UINT64),
+        part_count=draw(st.integers(0, 10_000)),
+        ledgers=ledgers,
+        losses=tuple(draw(st.lists(st.builds(Loss, positions, positions, UINT64, UINT64), max_size=2))),
+        ends=tuple((part.ledger_id, LedgerEnd(draw(INT63), draw(st.none() | INT63))) for part in ledgers[:1]),
+    )
+
+
 attempts = st.builds(
     Attempt,
     segment_id=st.uuids(),
@@ -37,6 +67,9 @@ attempts = st.builds(
     driver_properties=properties,
     tries=st.integers(0, 2**32 - 1),
     last_error=TEXT,
+    layout=st.none() | st.builds(SegmentLayout, block_bytes=SIZE, part_bytes=SIZE, preamble=st.booleans()),
+    parts=st.just(()) | _parts(),
+    seal=st.none() | _seals(),
 )
 policies = st.builds(
     TopicPolicy,

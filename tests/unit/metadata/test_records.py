@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.errors import CorruptData
-from offloaderd.format.pb.storage import records_pb2
+from offloaderd.format.pb.storage import manifest_pb2, records_pb2
 from offloaderd.metadata.records import (
     attempt,
     context,
@@ -166,6 +166,9 @@ def _attempt(changes: dict[str, Any]) -> bytes:
         {"status": 9},
         {"begin_ledger_id": -1},
         {"begin_entry_id": -1},
+        {"parts": [records_pb2.AttemptPart(etag="e", size_bytes=5)]},
+        {"parts": [records_pb2.AttemptPart(blocks=[manifest_pb2.SegmentBlock(sparse_entry=[1])])]},
+        {"seal": records_pb2.AttemptSeal(sealed_ms=5)},
     ],
     ids=str,
 )

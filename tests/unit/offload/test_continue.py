@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.errors import NotFound
+from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.port import Check
 from offloaderd.metadata.records import attempt as attempt_record
@@ -31,6 +32,7 @@ from tests.unit.offload.rig import (
 if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
 
+DAY_S = 86_400
 ENTRIES = 700
 LAST = Position(2, 199)
 
@@ -72,17 +74,39 @@ class Killer:
 
     WRITES = frozenset({"create_upload", "upload_part", "complete_upload", "put", "abort_upload", "delete", "transact"})
 
-    def __init__(self, at: int) -> None:
-        self.left = at
+    def __init__(self, *, at: int | None = None, on: str = "") -> None:
+        """Kill at the nth call, or before the first of one operation while `armed`."""
+        self._left = at
+        self._on = on
+        self.armed = True
         self.dead = asyncio.Event()
 
     def __call__(self, operation: str, key: str, when: str) -> Exception | None:
-        """Count the call."""
-        if operation in self.WRITES:
-            self.left -= 1
-        if self.left < 0:
+        """Look at a call."""
+        if operation in self.WRITES and self._left is not None:
+            self._left -= 1
+        if (self._left is not None and self._left < 0) or (self.armed and (operation, when) == (self._on, "before")):
             self.dead.set()
         return asyncio.CancelledError() if self.dead.is_set() else None  # type: ignore[return-value]
+
+
+async def sealed(rig: Rig, *, on: str, push_only: bool = False) -> Attempt:
+    """Let an owner die at a call of its store that comes after the seal; returns the record."""
+    killer = Killer(on=on)
+    killer.armed = push_only
+    async with life(rig, "one", killer, push_only=push_only) as one:
+        topic = await offloader_of(one.engine)
+        if push_only:
+            topic.offer(EntryBatch(7, 0, payloads(300)))
+        else:
+            await until_recorded(rig, lambda attempt: len(attempt.parts) == 4)
+            killer.armed = True
+        await topic.request_roll()
+        await killer.dead.wait()
+    left = await recorded(rig)
+    assert left is not None
+    assert left.seal is not None
+    return left
 
 
 @pytest.mark.parametrize("lives", [1, 2])
@@ -91,7 +115,7 @@ async def test_a_death_at_any_write_costs_no_part_twice(at: int, lives: int) -> 
     """Whatever the owner was doing, and its successor as well: the segment is committed once, no part is sent again."""
     rig, store = await made_rig()
     for number in range(lives):
-        killer = Killer(at)
+        killer = Killer(at=at)
         async with life(rig, f"life-{number}", killer) as one:
             while not killer.dead.is_set():
                 await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
@@ -161,18 +185,7 @@ async def test_a_push_only_topic_is_pushed_again_and_its_parts_are_kept() -> Non
 async def test_a_push_only_segment_that_is_whole_needs_no_pusher() -> None:
     """Sealed and recorded to its last part: the next owner completes it although nobody pushes."""
     rig, store = await made_rig(push_only=True)
-    killer = Killer(1 << 30)
-
-    def plan(operation: str, key: str, when: str) -> Exception | None:
-        if operation == "complete_upload":
-            killer.left = -1
-        return killer(operation, key, when)
-
-    async with life(rig, "one", plan, push_only=True) as one:
-        topic = await offloader_of(one.engine)
-        topic.offer(EntryBatch(7, 0, payloads(300)))
-        await topic.request_roll()
-        await killer.dead.wait()
+    await sealed(rig, on="complete_upload", push_only=True)
     async with rig.engine("two", push_only=True) as engine:
         topic = await offloader_of(engine)
         await until(lambda: topic.offloaded == Position(7, 299))
@@ -228,22 +241,7 @@ async def test_an_attempt_that_cannot_be_trusted_is_given_up(change: dict[str, o
 async def test_a_seal_is_kept_by_the_next_owner() -> None:
     """Killed between the seal and the last part: the segment ends where it was sealed, though more has come since."""
     rig, store = await made_rig()
-    killer = Killer(1 << 30)
-
-    def plan(operation: str, key: str, when: str) -> Exception | None:
-        if operation == "upload_part" and when == "before" and sealed:
-            killer.left = -1
-        return killer(operation, key, when)
-
-    sealed: list[bool] = []
-    async with life(rig, "one", plan) as one:
-        topic = await offloader_of(one.engine)
-        await until_recorded(rig, lambda attempt: len(attempt.parts) == 4)
-        sealed.append(True)
-        await topic.request_roll()
-        await killer.dead.wait()
-    left = await recorded(rig)
-    assert left is not None
+    left = await sealed(rig, on="upload_part")
     assert left.seal is not None
     assert not left.whole
     assert left.seal.end == LAST
@@ -308,3 +306,94 @@ async def test_two_owners_with_the_same_upload_write_the_same_bytes() -> None:
     assert [payload for _, payload in await rig.committed()] == payloads(ENTRIES)
     assert all(len(versions) == 1 for versions in store.puts.values())
     assert await rig.leftovers() == []
+
+
+async def rewritten(rig: Rig, left: Attempt, **changes: object) -> Attempt:
+    """Change what is recorded of the attempt; returns it as it is then."""
+    metadata, path = rig.tree.connect(), paths.attempt(TOPIC)
+    changed = replace(left, **changes)  # type: ignore[arg-type]
+    await metadata.replace(path, attempt_record.encode(changed), (await metadata.get(path)).version)
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("assigned_s_ago", "rolls"), [(-DAY_S, False), (0, False), (1800, False), (3600, True), (DAY_S, True)]
+)
+async def test_the_age_of_a_segment_goes_on(assigned_s_ago: int, rolls: bool) -> None:
+    """It counts from when the first owner began it; a clock that is a day off ends it now or leaves it all its time."""
+    rig, _ = await made_rig()
+    left = await left_behind(rig)
+    await rewritten(rig, left, assigned_ms=rig.clock.wall_ms() - 1000 * assigned_s_ago)
+    async with rig.engine("last") as engine:
+        topic = await offloader_of(engine)
+        await until(lambda: topic.taken == LAST or topic.offloaded is not None)
+        if rolls:
+            await until(lambda: topic.offloaded is not None)
+        else:
+            assert topic.offloaded is None
+            assert 0 <= topic.open_segment_age_s - max(0, assigned_s_ago) < 20
+        parts = topic.map.segments[0].object_bytes if rolls else 0
+    assert not rolls or parts >= sum(part.size_bytes for part in left.parts)
+
+
+async def test_a_continued_segment_that_is_large_enough_ends() -> None:
+    """Its recorded parts reach a limit that was lowered since, with a minimum age: it is sealed, not waited for."""
+    rig, _ = await made_rig()
+    left = await left_behind(rig)
+    await rewritten(rig, left, parts=left.parts[:2], assigned_ms=rig.clock.wall_ms() - 10_000)
+    rig.policy = RollPolicy(segment_bytes_max=20_000, segment_age_max_s=3600, segment_age_min_s=5)
+    async with rig.engine("last") as engine:
+        topic = await offloader_of(engine)
+        await until(lambda: topic.offloaded is not None)
+        assert topic.map.segments[0].segment_id == left.segment_id
+    assert await rig.leftovers() == []
+
+
+@pytest.mark.parametrize("known", [0, 1, 3])
+async def test_a_completed_segment_is_finished_from_any_record(known: int) -> None:
+    """Killed after the completion, with a record that lacks parts: they are cut again and compared, nothing is sent."""
+    rig, store = await made_rig()
+    left = await sealed(rig, on="put")
+    assert left.whole
+    assert [upload async for upload in store.list_uploads()] == []
+    await rewritten(rig, left, parts=left.parts[:known])
+    await finish(rig, store)
+    assert store.sent_again == 0
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 0
+
+
+@pytest.mark.parametrize("what", ["gone", "longer", "other parts"])
+async def test_an_object_that_is_not_what_was_sealed_is_given_up(what: str) -> None:
+    """The upload is gone, and what is stored under the segment's key is not its object: a new attempt, all there."""
+    rig, store = await made_rig()
+    left = await sealed(rig, on="put")
+    key = keys.data_key("seg/", left.segment_id)
+    info, data = store._objects[key]
+    if what == "gone":
+        await store.delete([key])
+    elif what == "longer":
+        store._objects[key] = (replace(info, size_bytes=len(data) + 1), data + b"x")
+    else:
+        store._objects[key] = (replace(info, etag=f"{'0' * 32}-{len(left.parts)}"), data)
+    await finish(rig, store)
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 1
+    (segment,) = (await catalog.load(rig.tree.connect(), TOPIC)).segments
+    assert segment.segment_id != left.segment_id
+
+
+async def test_entries_that_are_gone_below_a_seal_begin_a_new_attempt() -> None:
+    """Retention took entries that were sealed and not stored: the loss is recorded, the rest goes on under a new id."""
+    rig, _ = await made_rig()
+    left = await sealed(rig, on="upload_part")
+    assert isinstance(rig.ledgers, MemoryLedgers)
+    await rig.ledgers.append(TOPIC, payloads(100, seed=1))
+    await rig.ledgers.roll(TOPIC)
+    await rig.ledgers.delete(TOPIC, 2)
+    async with rig.engine("last") as engine:
+        topic = await offloader_of(engine)
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)
+        assert all(segment.segment_id != left.segment_id for segment in topic.map.segments)
+        assert [loss.before.ledger_id for loss in topic.map.losses] == [3]
+    assert [payload for _, payload in await rig.committed()] == [*payloads(500), *payloads(100, seed=1)[50:]]

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import google_crc32c
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offloaderd.errors import InvalidInput
 from offloaderd.format import v2
 from offloaderd.format.broker_entry import encode_head
+from offloaderd.metadata.records.attempt import stored_part
 from offloaderd.model import EntryBatch, LedgerInfo, Position
+from offloaderd.objects.multipart import md5
 from offloaderd.offload.segment import CutPart, SegmentBuilder, SegmentLayout
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.records.attempt import StoredPart
 
 ID = UUID("11223344-5566-7788-99aa-bbccddeeff00")
 
@@ -134,3 +143,66 @@ def test_sparse_positions_point_at_entries() -> None:
     assert len(block.sparse) >= 12
     for entry, at in block.sparse:
         assert data[at : at + 12] == (1000).to_bytes(4, "big") + (7 + entry).to_bytes(8, "big")
+
+
+def stored(parts: list[CutPart]) -> list[StoredPart]:
+    """Return parts as they are recorded once they are in the bucket."""
+    return [stored_part(md5(part.data), len(part.data), part.blocks) for part in parts]
+
+
+@given(
+    ledgers=sizes,
+    block=st.integers(200, 700),
+    part=st.integers(300, 2000),
+    preamble=st.booleans(),
+    kept=st.integers(0, 9),
+)
+def test_a_segment_goes_on_behind_any_part(
+    ledgers: list[list[int]], block: int, part: int, preamble: bool, kept: int
+) -> None:
+    """Restored from its first parts and given what follows them, it is what it would have been: bytes, blocks, sums."""
+    layout = SegmentLayout(block_bytes=block, part_bytes=part, preamble=preamble)
+    batches = [
+        EntryBatch(ledger, 0, [bytes([number % 256]) * size for number, size in enumerate(lengths)])
+        for ledger, lengths in enumerate(ledgers)
+    ]
+    whole, parts = build(layout, batches)
+    kept = min(kept, len(parts))
+    again = SegmentBuilder(ID, layout, assigned_ms=1)
+    again.restore(stored(parts[:kept]))
+    assert again.end == (parts[kept - 1].end if kept else None)
+    for batch in batches:
+        behind = 0
+        if again.end is not None and again.end.ledger_id >= batch.ledger_id:
+            behind = again.end.entry_id + 1 if again.end.ledger_id == batch.ledger_id else len(batch.payloads)
+        if behind < len(batch.payloads):
+            again.add(batch.between(behind, batch.last_entry_id))
+    again.finish_blocks()
+    planned, rest = again.planned(), []
+    while again.pending_bytes:
+        rest.append(again.cut_part(last=not again.part_ready))
+    assert planned == (whole.object_bytes, len(parts)) == (again.object_bytes, again.part_count)
+    assert [one.data for one in rest] == [one.data for one in parts[kept:]]
+    assert [one.part_number for one in rest] == [one.part_number for one in parts[kept:]]
+    assert again.blocks == whole.blocks
+    assert again.ledgers(lambda _: None) == whole.ledgers(lambda _: None)
+    assert (again.payload_bytes, again.entries, again.range) == (whole.payload_bytes, whole.entries, whole.range)
+
+
+def test_parts_that_are_no_beginning_of_a_segment_are_refused() -> None:
+    """In another order, with a gap, of another size or of nothing: told before anything is built on them."""
+    layout = SegmentLayout(block_bytes=500, part_bytes=900)
+    _, parts = build(layout, [EntryBatch(1, 0, [b"x" * 90] * 40)])
+    first, second, third, *_ = stored(parts)
+    block = replace(first.blocks[0], entry_count=0)
+    wrong = [
+        [second],
+        [first, third],
+        [first, first],
+        [stored_part(first.etag, first.size_bytes + 1, first.blocks)],
+        [stored_part(first.etag, first.size_bytes, (block, *first.blocks[1:]))],
+        [stored_part(first.etag, first.size_bytes, (replace(first.blocks[0], length=100), *first.blocks[1:]))],
+    ]
+    for parts_of_nothing in wrong:
+        with pytest.raises(InvalidInput):
+            SegmentBuilder(ID, layout, assigned_ms=1).restore(parts_of_nothing)
