@@ -194,10 +194,10 @@ class DaemonClient(InspectCalls, PlacementCalls, RetentionCalls):
                 yield result
 
     async def gc(
-        self, *, apply: bool, grace_s: float | None = None, timeout_s: float | None = None
+        self, *, apply: bool, grace_s: float | None = None, also: Sequence[str] = (), timeout_s: float | None = None
     ) -> AsyncGenerator[upkeep_pb2.GcEvent, None]:
         """Have the daemon collect garbage; yields each find, then the sum. Deletes only with `apply`."""
-        call = self._upkeep.Gc(upkeep_pb2.GcRequest(apply=apply, grace_s=grace_s), timeout=timeout_s)
+        call = self._upkeep.Gc(upkeep_pb2.GcRequest(apply=apply, grace_s=grace_s, also=also), timeout=timeout_s)
         with self._errors(call):
             async for event in call:
                 yield event

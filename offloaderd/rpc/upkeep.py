@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
 
 from offloaderd.errors import InvalidInput
 from offloaderd.rpc.v1 import upkeep_pb2, upkeep_pb2_grpc
@@ -12,6 +13,7 @@ from offloaderd.upkeep.finds import Find
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import Set as AbstractSet
 
     from offloaderd.rpc.v1.upkeep_pb2_grpc import _ServicerContext as Context
     from offloaderd.upkeep.finds import Summary
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 class Collecting(Protocol):
     """Who collects."""
 
-    def collect(self, *, grace_s: float, apply: bool) -> AsyncGenerator[Find | Summary, None]:
+    def collect(self, *, grace_s: float, apply: bool, also: AbstractSet[UUID]) -> AsyncGenerator[Find | Summary, None]:
         """Yield every find, and the sum at the end."""
         ...
 
@@ -39,12 +41,21 @@ class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):
         grace_s = request.grace_s if request.HasField("grace_s") else self._grace_s
         if not (math.isfinite(grace_s) and grace_s >= 0):
             raise InvalidInput(f"grace_s must be a number of seconds >= 0, not {grace_s}")
-        async with aclosing(self._collector.collect(grace_s=grace_s, apply=request.apply)) as found:
+        also = frozenset(map(checked_segment, request.also))
+        async with aclosing(self._collector.collect(grace_s=grace_s, apply=request.apply, also=also)) as found:
             async for one in found:
                 if isinstance(one, Find):
                     yield upkeep_pb2.GcEvent(find=find_message(one))
                 else:
                     yield upkeep_pb2.GcEvent(summary=summary_message(one))
+
+
+def checked_segment(text: str) -> UUID:
+    """Read a segment's id; raises InvalidInput."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidInput(f"not a segment: {text[:80]!r}", hint="write its whole uuid, as in its key") from None
 
 
 def find_message(find: Find) -> upkeep_pb2.GcFind:

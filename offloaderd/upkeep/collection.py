@@ -23,6 +23,7 @@ from offloaderd.upkeep.stored import KINDS, Counts, StoredSegment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
     from uuid import UUID
 
     from offloaderd.metadata.port import MetadataStore
@@ -45,12 +46,13 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How one collection goes; `now_ms` is the store's time."""
+    """How one collection goes; `now_ms` is the store's time, `also` what goes though it would raise an alarm."""
 
     site: Site
     grace_s: float
     apply: bool
     now_ms: int
+    also: AbstractSet[UUID] = frozenset()
 
     def age_s(self, stored_ms: int) -> float:
         """Return how old something is by the store's clock."""
@@ -166,6 +168,8 @@ class Collection:
             raise
         except NotFound:
             judgement = Judgement(Kind.CHANGED, "it vanished while it was looked at")
+        if one.segment_id in self._rules.also and judgement.kind in ALARMS:
+            judgement = judgement._replace(kind=Kind.NAMED, reason=f"named to be deleted, although {judgement.reason}")
         self._shared |= judgement.kind is Kind.FOREIGN
         return one, judgement
 

@@ -18,6 +18,8 @@ class Kind(StrEnum):
     """Part of a segment that was never finished."""
     SUPERSEDED = "superseded"
     """A finished segment that is in no map, all of whose entries are in other segments, or were deleted since."""
+    NAMED = "named"
+    """What would be an alarm, and somebody has named to be deleted."""
     UPLOAD = "upload"
     """An upload that was neither completed nor aborted."""
     TRASH = "trash"
@@ -40,7 +42,7 @@ class Kind(StrEnum):
     """A data object of a committed segment whose length is not the recorded one."""
 
 
-RUBBISH = frozenset({Kind.LEFTOVER, Kind.SUPERSEDED, Kind.UPLOAD, Kind.TRASH})
+RUBBISH = frozenset({Kind.LEFTOVER, Kind.SUPERSEDED, Kind.NAMED, Kind.UPLOAD, Kind.TRASH})
 """What is deleted; nothing else ever is."""
 ALARMS = frozenset({Kind.UNCOVERED, Kind.UNKNOWN_TOPIC, Kind.UNREADABLE, Kind.MISSING, Kind.WRONG_SIZE})
 """What an operator has to look at."""

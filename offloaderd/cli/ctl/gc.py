@@ -12,6 +12,8 @@ from offloaderd.cli.ctl import options
 from offloaderd.cli.program import FAILED, OK
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offloaderd.cli.ctl.options import Session
     from offloaderd.rpc.v1 import upkeep_pb2
 
@@ -28,9 +30,15 @@ QUIET = frozenset({"young", "foreign"})
     type=click.FloatRange(min=0),
     help="Leave what is younger, by the store's clock. [default: the daemon's gc.grace_s]",
 )
+@click.option(
+    "--also",
+    metavar="SEGMENT",
+    multiple=True,
+    help="Delete this segment too, although it raises an alarm; not if a topic refers to it. May be repeated.",
+)
 @click.option("--all", "show_all", is_flag=True, help="List as well what is young, and what others wrote.")
 @options.common
-def gc(session: Session, *, apply_: bool, grace_s: float | None, show_all: bool) -> int:
+def gc(session: Session, *, apply_: bool, grace_s: float | None, also: tuple[str, ...], show_all: bool) -> int:
     """Compare the bucket and its open uploads with the metadata of all topics of the cluster.
 
     Deleted is only what no topic refers to, what this cluster wrote, what is older than the grace age, and what holds
@@ -41,17 +49,18 @@ def gc(session: Session, *, apply_: bool, grace_s: float | None, show_all: bool)
     Examples:
       offloadctl gc
       offloadctl gc --apply
+      offloadctl gc --apply --also 2c2f8f6e-8d4f-4b8f-9f36-0d8a6a1f2b11
       offloadctl gc --json | jq -r '.finds[] | select(.verdict == "alarm") | "\\(.key) \\(.reason)"'
     """
-    return session.run(_gc(session, apply=apply_, grace_s=grace_s, show_all=show_all))
+    return session.run(_gc(session, apply=apply_, grace_s=grace_s, also=also, show_all=show_all))
 
 
-async def _gc(session: Session, *, apply: bool, grace_s: float | None, show_all: bool) -> int:
+async def _gc(session: Session, *, apply: bool, grace_s: float | None, also: Sequence[str], show_all: bool) -> int:
     finds: list[upkeep_pb2.GcFind] = []
     summary: upkeep_pb2.GcSummary | None = None
     async with (
         session.client() as client,
-        aclosing(client.gc(apply=apply, grace_s=grace_s, timeout_s=session.timeout_s)) as events,
+        aclosing(client.gc(apply=apply, grace_s=grace_s, also=also, timeout_s=session.timeout_s)) as events,
     ):
         async for event in events:
             if event.HasField("summary"):

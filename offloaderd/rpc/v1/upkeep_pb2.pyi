@@ -24,19 +24,25 @@ class GcRequest(_message.Message):
 
     APPLY_FIELD_NUMBER: _builtins.int
     GRACE_S_FIELD_NUMBER: _builtins.int
+    ALSO_FIELD_NUMBER: _builtins.int
     apply: _builtins.bool
     """delete what nobody refers to; else only say what would be deleted"""
     grace_s: _builtins.float
     """what is younger stays, by the store's clock; not set: the daemon's setting"""
+    @_builtins.property
+    def also(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """segments to delete although they raise an alarm, if no topic refers to them"""
+
     def __init__(
         self,
         *,
         apply: _builtins.bool = ...,
         grace_s: _builtins.float | None = ...,
+        also: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grace_s", b"_grace_s", "grace_s", b"grace_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grace_s", b"_grace_s", "apply", b"apply", "grace_s", b"grace_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grace_s", b"_grace_s", "also", b"also", "apply", b"apply", "grace_s", b"grace_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grace_s: _TypeAlias = _typing.Literal["grace_s"]  # noqa: Y015
     _WhichOneofArgType__grace_s: _TypeAlias = _typing.Literal["_grace_s", b"_grace_s"]  # noqa: Y015
@@ -86,7 +92,7 @@ class GcFind(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     kind: _builtins.str
-    """leftover, superseded, upload, trash, young, foreign, changed, or an alarm"""
+    """leftover, superseded, named, upload, trash, young, foreign, changed, or an alarm"""
     verdict: _builtins.str
     """delete (dry run), deleted, failed, keep or alarm"""
     reason: _builtins.str

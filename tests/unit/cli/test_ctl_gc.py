@@ -90,11 +90,12 @@ def test_a_dry_run_is_the_default(ctl: Ctl, upkeep: Upkeep) -> None:
 
 def test_apply_and_grace_are_handed_on(ctl: Ctl, upkeep: Upkeep) -> None:
     """And nothing is said of a dry run."""
-    answer = ctl("gc", "--apply", "--grace", "0", "--all")
+    answer = ctl("gc", "--apply", "--grace", "0", "--all", "--also", "u", "--also", "v")
     assert answer.code == 0
     assert "dry run" not in answer.out
     assert "seg/c" in answer.out
     assert (upkeep.requests[0].apply, upkeep.requests[0].grace_s) == (True, 0)
+    assert list(upkeep.requests[0].also) == ["u", "v"]
     assert upkeep.requests[0].HasField("grace_s")
 
 

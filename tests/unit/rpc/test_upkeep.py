@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 from grpc import StatusCode
@@ -18,6 +19,7 @@ from tests.unit.rpc.serve import serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from collections.abc import Set as AbstractSet
 
     from grpc import aio
 
@@ -37,11 +39,13 @@ class Canned:
     """Says what was asked and yields one find."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[float, bool]] = []
+        self.asked: list[tuple[float, bool, set[UUID]]] = []
 
-    async def collect(self, *, grace_s: float, apply: bool) -> AsyncGenerator[Find | Summary, None]:
+    async def collect(
+        self, *, grace_s: float, apply: bool, also: AbstractSet[UUID]
+    ) -> AsyncGenerator[Find | Summary, None]:
         """Yield."""
-        self.asked.append((grace_s, apply))
+        self.asked.append((grace_s, apply, set(also)))
         summary = Summary(applied=apply, grace_s=grace_s, topics=3, deleted_bytes=9)
         summary.count(FIND)
         yield FIND
@@ -71,8 +75,16 @@ async def test_finds_and_sum_are_streamed() -> None:
         summary = events[1].summary
         assert (summary.applied, summary.grace_s, summary.topics, summary.deleted_bytes) == (False, 60, 3, 9)
         assert (dict(summary.finds), dict(summary.verdicts)) == ({"uncovered": 1}, {"alarm": 1})
-        assert len([event async for event in stub.Gc(upkeep_pb2.GcRequest(apply=True, grace_s=0))]) == 2
+        assert (
+            len(
+                [event async for event in stub.Gc(upkeep_pb2.GcRequest(apply=True, grace_s=0, also=[str(UUID(int=7))]))]
+            )
+            == 2
+        )
         with pytest.raises(AioRpcError) as refused:
             [event async for event in stub.Gc(upkeep_pb2.GcRequest(grace_s=-1))]
         assert refused.value.code() is StatusCode.INVALID_ARGUMENT
-    assert canned.asked == [(60.0, False), (0.0, True)]
+        with pytest.raises(AioRpcError) as refused:
+            [event async for event in stub.Gc(upkeep_pb2.GcRequest(also=["x"]))]
+        assert refused.value.code() is StatusCode.INVALID_ARGUMENT
+    assert canned.asked == [(60.0, False, set()), (0.0, True, {UUID(int=7)})]

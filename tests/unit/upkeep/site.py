@@ -84,11 +84,14 @@ class Ground:
         grace_s: float = GRACE_S,
         objects: SegmentStore | None = None,
         metadata: MetadataStore | None = None,
+        also: Sequence[int] = (),
     ) -> tuple[list[Find], Summary]:
         """Run one collection."""
         finds: list[Find] = []
         async with aclosing(
-            self.collector(objects=objects, metadata=metadata).collect(grace_s=grace_s, apply=apply)
+            self.collector(objects=objects, metadata=metadata).collect(
+                grace_s=grace_s, apply=apply, also=frozenset(map(segment_id, also))
+            )
         ) as found:
             async for one in found:
                 if isinstance(one, Summary):

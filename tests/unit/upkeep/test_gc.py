@@ -229,6 +229,23 @@ async def test_a_manifest_that_cannot_be_read_keeps_its_segment(ground: Ground) 
     assert kinds(finds) == dict.fromkeys(all_keys(2, 3), (Kind.UNREADABLE, Verdict.ALARM))
 
 
+async def test_what_somebody_names_goes_although_it_raises_an_alarm(ground: Ground) -> None:
+    """Named segments alone, and neither one that a topic refers to nor one that others wrote nor a young one."""
+    await ground.store(2, runs(1, 20, 3))
+    await ground.store(3, runs(1, 30, 3))
+    await ground.objects.put(data_key(4), b"x", metadata=keys.segment_metadata("other"))
+    await ground.age()
+    await ground.store(5, runs(1, 40, 3))
+    finds, _ = await ground.collect(also=(1, 2, 4, 5))
+    assert kinds(finds) == {
+        **dict.fromkeys(all_keys(2), (Kind.NAMED, Verdict.DELETED)),
+        **dict.fromkeys(all_keys(3), (Kind.UNCOVERED, Verdict.ALARM)),
+        data_key(4): (Kind.FOREIGN, Verdict.KEEP),
+        **dict.fromkeys(all_keys(5), (Kind.YOUNG, Verdict.KEEP)),
+    }
+    assert await ground.keys() == sorted([*all_keys(1, 3, 5), data_key(4)])
+
+
 async def test_objects_shorter_than_their_manifest_are_leftovers(ground: Ground) -> None:
     """A data object that is not what the manifest says was never a finished segment."""
     await ground.store(2, runs(1, 20, 3))
