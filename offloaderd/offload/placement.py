@@ -87,6 +87,7 @@ class Placement:
         self._session_id = ""
         self._since = clock.monotonic()
         self._members: dict[str, DaemonNode] = {}
+        self._ranks: dict[str, int] = {}
 
     @property
     def known(self) -> bool:
@@ -109,8 +110,12 @@ class Placement:
 
     def rank(self, key: str) -> int:
         """Return this daemon's place in the ranking; 0 is the first."""
-        mine = _order(self.me, key)
-        return sum(_order(one, key) < mine for one in self._members.values() if one is not self.me)
+        found = self._ranks.get(key)
+        if found is None:
+            mine = _order(self.me, key)
+            found = sum(_order(one, key) < mine for one in self._members.values() if one is not self.me)
+            self._ranks[key] = found
+        return found
 
     def leads(self, job: str) -> bool:
         """Whether this daemon should run a job of the whole cluster now.
@@ -187,6 +192,7 @@ class Placement:
         """Put the members together; when a ranking may have changed, settle anew and tell whoever follows."""
         before = {name: standing(one) for name, one in self._members.items()}
         self._members = {**self._absent, **(self._registered or {}), self.me.daemon_id: self.me}
+        self._ranks.clear()
         after = {name: standing(one) for name, one in self._members.items()}
         if news or before != after:
             self._since = self._clock.monotonic()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-TURN_TOPICS = 500
+TURN_TOPICS = 200
 """Topics that are placed before others have their turn: some milliseconds."""
 BREATH_S = 1.0
 """Pause between two looks at whether there are topics to look at: each goes over all of them."""
