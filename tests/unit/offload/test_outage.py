@@ -71,6 +71,7 @@ async def test_the_source_keeps_what_comes_while_the_store_is_away() -> None:
         entries += await appended(rig, 1500, seed=1)
         await until(lambda: topic.buffer.used_bytes > 48 << 10)
         await until(lambda: topic.status().unprotected_entries == 2000)
+        assert not topic.outage.blocked
         assert topic.buffer.used_bytes <= 64 << 10
         faults.heal()
         await until_offloaded(topic, await newest(rig))
@@ -127,6 +128,10 @@ async def test_block_does_not_wait_for_what_only_it_could_bring_about() -> None:
     async with rig.engine() as engine:
         topic = await enabled(engine, BLOCK)
         await until_offloaded(topic, await newest(rig))
+        topic.troubles.met(OffloaderError("a segment failed"))
+        assert topic.status().state == "stalled"
+        assert not topic.outage.blocked
+        topic.troubles.over()
     assert [payload for _, payload in await rig.committed()] == entries
 
 

@@ -70,6 +70,19 @@ async def push(topic: TopicOffloader, entries: Sequence[bytes], *, first: int = 
         assert await topic.outage.accept(EntryBatch(1, first + at, some)) is OfferResult.ACCEPTED
 
 
+def slow_to_come_back(topic: TopicOffloader) -> None:
+    """Let memory run empty before each read from disk."""
+    assert topic.outage.spill is not None
+    queue = topic.outage.spill._queue
+    take = queue.take
+
+    async def slow(bytes_max: int) -> Sequence[EntryBatch]:
+        await until(lambda: topic.buffer.used_bytes == 0)
+        return await take(bytes_max)
+
+    queue.take = slow  # type: ignore[method-assign]
+
+
 async def test_what_finds_no_room_in_memory_waits_on_disk_and_is_committed_in_order(tmp_path: Path) -> None:
     """Ten times the buffer is accepted while the store is away; then all of it is stored, and the disk is empty."""
     entries = payloads(4000, 160)
@@ -115,6 +128,22 @@ async def test_nothing_overtakes_what_is_on_disk(tmp_path: Path) -> None:
         house.faults.heal()
         await until_offloaded(topic, small.last)
         assert (await house.committed())[-2:] == [payloads(1000, 160)[-1], b"small"]
+
+
+async def test_of_two_who_push_the_same_one_is_taken(tmp_path: Path) -> None:
+    """A broker that reconnected and its former self: each entry goes to disk once."""
+    entries = payloads(1500, 160)
+    async with away(tmp_path) as house, house.rig.engine(push_only=True) as engine:
+        topic = await enabled(engine, SPILL)
+        await push(topic, entries[:1000])
+        for first in range(1000, 1500, 100):
+            again = EntryBatch(1, first, entries[first : first + 100])
+            async with asyncio.TaskGroup() as group:
+                offers = [group.create_task(topic.outage.accept(again)) for _ in range(2)]
+            assert {one.result() for one in offers} == {OfferResult.ACCEPTED, OfferResult.NOT_CONSECUTIVE}
+        house.faults.heal()
+        await until_offloaded(topic, Position(1, 1499))
+        assert await house.committed() == entries
 
 
 async def test_a_full_disk_blocks_until_commits_make_room(tmp_path: Path) -> None:
@@ -175,6 +204,7 @@ async def test_stopping_commits_what_was_accepted_and_refuses_the_rest(tmp_path:
         async with house.rig.engine(push_only=True) as engine:
             topic = await enabled(engine, SPILL)
             await push(topic, entries)
+            slow_to_come_back(topic)
             house.faults.heal()
             topic.stop()
             assert await topic.outage.accept(EntryBatch(1, 2000, [b"late"])) is OfferResult.CLOSED
