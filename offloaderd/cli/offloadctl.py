@@ -10,6 +10,7 @@ import offloaderd
 from offloaderd.cli.ctl import (
     daemons,
     doctor,
+    explain,
     gc,
     grants,
     ledgers,
@@ -20,6 +21,7 @@ from offloaderd.cli.ctl import (
     segments,
     status,
     topics,
+    verify,
 )
 from offloaderd.cli.program import EXIT_CODES, Program
 
@@ -50,6 +52,8 @@ for command in (
     status.status,
     offload.offload,
     segments.segments,
+    explain.explain,
+    verify.verify,
     read.read,
     produce.produce,
     doctor.doctor,

@@ -234,7 +234,8 @@ def _nowhere(known: Explanation, topic_map: TopicMap) -> Explanation:
     newest = max((one for one in (held.newest, topic_map.offloaded) if one is not None), default=None)
     if end is not None and position.entry_id >= end:
         after = topic_map.after(position)
-        advice = f"the next is {after.begin}" if after is not None else ""
+        begins = [Position(part.ledger_id, part.first_entry_id) for part in after.slices] if after is not None else []
+        advice = next((f"the next entry is {begin}" for begin in begins if begin > position), "")
         text = f"no entry: ledger {position.ledger_id} ended with {end} entries"
         return replace(known, state=State.NO_ENTRY, text=text, what_to_do=advice)
     if held.source is None and (newest is None or position > (topic_map.offloaded or Position(-1, -1))):

@@ -1,0 +1,196 @@
+"""`offloadctl explain`: where one entry is, or why there is none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import flaws as flaws_view
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+from offloaderd.cli.program import CORRUPT, NOT_FOUND, OK
+
+if TYPE_CHECKING:
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.model import Position, TopicName
+    from offloaderd.rpc.v1 import inspect_pb2
+
+THERE = frozenset({"offloaded", "not-offloaded"})
+
+
+@click.command(short_help="Say where an entry is.")
+@click.argument("topic", type=options.TOPIC)
+@click.argument("position", type=options.POSITION)
+@options.common
+def explain(session: Session, topic: TopicName, position: Position) -> int:
+    """Say where an entry is: which tiers hold it, in which object and bytes, verified when; or why there is none.
+
+    Its block is read from the bucket and its checksum compared. Exit code 4 when there is no such entry (deleted, lost,
+    not written yet), 5 when the bucket's copy is damaged.
+
+    \b
+    Examples:
+      offloadctl explain orders 12:345
+      offloadctl explain orders 12:345 --json | jq -r '.place | "\\(.data_key) \\(.payload_offset) \\(.payload_bytes)"'
+    """
+    return session.run(_explain(session, topic, position))
+
+
+async def _explain(session: Session, topic: TopicName, position: Position) -> int:
+    async with session.client() as client:
+        found = await client.explain(topic, position)
+    if session.json:
+        show.document({"topic": str(topic), "position": str(position), **as_json(found)})
+    else:
+        click.echo(f"{position} of {topic}: {found.text}")
+        if found.what_to_do:
+            click.echo(f"-> {found.what_to_do}")
+        show.facts(facts(found))
+    if found.HasField("place") and found.place.HasField("flaw"):
+        return CORRUPT
+    return OK if found.state in THERE else NOT_FOUND
+
+
+def facts(found: inspect_pb2.ExplainResponse) -> list[tuple[str, str]]:
+    """Return what is known, a name and a value a line."""
+    pairs = [("tiers", tiers(found))]
+    if found.HasField("place"):
+        pairs += place_facts(found.place)
+    pairs.append(("owner", f"{found.owner} ({found.owner_address}), epoch {found.epoch}" if found.owner else "none"))
+    ledger = []
+    if found.HasField("ledger_entries"):
+        ledger.append(f"closed, offloaded to its end ({show.plural(found.ledger_entries, 'entry', 'entries')})")
+    if found.ledger_deleted_ms:
+        ledger.append(f"marked deleted {show.moment(found.ledger_deleted_ms)}")
+    if ledger:
+        pairs.append(("ledger", "; ".join(ledger)))
+    pairs.append(("grant", grant(found)))
+    return pairs
+
+
+def tiers(found: inspect_pb2.ExplainResponse) -> str:
+    """Return which tiers hold it."""
+    named = (("buffer", found.in_buffer), ("source", found.in_source), ("bucket", found.in_objects))
+    held = [name for name, there in named if there]
+    said = ", ".join(held) or "none"
+    return said if found.HasField("in_source") else f"{said}; the source cannot be asked: {found.source_trouble}"
+
+
+def place_facts(place: inspect_pb2.ExplainResponse.Place) -> list[tuple[str, str]]:
+    """Return where it is in the bucket."""
+    begin, end = show.position_of(place, "begin"), show.position_of(place, "end")
+    pairs = [
+        ("segment", f"{place.segment_id} ({begin} to {end}), offloaded {show.moment(place.offloaded_ms)}"),
+        ("object", f"{place.bucket}/{place.data_key} ({show.size(place.data_bytes)})"),
+    ]
+    if place.block_number:
+        first, last = show.position_of(place, "block_first"), show.position_of(place, "block_last")
+        stop = place.block_offset + place.block_bytes - 1
+        which = f"{place.block_number} of {place.block_count} ({first} to {last})"
+        where = f"bytes {place.block_offset} to {stop}, CRC-32C {place.block_crc32c:08x}"
+        pairs.append(("block", f"{which}, {where}"))
+    if place.HasField("entry_offset"):
+        payload = f"payload of {show.number(place.payload_bytes)} bytes from byte {place.payload_offset} on"
+        pairs.append(("entry", f"head at byte {place.entry_offset}, {payload}"))
+    pairs.append(("verified", verified(place)))
+    return pairs
+
+
+def verified(place: inspect_pb2.ExplainResponse.Place) -> str:
+    """Return when the scrub looked at the segment, and what it saw."""
+    if not place.verified_ms:
+        return "not yet by the scrub"
+    said = f"{show.moment(place.verified_ms)} by the scrub, level {place.verified_level}"
+    return f"{said}: DAMAGED, {place.verified_flaw}" if place.verified_flaws else f"{said}: sound"
+
+
+def grant(found: inspect_pb2.ExplainResponse) -> str:
+    """Return whether the source may delete the ledger."""
+    if not found.HasField("grant"):
+        return "none: the source may not delete the ledger"
+    one = found.grant
+    if one.source_deleted_ms:
+        return f"deleted from the source {show.moment(one.source_deleted_ms)}"
+    if one.revoked_ms:
+        return f"revoked {show.moment(one.revoked_ms)}" + (f": {one.revoked_reason}" if one.revoked_reason else "")
+    how = "every byte read" if one.readback else "sizes, index and manifest checked"
+    return f"by {one.daemon_id} {show.moment(one.verified_ms)} ({how}), not before {show.moment(one.not_before_ms)}"
+
+
+def as_json(found: inspect_pb2.ExplainResponse) -> dict[str, object]:
+    """Return an explanation as JSON shows it."""
+    return {
+        "state": found.state,
+        "text": found.text,
+        "what_to_do": found.what_to_do or None,
+        "tiers": {
+            "buffer": found.in_buffer,
+            "source": found.in_source if found.HasField("in_source") else None,
+            "objects": found.in_objects,
+        },
+        "source_trouble": found.source_trouble or None,
+        "place": place_json(found.place) if found.HasField("place") else None,
+        "owner": {"daemon_id": found.owner, "address": found.owner_address, "epoch": found.epoch}
+        if found.owner
+        else None,
+        "ledger": {
+            "entries": found.ledger_entries if found.HasField("ledger_entries") else None,
+            "deleted_ms": found.ledger_deleted_ms or None,
+        },
+        "grant": grant_json(found.grant) if found.HasField("grant") else None,
+    }
+
+
+def place_json(place: inspect_pb2.ExplainResponse.Place) -> dict[str, object]:
+    """Return a place as JSON shows it."""
+    known = place.HasField("entry_offset")
+    flaw = place.flaw if place.HasField("flaw") else None
+    return {
+        "segment_id": place.segment_id,
+        "begin": show.position_of(place, "begin"),
+        "end": show.position_of(place, "end"),
+        "offloaded_ms": place.offloaded_ms,
+        "bucket": place.bucket,
+        "data_key": place.data_key,
+        "data_bytes": place.data_bytes,
+        "block": {
+            "number": place.block_number,
+            "count": place.block_count,
+            "offset": place.block_offset,
+            "bytes": place.block_bytes,
+            "crc32c": f"{place.block_crc32c:08x}",
+            "first": show.position_of(place, "block_first"),
+            "last": show.position_of(place, "block_last"),
+        }
+        if place.block_number
+        else None,
+        "entry_offset": place.entry_offset if known else None,
+        "payload_offset": place.payload_offset if known else None,
+        "payload_bytes": place.payload_bytes if known else None,
+        "flaw": flaws_view.as_json(flaw, flaw.offset if flaw.HasField("offset") else None, flaw.segment_id)
+        if flaw is not None
+        else None,
+        "verified": {
+            "verified_ms": place.verified_ms,
+            "level": place.verified_level,
+            "flaws": place.verified_flaws,
+            "flaw": place.verified_flaw or None,
+        }
+        if place.verified_ms
+        else None,
+    }
+
+
+def grant_json(one: inspect_pb2.ExplainResponse.Grant) -> dict[str, object]:
+    """Return a grant as JSON shows it."""
+    return {
+        "in_force": one.in_force,
+        "verified_ms": one.verified_ms or None,
+        "readback": one.readback,
+        "daemon_id": one.daemon_id or None,
+        "not_before_ms": one.not_before_ms or None,
+        "revoked_ms": one.revoked_ms or None,
+        "revoked_reason": one.revoked_reason or None,
+        "source_deleted_ms": one.source_deleted_ms or None,
+    }

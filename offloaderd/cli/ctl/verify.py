@@ -1,0 +1,112 @@
+"""`offloadctl verify`: a topic's committed segments against the bucket, looked at by the daemon."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import flaws as flaws_view
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+from offloaderd.cli.program import CORRUPT, OK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.model import TopicName
+    from offloaderd.rpc.v1 import inspect_pb2
+
+
+@click.command(short_help="Verify a topic's segments.")
+@click.argument("topic", type=options.TOPIC)
+@click.option(
+    "--level",
+    type=click.Choice(["metadata", "headers", "full"]),
+    default="full",
+    show_default=True,
+    help="metadata: manifests, indexes, sizes. headers: also the header of each block. full: every byte.",
+)
+@options.common
+def verify(session: Session, topic: TopicName, *, level: str) -> int:
+    """Have the daemon read a topic's committed segments, and say what is not as it was written.
+
+    Nothing is changed, and any daemon can do it. Everything in the bucket, without a daemon: offloaderd verify. Exit
+    code 5 when something is wrong.
+
+    \b
+    Examples:
+      offloadctl verify orders
+      offloadctl verify orders --level metadata
+      offloadctl verify orders --json | jq -r '.flaws[]? | select(.problem) | "\\(.key) \\(.offset)"'
+    """
+    return session.run(_verify(session, topic, level))
+
+
+async def _verify(session: Session, topic: TopicName, level: str) -> int:
+    problems = segments = read_bytes = 0
+    async with (
+        session.client() as client,
+        aclosing(client.verify(topic, level=level, timeout_s=session.timeout_s)) as events,
+    ):
+        async for event in events:
+            if event.HasField("segment"):
+                found = event.segment
+                flaws = list(found.flaws)
+                progress(found)
+                if session.json:
+                    click.echo(show.json_line(segment_json(found)), nl=False)
+                elif flaws:
+                    begin, end = show.position_of(found, "begin"), show.position_of(found, "end")
+                    click.echo(f"segment {found.segment_id} ({begin} to {end}):")
+                    write(flaws)
+            else:
+                flaws = list(event.between.flaws)
+                segments, read_bytes = event.between.segments, event.between.read_bytes
+                if flaws and not session.json:
+                    click.echo("between segments:")
+                    write(flaws)
+                if session.json:
+                    between = [as_json(flaw) for flaw in flaws]
+                    click.echo(show.json_line({"summary": {"segments": segments, "flaws": between}}), nl=False)
+            problems += sum(flaw.is_problem for flaw in flaws)
+    if not session.json:
+        verdict = show.plural(problems, "problem") if problems else "no problem"
+        click.echo(f"read {show.size(read_bytes)} of {show.plural(segments, 'segment')}: {verdict}")
+    return CORRUPT if problems else OK
+
+
+def progress(found: inspect_pb2.VerifyEvent.Segment) -> None:
+    """Tell on a terminal how far one is."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{found.number} of {found.of} segments\r", err=True, nl=False)
+
+
+def write(flaws: Iterable[inspect_pb2.Flaw]) -> None:
+    """Show flaws to people."""
+    flaws_view.write((flaw, offset_of(flaw)) for flaw in flaws)
+
+
+def offset_of(flaw: inspect_pb2.Flaw) -> int | None:
+    """Return the byte, None for the whole object."""
+    return flaw.offset if flaw.HasField("offset") else None
+
+
+def as_json(flaw: inspect_pb2.Flaw) -> dict[str, object]:
+    """Return a flaw as JSON shows it."""
+    return flaws_view.as_json(flaw, offset_of(flaw), flaw.segment_id)
+
+
+def segment_json(found: inspect_pb2.VerifyEvent.Segment) -> dict[str, object]:
+    """Return a segment as JSON shows it."""
+    return {
+        "segment_id": found.segment_id,
+        "begin": show.position_of(found, "begin"),
+        "end": show.position_of(found, "end"),
+        "data_bytes": found.data_bytes,
+        "read_bytes": found.read_bytes,
+        "flaws": [as_json(flaw) for flaw in found.flaws],
+    }

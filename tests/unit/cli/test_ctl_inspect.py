@@ -1,0 +1,216 @@
+"""offloadctl explain and verify, over gRPC: what they show, their JSON, and their exit codes."""
+
+# ruff: noqa: ANN401, N802 - a servicer's methods are named by the proto, and generated messages come as they are
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from offloaderd.metadata import paths
+from offloaderd.metadata.records import grant as grant_record
+from offloaderd.metadata.records import verified as verified_record
+from offloaderd.metadata.records.grant import Grant
+from offloaderd.metadata.records.owner import Owner
+from offloaderd.metadata.records.verified import SegmentVerified, Verified
+from offloaderd.model import LedgerEnd, Position
+from offloaderd.rpc.inspect import InspectService
+from offloaderd.rpc.v1 import inspect_pb2_grpc
+from offloaderd.upkeep.collection import Site
+from offloaderd.upkeep.explain import Explainer, Held
+from offloaderd.upkeep.looking import Looker
+from offloaderd.upkeep.verify_topic import TopicVerifier
+from tests.unit.cli.conftest import Ctl
+from tests.unit.read.build import FastClock
+from tests.unit.upkeep.site import (
+    BUCKET,
+    CLUSTER,
+    PREFIX,
+    TOPIC,
+    Ground,
+    data_key,
+    index_key,
+    manifest_key,
+    runs,
+    segment_id,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.model import TopicName
+
+
+@dataclass
+class Known:
+    """Maps, tiers and owners of a small site."""
+
+    ground: Ground
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """What is committed."""
+        return await self.ground.map(topic)
+
+    async def held(self, topic: TopicName, position: Position) -> Held:
+        """The source holds one entry more."""
+        return Held(buffer=False, source=position == Position(3, 4), in_source=True, ended=None, newest=Position(3, 4))
+
+    async def owner_of(self, topic: TopicName) -> Owner:
+        """Somebody."""
+        return Owner(daemon_id="d1", address="h:1", session_id="s", epoch=4)
+
+
+class Threaded(inspect_pb2_grpc.InspectServiceServicer):
+    """The real service, for gRPC's threaded server: each call has a loop of its own."""
+
+    def __init__(self, service: InspectService) -> None:
+        self._service = service
+
+    def Explain(self, request: Any, context: Any) -> Any:
+        """Explain."""
+        return asyncio.run(self._service.Explain(request, context))
+
+    def Verify(self, request: Any, context: Any) -> Any:
+        """Verify."""
+
+        async def events() -> list[Any]:
+            return [event async for event in self._service.Verify(request, context)]
+
+        yield from asyncio.run(events())
+
+
+async def filled() -> Ground:
+    """Two segments; the first was scrubbed, and its ledger has a grant."""
+    site = Ground()
+    await site.enable()
+    await site.commit(await site.store(1, [*runs(1, 0, 4), *runs(1, 4, 6)]))
+    await site.commit(await site.store(2, [*runs(1, 10, 5), *runs(3, 0, 4)], ends=((1, LedgerEnd(15, 3)),)))
+    seen = SegmentVerified(verified_ms=1_700_000_000_000, level="full")
+    await site.metadata.create(paths.verified(TOPIC), verified_record.encode(Verified({segment_id(1): seen})))
+    grant = Grant(ledger_id=1, revoked_ms=1_700_000_000_000, revoked_reason="why")
+    await site.metadata.create(paths.grant(TOPIC, 1), grant_record.encode(grant))
+    return site
+
+
+@pytest.fixture
+def ground() -> Ground:
+    """The site."""
+    return asyncio.run(filled())
+
+
+@pytest.fixture
+def ctl(ground: Ground) -> Iterator[Ctl]:
+    """Offloadctl, talking to the service."""
+    site, known = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX), Known(ground)
+
+    def looker() -> Looker:
+        return Looker(ground.objects, clock=FastClock())
+
+    explainer = Explainer(known, known, ground.metadata, looker(), site)
+    service = InspectService(explainer, TopicVerifier(known, looker, site), known)
+    with ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads)
+        inspect_pb2_grpc.add_InspectServiceServicer_to_server(Threaded(service), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield Ctl(f"127.0.0.1:{port}")
+        finally:
+            server.stop(None).wait()
+
+
+def flip(ground: Ground, key: str, at: int) -> None:
+    """Flip a bit."""
+
+    async def change() -> None:
+        info, data = await ground.objects.head(key), bytearray(await ground.objects.get(key))
+        data[at] ^= 1
+        await ground.objects.put(key, bytes(data), metadata=info.metadata)
+
+    asyncio.run(change())
+
+
+def test_where_an_entry_is(ctl: Ctl) -> None:
+    """Segment, object, block, bytes, who verified it, and what may be deleted."""
+    answer = ctl("explain", "flights", "1:5")
+    assert answer.code == 0, answer.err
+    lines = answer.out.splitlines()
+    assert lines[0] == f"1:5 of {TOPIC}: offloaded; its block was read and is as it was written"
+    facts = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[1:]}
+    assert facts["tiers"] == "bucket"
+    assert facts["segment"].startswith(f"{segment_id(1)} (1:0 to 1:9), offloaded ")
+    assert facts["object"].startswith(f"{BUCKET}/{data_key(1)} (")
+    assert facts["block"].startswith("2 of 2 (1:4 to 1:9), bytes 192 to 413, CRC-32C ")
+    assert facts["entry"] == "head at byte 335, payload of 3 bytes from byte 347 on"
+    assert facts["verified"] == "2023-11-14 22:13:20 by the scrub, level full: sound"
+    assert facts["owner"] == "d1 (h:1), epoch 4"
+    assert facts["ledger"] == "closed, offloaded to its end (15 entries)"
+    assert facts["grant"] == "revoked 2023-11-14 22:13:20: why"
+
+
+def test_an_explanation_as_a_document(ctl: Ctl, ground: Ground) -> None:
+    """Byte offsets for programs; they are right."""
+    found = ctl("explain", "flights", "1:5", "--json").json
+    place = found["place"]
+    assert (found["state"], found["tiers"]) == ("offloaded", {"buffer": False, "source": False, "objects": True})
+    payload = asyncio.run(ground.objects.get(place["data_key"], place["payload_offset"], place["payload_bytes"]))
+    assert payload == b"1:5"
+    assert place["verified"]["level"] == "full"
+    assert found["grant"]["revoked_reason"] == "why"
+    assert found["owner"] == {"daemon_id": "d1", "address": "h:1", "epoch": 4}
+
+
+def test_exit_codes_of_explain(ctl: Ctl, ground: Ground) -> None:
+    """Not offloaded yet is there; beyond the end is not; damage is damage."""
+    answer = ctl("explain", "flights", "3:4")
+    assert (answer.code, "not offloaded yet" in answer.out) == (0, True)
+    answer = ctl("explain", "flights", "3:5")
+    assert (answer.code, "beyond the end" in answer.out) == (4, True)
+    flip(ground, data_key(1), 340)
+    answer = ctl("explain", "flights", "1:5")
+    assert answer.code == 5
+    assert "-> restore the object" in answer.out
+    assert ctl("explain", "flights", "1:5", "--json").json["place"]["flaw"]["kind"] == "block"
+
+
+@pytest.mark.parametrize("level", ["metadata", "headers", "full"])
+def test_a_sound_topic(ctl: Ctl, level: str) -> None:
+    """One line, and exit code 0."""
+    answer = ctl("verify", "flights", "--level", level)
+    assert answer.code == 0
+    assert answer.out.splitlines()[-1].endswith(" of 2 segments: no problem")
+
+
+def test_damage_is_shown_with_what_to_do(ctl: Ctl, ground: Ground) -> None:
+    """Segment, key, byte; exit code 5; the metadata alone do not show it."""
+    flip(ground, data_key(2), 140)
+    answer = ctl("verify", "flights")
+    assert answer.code == 5
+    lines = answer.out.splitlines()
+    assert lines[0] == f"segment {segment_id(2)} (1:10 to 3:3):"
+    assert lines[1].startswith(f"  BLOCK        {data_key(2)} at byte 0: expected a block with checksum")
+    assert lines[2].strip().startswith("-> restore")
+    assert lines[-1].endswith("of 2 segments: 1 problem")
+    assert ctl("verify", "flights", "--level", "metadata").code == 0
+    found = [json.loads(line) for line in ctl("verify", "flights", "--json").out.splitlines()]
+    assert [len(one.get("flaws", [])) for one in found] == [0, 1, 0]
+    assert found[1]["flaws"][0]["offset"] == 0
+    assert found[2]["summary"] == {"segments": 2, "flaws": []}
+
+
+def test_a_segment_that_is_gone(ctl: Ctl, ground: Ground) -> None:
+    """Each of its objects is missed by name."""
+    asyncio.run(ground.objects.delete([data_key(1), index_key(1), manifest_key(1)]))
+    answer = ctl("verify", "flights")
+    assert answer.code == 5
+    assert [line.split()[1] for line in answer.out.splitlines() if "MISSING" in line] == [
+        f"{manifest_key(1)}:",
+        f"{data_key(1)}:",
+        f"{index_key(1)}:",
+    ]

@@ -1,0 +1,233 @@
+"""Explaining a position: where an entry is to the byte, and why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.metadata import paths
+from offloaderd.metadata.records import grant as grant_record
+from offloaderd.metadata.records import verified as verified_record
+from offloaderd.metadata.records.grant import Grant
+from offloaderd.metadata.records.verified import SegmentVerified, Verified
+from offloaderd.model import LedgerEnd, Loss, Position
+from offloaderd.upkeep.collection import Site
+from offloaderd.upkeep.explain import Explainer, Explanation, Held, State
+from offloaderd.upkeep.flaws import Kind
+from offloaderd.upkeep.looking import Looker
+from tests.unit.read.build import FastClock
+from tests.unit.upkeep.site import BUCKET, CLUSTER, PREFIX, TOPIC, Ground, data_key, manifest_key, runs, segment_id
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.model import TopicName
+
+NOWHERE = Held(buffer=False, source=False, in_source=False, ended=None, newest=None)
+
+
+@dataclass
+class Tiers:
+    """What the other tiers hold, as a test says."""
+
+    now: Held = NOWHERE
+
+    async def held(self, topic: TopicName, position: Position) -> Held:
+        """Return it."""
+        return self.now
+
+
+@dataclass
+class Maps:
+    """What is committed."""
+
+    ground: Ground
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return it."""
+        return await self.ground.map(topic)
+
+
+@pytest.fixture
+async def ground() -> Ground:
+    """Two segments over two ledgers, the first of which ended, and a loss."""
+    site = Ground()
+    await site.enable()
+    await site.commit(await site.store(1, [*runs(1, 0, 4), *runs(1, 4, 6)]))
+    await site.commit(await site.store(2, [*runs(1, 10, 5), *runs(3, 0, 4)], ends=((1, LedgerEnd(15, 3)),)))
+    await site.metadata.transact((await site.map()).with_loss(Loss(Position(3, 3), Position(7, 0), 5, 99))[0])
+    await site.commit(await site.store(3, runs(7, 0, 4)))
+    return site
+
+
+async def explained(ground: Ground, position: str, held: Held = NOWHERE, *, bucket: str = BUCKET) -> Explanation:
+    """Explain a position."""
+    looker = Looker(ground.objects, clock=FastClock())
+    site = Site(cluster=CLUSTER, bucket=bucket, prefix=PREFIX)
+    explainer = Explainer(Maps(ground), Tiers(held), ground.metadata, looker, site)
+    return await explainer.explain(TOPIC, Position.parse(position))
+
+
+@pytest.mark.parametrize("position", ["1:0", "1:3", "1:4", "1:9", "1:14", "3:0", "3:2", "7:3"])
+async def test_the_bytes_that_are_named_are_the_entry(ground: Ground, position: str) -> None:
+    """Whoever reads these bytes of that object, with whatever tool, has the payload; the head before it has its id."""
+    found = await explained(ground, position)
+    place = found.place
+    assert (found.state, found.what_to_do) == (State.OFFLOADED, "")
+    assert place is not None
+    assert place.block is not None
+    assert place.entry_offset is not None
+    assert place.payload_bytes is not None
+    head = await ground.objects.get(place.data_key, place.entry_offset, 12)
+    assert int.from_bytes(head[:4], "big") == place.payload_bytes
+    assert int.from_bytes(head[4:], "big") == Position.parse(position).entry_id
+    payload = await ground.objects.get(place.data_key, place.entry_offset + 12, place.payload_bytes)
+    assert payload == position.encode()
+    assert place.block.offset < place.entry_offset < place.block.offset + place.block.length
+    assert place.segment.holds(Position.parse(position))
+
+
+async def test_what_is_known_of_segment_and_ledger(ground: Ground) -> None:
+    """The scrub's last word, the ledger's end, the grant."""
+    seen = SegmentVerified(verified_ms=5, level="full", flaws=1, flaw="x")
+    await ground.metadata.create(paths.verified(TOPIC), verified_record.encode(Verified({segment_id(2): seen})))
+    grant = Grant(ledger_id=1, revoked_ms=7, revoked_reason="why")
+    await ground.metadata.create(paths.grant(TOPIC, 1), grant_record.encode(grant))
+    found = await explained(ground, "1:12")
+    assert found.verified == seen
+    assert found.ledger_end == LedgerEnd(15, 3)
+    assert found.grant == grant
+    place = found.place
+    assert place is not None
+    assert (place.block_number, place.block_count) == (1, 2)
+    assert (await explained(ground, "1:2")).verified is None
+    assert (await explained(ground, "7:2")).grant is None
+
+
+async def test_damage_is_told_and_no_bytes_are_named(ground: Ground) -> None:
+    """Of a block that is not as it was written nothing is said but where it lies."""
+    info, data = await ground.objects.head(data_key(1)), bytearray(await ground.objects.get(data_key(1)))
+    data[140] ^= 1
+    await ground.objects.put(data_key(1), bytes(data), metadata=info.metadata)
+    found = await explained(ground, "1:2")
+    place = found.place
+    assert place is not None
+    assert place.flaw is not None
+    assert (place.flaw.kind, place.entry_offset, place.block_number) == (Kind.BLOCK, None, 1)
+    assert "restore" in found.what_to_do
+    assert "not readable" in found.text
+    sound = (await explained(ground, "1:5")).place
+    assert sound is not None
+    assert sound.flaw is None
+
+
+@pytest.mark.parametrize(("key", "kind"), [(data_key(1), Kind.MISSING), (manifest_key(1), Kind.MISSING)])
+async def test_a_missing_object_is_told(ground: Ground, key: str, kind: Kind) -> None:
+    """With its key."""
+    await ground.objects.delete([key])
+    place = (await explained(ground, "1:2")).place
+    assert place is not None
+    assert place.flaw is not None
+    assert (place.flaw.kind, place.flaw.key) == (kind, key)
+
+
+async def test_a_segment_in_another_bucket(ground: Ground) -> None:
+    """It is not looked at, and said where it is."""
+    place = (await explained(ground, "1:2", bucket="other")).place
+    assert place is not None
+    assert place.flaw is not None
+    assert place.flaw.kind is Kind.ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    ("position", "held", "state", "text", "advice"),
+    [
+        ("3:9", NOWHERE, State.LOST, "entries after 3:3 and before 7:0", "read on from 7:0"),
+        ("5:0", NOWHERE, State.LOST, "were deleted from the source", "read on from 7:0"),
+        ("1:15", NOWHERE, State.NO_ENTRY, "ledger 1 ended with 15 entries", "the next entry is 3:0"),
+        ("7:4", NOWHERE, State.BEYOND, "the newest entry is 7:3", "not been written yet"),
+        ("9:0", NOWHERE, State.BEYOND, "the newest entry is 7:3", "not been written yet"),
+        (
+            "7:5",
+            Held(buffer=True, source=True, in_source=True, ended=None, newest=Position(7, 8)),
+            State.NOT_OFFLOADED,
+            "only in the buffer and source",
+            "offloadctl offload",
+        ),
+        (
+            "7:5",
+            Held(buffer=False, source=True, in_source=True, ended=9, newest=Position(7, 8)),
+            State.NOT_OFFLOADED,
+            "only in the source",
+            "offloadctl offload",
+        ),
+        (
+            "7:12",
+            Held(buffer=False, source=False, in_source=True, ended=9, newest=Position(8, 8)),
+            State.NO_ENTRY,
+            "ledger 7 ended with 9 entries",
+            "",
+        ),
+        (
+            "8:2",
+            Held(buffer=False, source=False, in_source=True, ended=None, newest=Position(9, 8)),
+            State.MISSING,
+            "in no tier",
+            "offloadctl verify",
+        ),
+        (
+            "8:2",
+            Held(buffer=False, source=False, in_source=False, ended=None, newest=Position(9, 8)),
+            State.NO_ENTRY,
+            "no tier knows a ledger 8",
+            "offloadctl segments",
+        ),
+        (
+            "7:9",
+            Held(buffer=False, source=None, in_source=False, ended=None, newest=None, why="bookies are away"),
+            State.UNKNOWN,
+            "bookies are away",
+            "bring the source back",
+        ),
+    ],
+)
+async def test_a_position_without_an_object_is_explained(
+    ground: Ground, position: str, held: Held, state: State, text: str, advice: str
+) -> None:
+    """Lost, not there yet, not offloaded yet, no entry at all, or missing; each with what to do."""
+    found = await explained(ground, position, held)
+    assert found.state is state, found.text
+    assert text in found.text
+    assert advice in found.what_to_do
+    assert found.place is None
+
+
+async def test_an_uncertain_loss_is_told_as_such(ground: Ground) -> None:
+    """Nobody knows whether there was anything."""
+    await ground.metadata.transact((await ground.map()).with_loss(Loss(Position(7, 3), Position(9, 0), 0, 1))[0])
+    found = await explained(ground, "8:0")
+    assert found.state is State.MAYBE_LOST
+    assert "nobody can tell" in found.text
+
+
+async def test_what_retention_deleted_is_told(ground: Ground) -> None:
+    """Up to the floor, with the oldest that is left."""
+    from offloaderd.metadata import removal  # noqa: PLC0415
+
+    topic_map = await ground.map()
+    steps, _ = removal.without_oldest(topic_map, topic_map.segments[0], reason="age", now_ms=5)
+    await ground.metadata.transact(steps)
+    found = await explained(ground, "1:2")
+    assert found.state is State.DELETED
+    assert "like all up to 1:9" in found.text
+    assert "the oldest that is kept is 1:10" in found.what_to_do
+
+
+async def test_a_topic_without_entries(ground: Ground) -> None:
+    """Enabled, and nothing was written."""
+    empty = Ground()
+    await empty.enable()
+    found = await explained(empty, "0:0")
+    assert found.state is State.BEYOND
+    assert "no entries yet" in found.text
