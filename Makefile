@@ -22,7 +22,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data simulate soak
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data simulate soak squeeze
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ simulate: $(DEPENDENCIES)dev ## Simulate daemons and all that can befall them (S
 
 soak: $(DEPENDENCIES)dev ## Kill, pause and cut off daemons on real servers for some time (MINUTES=n SEED=n)
 	$(BIN)/python -m tests.real.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+squeeze: $(DEPENDENCIES)dev ## Give daemons a tenth of the line they need, under a memory limit (MINUTES=n each)
+	$(BIN)/python -m tests.real.squeeze --minutes $(MINUTES)
 
 invariants: $(DEPENDENCIES)dev ## Take every guard of a promise away and see its test fail (docs/invariants.md)
 	$(BIN)/python tools/invariants.py
