@@ -35,6 +35,7 @@ class TopicStatus:
     open_segment_entries: int = 0
     open_segment_bytes: int = 0
     open_segment_age_s: float = 0.0
+    open_segment_continued: bool = False
     buffer_bytes: int = 0
     segments_committed: int = 0
     stalled_reason: str = ""
@@ -75,6 +76,7 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicSt
         open_segment_entries=builder.entries if builder else 0,
         open_segment_bytes=builder.payload_bytes if builder else 0,
         open_segment_age_s=topic.open_segment_age_s,
+        open_segment_continued=topic.segment is not None and topic.segment.continued,
         buffer_bytes=topic.buffer.used_bytes,
         segments_committed=len(topic.map.segments),
         stalled_reason=str(stalled.error) if stalled else "",

@@ -180,6 +180,7 @@ def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
         open_segment_entries=status.open_segment_entries,
         open_segment_bytes=status.open_segment_bytes,
         open_segment_age_s=status.open_segment_age_s,
+        open_segment_continued=status.open_segment_continued,
         buffer_bytes=status.buffer_bytes,
         segments_committed=status.segments_committed,
         stalled_reason=status.stalled_reason,

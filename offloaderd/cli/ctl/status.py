@@ -90,9 +90,10 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
     segment = "none"
     if one.open_segment_id:
         entries = show.plural(one.open_segment_entries, "entry", "entries")
+        continued = ", continued" if one.open_segment_continued else ""
         segment = (
             f"{one.open_segment_id} ({entries}, {show.size(one.open_segment_bytes)}, "
-            f"{show.age(one.open_segment_age_s)} old)"
+            f"{show.age(one.open_segment_age_s)} old{continued})"
         )
     lines = [
         ("topic", one.topic),
@@ -203,6 +204,7 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
             "entries": one.open_segment_entries,
             "bytes": one.open_segment_bytes,
             "age_s": one.open_segment_age_s,
+            "continued": one.open_segment_continued,
         },
         "buffer_bytes": one.buffer_bytes,
         "segments_committed": one.segments_committed,

@@ -256,6 +256,7 @@ def full_status() -> admin_pb2.StatusResponse:
                 open_segment_entries=11,
                 open_segment_bytes=2048,
                 open_segment_age_s=65,
+                open_segment_continued=True,
                 segments_committed=2,
                 edge="next write",
                 hidden_entries=2,
@@ -290,7 +291,7 @@ def test_status_of_a_topic_has_its_positions(ctl: Ctl, fake: FakeDaemon) -> None
     assert "2023-11-14 22:13:20 UTC (denied); outage policy: spill" in out
     assert "11 entries, 2.0 KiB, 1.0 KiB of it on this daemon's disk, since 2023-11-14 22:13:20 UTC" in out
     assert "11 entries, 2.0 KiB, oldest 3.2 s ago" in out
-    assert f"{OPEN_ID} (11 entries, 2.0 KiB, 1 min 05 s old)" in out
+    assert f"{OPEN_ID} (11 entries, 2.0 KiB, 1 min 05 s old, continued)" in out
     assert "2 entries not known to be confirmed; looked 400 ms ago" in out
     assert "7 entries after 1:4 and before 2:0, noticed 2023-11-14 22:13:20 UTC" in out
     assert "possibly entries before 1:0" in out
@@ -306,7 +307,8 @@ def test_status_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
     assert found["daemon"]["dependencies"][1] == {"name": "objects", "up": False, "message": "refused"}
     topic = found["topics"][0]
     assert (topic["confirmed"], topic["offloaded"], topic["lag_entries"]) == ("3:20", "3:9", 11)
-    assert topic["open_segment"] == {"segment_id": OPEN_ID, "entries": 11, "bytes": 2048, "age_s": 65.0}
+    opened = {"segment_id": OPEN_ID, "entries": 11, "bytes": 2048, "age_s": 65.0, "continued": True}
+    assert topic["open_segment"] == opened
     assert (topic["edge"], topic["hidden_entries"], topic["looked_age_s"]) == ("next write", 2, 0.4)
     assert (topic["stalled_class"], topic["stalled_since_ms"]) == ("denied", 1_700_000_000_000)
     assert topic["outage"] == "spill"

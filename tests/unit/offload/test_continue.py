@@ -331,6 +331,7 @@ async def test_the_age_of_a_segment_goes_on(assigned_s_ago: int, rolls: bool) ->
             await until(lambda: topic.offloaded is not None)
         else:
             assert topic.offloaded is None
+            assert topic.status().open_segment_continued
             assert 0 <= topic.open_segment_age_s - max(0, assigned_s_ago) < 20
         parts = topic.map.segments[0].object_bytes if rolls else 0
     assert not rolls or parts >= sum(part.size_bytes for part in left.parts)
