@@ -10,7 +10,7 @@ from offloaderd.metadata import removal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap
     from offloaderd.metadata.records.grant import Grant
     from offloaderd.model import LedgerInfo
 
@@ -43,10 +43,14 @@ def ledger_rows(
 ) -> list[LedgerRow]:
     """Return every ledger that the source or the map has, by id."""
     at_source = {info.ledger_id: info for info in source or ()}
+    parts_of: dict[int, list[LedgerSlice]] = {}
+    for segment in topic_map.segments:
+        for part in segment.slices:
+            parts_of.setdefault(part.ledger_id, []).append(part)
     found = []
     for ledger_id in sorted(topic_map.contexts.keys() | at_source.keys()):
         info, end = at_source.get(ledger_id), topic_map.ends.get(ledger_id)
-        parts = [part for one in topic_map.segments for part in one.slices if part.ledger_id == ledger_id]
+        parts = parts_of.get(ledger_id, [])
         found.append(
             LedgerRow(
                 ledger_id=ledger_id,

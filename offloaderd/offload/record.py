@@ -112,13 +112,19 @@ class TopicRecord:
             marked = removal.mark_deleted(self.map, ledger_ids, now_ms=self._clock.wall_ms())
             self.map = await self._attempts.change(*marked)
 
-    async def remove_oldest(self, segment: CommittedSegment, reason: str) -> None:
-        """Take the oldest segment out of the map and put it on the trash list. Raises Fenced, Conflict."""
+    async def remove_oldest(self, segment: CommittedSegment, reason: str) -> bool:
+        """Take the oldest segment out of the map and put it on the trash list; False if that was done meanwhile.
+
+        Raises Fenced, Conflict.
+        """
         async with self._writing:
+            if segment not in self.map.segments[:1]:
+                return False
             now_ms = self._clock.wall_ms()
             self.map = await self._attempts.change(
                 *removal.without_oldest(self.map, segment, reason=reason, now_ms=now_ms)
             )
+        return True
 
     def _end_of_offloaded(self) -> dict[int, LedgerEnd]:
         offloaded = self.offloaded

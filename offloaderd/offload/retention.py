@@ -11,18 +11,20 @@ store's, and the younger one counts.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from offloaderd.errors import Conflict, Fenced, InvalidInput, NotFound, OffloaderError
+from offloaderd.errors import Conflict, Fenced, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.metadata import paths, removal
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records import policy as policy_record
 from offloaderd.model import TierRetention
 from offloaderd.objects import keys
 from offloaderd.offload.grant_records import deleted_by_us
+from offloaderd.offload.signal import Signal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerRegister
     from offloaderd.metadata.catalog import CommittedSegment, TopicMap
     from offloaderd.metadata.records.policy import TopicPolicy
+    from offloaderd.model import TopicName
     from offloaderd.offload.topic import TopicOffloader, Workshop
 
 log = structlog.get_logger(__name__)
@@ -118,6 +121,36 @@ def checked_marks(topic_map: TopicMap, ledger_ids: Iterable[int], kept: Collecti
     return wanted
 
 
+@dataclass(slots=True, eq=False)
+class _Order:
+    """An operator's word: ledgers to be marked deleted, and where those that were not yet are awaited."""
+
+    ledger_ids: list[int]
+    done: asyncio.Future[list[int]]
+
+    def fail(self, error: OffloaderError) -> None:
+        """Tell whoever still waits why nothing, or not all of it, was done."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class _Desk:
+    """Where orders for a topic lie until its duty takes them: a caller that leaves cuts no transaction in two."""
+
+    def __init__(self) -> None:
+        self.orders: list[_Order] = []
+        self.signal = Signal()
+
+    def close(self, topic: TopicName) -> None:
+        """Refuse what nobody has taken."""
+        for order in self.orders:
+            order.fail(_released(topic))
+
+
+def _released(topic: TopicName) -> Transient:
+    return Transient(f"{topic} is being released", hint="ask its next owner; what was marked stays marked")
+
+
 class Retention:
     """The duty towards each topic. `register` is None for topics whose source says nothing by its absence."""
 
@@ -126,18 +159,28 @@ class Retention:
         self._register = register
         self._options = options
         self._clock = shop.uplink.clock
+        self._desks: dict[TopicName, _Desk] = {}
 
     async def run(self, offloader: TopicOffloader) -> None:
-        """Look at a topic now and then until cancelled. Raises Fenced."""
+        """Look at a topic now and then, and whenever there is an order, until cancelled. Raises Fenced."""
         absent: dict[int, float] = {}
-        while True:
-            try:
-                await self.look(offloader, absent)
-            except Fenced:
-                raise
-            except OffloaderError as error:
-                log.warning("retention.retried", topic=str(offloader.topic), error=str(error))
-            await self._clock.sleep(self._clock.jitter(2 * self._options.interval_s) * 2 / 3)
+        desk = self._desks[offloader.topic] = _Desk()
+        try:
+            while True:
+                try:
+                    while desk.orders:
+                        await self._carry_out(offloader, desk.orders.pop(0))
+                    await self.look(offloader, absent)
+                except Fenced:
+                    raise
+                except OffloaderError as error:
+                    log.warning("retention.retried", topic=str(offloader.topic), error=str(error))
+                if not desk.orders:
+                    pause_s = self._clock.jitter(2 * self._options.interval_s) * 2 / 3
+                    await desk.signal.wait_at_most(self._clock, pause_s)
+        finally:
+            del self._desks[offloader.topic]
+            desk.close(offloader.topic)
 
     async def look(self, offloader: TopicOffloader, absent: dict[int, float]) -> None:
         """Do once what is due; `absent` keeps since when ledgers have been missing from the source (monotonic)."""
@@ -154,18 +197,44 @@ class Retention:
             await self._remove_over(offloader, limits)
 
     async def mark(self, offloader: TopicOffloader, ledger_ids: Iterable[int], *, dry_run: bool) -> list[int]:
-        """Mark ledgers deleted at an operator's word, and remove what can go; returns those that were not yet.
+        """Have ledgers marked deleted at an operator's word, and what can go removed; returns those not marked before.
 
-        Raises what `checked_marks` does, Transient and Fenced.
+        A caller that leaves does not stop it. Raises what `mark_now` does.
         """
-        kept = await self._kept(offloader)
-        wanted = checked_marks(offloader.map, ledger_ids, kept)
-        if wanted and not dry_run:
+        ledger_ids = list(ledger_ids)
+        if dry_run:
+            return checked_marks(offloader.map, ledger_ids, await self._kept(offloader))
+        desk = self._desks.get(offloader.topic)
+        if desk is None:
+            raise Transient(f"{offloader.topic} is being taken over", hint="try again in a moment")
+        order = _Order(ledger_ids, asyncio.get_running_loop().create_future())
+        desk.orders.append(order)
+        desk.signal.notify()
+        return await order.done
+
+    async def mark_now(self, offloader: TopicOffloader, ledger_ids: Iterable[int]) -> list[int]:
+        """Mark ledgers deleted, and remove what can go. Raises what `checked_marks` does, Transient and Fenced."""
+        wanted = checked_marks(offloader.map, ledger_ids, await self._kept(offloader))
+        if wanted:
             await offloader.record.mark_deleted(wanted)
             log.info("ledgers.marked_deleted", topic=str(offloader.topic), ledger_ids=wanted, why="asked for")
-        if not dry_run:
-            await self.remove_marked(offloader)
+        await self.remove_marked(offloader)
         return wanted
+
+    async def _carry_out(self, offloader: TopicOffloader, order: _Order) -> None:
+        """Do as ordered, and say how it went. Raises Fenced."""
+        try:
+            marked = await self.mark_now(offloader, order.ledger_ids)
+        except OffloaderError as error:
+            order.fail(error)
+            if isinstance(error, Fenced):
+                raise
+        except BaseException:
+            order.fail(_released(offloader.topic))
+            raise
+        else:
+            if not order.done.done():
+                order.done.set_result(marked)
 
     async def remove_marked(self, offloader: TopicOffloader) -> None:
         """Take the oldest segments out of the map for as long as all their ledgers are marked deleted."""
@@ -190,6 +259,7 @@ class Retention:
         due = sorted(one for one, since_s in absent.items() if now_s - since_s >= self._options.follow_lag_s)
         if due:
             due = [one for one in due if not await deleted_by_us(self._shop.metadata, offloader.topic, one)]
+        if due:
             await offloader.record.mark_deleted(due)
             log.info(
                 "ledgers.marked_deleted", topic=str(offloader.topic), ledger_ids=due, why="the source has not got them"
@@ -232,7 +302,8 @@ class Retention:
         return now_ms - stored.modified_ms > age_s * 1000
 
     async def _remove(self, offloader: TopicOffloader, segment: CommittedSegment, why: str) -> None:
-        await offloader.record.remove_oldest(segment, why)
+        if not await offloader.record.remove_oldest(segment, why):
+            return
         self._shop.uplink.metrics.segments_removed.labels(reason=why).inc()
         log.info(
             "segment.removed",

@@ -314,9 +314,7 @@ async def test_grants_of_what_is_gone_everywhere_are_dropped() -> None:
     owned = await Owned.claim(rig)
     await _granted(owned)
     await owned.ledgers.delete(TOPIC, 0)
-    await Retention(owned.shop, owned.ledgers, RetentionOptions(default=Limits())).mark(
-        owned.offloader, [0], dry_run=False
-    )
+    await Retention(owned.shop, owned.ledgers, RetentionOptions(default=Limits())).mark_now(owned.offloader, [0])
     assert (await _granted(owned)).keys() == {1}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from tests.unit.metadata.test_removal import TOPIC as OTHER
 from tests.unit.metadata.test_removal import _made
 from tests.unit.offload.owned import Owned, offload_more, offloaded_topic
-from tests.unit.offload.rig import TOPIC, Rig
+from tests.unit.offload.rig import TOPIC, Rig, turn
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -268,13 +269,13 @@ async def test_marking_is_idempotent_and_a_deposed_owner_marks_nothing() -> None
     retention = Retention(owned.shop, owned.ledgers, RetentionOptions(default=Limits()))
     assert await retention.mark(owned.offloader, [0], dry_run=True) == [0]
     assert not owned.offloader.map.deleted
-    assert await retention.mark(owned.offloader, [0], dry_run=False) == [0]
-    assert await retention.mark(owned.offloader, [0], dry_run=False) == []
+    assert await retention.mark_now(owned.offloader, [0]) == [0]
+    assert await retention.mark_now(owned.offloader, [0]) == []
     assert owned.offloader.map.floor == Position(0, 9)
     await owned.ledgers.delete(TOPIC, 1)
     other = await Owned.claim(rig)
     with pytest.raises(Fenced):
-        await retention.mark(owned.offloader, [1], dry_run=False)
+        await retention.mark_now(owned.offloader, [1])
     assert await catalog.load(rig.tree.connect(), TOPIC) == other.offloader.map
 
 
@@ -352,3 +353,56 @@ async def _no_object_missing(rig: Rig) -> None:
     stored = {info.key async for info in rig.store.list()}
     for segment in (await catalog.load(rig.tree.connect(), TOPIC)).segments:
         assert {f"seg/{segment.segment_id}{end}" for end in ("", "-index", "-manifest")} <= stored
+
+
+async def test_an_order_is_carried_out_by_the_duty_whoever_leaves() -> None:
+    """A caller that goes away in the middle cuts nothing in two; one whose order cannot be is told why."""
+    rig = await offloaded_topic(10, 10, 10)
+    owned = await Owned.claim(rig)
+    await owned.ledgers.delete(TOPIC, 0)
+    retention = Retention(owned.shop, None, RetentionOptions(default=Limits(), interval_s=3600.0))
+    with pytest.raises(Transient, match="taken over"):
+        await retention.mark(owned.offloader, [0], dry_run=False)
+    async with asyncio.TaskGroup() as group:
+        duty = group.create_task(retention.run(owned.offloader))
+        await turn()
+        impatient = group.create_task(retention.mark(owned.offloader, [0], dry_run=False))
+        await turn()
+        impatient.cancel()
+        while owned.offloader.map.floor is None:
+            await turn()
+        assert await retention.mark(owned.offloader, [0], dry_run=False) == []
+        with pytest.raises(Conflict, match="still has"):
+            await retention.mark(owned.offloader, [1], dry_run=False)
+
+        async def too_late() -> None:
+            with pytest.raises(Transient, match="released"):
+                await retention.mark(owned.offloader, [0], dry_run=False)
+
+        late = group.create_task(too_late())
+        await turn()
+        duty.cancel()
+        await asyncio.wait([late])
+        assert await catalog.load(rig.tree.connect(), TOPIC) == owned.offloader.map
+
+
+async def test_the_duty_goes_on_after_errors_and_ends_when_deposed() -> None:
+    """A source that stumbles is asked again; a lost epoch ends the topic's work."""
+    rig = await offloaded_topic(10, 10, 10)
+    owned = await Owned.claim(rig)
+    register = Register(Transient("away"))
+    retention = Retention(owned.shop, register, replace(FOLLOW, interval_s=0.01))
+
+    async def depose() -> None:
+        await turn()
+        register.answer = [1, 2]
+        while owned.offloader.map.floor is None:
+            await owned.offloader.changed.wait()
+        await Owned.claim(rig)
+        register.answer = [2]
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        deposing = group.create_task(depose())
+        with pytest.raises(Fenced):
+            await retention.run(owned.offloader)
+        await deposing

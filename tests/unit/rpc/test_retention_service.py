@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -91,10 +92,15 @@ async def _served(owned: Owned, source: object = None) -> AsyncIterator[tuple[Cl
     retention = Retention(owned.shop, owned.ledgers, RetentionOptions(default=Limits()))
     where = cast("LedgerSource", source or owned.ledgers)
     service = RetentionService(topics, retention, owned.shop.metadata, where, owned.rig.clock)
-    async with serving(
-        Metrics(), lambda server: retention_pb2_grpc.add_RetentionServiceServicer_to_server(service, server)
-    ) as channel:
+    async with (
+        serving(
+            Metrics(), lambda server: retention_pb2_grpc.add_RetentionServiceServicer_to_server(service, server)
+        ) as channel,
+        asyncio.TaskGroup() as group,
+    ):
+        duty = group.create_task(retention.run(owned.offloader))
         yield Client(channel), topics
+        duty.cancel()
 
 
 async def test_ledgers_are_listed_with_what_became_of_them() -> None:
