@@ -33,6 +33,9 @@ from tests.unit.upkeep.site import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from offloaderd.objects.port import ObjectInfo
     from tests.unit.format.builders import Run
 
 OURS = keys.segment_metadata(CLUSTER)
@@ -270,6 +273,41 @@ async def test_missing_and_shortened_objects_are_alarms(ground: Ground) -> None:
     assert summary.alarms == 3
     assert [one["event"] for one in logs].count("gc.alarm") == 3
     assert len((await ground.map()).segments) == 2
+
+
+async def test_what_retention_takes_meanwhile_is_not_missing(ground: Ground) -> None:
+    """A segment that leaves the map, and loses its objects, while it is looked for raises no alarm."""
+    await ground.objects.delete(all_keys(1))
+    topic_map = await ground.map()
+    steps, _ = without_oldest(topic_map, topic_map.segments[0], reason="old", now_ms=1)
+
+    def plan(operation: str, key: str, when: str) -> None:
+        if (operation, key, when) == ("head", data_key(1), "before"):
+            ground.tree.apply(steps, "")
+
+    finds, _ = await ground.collect(objects=FaultyStore(ground.objects, plan))
+    assert finds == []
+
+
+async def test_what_is_committed_after_the_listing_is_not_missing(ground: Ground) -> None:
+    """Objects that a listing does not show yet are asked for by name."""
+    described = await ground.store(2, runs(1, 10, 5))
+    steps, _ = (await ground.map()).with_commit(committed(described))
+    stored = {key: await ground.objects.get(key) for key in all_keys(2)}
+    await ground.objects.delete(all_keys(2))
+
+    class Late(FaultyStore):
+        async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
+            listed = [info async for info in super().list(prefix)]
+            for key, data in stored.items():
+                await ground.objects.put(key, data, metadata=OURS)
+            for info in listed:
+                yield info
+
+    await ground.metadata.transact(steps)
+    assert {find.key for find in (await ground.collect(apply=False))[0]} == set(all_keys(2))
+    finds, _ = await ground.collect(objects=Late(ground.objects, lambda *_: None))
+    assert finds == []
 
 
 async def test_segments_elsewhere_are_not_missing(ground: Ground) -> None:
