@@ -9,10 +9,14 @@ from pydantic import SecretStr
 
 from offloaderd import wiring
 from offloaderd.config import BookkeeperSettings, MetadataSettings, ObjectsSettings, PulsarSettings, Settings
-from offloaderd.config.sections import MemorySettings
+from offloaderd.config.sections import DaemonSettings, MemorySettings
 from offloaderd.config.sections_outage import SpillSettings
+from offloaderd.config.sections_retention import GrantSettings, RetentionSettings
 from offloaderd.ledgers.bookkeeper.bookie_options import SaslOptions, TlsOptions
 from offloaderd.metrics import Metrics
+from offloaderd.model import TierRetention
+from offloaderd.offload.grants import GrantOptions
+from offloaderd.offload.retention import Limits, RetentionOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,3 +110,22 @@ def test_the_clusters_zookeeper_is_the_daemons_unless_it_is_named() -> None:
     assert wiring.cluster_servers(SETTINGS) == "zk:2181"
     ours = Settings(objects=FILES, metadata=MetadataSettings(servers="m:2181"))
     assert wiring.cluster_servers(ours) == "m:2181"
+
+
+def test_retention_and_grants() -> None:
+    """Limits of 0 are none; who verifies and how, how long the source keeps ledgers, how often each is looked at."""
+    settings = Settings(
+        objects=FILES,
+        daemon=DaemonSettings(id="d7"),
+        retention=RetentionSettings(kind=TierRetention.LIMITED, size_bytes=5, follow_lag_s=7, interval_s=8),
+        grants=GrantSettings(enabled=False, deletion_lag_s=9, readback=True, interval_s=10),
+    )
+    assert wiring.retention_options(settings) == RetentionOptions(
+        default=Limits(TierRetention.LIMITED, None, 5), follow_lag_s=7, interval_s=8
+    )
+    assert wiring.grant_options(settings) == GrantOptions(
+        enabled=False, daemon_id="d7", deletion_lag_s=9, readback=True, interval_s=10
+    )
+    aged = RetentionSettings(kind=TierRetention.LIMITED, age_s=4)
+    default = wiring.retention_options(Settings(objects=FILES, retention=aged)).default
+    assert default == Limits(TierRetention.LIMITED, 4, None)
