@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -9,15 +10,22 @@ import grpc
 import pytest
 from grpc import aio
 
-from offloaderd.model import ENTRY_BYTES_MAX
+from offloaderd.errors import Denied, Transient
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import ENTRY_BYTES_MAX, OutagePolicy, Position
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.spill_files import SpillArea
 from offloaderd.rpc.interceptor import ErrorInterceptor
 from offloaderd.rpc.offload import OffloadService
 from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
+from offloaderd.testing.faults import Faults, FaultyStore
 from tests.unit.offload.rig import Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
+    from pathlib import Path
 
     from offloaderd.offload.engine import Engine
 
@@ -238,3 +246,54 @@ async def test_a_draining_daemon_sends_the_broker_away() -> None:
         with pytest.raises(aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_blocked_topic_gives_no_more_credit_until_the_store_is_back() -> None:
+    """Under `block`, what is sent in an outage stays unread but for the batch that was already awaited."""
+    rig, faults = small(), Faults()
+    rig.objects = FaultyStore(MemoryStore(rig.clock, part_bytes_min=1), faults)
+    async with rig.engine(push_only=True) as engine, serving(rig, engine) as stub:
+        topic = await enabled(engine, TopicPolicy(outage=OutagePolicy.BLOCK))
+        faults.fail("upload_part", Denied("no"), times=-1)
+        call = stream(stub)
+        await call.write(opening())
+        await call.write(batch(0, payloads(30)))
+        await until(lambda: topic.outage.blocked)
+        for first in range(30, 60, 10):
+            await call.write(batch(first, payloads(10)))
+        assert [(await call.read()).WhichOneof("response") for _ in range(3)] == ["opened", "offered", "offered"]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(answer := asyncio.ensure_future(call.read())), 0.3)  # noqa: TID251
+        assert topic.handle.last_offered() == Position(1, 39)
+        faults.heal()
+        assert (await answer).WhichOneof("response") in {"offered", "offloaded"}
+        await until_offloaded(topic, Position(1, 59))
+        assert rig.metrics.backpressure_seconds._value.get() > 0.2
+        call.cancel()
+
+
+async def test_a_topic_that_spills_takes_more_than_memory_holds(tmp_path: Path) -> None:
+    """The broker is answered ACCEPTED beyond the buffer; `offloaded` comes only once the store is back."""
+    faults = Faults()
+    async with SpillArea(tmp_path, 1 << 20) as area:
+        rig = small(buffer_bytes=16_000)
+        rig.outage = OutageRules(policy=OutagePolicy.SPILL, area=area)
+        rig.objects = FaultyStore(MemoryStore(rig.clock, part_bytes_min=1), faults)
+        async with rig.engine(push_only=True) as engine, serving(rig, engine) as stub:
+            topic = await enabled(engine)
+            faults.fail("upload_part", Transient("away"), times=-1)
+            call = stream(stub)
+            await call.write(opening())
+            for first in range(0, 500, 20):
+                await call.write(batch(first, payloads(20)))
+            answers = [await call.read() for _ in range(26)]
+            assert {one.offered.result for one in answers[1:]} == {offload_pb2.OFFER_RESULT_ACCEPTED}
+            assert answers[-1].offered.last_offered.entry_id == 499
+            assert topic.offloaded is None
+            faults.heal()
+            await call.done_writing()
+            told = -1
+            while isinstance(answer := await call.read(), Response):
+                told = answer.offloaded.position.entry_id
+            assert told == 499
+        assert [payload for _, payload in await rig.committed()] == payloads(20) * 25
