@@ -17,6 +17,7 @@ from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.model import EntryBatch, Position
 from offloaderd.objects import keys
 from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.segment import SegmentLayout
 from tests.unit.offload.lives import CountingStore, life, recorded, until_recorded
 from tests.unit.offload.rig import (
     TOPIC,
@@ -53,6 +54,14 @@ async def left_behind(rig: Rig, parts: int = 3) -> Attempt:
     """Let an owner die with some parts recorded; returns the record."""
     async with life(rig, "one"):
         return await until_recorded(rig, lambda attempt: len(attempt.parts) >= parts)
+
+
+async def rewritten(rig: Rig, left: Attempt, **changes: object) -> Attempt:
+    """Change what is recorded of the attempt; returns it as it is then."""
+    metadata, path = rig.tree.connect(), paths.attempt(TOPIC)
+    changed = replace(left, **changes)  # type: ignore[arg-type]
+    await metadata.replace(path, attempt_record.encode(changed), (await metadata.get(path)).version)
+    return changed
 
 
 async def finish(rig: Rig, store: CountingStore, *, entries: int = ENTRIES) -> None:
@@ -133,10 +142,7 @@ async def test_parts_that_were_stored_and_not_recorded_are_not_sent_again() -> N
     """The record lags: what it does not say is read again, compared by its MD5 and kept."""
     rig, store = await made_rig()
     left = await left_behind(rig, parts=4)
-    metadata = rig.tree.connect()
-    path = paths.attempt(TOPIC)
-    version = (await metadata.get(path)).version
-    await metadata.replace(path, attempt_record.encode(replace(left, parts=left.parts[:1])), version)
+    await rewritten(rig, left, parts=left.parts[:1])
     await finish(rig, store)
     assert store.sent_again == 0
     assert rig.metrics.upload_parts.labels(outcome="kept")._value.get() >= 3
@@ -147,14 +153,12 @@ async def test_etags_that_are_no_md5_have_unrecorded_parts_sent_again() -> None:
     """A store that encrypts with its own keys tells nothing by its ETags: such parts are sent again, and counted."""
     rig, store = await made_rig()
     left = await left_behind(rig, parts=4)
-    metadata, path = rig.tree.connect(), paths.attempt(TOPIC)
     for upload in store._uploads.values():
         upload.parts = {
             number: (replace(info, etag=info.etag.upper()), data) for number, (info, data) in upload.parts.items()
         }
     first = attempt_record.stored_part(left.parts[0].etag.upper(), left.parts[0].size_bytes, left.parts[0].blocks)
-    version = (await metadata.get(path)).version
-    await metadata.replace(path, attempt_record.encode(replace(left, parts=(first,))), version)
+    await rewritten(rig, left, parts=(first,))
     stored = len(store.sent)
     await finish(rig, store)
     assert store.sent_again == stored - 1
@@ -222,9 +226,7 @@ async def test_an_attempt_that_cannot_be_trusted_is_given_up(change: dict[str, o
             "moved blocks": [first, attempt_record.stored_part(second.etag, second.size_bytes, blocks), *rest],
         }
         change = {"parts": tuple(parts[str(wanted)])}
-    metadata, path = rig.tree.connect(), paths.attempt(TOPIC)
-    version = (await metadata.get(path)).version
-    await metadata.replace(path, attempt_record.encode(replace(left, **change)), version)  # type: ignore[arg-type]
+    await rewritten(rig, left, **change)
     async with rig.engine("last") as engine:
         topic = await offloader_of(engine)
         await until(lambda: topic.attempt is not None and topic.attempt.segment_id != left.segment_id)
@@ -306,14 +308,6 @@ async def test_two_owners_with_the_same_upload_write_the_same_bytes() -> None:
     assert [payload for _, payload in await rig.committed()] == payloads(ENTRIES)
     assert all(len(versions) == 1 for versions in store.puts.values())
     assert await rig.leftovers() == []
-
-
-async def rewritten(rig: Rig, left: Attempt, **changes: object) -> Attempt:
-    """Change what is recorded of the attempt; returns it as it is then."""
-    metadata, path = rig.tree.connect(), paths.attempt(TOPIC)
-    changed = replace(left, **changes)  # type: ignore[arg-type]
-    await metadata.replace(path, attempt_record.encode(changed), (await metadata.get(path)).version)
-    return changed
 
 
 @pytest.mark.parametrize(
@@ -398,3 +392,52 @@ async def test_entries_that_are_gone_below_a_seal_begin_a_new_attempt() -> None:
         assert all(segment.segment_id != left.segment_id for segment in topic.map.segments)
         assert [loss.before.ledger_id for loss in topic.map.losses] == [3]
     assert [payload for _, payload in await rig.committed()] == [*payloads(500), *payloads(100, seed=1)[50:]]
+
+
+async def test_an_old_segment_waits_for_the_entries_of_its_stored_parts() -> None:
+    """It is past its age, and the record lags: it is sealed behind what is stored, not before."""
+    rig, store = await made_rig()
+    left = await left_behind(rig, parts=4)
+    await rewritten(rig, left, parts=left.parts[:1], assigned_ms=1)
+    async with rig.engine("last") as engine:
+        topic = await offloader_of(engine)
+        await until(lambda: topic.offloaded is not None)
+        segment = topic.map.segments[0]
+    assert segment.object_bytes >= sum(part.size_bytes for part in left.parts)
+    assert store.sent_again == 0
+
+
+async def test_a_segment_keeps_the_layout_that_it_was_begun_with() -> None:
+    """The settings were changed in between: they count from the next segment on."""
+    rig, store = await made_rig()
+    left = await left_behind(rig, parts=4)
+    await rewritten(rig, left, parts=left.parts[:2])
+    rig.layout = SegmentLayout(block_bytes=2048, part_bytes=5000, preamble=True)
+    await finish(rig, store)
+    assert store.sent_again == 0
+    assert rig.metrics.upload_parts.labels(outcome="replaced")._value.get() == 0
+
+
+async def test_a_seal_that_does_not_fit_the_entries_is_given_up() -> None:
+    """Whatever wrote it: an object is completed only if it is what was sealed, to the byte."""
+    rig, store = await made_rig()
+    left = await sealed(rig, on="upload_part")
+    assert left.seal is not None
+    await rewritten(rig, left, seal=replace(left.seal, data_bytes=left.seal.data_bytes + 1))
+    await finish(rig, store)
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 1
+
+
+async def test_uploads_that_were_created_and_not_recorded_are_taken_up_or_ended() -> None:
+    """Two requests to create the upload were carried out and none was answered: one is used, none is left."""
+    rig, store = await made_rig()
+    left = await left_behind(rig)
+    key = keys.data_key("seg/", left.segment_id)
+    await store.abort_upload(key, left.upload_id)
+    for _ in range(2):
+        await store.create_upload(key)
+    await rewritten(rig, left, upload_id="", parts=())
+    await finish(rig, store)
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 0
+    (segment,) = (await catalog.load(rig.tree.connect(), TOPIC)).segments
+    assert segment.segment_id == left.segment_id
