@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,9 @@ import pytest
 
 from offloaderd.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
-from tests.integration.processes import CLOCK, DaemonProcess, Site
-from tests.real.audit import bucket_of
-from tests.real.proof import check
+from tests.integration.processes import DaemonProcess, Site
+from tests.real.audit import bucket_of, parts_stored
+from tests.real.proof import check, ends_well
 from tests.real.s3_proxy import Fault, S3Proxy, suits
 from tests.real.workload import Workload
 
@@ -59,13 +60,9 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
 
 async def lose_upload(site: Site) -> None:
     """Abort the open upload behind the daemon's back, once it has a part."""
+    upload, _ = await parts_stored(site, 1)
     async with bucket_of(site) as bucket:
-        while True:
-            async for upload in bucket.list_uploads():
-                if await bucket.list_parts(upload.key, upload.upload_id):
-                    await bucket.abort_upload(upload.key, upload.upload_id)
-                    return
-            await CLOCK.sleep(0.05)
+        await bucket.abort_upload(upload.key, upload.upload_id)
 
 
 @pytest.mark.parametrize("fault", Fault)
@@ -91,3 +88,26 @@ async def test_no_fault_of_the_store_loses_or_leaves_anything(site: Site, s3_ser
             await check(site, client, workload)
         assert proxy.planned == []
         assert proxy.counts.by_kind() == {fault: times * len(spoilt)}
+
+
+@pytest.mark.parametrize("fault", [fault for fault in Fault if suits(fault, "list_parts")])
+async def test_no_fault_stops_a_daemon_from_continuing(site: Site, s3_server: S3Server, fault: Fault) -> None:
+    """Killed with two parts stored, it is followed by one that hears of them with a fault, and sends them not again."""
+    workload = Workload(TOPIC, entry_bytes=40_000)
+    if fault is not Fault.SILENT:
+        site.settings["objects"] = {}
+    async with S3Proxy(s3_server.endpoint) as proxy:
+        behind = replace(site, endpoint=proxy.endpoint)
+        async with DaemonProcess(behind) as daemon:
+            async with daemon.client() as client:
+                await client.enable(TOPIC)
+                await workload.append(client, 280)
+                _, stored_bytes = await parts_stored(site, 2)
+            daemon.signal(signal.SIGKILL)
+            await daemon.ended()
+        sent_bytes = proxy.counts.part_bytes
+        proxy.spoil("list_parts", fault)
+        found = await ends_well(behind, workload, entries=20)
+        assert proxy.planned == []
+    if fault is not Fault.WRONG_ETAG:
+        assert proxy.counts.part_bytes - sent_bytes == found.object_bytes - stored_bytes

@@ -18,6 +18,7 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.model import Position
 from offloaderd.objects import keys
 from offloaderd.objects.s3 import S3Options, S3Store
+from tests.integration.processes import CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.catalog import CommittedSegment
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import TopicName
-    from offloaderd.objects.port import SegmentStore
+    from offloaderd.objects.port import SegmentStore, UploadInfo
     from tests.integration.processes import Site
 
 BLOCK_HEAD = struct.Struct(">Iqqqq")  # magic, header length, block length, first entry, ledger (FORMAT.md, 3.1)
@@ -68,6 +69,17 @@ def bucket_of(site: Site) -> S3Store:
     return S3Store(
         S3Options(endpoint=site.endpoint, bucket=site.bucket, access_key=site.access_key, secret_key=site.secret_key)
     )
+
+
+async def parts_stored(site: Site, count: int) -> tuple[UploadInfo, int]:
+    """Wait until an open upload has that many parts in the bucket; returns it, and how many bytes they have."""
+    async with bucket_of(site) as bucket:
+        while True:
+            async for upload in bucket.list_uploads():
+                parts = await bucket.list_parts(upload.key, upload.upload_id)
+                if len(parts) >= count:
+                    return upload, sum(part.size_bytes for part in parts)
+            await CLOCK.sleep(0.02)
 
 
 async def audit(site: Site, topics: Sequence[TopicName]) -> Audit:

@@ -78,12 +78,11 @@ async def crashes(ground: Ground, chance: Chance, *, lives: int = LIVES) -> Tall
 async def life(daemon: DaemonProcess, workload: Workload, chance: Chance) -> bool:
     """Work with a daemon until it dies at its kill point, or for a while and then kill it; says which."""
     async with daemon:
-        deadline = CLOCK.monotonic() + LIFE_S
         if await daemon.serves():
             async with asyncio.TaskGroup() as group:
                 ended = group.create_task(daemon.ended(), name="the daemon's end")
                 working = group.create_task(work(daemon, workload, ended, int(chance.between(50, 500))), name="work")
-                await asyncio.wait({ended}, timeout=deadline - CLOCK.monotonic())
+                await asyncio.wait({ended}, timeout=LIFE_S)
                 died = ended.done()
                 if not died:
                     daemon.signal(signal.SIGKILL)
