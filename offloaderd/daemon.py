@@ -23,7 +23,6 @@ from offloaderd.doctor.examination import examine
 from offloaderd.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
 from offloaderd.health import Health
 from offloaderd.http import HttpServer
-from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.session import SessionState
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics, watch_loop
@@ -32,9 +31,9 @@ from offloaderd.objects.s3 import S3Store
 from offloaderd.offload.budget import Backoff, ByteBudget
 from offloaderd.offload.buffer import BufferPool
 from offloaderd.offload.hot import HotBuffers
-from offloaderd.offload.registration import Registration
 from offloaderd.offload.retention import Retention
 from offloaderd.offload.signal import finished, race
+from offloaderd.presence import registration_of
 from offloaderd.probes import Prober
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.engine import Engine
+    from offloaderd.offload.registration import Registration
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -276,7 +276,14 @@ class Daemon:
             )
         )
         gc = Collector(objects, metadata, wiring.gc_site(settings), clock=self._clock, metrics=self.metrics)
-        registration = self._registration(engine, metadata)
+        registration = registration_of(
+            settings.daemon.id,
+            engine,
+            metadata,
+            self._clock,
+            started_ms=self._started_ms,
+            session_timeout_s=settings.metadata.session_timeout_s,
+        )
         services = self._services(engine, reader, metadata, objects, ledgers, gc, registration, retention)
         interceptors = [ErrorInterceptor(self.metrics, clock=self._clock)]
         rpc = await stack.enter_async_context(RpcServer(wiring.server_options(settings), services, interceptors))
@@ -306,13 +313,6 @@ class Daemon:
             await self._drain(engine, running, rpc, registration)
             for loop in loops:
                 loop.cancel()
-
-    def _registration(self, engine: Engine, metadata: MetadataStore) -> Registration:
-        """Return how the others hear of this daemon; its address is still to come."""
-        settings = self._settings
-        node = DaemonNode(daemon_id=settings.daemon.id, address="", version=__version__, started_ms=self._started_ms)
-        patience_s = settings.metadata.session_timeout_s * 1.5
-        return Registration(metadata, node, clock=self._clock, patience_s=patience_s, changed=engine.placement.become)
 
     def _services(
         self,

@@ -168,6 +168,10 @@ class Engine:
             for helper in helpers:
                 helper.cancel()
 
+    def inherit(self, session_id: str) -> None:
+        """Take what a session of a former run of this daemon still holds: that run has ended for certain."""
+        self._home.ended.add(session_id)
+
     def drain(self) -> None:
         """Complete every open segment, release every topic, then let `run` return."""
         self._draining = True

@@ -22,6 +22,8 @@ from offloaderd.offload.commit import Claim
 from offloaderd.offload.signal import race
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from offloaderd.clock import Clock
     from offloaderd.metadata.port import MetadataStore, Session, Step
     from offloaderd.metadata.records.daemon import DaemonNode
@@ -41,10 +43,18 @@ async def owner_of(store: MetadataStore, topic: TopicName) -> Owner | None:
 
 
 async def claim(
-    store: MetadataStore, topic: TopicName, me: DaemonNode, session: Session, clock: Clock, *, wait: bool = True
+    store: MetadataStore,
+    topic: TopicName,
+    me: DaemonNode,
+    session: Session,
+    clock: Clock,
+    *,
+    wait: bool = True,
+    ended: Container[str] = (),
 ) -> Claim | None:
     """Become the topic's owner, waiting while somebody else is, or without `wait` return None then.
 
+    `ended` are sessions of former runs of this daemon: what they hold is taken at once.
     Cancellation may leave the claim with the session: see `let_go`.
     """
     async with aclosing(store.watch(paths.owner(topic))) as changes:
@@ -52,7 +62,7 @@ async def claim(
         async for _ in changes:
             while True:
                 try:
-                    claimed = await _try_claim(store, topic, me, session, clock)
+                    claimed = await _try_claim(store, topic, me, session, clock, ended)
                 except (Transient, OutcomeUnknown) as error:
                     await backoff.wait(error)
                     continue
@@ -63,7 +73,7 @@ async def claim(
 
 
 async def _try_claim(
-    store: MetadataStore, topic: TopicName, me: DaemonNode, session: Session, clock: Clock
+    store: MetadataStore, topic: TopicName, me: DaemonNode, session: Session, clock: Clock, ended: Container[str]
 ) -> Claim | None:
     """Claim a topic that nobody owns; None when somebody does. A claim whose answer was lost is found again."""
     epoch_path, owner_path = paths.epoch(topic), paths.owner(topic)
@@ -73,9 +83,16 @@ async def _try_claim(
         node = None
     before = epoch_record.decode(node.value, path=epoch_path).epoch if node else 0
     held = await owner_of(store, topic)
+    steps: list[Step] = []
     if held is not None:
-        ours = held.daemon_id == me.daemon_id and held.session_id == session.session_id and held.epoch == before
-        return Claim(topic, before, node.version) if ours and node else None
+        ours = held.daemon_id == me.daemon_id and held.epoch == before
+        if not ours or node is None:
+            return None
+        if held.session_id == session.session_id:
+            return Claim(topic, before, node.version)
+        if held.session_id not in ended:
+            return None
+        steps.append(Delete(owner_path))
     epoch = epoch_record.Epoch(epoch=before + 1, daemon_id=me.daemon_id, claimed_ms=clock.wall_ms())
     owner = owner_record.Owner(
         daemon_id=me.daemon_id, address=me.address, session_id=session.session_id, epoch=epoch.epoch
@@ -83,7 +100,7 @@ async def _try_claim(
     encoded = epoch_record.encode(epoch)
     raised = Replace(epoch_path, encoded, node.version) if node else Create(epoch_path, encoded)
     try:
-        await store.transact([Create(owner_path, owner_record.encode(owner), ephemeral=True), raised])
+        await store.transact([raised, *steps, Create(owner_path, owner_record.encode(owner), ephemeral=True)])
     except (Conflict, NotFound):
         return None
     log.info("topic.claimed", topic=str(topic), epoch=epoch.epoch)

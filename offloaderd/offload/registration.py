@@ -2,7 +2,9 @@
 
 A node under our id is one of three things: ours of this session (an earlier try whose answer was lost), ours of a
 session that we lost (it is deleted, for nobody else has our id, our address and our moment of starting), or another
-run's, which goes with that run's session and is waited for.
+run's. That goes with that run's session and is waited for, unless its process is proven to have ended: then it is
+deleted as well, and the topics that this session still holds are ours to claim. Were the proof wrong, the other run
+would be deposed as by anybody else, and commit nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +34,23 @@ log = structlog.get_logger(__name__)
 LOOK_AGAIN_S = 0.5
 
 
-async def register(store: MetadataStore, node: DaemonNode, *, clock: Clock, patience_s: float) -> DaemonNode:
+def nobody(_: DaemonNode) -> bool:
+    """Take no run for ended."""
+    return False
+
+
+async def register(
+    store: MetadataStore,
+    node: DaemonNode,
+    *,
+    clock: Clock,
+    patience_s: float,
+    ended: Callable[[DaemonNode], bool] = nobody,
+) -> DaemonNode:
     """Announce this daemon under its id, and return what is stored: the node with the session that holds it.
 
-    Raises Conflict when another run of this daemon has the id, and still does after `patience_s`.
+    `ended` says whether another run has ended for certain; its node is deleted. Raises Conflict when another run of
+    this daemon has the id, and still does after `patience_s`.
     """
     path = paths.daemon(node.daemon_id)
     deadline = clock.monotonic() + patience_s
@@ -48,21 +63,32 @@ async def register(store: MetadataStore, node: DaemonNode, *, clock: Clock, pati
         except (OutcomeUnknown, Transient) as error:
             await backoff.wait(error)
         except Conflict:
-            stored = await _ours(store, path, mine, clock, deadline)
+            stored = await _ours(store, path, mine, clock, deadline, ended)
             if stored is not None:
                 return stored
         else:
             return mine
 
 
-async def _ours(store: MetadataStore, path: str, mine: DaemonNode, clock: Clock, deadline: float) -> DaemonNode | None:
-    """Return the node that is there if this session holds it. One of a session that we lost is deleted on the way."""
+async def _ours(
+    store: MetadataStore,
+    path: str,
+    mine: DaemonNode,
+    clock: Clock,
+    deadline: float,
+    ended: Callable[[DaemonNode], bool],
+) -> DaemonNode | None:
+    """Return the node that is there if this session holds it. One that nobody holds any more is deleted on the way."""
     try:
         found = await store.get(path)
         other = daemon_record.decode(found.value, path=path)
         if replace(mine, session_id=other.session_id, draining=other.draining, impaired=other.impaired) == other:
             if other.session_id == mine.session_id:
                 return other
+            await store.delete(path, found.version)
+            return None
+        if ended(other):
+            log.info("daemon.succeeded", daemon_id=mine.daemon_id, process=other.process, session_id=other.session_id)
             await store.delete(path, found.version)
             return None
     except (Conflict, NotFound, Transient, OutcomeUnknown) as error:
@@ -89,12 +115,14 @@ class Registration:
         clock: Clock,
         patience_s: float,
         changed: Callable[[DaemonNode], None] = lambda _: None,
+        ended: Callable[[DaemonNode], bool] = nobody,
     ) -> None:
         self.node = node
         self._store = store
         self._clock = clock
         self._patience_s = patience_s
         self._changed = changed
+        self._ended = ended
         self._wanted = Signal()
         self._unreached_s: float | None = None
         self._written: DaemonNode | None = None
@@ -102,7 +130,9 @@ class Registration:
 
     async def open(self) -> None:
         """Register. Raises Conflict when another run of this daemon still has the id."""
-        stored = await register(self._store, self.node, clock=self._clock, patience_s=self._patience_s)
+        stored = await register(
+            self._store, self.node, clock=self._clock, patience_s=self._patience_s, ended=self._ended
+        )
         self._written = replace(stored, session_id="")
         self._told.notify()
 

@@ -49,13 +49,17 @@ class Abandoned(Closed):
 
 @dataclass(slots=True, kw_only=True)
 class Household:
-    """What all topics of a daemon share; `changed` fires when one of them was claimed or released."""
+    """What all topics of a daemon share; `changed` fires when one of them was claimed or released.
+
+    `ended` are the sessions of former runs of this daemon.
+    """
 
     shop: Workshop
     defaults: RollPolicy
     duties: Mapping[str, Duty]
     me: DaemonNode
     changed: Signal = field(default_factory=Signal)
+    ended: set[str] = field(default_factory=set)
 
     def roll_policy(self, policy: TopicPolicy) -> RollPolicy:
         """Return a topic's limits, filled up with the defaults."""
@@ -180,7 +184,10 @@ class Supervisor:
 
         async def claiming() -> None:
             nonlocal claim
-            claim = await ownership.claim(store, self.topic, self._home.me, session, self._clock, wait=not self.guest)
+            home = self._home
+            claim = await ownership.claim(
+                store, self.topic, home.me, session, self._clock, wait=not self.guest, ended=home.ended
+            )
 
         await race(claiming(), self._stop.wait(), session.lost.wait())
         if claim is None and not session.lost.is_set():

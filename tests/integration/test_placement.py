@@ -159,3 +159,20 @@ async def test_a_daemon_that_is_cut_off_from_one_server_commits_nothing_after_th
             await broker.workload.read(first)
             await check(site, second, broker.workload)
             assert broker.workload.history.acked == broker.workload.history.offered > 50
+
+
+async def test_a_killed_daemon_goes_on_at_its_restart_without_waiting_for_its_session(site: Site) -> None:
+    """Its former process is proven to have ended, so what that process's session holds is taken at once."""
+    site.settings["metadata"] = {"session_timeout_s": 20}
+    async with DaemonProcess(site) as former, former.client() as client:
+        await client.enable(TOPICS[0])
+        await former.logged('"topic.claimed"')
+        former.signal(signal.SIGKILL)
+        await former.ended()
+    async with DaemonProcess(site) as daemon, daemon.client() as client:
+        serving_s = CLOCK.monotonic()
+        await daemon.logged('"topic.claimed"')
+        assert CLOCK.monotonic() - serving_s < 5.0
+        assert logged(daemon, "daemon.succeeded")
+        assert not logged(daemon, "daemon.waiting")
+        assert (await client.status(TOPICS[0])).topics[0].epoch == 2

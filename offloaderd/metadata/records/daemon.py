@@ -10,7 +10,7 @@ from offloaderd.metadata.records import codec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonNode:
-    """One run of a daemon; `address` is the `host:port` of its gRPC server.
+    """One run of a daemon; `address` is the `host:port` of its gRPC server, `process` the mark of processes.py.
 
     One that is `draining` gives its topics away and takes none; one that is `impaired` says why others suit every topic
     better.
@@ -23,6 +23,7 @@ class DaemonNode:
     draining: bool = False
     impaired: str = ""
     session_id: str = ""
+    process: str = ""
 
 
 def encode(value: DaemonNode) -> bytes:
@@ -35,6 +36,7 @@ def encode(value: DaemonNode) -> bytes:
         draining=value.draining,
         impaired=value.impaired,
         session_id=value.session_id,
+        process=value.process,
     ).SerializeToString(deterministic=True)
 
 
@@ -49,4 +51,5 @@ def decode(data: bytes, *, path: str) -> DaemonNode:
         draining=record.draining,
         impaired=record.impaired,
         session_id=record.session_id,
+        process=record.process,
     )

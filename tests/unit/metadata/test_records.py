@@ -66,6 +66,7 @@ def test_an_owner_reads_back(value: owner.Owner) -> None:
         draining=st.booleans(),
         impaired=TEXT,
         session_id=TEXT,
+        process=TEXT,
     )
 )
 def test_a_daemon_reads_back(value: daemon.DaemonNode) -> None:

@@ -138,6 +138,22 @@ async def test_another_run_is_waited_for_and_never_pushed_aside() -> None:
     assert stored(tree).address == "a:1"
 
 
+async def test_another_run_that_has_ended_for_certain_is_succeeded_at_once() -> None:
+    """Its node goes, not with its session but now; the proof is asked for with what it left."""
+    tree, clock = MemoryTree(), FakeClock()
+    other, store = tree.connect(), tree.connect()
+    left = await register(other, replace(NODE, started_ms=6, process="p"), clock=clock, patience_s=5)
+    asked: list[DaemonNode] = []
+
+    def ended(node: DaemonNode) -> bool:
+        asked.append(node)
+        return True
+
+    await register(store, NODE, clock=clock, patience_s=5, ended=ended)
+    assert (asked, clock.monotonic()) == ([left], 0)
+    assert stored(tree).session_id == (await store.session()).session_id
+
+
 async def test_a_bucket_that_is_silent_for_long_makes_a_daemon_impaired_until_it_answers() -> None:
     """One failed probe says nothing yet; the first answer takes it back."""
     tree, clock = MemoryTree(), FakeClock()

@@ -255,6 +255,28 @@ async def test_a_cancelled_claim_leaves_no_owner_behind() -> None:
     assert await ownership.owner_of(store, topic) is None
 
 
+async def test_what_a_former_run_holds_is_claimed_at_once_and_nothing_else() -> None:
+    """Of a session that ended for certain, under the same id; another daemon's claim, or another session's, stands."""
+    rig = Rig()
+    former, store = rig.tree.connect(), rig.tree.connect()
+    topic = TopicName.parse("public/default/x")
+    for folder in paths.folders(topic):
+        await store.create(folder, b"")
+    node = DaemonNode(daemon_id="a", address="a:1", version="0", started_ms=1)
+    held = await ownership.claim(former, topic, node, await former.session(), rig.clock)
+    session, gone = await store.session(), {(await former.session()).session_id}
+    assert held is not None
+    for me, ended in ((node, set[str]()), (replace(node, daemon_id="b"), gone)):
+        assert await ownership.claim(store, topic, me, session, rig.clock, wait=False, ended=ended) is None
+    taken = await ownership.claim(store, topic, node, session, rig.clock, wait=False, ended=gone)
+    assert taken is not None
+    assert taken.epoch == held.epoch + 1
+    former.close()
+    owner = await ownership.owner_of(store, topic)
+    assert owner is not None
+    assert owner.session_id == session.session_id
+
+
 async def test_a_late_release_leaves_the_next_owner_alone() -> None:
     """Whoever lost its session and releases afterwards does not delete the node of who came next."""
     rig = Rig()

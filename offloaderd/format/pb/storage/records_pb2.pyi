@@ -52,6 +52,7 @@ class DaemonRecord(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     IMPAIRED_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     daemon_id: _builtins.str
     address: _builtins.str
     """host:port of the gRPC server"""
@@ -63,6 +64,8 @@ class DaemonRecord(_message.Message):
     """why others suit every topic better; empty: nothing is wrong"""
     session_id: _builtins.str
     """that it belongs to; a run that lost its session has another one"""
+    process: _builtins.str
+    """machine, boot and process, so that the next run there can tell that this one ended"""
     def __init__(
         self,
         *,
@@ -73,10 +76,11 @@ class DaemonRecord(_message.Message):
         draining: _builtins.bool = ...,
         impaired: _builtins.str = ...,
         session_id: _builtins.str = ...,
+        process: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "daemon_id", b"daemon_id", "draining", b"draining", "impaired", b"impaired", "session_id", b"session_id", "started_ms", b"started_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "daemon_id", b"daemon_id", "draining", b"draining", "impaired", b"impaired", "process", b"process", "session_id", b"session_id", "started_ms", b"started_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
