@@ -136,8 +136,11 @@ class _Push:
             raise Closed(f"{self._topic.topic} is no longer offloaded here", hint="connect to its new owner")
 
     async def _tell_progress(self) -> None:
+        """Send every new position. Raises Closed when the topic is given up: a broker that only waits must know."""
         while True:
             if not await self._tell():
+                if self._topic.buffer.closed:
+                    raise Closed(f"{self._topic.topic} is no longer offloaded here", hint="connect to its new owner")
                 await self._topic.changed.wait()
 
     async def _tell(self) -> bool:

@@ -90,6 +90,23 @@ async def test_batches_are_answered_in_order_and_progress_is_told() -> None:
     assert [position.entry_id for position, _ in await rig.committed()] == list(range(5, 28))
 
 
+async def test_a_broker_that_only_waits_hears_that_the_topic_is_given_up() -> None:
+    """It has nothing more to send and waits for what it sent to be offloaded: here that will never be."""
+    rig = Rig(policy=RollPolicy(segment_bytes_max=100_000, segment_age_max_s=3600.0))
+    store = rig.tree.connect()
+    async with rig.engine(push_only=True, metadata=store) as engine, serving(rig, engine) as stub:
+        await enabled(engine)
+        call = stream(stub)
+        await call.write(opening())
+        await call.write(batch(0, payloads(5)))
+        assert (await call.read()).WhichOneof("response") == "opened"
+        assert (await call.read()).offered.result == offload_pb2.OFFER_RESULT_ACCEPTED
+        store.expire()
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_a_second_stream_learns_where_to_go_on() -> None:
     """After a broken connection the opening answer says what is offloaded and what was taken."""
     rig = small()
