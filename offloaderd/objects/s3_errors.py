@@ -66,7 +66,9 @@ _MEANINGS = (
     (_Verdict(InvalidInput), "InvalidArgument InvalidRequest KeyTooLongError MetadataTooLarge MalformedXML"),
     (_Verdict(NoSpace, HINT_SPACE), "QuotaExceeded InsufficientStorage InsufficientCapacity StorageFull NoSpaceLeft"),
     (_Verdict(NoSpace, HINT_SPACE), "XMinioStorageFull XMinioAdminBucketQuotaExceeded"),
-    (_Verdict(Conflict), "PreconditionFailed ConditionalRequestConflict OperationAborted BucketAlreadyExists"),
+    (_Verdict(Conflict), "PreconditionFailed BucketAlreadyExists"),
+    # Another request to the same thing is under way, perhaps a lost one of ours: it has to end first.
+    (_Verdict(Transient), "OperationAborted ConditionalRequestConflict"),
     # The bytes were damaged or late on the way; the same request may well work.
     (_Verdict(Transient), "RequestTimeout IncompleteBody BadDigest XAmzContentChecksumMismatch"),
     (_Verdict(Transient), "XAmzContentSHA256Mismatch InternalError InternalServerError"),

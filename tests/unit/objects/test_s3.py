@@ -248,7 +248,8 @@ async def test_right_range() -> None:
         ("400 Bad Request", "NeverHeardOf", InvalidInput, InvalidInput),
         ("404 Not Found", "NoSuchBucket", BucketMissing, BucketMissing),
         ("404 Not Found", "NoSuchKey", NotFound, NotFound),
-        ("409 Conflict", "OperationAborted", Conflict, Conflict),
+        ("409 Conflict", "OperationAborted", Transient, Transient),
+        ("409 Conflict", "BucketAlreadyExists", Conflict, Conflict),
         ("416 Range Not Satisfiable", "InvalidRange", InvalidInput, InvalidInput),
     ],
 )
