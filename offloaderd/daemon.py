@@ -276,14 +276,8 @@ class Daemon:
             )
         )
         gc = Collector(objects, metadata, wiring.gc_site(settings), clock=self._clock, metrics=self.metrics)
-        registration = registration_of(
-            settings.daemon.id,
-            engine,
-            metadata,
-            self._clock,
-            started_ms=self._started_ms,
-            session_timeout_s=settings.metadata.session_timeout_s,
-        )
+        session_s = settings.metadata.session_timeout_s
+        registration = registration_of(settings.daemon.id, engine, metadata, self._clock, session_timeout_s=session_s)
         services = self._services(engine, reader, metadata, objects, ledgers, gc, registration, retention)
         interceptors = [ErrorInterceptor(self.metrics, clock=self._clock)]
         rpc = await stack.enter_async_context(RpcServer(wiring.server_options(settings), services, interceptors))

@@ -18,7 +18,7 @@ PATIENCE_SESSIONS = 1.5
 
 
 def registration_of(
-    daemon_id: str, engine: Engine, metadata: MetadataStore, clock: Clock, *, started_ms: int, session_timeout_s: float
+    daemon_id: str, engine: Engine, metadata: MetadataStore, clock: Clock, *, session_timeout_s: float
 ) -> Registration:
     """Return a daemon's registration; its address is still to come.
 
@@ -28,7 +28,7 @@ def registration_of(
         daemon_id=daemon_id,
         address="",
         version=__version__,
-        started_ms=started_ms,
+        started_ms=clock.wall_ms(),
         process=processes.mark(),
     )
 
