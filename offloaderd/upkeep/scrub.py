@@ -160,13 +160,10 @@ class Scrubber:
         """Look at the segment that is due, if one is; returns how long to wait before the next turn."""
         due = self._due(owned.map, progress)
         self._show(owned, progress)
-        if due is None:
-            await self._keep(owned, progress)
-            return LOOK_S
-        segment, wait_s = due
-        if wait_s > 0:
-            await self._keep(owned, progress)
-            return min(wait_s, LOOK_S)
+        if due is None or due[1] > 0:
+            await self._keep(owned, progress, at_once=True)
+            return min(due[1], LOOK_S) if due is not None else LOOK_S
+        segment, _ = due
         async with self._turns:
             await self._scrub(owned, progress, segment)
         self._show(owned, progress)
