@@ -58,11 +58,12 @@ class Filling:
         """Take entries to the segment's end and send them; False when stopping leaves it to the next owner."""
         if segment.attempt.seal is None:
             await self._take_until_rolled(segment, parts)
+            segment.builder.finish_blocks()
             await segment.decide_end(self._topic.record, await self._topic.ledger_infos())
+        elif await self._take_until(segment.sealed.end, segment, parts):
+            segment.builder.finish_blocks()
         else:
-            if not await self._take_until(segment.sealed.end, segment, parts):
-                return False
-            await segment.decide_end(self._topic.record, {})
+            return False
         while segment.builder.pending_bytes:
             self._buffer.mark_cut(await segment.send(parts, last=not segment.builder.part_ready))
         return True

@@ -106,25 +106,23 @@ class OpenSegment:
         self.progress.stored(part.part_number, stored_part(info.etag, info.size_bytes, part.blocks))
 
     async def decide_end(self, record: TopicRecord, infos: Mapping[int, LedgerInfo]) -> None:
-        """No more entries: record the seal, before a part is cut that would be larger with more. Raises Fenced."""
-        self.builder.finish_blocks()
+        """No more entries: record the seal, before a part is cut that would be larger with more. Raises Fenced.
+
+        `infos` is what the source says of the topic's ledgers.
+        """
         data_bytes, part_count = self.builder.planned()
-        seal = self.attempt.seal
-        if seal is None:
-            ledgers = self.builder.ledgers(infos.get)
-            seal = Seal(
-                sealed_ms=self._clock.wall_ms(),
-                epoch=self._claim.epoch,
-                software_version=__version__,
-                data_bytes=data_bytes,
-                part_count=part_count,
-                ledgers=ledgers,
-                losses=record.losses_before(ledgers),
-                ends=record.known_ends(ledgers, infos),
-            )
-            await self.progress.note_seal(seal)
-        elif (seal.data_bytes, seal.part_count, seal.end) != (data_bytes, part_count, self.builder.end):
-            raise SegmentFailed(f"segment {self.attempt.segment_id} was sealed with other entries than there are now")
+        ledgers = self.builder.ledgers(infos.get)
+        seal = Seal(
+            sealed_ms=self._clock.wall_ms(),
+            epoch=self._claim.epoch,
+            software_version=__version__,
+            data_bytes=data_bytes,
+            part_count=part_count,
+            ledgers=ledgers,
+            losses=record.losses_before(ledgers),
+            ends=record.known_ends(ledgers, infos),
+        )
+        await self.progress.note_seal(seal)
 
     async def finish(self) -> CommittedSegment:
         """Make the objects complete and verified; returns what is to be committed. Raises SegmentFailed."""

@@ -55,7 +55,7 @@ class Sealer:
             await self._upload.verify(data_key, described.data_bytes)
             await self._upload.verify(index_key, len(index), lambda data: same_bytes(index_key, data, index))
             await self._upload.verify(manifest_key, len(encoded), lambda data: same_bytes(manifest_key, data, encoded))
-            if self._shop.uplink.limits.readback:
+            if self._shop.uplink.limits.readback or not self._upload.proven:
                 await self._read_back(data_key, described)
         return CommittedSegment(
             segment_id=attempt.segment_id,

@@ -238,12 +238,11 @@ class TopicOffloader:
             return left
         if not await self._entries_wait():
             return None
-        begin = self.buffer.take(self.taken, 1)[0].first
         if left is not None:
             return left
         return Attempt(
             segment_id=self._clock.uuid(),
-            begin=begin,
+            begin=self.buffer.take(self.taken, 1)[0].first,
             assigned_ms=self._clock.wall_ms(),
             epoch=self.claim.epoch,
             status=AttemptStatus.ASSIGNED,
@@ -305,11 +304,11 @@ class TopicOffloader:
                 group.create_task(segment.progress.run(), name=f"progress of {self.topic}")
                 async with asyncio.TaskGroup() as parts:
                     await self._open(segment)
-                    whole = await self._filling.fill(segment, parts)
+                    complete = await self._filling.fill(segment, parts)
                 segment.progress.end()
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
-        return whole
+        return complete
 
     async def _open(self, segment: OpenSegment) -> None:
         """Have an upload for a segment; one that is gone on with has to begin where the topic does."""

@@ -93,6 +93,8 @@ class SegmentUpload:
         self._doubt = False  # about how many uploads there are, or what completed the one that there was
         self._slots = asyncio.Semaphore(uplink.limits.parts_in_flight_max)
         self.upload_id = ""
+        self.proven = True
+        """Whether it is certain that the object was completed from the parts; False: only reading it can tell."""
         self.stored_count = 0
         """How many parts an earlier owner stored, from the first one on."""
 
@@ -131,7 +133,7 @@ class SegmentUpload:
             if attempt.seal is None:
                 raise SegmentFailed(f"upload {self.upload_id} of {self._key} is gone")
             self._completed = self._doubt = True
-            await self._check_object(attempt.seal.data_bytes)
+            await self._check_size(attempt.seal.data_bytes)
             listed = recorded
         for number, part in recorded.items():
             if listed.get(number) != part:
@@ -198,11 +200,10 @@ class SegmentUpload:
         listed = self._listed.pop(part.part_number, None)
         if listed is None and not self._completed:
             return None
-        etag = md5(part.data)
+        cut = PartInfo(part_number=part.part_number, etag=md5(part.data), size_bytes=len(part.data))
         if self._completed and (listed is None or not _is_md5(listed.etag)):
-            # What the store has cannot be compared part by part any more; the whole object was, or will be.
-            return listed or PartInfo(part_number=part.part_number, etag=etag, size_bytes=len(part.data))
-        if listed is not None and (listed.etag, listed.size_bytes) == (etag, len(part.data)):
+            return listed or cut  # the object as a whole is compared in the end
+        if listed == cut:
             return listed
         if self._completed:
             raise SegmentFailed(f"part {part.part_number} of {self._key} was completed with other bytes")
@@ -223,20 +224,24 @@ class SegmentUpload:
 
         if not self._completed:
             await self._persist(once)
-        await self._check_object(object_bytes, parts if self._doubt else ())
+        etag = await self._check_size(object_bytes)
         if self._doubt:
+            self._check_etag(etag, parts)
             await self._persist(self._abort_strays)
 
-    async def _check_object(self, object_bytes: int, parts: Sequence[PartInfo] = ()) -> None:
-        """Compare the data object with what was sent: its size, and its ETag if that follows from those of `parts`."""
+    async def _check_size(self, object_bytes: int) -> str:
+        """Compare the data object's size with what was sent; returns its ETag."""
         stored = await self._persist(self._head)
         if stored is None or stored.size_bytes != object_bytes:
             found = f"{stored.size_bytes} bytes" if stored is not None else "nothing"
             raise SegmentFailed(f"{self._key} holds {found} after its completion, not {object_bytes} bytes")
-        if parts and all(_is_md5(part.etag) for part in parts) and stored.etag.endswith(f"-{len(parts)}"):
-            wanted = combined_etag(parts)
-            if stored.etag != wanted:
-                raise SegmentFailed(f"{self._key} has the ETag {stored.etag}, not {wanted}: it holds other parts")
+        return stored.etag
+
+    def _check_etag(self, etag: str, parts: Sequence[PartInfo]) -> None:
+        """Compare the data object's ETag with that of the parts, where the one follows from the other."""
+        self.proven = all(_is_md5(part.etag) for part in parts) and etag.endswith(f"-{len(parts)}")
+        if self.proven and etag != (wanted := combined_etag(parts)):
+            raise SegmentFailed(f"{self._key} has the ETag {etag}, not {wanted}: it holds other parts")
 
     async def _abort_strays(self) -> None:
         """End uploads of this segment that a lost answer left behind, or an owner that went away."""

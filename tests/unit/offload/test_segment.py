@@ -201,6 +201,7 @@ def test_parts_that_are_no_beginning_of_a_segment_are_refused() -> None:
         [first, first],
         [stored_part(first.etag, first.size_bytes + 1, first.blocks)],
         [stored_part(first.etag, first.size_bytes, (block, *first.blocks[1:]))],
+        [stored_part(first.etag, first.size_bytes, (first.blocks[0], replace(first.blocks[1], first_entry_id=5)))],
         [stored_part(first.etag, first.size_bytes, (replace(first.blocks[0], length=100), *first.blocks[1:]))],
     ]
     for parts_of_nothing in wrong:
