@@ -107,9 +107,10 @@ class SimDaemon:
             metrics=world.metrics,
             pace=Pace(4),
         )
+        source = None if options.push == "only" else self.source
         shop = Workshop(
             metadata=self.zookeeper,
-            source=self.source,
+            source=source,
             uplink=uplink,
             pool=BufferPool(options.buffer_bytes),
             layout=options.layout,
@@ -117,7 +118,7 @@ class SimDaemon:
             driver={"driver": "s3", "bucket": BUCKET, "prefix": world.prefix},
         )
         self.retention = Retention(
-            shop, self.source, RetentionOptions(default=options.tier, follow_lag_s=2.0, interval_s=2.0)
+            shop, source, RetentionOptions(default=options.tier, follow_lag_s=2.0, interval_s=2.0)
         )
         self.engine = Engine(shop, options.policy, placement=PLACEMENT, duties=self._duties(shop))
         node = DaemonNode(daemon_id=self.name, address=f"{self.name}:1", version="0", started_ms=self.clock.wall_ms())
@@ -132,7 +133,7 @@ class SimDaemon:
             maps=self.engine,
             policies=StoredMaps(self.zookeeper),
             objects=self.bucket,
-            source=self.source,
+            source=source,
             hot=HotBuffers(self.engine),
             clock=self.clock,
             metrics=world.metrics,

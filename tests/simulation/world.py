@@ -26,6 +26,7 @@ from tests.simulation.daemon import SimDaemon
 from tests.simulation.loop import Stuck, VirtualLoop
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.oracle import START, Oracle, Violation
+from tests.simulation.pushing import Pusher
 from tests.simulation.wire import drained
 from tests.simulation.zookeeper import Tree
 
@@ -61,6 +62,7 @@ class Options:
     buffer_bytes: int
     upload_bytes: int
     parts_in_flight_max: int
+    push: str
     retention: str
     tier: Limits
     grants: bool
@@ -74,6 +76,9 @@ class Options:
         """Draw the settings of a run."""
         block = rng.choice([200, 400, 1000])
         retention = rng.choice(["keep", "keep", "offloaded", "blind", "granted", "granted"])
+        push = rng.choice(["no", "no", "no", "beside", "only"])
+        if push == "only":
+            retention = "keep"
         return cls(
             daemons=rng.choice([1, 2, 2, 3]),
             topics=rng.choice([1, 1, 2]),
@@ -87,6 +92,7 @@ class Options:
             buffer_bytes=rng.choice([3000, 10_000, 100_000]),
             upload_bytes=rng.choice([1500, 5000]),
             parts_in_flight_max=rng.choice([1, 2, 3]),
+            push=push,
             retention=retention,
             tier=rng.choice(TIERS),
             grants=retention == "granted" or rng.random() < 0.3,
@@ -209,6 +215,8 @@ class World:
             for topic in self.topics:
                 group.create_task(self._write(topic))
             reading = group.create_task(self._read_now_and_then())
+            pushing = self.loop.create_task(self._push())
+            pushing.add_done_callback(self._ended)
             nemesis = Nemesis(self)
             troubles = group.create_task(nemesis.run())
             await asyncio.sleep(self.options.busy_s)  # noqa: TID251 - the loop's own time
@@ -218,11 +226,25 @@ class World:
         self.trace("world", "heals")
         await nemesis.heal()
         await self._until_offloaded()
+        pushing.cancel()
         await self._read_all()
         await self._collect()
         self._check_leftovers()
         for daemon in self.daemons:
             await daemon.drain()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Take note of something of the world that was not to end."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.oracle.fail("run", f"the world's own work ended with {error!r}")
+
+    async def _push(self) -> None:
+        """Have brokers push, if they do in this run."""
+        if self.options.push == "no":
+            return
+        async with asyncio.TaskGroup() as group:
+            for topic in self.topics:
+                group.create_task(Pusher(self, topic).run())
 
     async def _enable(self) -> None:
         for topic in self.topics:
