@@ -11,11 +11,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from offloaderd.errors import Conflict, Denied, Fenced
+from offloaderd.format import manifest as manifest_format
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
+from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.commit import Claim
 from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.fence import Fence
@@ -28,9 +30,11 @@ from tests.unit.upkeep.site import BUCKET, CLUSTER, PREFIX, TOPIC, Ground, data_
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from offloaderd.format.manifest import SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.model import TopicName
-    from offloaderd.objects.port import ObjectInfo, ObjectReader
+    from offloaderd.objects.port import ObjectInfo, ObjectReader, SegmentStore
+    from offloaderd.testing.faults import Plan
 
 HOUR_S = 3600.0
 WEEK_S = 7 * 24 * HOUR_S
@@ -221,14 +225,58 @@ async def test_the_next_owner_goes_on_where_the_last_one_stopped(ground: Ground)
         ),
     )
     await ground.clock.advance(2)
-    faults = Faults()
-    async with scrubbing(ground, scrubber(ground, objects=FaultyStore(ground.objects, faults))):
+    store = Recording(ground.objects, Faults())
+    async with scrubbing(ground, scrubber(ground, objects=store)):
         await ground.clock.advance(60)
-        assert faults.asked.count(f"get {data_key(1)}") == 0
-        assert faults.asked.count(f"get {data_key(2)}") == 1
-        assert faults.asked.count(f"get {data_key(3)}") == 0
+        ((key, first),) = store.pieces
+        assert key == data_key(2)
+        blocks = (await described(ground, 2)).blocks
+        assert first == blocks[1].offset > 0
         await ground.clock.advance(HOUR_S + 900)
         assert (await recorded(ground)).segments.keys() == {segment_id(number) for number in (1, 2, 3)}
+        assert store.pieces[1:] == [(data_key(3), 0)]
+
+
+async def described(ground: Ground, number: int) -> SegmentManifest:
+    """Return a segment's manifest."""
+    return manifest_format.decode(await ground.objects.get(manifest_key(number)), key="k")
+
+
+class Recording(FaultyStore):
+    """Keeps which pieces of data objects were asked for."""
+
+    def __init__(self, store: SegmentStore, plan: Plan) -> None:
+        super().__init__(store, plan)
+        self.pieces: list[tuple[str, int]] = []
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """Answer as ever."""
+        if length is not None:
+            self.pieces.append((key, first))
+        return await super().get(key, first, length)
+
+
+async def test_what_is_in_memory_is_in_the_budget(ground: Ground) -> None:
+    """A piece is asked for only when there is room for it, and given back when it was looked at."""
+    budget = ByteBudget(1000)
+    await budget.acquire(900)
+    store = Recording(ground.objects, Faults())
+    scrub = Scrubber(
+        store,
+        ground.metadata,
+        Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX),
+        ScrubOptions(interval_s=WEEK_S, first_s=0, bytes_per_s=1e9),
+        clock=ground.clock,
+        metrics=ground.metrics,
+        budget=budget,
+    )
+    async with scrubbing(ground, scrub):
+        await ground.clock.advance(60)
+        assert store.pieces == []
+        budget.release(900)
+        await ground.clock.advance(60)
+        assert len(store.pieces) == 3
+        assert budget.used_bytes == 0
 
 
 async def test_the_rate_is_kept(ground: Ground) -> None:
