@@ -25,6 +25,7 @@ from offloaderd.offload.copy_check import CopyChecker, Unsound, segments_of
 
 if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerStore
+    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.offload.grant_records import Stored
     from offloaderd.offload.topic import TopicOffloader, Workshop
 
@@ -84,7 +85,7 @@ class Grants:
                 await self._verify(offloader, ledger_id)
         if self._store is not None and present is not None:
             for ledger_id, grant in known.items():
-                if ledger_id in present and grant.allows(self._clock.wall_ms()):
+                if ledger_id in present and grant.allows(self._clock.wall_ms()) and has_successor(topic_map, ledger_id):
                     await self._delete_source(offloader, self._store, ledger_id)
         for ledger_id, grant in known.items():
             if ledger_id not in topic_map.contexts and not (present and ledger_id in present):
@@ -229,3 +230,15 @@ class Grants:
         self._metrics.source_delete_denied.labels(reason=reason).inc()
         tell = log.error if isinstance(error, Unsound | CorruptData) else log.warning
         tell("ledger.not_granted", topic=str(offloader.topic), ledger_id=ledger_id, reason=reason, error=str(error))
+
+
+def has_successor(topic_map: TopicMap, ledger_id: int) -> bool:
+    """Whether it is on record what follows a ledger of the map.
+
+    The source's list tells that only as long as the ledger is in it. A next owner that finds neither would have to
+    take whatever comes later for the end of a gap, and report a possible loss.
+    """
+    end, offloaded = topic_map.ends.get(ledger_id), topic_map.offloaded
+    if offloaded is not None and ledger_id < offloaded.ledger_id:
+        return True
+    return end is not None and end.next_ledger_id is not None

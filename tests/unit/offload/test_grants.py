@@ -19,7 +19,7 @@ from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.retention import Limits, Retention, RetentionOptions
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from tests.unit.metadata.test_removal import _made
-from tests.unit.offload.owned import Owned, offloaded_topic
+from tests.unit.offload.owned import Owned, offload_more, offloaded_topic
 from tests.unit.offload.rig import TOPIC
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ async def test_a_copy_that_is_not_whole_gets_no_grant(
     assert (await _granted(owned, store=owned.ledgers)).keys() == {0, 2}
     assert rig.metrics.source_delete_denied.labels(reason=reason)._value.get() == 1
     await _granted(owned, store=owned.ledgers)
-    assert await _present(owned) == [1]
+    assert await _present(owned) == [1, 2]
 
 
 async def test_a_store_that_is_away_grants_nothing_and_alarms_nobody_of_damage() -> None:
@@ -254,7 +254,7 @@ async def test_a_revocation_that_comes_first_wins_over_the_deletion() -> None:
 
     owned = await Owned.claim(rig, Late(rig.tree.connect(), Faults()))
     await _granted(owned, store=owned.ledgers)
-    assert await _present(owned) == [0]
+    assert await _present(owned) == [0, 1]
     assert rig.metrics.source_delete_denied.labels(reason="revoked")._value.get() == 1
 
 
@@ -283,7 +283,7 @@ async def test_a_copy_that_changed_since_its_verification_stops_the_deletion() -
     await _drop(owned, keys.index_key("seg/", first.segment_id))
     await _flip(owned, keys.data_key("seg/", second.segment_id))
     await _granted(owned, store=owned.ledgers)
-    assert await _present(owned) == [0, 1]
+    assert await _present(owned) == [0, 1, 2]
     assert rig.metrics.source_delete_denied.labels(reason="missing_object")._value.get() == 2
 
 
@@ -305,7 +305,21 @@ async def test_a_deletion_that_was_decided_is_carried_out_by_the_next_owner() ->
     assert await _present(owned) == [0, 1]
     owned = await Owned.claim(rig)
     await _granted(owned, store=owned.ledgers)
-    assert await _present(owned) == []
+    assert await _present(owned) == [1]
+
+
+async def test_the_last_ledger_stays_until_it_is_on_record_what_follows_it() -> None:
+    """Else the next owner could not tell whether others came between, and would report a possible loss."""
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    await _granted(owned)
+    await _granted(owned, store=owned.ledgers)
+    assert await _present(owned) == [1]
+    await offload_more(rig, [5], seed=9)
+    owned = await Owned.claim(rig)
+    await _granted(owned, store=owned.ledgers)
+    assert await _present(owned) == [2]
+    assert owned.offloader.map.losses == ()
 
 
 async def test_grants_of_what_is_gone_everywhere_are_dropped() -> None:
