@@ -53,7 +53,7 @@ class Nemesis:
         for topic in world.topics:
             while not await self._enabled(topic):
                 await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
-        await asyncio.sleep(35.0)  # noqa: TID251 - the loop's own time; requests that are late have arrived then
+        await asyncio.sleep(13.0)  # noqa: TID251 - the loop's own time; requests that are late have arrived then
 
     async def _enabled(self, topic: TopicName) -> bool:
         daemon = self._rng.choice(self._world.daemons)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 LATENCY_S = 0.02
 TIMEOUT_S = 2.0
-LATE_S = 30.0
+LATE_S = 12.0
 
 
 class Wire:

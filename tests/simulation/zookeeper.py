@@ -110,12 +110,10 @@ class ZooKeeper:
 
     async def get(self, path: str) -> Versioned:
         """See MetadataStore."""
-        rules.checked_path(path)
         return await self._read(f"get {path}", lambda nodes: _versioned(nodes, path))
 
     async def children(self, path: str) -> Sequence[str]:
         """See MetadataStore."""
-        rules.checked_path(path)
         return await self._read(f"children {path}", lambda nodes: sorted(memory._below(nodes, path)))
 
     async def sync(self, path: str) -> None:
@@ -159,7 +157,6 @@ class ZooKeeper:
 
     async def watch(self, path: str) -> AsyncGenerator[None, None]:
         """See MetadataStore."""
-        rules.checked_path(path)
         watch = _Watch(path)
         self._watches[watch] = None
         try:
