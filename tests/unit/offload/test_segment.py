@@ -194,14 +194,14 @@ def test_parts_that_are_no_beginning_of_a_segment_are_refused() -> None:
     layout = SegmentLayout(block_bytes=500, part_bytes=900)
     _, parts = build(layout, [EntryBatch(1, 0, [b"x" * 90] * 40)])
     first, second, third, *_ = stored(parts)
-    block = replace(first.blocks[0], entry_count=0)
+    block, gap = replace(first.blocks[0], entry_count=0), replace(first.blocks[1], first_entry_id=5)
     wrong = [
         [second],
         [first, third],
         [first, first],
         [stored_part(first.etag, first.size_bytes + 1, first.blocks)],
         [stored_part(first.etag, first.size_bytes, (block, *first.blocks[1:]))],
-        [stored_part(first.etag, first.size_bytes, (first.blocks[0], replace(first.blocks[1], first_entry_id=5)))],
+        [stored_part(first.etag, first.size_bytes, (first.blocks[0], gap, *first.blocks[2:]))],
         [stored_part(first.etag, first.size_bytes, (replace(first.blocks[0], length=100), *first.blocks[1:]))],
     ]
     for parts_of_nothing in wrong:
