@@ -49,6 +49,7 @@ class Audit:
     object_bytes: int = 0
     collected: int = 0
     stored: dict[TopicName, dict[Position, bytes]] = field(default_factory=dict)
+    floors: dict[TopicName, Position | None] = field(default_factory=dict)
 
     @property
     def problems(self) -> list[str]:
@@ -97,6 +98,7 @@ async def compare(store: SegmentStore, metadata: MetadataStore, topics: Sequence
         topic_map = await catalog.load(metadata, topic)
         found.segments += len(topic_map.segments)
         stored = found.stored.setdefault(topic, {})
+        found.floors[topic] = topic_map.floor
         for segment in topic_map.segments:
             wanted = objects_of(segment.segment_id)
             referenced |= set(wanted)

@@ -21,10 +21,10 @@ from enum import Enum
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from offloaderd.model import Position
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from offloaderd.model import Position
 
 
 class Fate(Enum):
@@ -112,8 +112,11 @@ class History:
         self.reads.append(read)
         return read
 
-    def problems(self, stored: Mapping[Position, bytes] | None = None) -> list[Problem]:
-        """Return what is wrong with the history; `stored` is what lies in the bucket at its end, when known."""
+    def problems(self, stored: Mapping[Position, bytes] | None = None, floor: Position | None = None) -> list[Problem]:
+        """Return what is wrong with the history; `stored` is what lies in the bucket at its end, when known.
+
+        Everything up to `floor` was deleted on purpose: reads may begin behind it.
+        """
         found: list[Problem] = []
         contents: dict[Position, bytes] = {}
         for number, read in enumerate(self.reads):
@@ -122,7 +125,8 @@ class History:
             found += self._known(read.entries, where)
             found += _contents(contents, read.entries, where)
             if read.whole:
-                found += self._missing(read, [later for later in self.reads[number + 1 :] if later.whole], where)
+                later = [one for one in self.reads[number + 1 :] if one.whole]
+                found += self._missing(read, later, where, floor)
         found += self._positions(contents)
         found += [
             Problem("stale", f"reported durable: {after} after {before}")
@@ -133,7 +137,7 @@ class History:
             entries = sorted(stored.items())
             found += self._known(entries, "the bucket")
             found += _contents(contents, entries, "the bucket")
-            found += self._undurable(stored, contents)
+            found += self._undurable(stored, contents, floor or Position(-1, -1))
         return found
 
     def _known(self, entries: Iterable[tuple[Position, bytes]], where: str) -> list[Problem]:
@@ -153,17 +157,31 @@ class History:
             newest = max(newest, number)
         return found
 
-    def _missing(self, read: Read, later: Sequence[Read], where: str) -> list[Problem]:
-        """Every entry that was acknowledged before the read began is in it."""
+    def _missing(self, read: Read, later: Sequence[Read], where: str, floor: Position | None) -> list[Problem]:
+        """Every entry that was acknowledged before the read began is in it, or was deleted."""
+        deleted = self._deleted_before(read, floor, last=not later)
         there = {payload for _, payload in read.entries}
         after = {payload for one in later for _, payload in one.entries}
         found: list[Problem] = []
         for offer in self.offers:
             if offer.fate is Fate.ACKED and offer.acked_at < read.began_at:
                 for number, payload in enumerate(offer.payloads, offer.first):
-                    if payload not in there:
+                    if payload not in there and number >= deleted:
                         found.append(Problem("stale" if payload in after else "lost", f"{where}: entry {number}"))
         return found
+
+    def _deleted_before(self, read: Read, floor: Position | None, *, last: bool) -> int:
+        """Return the number of the first entry that may not be missing: a read begins where the floor was by then.
+
+        The last read has to begin right behind the floor.
+        """
+        if floor is None or not read.entries:
+            return 0
+        (position, payload) = read.entries[0]
+        behind = position == floor._replace(entry_id=floor.entry_id + 1) or (
+            position.ledger_id > floor.ledger_id and position.entry_id == 0
+        )
+        return self._numbers.get(payload, (0, None))[0] if behind or (not last and position <= floor) else 0
 
     def _positions(self, contents: Mapping[Position, bytes]) -> list[Problem]:
         """What was acknowledged lies where the writer was told."""
@@ -173,13 +191,15 @@ class History:
             if offer.last is not None and contents.get(offer.last, offer.payloads[-1]) != offer.payloads[-1]
         ]
 
-    def _undurable(self, stored: Mapping[Position, bytes], contents: Mapping[Position, bytes]) -> list[Problem]:
-        """All entries up to the greatest position that was reported durable are in the bucket."""
+    def _undurable(
+        self, stored: Mapping[Position, bytes], contents: Mapping[Position, bytes], floor: Position
+    ) -> list[Problem]:
+        """All entries from the floor up to the greatest position that was reported durable are in the bucket."""
         if not self.reports:
             return []
         durable = max(self.reports)
-        gone = [position for position in sorted(contents) if position <= durable and position not in stored]
-        gone += [durable] if durable not in stored else []
+        gone = [position for position in sorted(contents) if floor < position <= durable and position not in stored]
+        gone += [durable] if durable > floor and durable not in stored else []
         return [Problem("lost", f"{position} was reported durable and is not in the bucket") for position in gone]
 
 

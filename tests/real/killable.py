@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
-from offloaderd import daemon
+from offloaderd import daemon, sources
 from offloaderd.cli.offloaderd import main
 from offloaderd.clock import SystemClock
+from offloaderd.ledgers.embedded import EmbeddedLedgers
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.objects.s3 import S3Store
 from tests.real import labels
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 
     from offloaderd.metadata.port import Step
+    from offloaderd.model import TopicName
     from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, UploadInfo
 
 T = TypeVar("T")
@@ -148,6 +150,14 @@ class KillableMetadata(ZooKeeperStore):
         await trap.around(labels.of_steps(steps), super().transact(steps))
 
 
+class KillableLedgers(EmbeddedLedgers):
+    """The embedded ledger store, with the trap round its deletions."""
+
+    async def delete(self, topic: TopicName, ledger_id: int) -> None:
+        """See LedgerSource."""
+        await trap.around("delete source", super().delete(topic, ledger_id))
+
+
 async def nothing() -> None:
     """Stand in for a request that has no single moment."""
 
@@ -159,5 +169,6 @@ if __name__ == "__main__":
     with (
         mock.patch.object(daemon, "S3Store", KillableObjects),
         mock.patch.object(daemon, "ZooKeeperStore", KillableMetadata),
+        mock.patch.object(sources, "EmbeddedLedgers", KillableLedgers),
     ):
         main()

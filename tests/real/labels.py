@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.metadata.port import Check, Create, Delete, Replace
 from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records import context
 from offloaderd.objects import keys
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.port import Step
 
-_TOPIC_NODE = re.compile(r"/topics/[^/]+/[^/]+/[^/]+/[^/]+/([^/]+)(?:/[^/]+)?$")
+_TOPIC_NODE = re.compile(r"/topics/[^/]+/[^/]+/[^/]+/[^/]+/([^/]+)(/[^/]+)?$")
+_FOLDERS = {"grants", "ledgers", "losses", "trash"}
 
 
 def of_object(operation: str, key: str, prefix: str = "") -> str:
@@ -33,7 +35,9 @@ def of_object(operation: str, key: str, prefix: str = "") -> str:
 def node(path: str) -> str:
     """Name the kind of a node: policy, owner, epoch, attempt, ledgers, losses, trash, daemons, ..."""
     found = _TOPIC_NODE.match(path)
-    return found.group(1) if found else path.split("/")[1]
+    if found is None:
+        return path.split("/")[1]
+    return "folder" if found.group(1) in _FOLDERS and not found.group(2) else found.group(1)
 
 
 def of_steps(steps: Sequence[Step]) -> str:
@@ -49,8 +53,10 @@ def of_steps(steps: Sequence[Step]) -> str:
         return _of_attempt(replaced)
     if (Create, "trash") in does:
         return "remove"
-    if does and {what for _, what in does} == {"ledgers"}:
-        return "note ledger"
+    changed = does.get((Replace, "ledgers"))
+    if isinstance(changed, Replace) and len(does) == 1:
+        marked = context.decode(changed.value, path=changed.path).deleted_ms is not None
+        return "mark" if marked else "note ledger"
     return "+".join(sorted({f"{kind.__name__.lower()} {what}" for kind, what in does}))
 
 
@@ -60,15 +66,18 @@ _TRANSACTIONS = (
     ((Create, "attempt"), "begin"),
     ((Create, "losses"), "note loss"),
     ((Create, "grants"), "grant"),
+    ((Replace, "grants"), "decide"),
+    ((Delete, "grants"), "forget grant"),
+    ((Create, "policy"), "enable"),
 )
 
 
 def _of_attempt(step: Replace) -> str:
     """Name a change of the attempt by the furthest that it tells of."""
     attempt = attempt_record.decode(step.value, path=step.path)
-    if getattr(attempt, "seal", None) is not None:
+    if attempt.seal is not None:
         return "seal"
-    return "note progress" if getattr(attempt, "parts", ()) else "note upload"
+    return "note progress" if attempt.parts else "note upload"
 
 
 def of_change(operation: str, path: str) -> str:

@@ -59,7 +59,7 @@ async def check(site: Site, client: DaemonClient, *workloads: Workload) -> Audit
     assert not found.problems
     for workload in workloads:
         stored = found.stored[workload.topic]
-        assert not workload.history.problems(stored)
+        assert not workload.history.problems(stored, found.floors[workload.topic])
         last = workload.history.reads[-1]
         assert last.whole
         assert stored.keys() == {position for position, _ in last.entries}

@@ -140,3 +140,18 @@ def test_a_durable_position_that_falls_is_found() -> None:
     history = sound()
     history.durable(Position(1, 4))
     assert words(history) == {"stale"}
+
+
+def test_what_retention_deleted_is_not_lost() -> None:
+    """A read may begin right behind the floor, and the bucket hold nothing up to it."""
+    history = sound()
+    later = read(history)
+    later.entries = later.entries[5:]
+    stored = dict(later.entries)
+    assert history.problems(stored, Position(1, 4)) == []
+    assert words(history, stored) == {"lost"}
+    later.entries = later.entries[1:]
+    assert {problem.word for problem in history.problems(stored, Position(1, 4))} == {"lost"}
+    later.entries = entries(history)[5:]
+    del stored[Position(2, 0)]
+    assert {problem.word for problem in history.problems(stored, Position(1, 4))} == {"lost"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Step
 from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records import context
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.model import Position, TopicName
 from offloaderd.objects import keys
 from tests.real import labels
@@ -18,6 +21,19 @@ TOPIC = TopicName.parse("public/default/a.b")
 SEGMENT = UUID(int=7)
 ATTEMPT = Attempt(
     segment_id=SEGMENT, begin=Position(1, 0), assigned_ms=0, epoch=1, status=AttemptStatus.ASSIGNED, upload_id="u"
+)
+LEDGER = LedgerContext(
+    segments=(
+        LedgerSegment(
+            segment_id=SEGMENT,
+            begin_entry_id=0,
+            end_entry_id=4,
+            assigned_ms=1,
+            offloaded_ms=2,
+            object_bytes=9,
+            payload_bytes=5,
+        ),
+    )
 )
 FENCE = Check(paths.epoch(TOPIC), 3)
 
@@ -32,7 +48,11 @@ FENCE = Check(paths.epoch(TOPIC), 3)
         ("commit", [FENCE, Create(paths.ledger(TOPIC, 5), b""), Delete(paths.attempt(TOPIC), 1)]),
         ("give up", [FENCE, Create(paths.trash_record(TOPIC, SEGMENT), b""), Delete(paths.attempt(TOPIC), 1)]),
         ("remove", [FENCE, Create(paths.trash_record(TOPIC, SEGMENT), b""), Delete(paths.ledger(TOPIC, 5), 1)]),
-        ("note ledger", [FENCE, Replace(paths.ledger(TOPIC, 5), b"", 2)]),
+        ("note ledger", [FENCE, Replace(paths.ledger(TOPIC, 5), context.encode(LEDGER), 2)]),
+        ("mark", [FENCE, Replace(paths.ledger(TOPIC, 5), context.encode(replace(LEDGER, deleted_ms=1)), 2)]),
+        ("grant", [FENCE, Create(paths.grant(TOPIC, 5), b"")]),
+        ("decide", [FENCE, Replace(paths.grant(TOPIC, 5), b"", 1)]),
+        ("enable", [*(Create(folder, b"") for folder in paths.folders(TOPIC)), Create(paths.policy(TOPIC), b"")]),
         ("note loss", [FENCE, Create(paths.loss(TOPIC, 5), b"")]),
         ("create else", [FENCE, Create(f"{paths.topic(TOPIC)}/else", b"")]),
     ],
