@@ -257,8 +257,7 @@ class Retention:
         for ledger_id in missing - absent.keys():
             absent[ledger_id] = now_s
         due = sorted(one for one, since_s in absent.items() if now_s - since_s >= self._options.follow_lag_s)
-        if due:
-            due = [one for one in due if not await deleted_by_us(self._shop.metadata, offloader.topic, one)]
+        due = [one for one in due if not await deleted_by_us(self._shop.metadata, offloader.topic, one)]
         if due:
             await offloader.record.mark_deleted(due)
             log.info(
