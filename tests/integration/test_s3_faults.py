@@ -65,6 +65,12 @@ async def lose_upload(site: Site) -> None:
         await bucket.abort_upload(upload.key, upload.upload_id)
 
 
+def spoil_a_read(proxy: S3Proxy, fault: Fault) -> None:
+    """Spoil the next request for entries, now that everything has been verified."""
+    if suits(fault, "get data"):
+        proxy.spoil("get data", fault)
+
+
 @pytest.mark.parametrize("fault", Fault)
 async def test_no_fault_of_the_store_loses_or_leaves_anything(site: Site, s3_server: S3Server, fault: Fault) -> None:
     """Each operation is spoilt once or twice in this way while segments are sent, given up, committed and read."""
@@ -81,13 +87,15 @@ async def test_no_fault_of_the_store_loses_or_leaves_anything(site: Site, s3_ser
             await lose_upload(site)
             await workload.append(client, 240)
             await workload.offload(client)
+            spoil_a_read(proxy, fault)
             await workload.read_at_last(client)
             await workload.append(client, 100)
             await workload.offload(client)
+            spoil_a_read(proxy, fault)
             await workload.read_at_last(client)
             await check(site, client, workload)
         assert proxy.planned == []
-        assert proxy.counts.by_kind() == {fault: times * len(spoilt)}
+        assert proxy.counts.by_kind()[fault] >= times * len(spoilt) + 2 * suits(fault, "get data")
 
 
 @pytest.mark.parametrize("fault", [fault for fault in Fault if suits(fault, "list_parts")])
