@@ -118,7 +118,7 @@ class Nemesis:
         world = self._world
         world.cuts.add((daemon.name, service))
         if service == "zk" and daemon.process is not None:
-            daemon.zookeeper.disconnect()
+            daemon.zookeeper.cut()
         world.loop.in_world(self._rng.uniform(0.5, 10.0), world.cuts.discard, (daemon.name, service))
 
     async def _drain(self, daemon: SimDaemon) -> None:

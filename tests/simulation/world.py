@@ -80,7 +80,7 @@ class Options:
         if push == "only":
             retention = "keep"
         return cls(
-            daemons=rng.choice([1, 2, 2, 3]),
+            daemons=rng.choice([1, 2, 2, 2, 3]),
             topics=rng.choice([1, 1, 2]),
             readback=readback or rng.random() < 0.2,
             layout=SegmentLayout(block_bytes=block, part_bytes=block * rng.choice([1, 2, 3])),

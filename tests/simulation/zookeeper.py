@@ -104,6 +104,7 @@ class ZooKeeper:
         self._requests = 0
         self._watches: dict[_Watch, None] = {}
         self._unheard_since: float | None = None
+        self._swallowed = False
         self._server_session: StoreSession | None = None
         self._tree.clients.append(self)
         self._reconnect_later()
@@ -178,29 +179,38 @@ class ZooKeeper:
     def disconnect(self, reconnect_s: float | None = None) -> None:
         """Break the connection: requests on their way are carried out up to some point, none is answered."""
         self._connection += 1
+        self._swallowed = False
         self._connected.clear()
-        if self._unheard_since is None:
-            self._unheard_since = self._loop.time()
+        self._server_waits()
         cut = self._loop.time() + self._rng.choice([0.0, self._rng.random() * LATENCY_S])
         waiting, self._waiting = self._waiting, {}
         for request in waiting.values():
             if request.arrives <= cut and not request.arrived:
                 self._loop.in_world(max(0.0, request.arrives - self._loop.time()), request.arrive, True)
             self._loop.in_world(self._rng.random() * LATENCY_S, request.tell, request.silence())
-        self._loop.in_world(SESSION_TIMEOUT_S, self._server_gives_up, self._server_session, self._connection)
         self._loop.call_later(SESSION_TIMEOUT_S, self._doubt, self._session, context=self._process.context)
         self._reconnect_later(reconnect_s)
 
-    def process_stopped(self) -> None:
-        """The process no longer answers; the servers wait for as long as a session lasts."""
+    def cut(self) -> None:
+        """Cut the line without a word: nothing arrives any more, and the process notices only after a while."""
+        if self._connected.is_set() and not self._swallowed:
+            self._swallowed = True
+            self._server_waits()
+            self._loop.in_world(self._rng.random() * SESSION_TIMEOUT_S * 2 / 3, self._broken, self._connection)
+
+    def _server_waits(self) -> None:
         if self._unheard_since is None:
             self._unheard_since = self._loop.time()
-            self._loop.in_world(SESSION_TIMEOUT_S, self._server_gives_up, self._server_session, self._connection)
+            self._loop.in_world(SESSION_TIMEOUT_S, self._server_gives_up, self._server_session, -1)
+
+    def process_stopped(self) -> None:
+        """The process no longer answers; the servers wait for as long as a session lasts."""
+        self._server_waits()
 
     def process_goes_on(self) -> None:
         """The process answers again; whether there is still a session, it will hear."""
         lost = self._server_session is None or self._server_session.lost.is_set()
-        if self._connected.is_set():
+        if self._connected.is_set() and not self._swallowed:
             self._unheard_since = None
         if lost:
             self.disconnect(self._rng.random() * 0.5)
@@ -238,7 +248,7 @@ class ZooKeeper:
             self._loop.in_world(delay, self._fire, told, number, self._connection)
 
     def _fire(self, watches: list[_Watch], number: int, connection: int) -> None:
-        if connection == self._connection and self._connected.is_set():
+        if self.heard(connection) and self._connected.is_set():
             self._seen = max(self._seen, number)
             for watch in watches:
                 watch.event.set()
@@ -287,11 +297,10 @@ class ZooKeeper:
         """End a session of which nothing was heard for its time-out."""
         if session is None or session.lost.is_set() or session is not self._server_session:
             return
-        silent = self._unheard_since is not None or not self._process.alive
-        if silent and connection == self._connection:
-            since = self._unheard_since
-            if since is not None and self._loop.time() - since < SESSION_TIMEOUT_S - 0.001:
-                return
+        since = self._unheard_since
+        if connection == self._connection or (
+            since is not None and self._loop.time() - since > SESSION_TIMEOUT_S - 0.001
+        ):
             self._end(session)
 
     def _doubt(self, session: StoreSession | None) -> None:
@@ -371,7 +380,7 @@ class ZooKeeper:
 
     def heard(self, connection: int) -> bool:
         """Say whether an answer on that connection reaches the process."""
-        return connection == self._connection
+        return connection == self._connection and not self._swallowed
 
     def trace(self, what: str) -> None:
         """Note something in the run's trace."""
