@@ -58,7 +58,7 @@ fmt: $(DEPENDENCIES)dev ## Format the code and repair what lint can
 bench: $(DEPENDENCIES)dev ## Measure throughput and latency against the raw servers
 	$(BIN)/python -m bench
 
-simulate: $(DEPENDENCIES)dev ## Simulate daemons and all that can befall them (SEEDS=n FIRST=n)
+simulate: $(DEPENDENCIES)dev ## Simulate daemons and all that can befall them (SEEDS=n FIRST=n; docs/simulation.md)
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
 
 soak: $(DEPENDENCIES)dev ## Kill, pause and cut off daemons on real servers for some time (MINUTES=n SEED=n)
