@@ -1,12 +1,14 @@
 """Moves entries from the tailing buffer into the open segment, and decides where it ends.
 
-A segment that was sealed by an earlier owner is given the entries up to that end, no more and no less.
+A segment that was sealed by an earlier owner is given the entries up to that end, as far as they are still there.
 """
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
+
+import structlog
 
 from offloaderd.offload.uploader import SegmentFailed
 
@@ -19,8 +21,13 @@ if TYPE_CHECKING:
     from offloaderd.offload.segment import SegmentBuilder
     from offloaderd.offload.topic import TopicOffloader
 
+log = structlog.get_logger(__name__)
+
 TAKE_BYTES = 1 << 20
 """Entries are moved from the buffer into blocks in steps of about this size, so the loop stays responsive."""
+
+LOOK_S = 1.0
+"""How often to look whether entries that are waited for have vanished; only a sealed segment waits so."""
 
 
 class Filling:
@@ -58,12 +65,11 @@ class Filling:
         """Take entries to the segment's end and send them; False when stopping leaves it to the next owner."""
         if segment.attempt.seal is None:
             await self._take_until_rolled(segment, parts)
-            segment.builder.finish_blocks()
-            await segment.decide_end(self._topic.record, await self._topic.ledger_infos())
-        elif await self._take_until(segment.sealed.end, segment, parts):
-            segment.builder.finish_blocks()
-        else:
+        elif not await self._take_until(segment.sealed.end, segment, parts):
             return False
+        segment.builder.finish_blocks()
+        if segment.attempt.seal is None or segment.sealed.end != self.taken:
+            await segment.decide_end(self._topic.record, await self._topic.ledger_infos())
         while segment.builder.pending_bytes:
             self._buffer.mark_cut(await segment.send(parts, last=not segment.builder.part_ready))
         return True
@@ -74,7 +80,7 @@ class Filling:
             limit = self._topic.policy.segment_bytes_max if self._opened_long_enough() else None
             batches = self._buffer.take(self.taken, TAKE_BYTES)
             for batch in batches:
-                if limit is not None and segment.builder.payload_bytes >= limit:
+                if segment.builder.full or (limit is not None and segment.builder.payload_bytes >= limit):
                     break
                 self.taken = segment.builder.add(batch, limit).last
                 self._topic.went_on()
@@ -86,24 +92,45 @@ class Filling:
         segment.reason = reason.value
 
     async def _take_until(self, end: Position, segment: OpenSegment, parts: asyncio.TaskGroup) -> bool:
-        """Move the entries up to where the segment was sealed into it; False when stopping before they come."""
+        """Move the entries up to where the segment was sealed into it; False when stopping before they come.
+
+        It ends earlier when the source has lost the rest: what is stored already may be the last copy there is.
+        """
         while self.taken < end:
             batches = self._buffer.take(self.taken, TAKE_BYTES)
+            if (batches and batches[0].first > end) or (not batches and self._out_of_reach(end)):
+                if not segment.builder.entries:
+                    raise SegmentFailed(f"the segment was sealed at {end}, and none of its entries are left")
+                log.error(
+                    "segment.sealed_again",
+                    topic=str(self._topic.topic),
+                    segment_id=str(segment.attempt.segment_id),
+                    sealed=str(end),
+                    end=str(self.taken),
+                    hint="the source deleted what was sealed and not stored; look why it was late",
+                )
+                return True
             if not batches:
                 if self._topic.stopping and self._topic.handle.push_only:
                     return False
-                await self._buffer.changed.wait()
+                await self._buffer.changed.wait_at_most(self._clock, LOOK_S)
                 continue
             for batch in batches:
-                if self.taken == end:
+                if self.taken == end or batch.first > end:
                     break
-                if batch.first > end:
-                    raise SegmentFailed(f"the segment was sealed at {end}, and entries after {self.taken} are gone")
                 piece = batch.between(batch.first_entry_id, end.entry_id) if batch.last > end else batch
                 self.taken = segment.builder.add(piece).last
                 self._topic.went_on()
             await self._send_full_parts(segment, parts)
         return True
+
+    def _out_of_reach(self, end: Position) -> bool:
+        """Say whether the source lists no ledger any more that has, or may get, entries up to `end`."""
+        tailer, taken = self._topic.tailer, self.taken
+        if tailer is None or tailer.looked_s is None:
+            return False
+        between = [info for info in tailer.chain.ledgers.values() if taken.ledger_id <= info.ledger_id <= end.ledger_id]
+        return not any(not info.closed or taken < (info.ledger_id, info.entries - 1) for info in between)
 
     async def _send_full_parts(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> None:
         while segment.builder.part_ready:

@@ -376,22 +376,48 @@ async def test_an_object_that_is_not_what_was_sealed_is_given_up(what: str) -> N
     assert segment.segment_id != left.segment_id
 
 
-async def test_entries_that_are_gone_below_a_seal_begin_a_new_attempt() -> None:
-    """Retention took entries that were sealed and not stored: the loss is recorded, the rest goes on under a new id."""
+@pytest.mark.parametrize("behind", [0, 100])
+async def test_a_segment_whose_last_entries_are_gone_is_sealed_at_what_is_stored(behind: int) -> None:
+    """Retention took entries that were sealed and not stored: what is stored is committed, the rest is a loss."""
     rig, _ = await made_rig()
     left = await sealed(rig, on="upload_part")
     assert isinstance(rig.ledgers, MemoryLedgers)
+    await rig.ledgers.append(TOPIC, payloads(max(50, behind), seed=1))
+    await rig.ledgers.roll(TOPIC)
+    for ledger_id in range(3 if behind else 4):
+        with suppress(NotFound):
+            await rig.ledgers.delete(TOPIC, ledger_id)
+    async with rig.engine("last") as engine:
+        topic = await offloader_of(engine)
+        await until(lambda: topic.offloaded is not None)
+        assert topic.map.segments[0].segment_id == left.segment_id
+        assert topic.map.segments[0].end == left.parts[-1].end
+        if behind:
+            target = await topic.request_roll()
+            assert target is not None
+            await until_offloaded(topic, target)
+            assert [(loss.after, loss.before.ledger_id) for loss in topic.map.losses] == [(left.parts[-1].end, 3)]
+    stored = [payload for _, payload in await rig.committed()]
+    assert stored[: len(stored) - behind // 2] == payloads(len(stored) - behind // 2)
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 0
+
+
+async def test_a_sealed_segment_of_which_nothing_is_left_is_given_up() -> None:
+    """Neither stored nor in the source: the attempt ends, and the topic goes on with what there is."""
+    rig, _ = await made_rig()
+    left = await sealed(rig, on="upload_part")
+    await rewritten(rig, left, parts=())
+    assert isinstance(rig.ledgers, MemoryLedgers)
     await rig.ledgers.append(TOPIC, payloads(100, seed=1))
     await rig.ledgers.roll(TOPIC)
-    await rig.ledgers.delete(TOPIC, 2)
+    for ledger_id in range(3):
+        await rig.ledgers.delete(TOPIC, ledger_id)
     async with rig.engine("last") as engine:
         topic = await offloader_of(engine)
         target = await topic.request_roll()
         assert target is not None
         await until_offloaded(topic, target)
-        assert all(segment.segment_id != left.segment_id for segment in topic.map.segments)
-        assert [loss.before.ledger_id for loss in topic.map.losses] == [3]
-    assert [payload for _, payload in await rig.committed()] == [*payloads(500), *payloads(100, seed=1)[50:]]
+        assert [segment.begin.ledger_id for segment in topic.map.segments] == [3]
 
 
 async def test_an_old_segment_waits_for_the_entries_of_its_stored_parts() -> None:
