@@ -139,8 +139,8 @@ class SimDaemon:
             metrics=world.metrics,
             options=ReadOptions(batch_bytes=500),
         )
-        site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=world.prefix)
-        self.collector = Collector(self.bucket, self.zookeeper, site, clock=self.clock, metrics=world.metrics)
+        self.site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=world.prefix)
+        self.collector = Collector(self.bucket, self.zookeeper, self.site, clock=self.clock, metrics=world.metrics)
         self.main = process.start(self._main(process), name=f"main of {self.name}")
         world.trace(self.name, "started")
 

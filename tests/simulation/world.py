@@ -19,6 +19,7 @@ from offloaderd.offload.retention import Limits
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.read.errors import EntriesLost
+from tests.simulation import rebuilding
 from tests.simulation.bookies import Ledgers
 from tests.simulation.bucket import Bucket
 from tests.simulation.chance import Chance, Faults, Rng
@@ -230,6 +231,7 @@ class World:
         await self._read_all()
         await self._collect()
         self._check_leftovers()
+        await self._rebuild()
         for daemon in self.daemons:
             await daemon.drain()
 
@@ -397,6 +399,11 @@ class World:
         daemon = self.daemons[self.chance.seed % len(self.daemons)]
         if not await self.within(daemon, partial(self._collected, daemon), limit_s=200.0):
             self.oracle.fail("P5", "no collection in 200 s")
+
+    async def _rebuild(self) -> None:
+        daemon = self.daemons[self.chance.seed % len(self.daemons)]
+        if not await self.within(daemon, lambda: rebuilding.check(self, daemon, daemon.site), limit_s=100.0):
+            self.oracle.fail("P9", "no rebuild in 100 s")
 
     async def _collected(self, daemon: SimDaemon) -> None:
         while True:

@@ -1,0 +1,53 @@
+"""P9 at the end of a run: the bucket alone gives back the maps that all those daemons have made, byte for byte."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from offloaderd.metadata import paths
+from offloaderd.metadata.records import context
+from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.rebuild_plan import Trouble
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.upkeep.collection import Site
+    from tests.simulation.daemon import SimDaemon
+    from tests.simulation.world import World
+
+HARMLESS = {Trouble.FRONT, Trouble.DOUBT}
+"""What retention took from the front does not come back; what nobody could tell before, nobody can tell now."""
+
+
+async def check(world: World, daemon: SimDaemon, site: Site) -> None:
+    """Plan a rebuild with a daemon's access to the bucket, and compare it with the maps."""
+    plan = rebuild.make_plan(await rebuild.read_bucket(daemon.bucket, site, lambda _: None))
+    problems = [*plan.problems, *(problem for topic in plan.topics for problem in topic.problems)]
+    if bad := [problem for problem in problems if problem.kind not in HARMLESS]:
+        world.oracle.fail("P9", f"a rebuild would stop over {bad[0].kind}: {bad[0].text}")
+    found = {topic.topic: topic.map for topic in plan.topics}
+    for topic, live in world.oracle.maps.items():
+        if live.segments:
+            if topic not in found:
+                world.oracle.fail("P9", f"{topic} would not come back")
+                return
+            _compare(world, live, found[topic])
+
+
+def _compare(world: World, live: TopicMap, found: TopicMap) -> None:
+    """Compare what can come back: not marks, nor what became known only after the last segment was sealed."""
+    last = live.segments[-1].end
+    if found.segments != live.segments:
+        world.oracle.fail("P9", f"{live.topic} would come back with other segments")
+    wanted = {loss for loss in live.losses if loss.before <= last}
+    if set(found.losses) != wanted:
+        world.oracle.fail("P9", f"{live.topic} would come back with the losses {found.losses}, not {wanted}")
+    for ledger_id, node in live.contexts.items():
+        path = paths.ledger(live.topic, ledger_id)
+        known = replace(context.decode(node.value, path=path), deleted_ms=None)
+        value = found.contexts[ledger_id].value
+        if ledger_id == last.ledger_id and context.decode(value, path=path).end is None:
+            known = replace(known, end=None)
+        if context.encode(known) != value:
+            world.oracle.fail("P9", f"{path} would come back as {context.decode(value, path=path)}, it is {known}")
