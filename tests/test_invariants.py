@@ -8,12 +8,22 @@ from tools import invariants
 from tools.invariants import Guard, Outcome, Verdict
 
 
+PROMISES = {f"P{number}" for number in range(1, 11)}
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("guard", invariants.guards(), ids=lambda guard: f"{guard.promise}-{guard.does[:60]}")
 def test_a_promise_breaks_without_its_guard(guard: Guard) -> None:
     """The guard's test fails on a copy of the tree from which the guard is gone."""
     outcome = invariants.try_without(guard)
     assert outcome.verdict is Verdict.CAUGHT, outcome.output
+
+
+def test_every_promise_has_guards() -> None:
+    """P1 to P10 are all listed, each with a guard at least."""
+    listed = {promise.name: promise.guards for promise in invariants.promises()}
+    assert listed.keys() == PROMISES
+    assert all(listed.values())
 
 
 def test_a_mutation_that_changes_nothing_survives() -> None:
