@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from offloaderd.rpc.client import DaemonClient
     from tests.servers import S3Server
 
+pytestmark = pytest.mark.timeout(300)
+"""Several processes each: a busy machine is no failure."""
+
 TOPIC = TopicName.parse("public/default/killed")
 ENTRIES, ENTRY_BYTES = 400, 40_000
 """Enough for one segment that is full, of three parts, and one that is not."""
