@@ -7,7 +7,6 @@ import pytest
 from tools import invariants
 from tools.invariants import Guard, Outcome, Verdict
 
-
 PROMISES = {f"P{number}" for number in range(1, 11)}
 
 
