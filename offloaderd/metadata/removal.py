@@ -20,10 +20,15 @@ from offloaderd.metadata.records import floor as floor_record
 from offloaderd.metadata.records import trash as trash_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from offloaderd.metadata.catalog import CommittedSegment, TopicMap
     from offloaderd.metadata.port import Step
+
+BATCH_BYTES = 500_000
+"""Contexts that are marked in one transaction; the store takes 1 MB. A larger one goes alone."""
+MARK_BYTES = 1024
+"""What a mark adds to a transaction at most, beside the context: its path, and itself."""
 
 
 def mark_deleted(topic_map: TopicMap, ledger_ids: Iterable[int], *, now_ms: int) -> tuple[list[Step], TopicMap]:
@@ -39,6 +44,21 @@ def mark_deleted(topic_map: TopicMap, ledger_ids: Iterable[int], *, now_ms: int)
         steps.append(Replace(path, value, node.version))
         contexts[ledger_id], deleted[ledger_id] = Versioned(value, node.version + 1), now_ms
     return steps, replace(topic_map, contexts=MappingProxyType(contexts), deleted=MappingProxyType(deleted))
+
+
+def batches(topic_map: TopicMap, ledger_ids: Iterable[int]) -> Iterator[list[int]]:
+    """Yield those ledgers of which the map holds something, so many at a time that one transaction can mark them."""
+    batch: list[int] = []
+    size = 0
+    for ledger_id in sorted(set(ledger_ids) & topic_map.contexts.keys()):
+        more = len(topic_map.contexts[ledger_id].value) + MARK_BYTES
+        if batch and size + more > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(ledger_id)
+        size += more
+    if batch:
+        yield batch
 
 
 def is_marked(topic_map: TopicMap, segment: CommittedSegment) -> bool:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import structlog
 
-from offloaderd.errors import NotFound, OffloaderError
+from offloaderd.errors import CorruptData, NotFound, OffloaderError
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.objects import keys
@@ -52,7 +52,12 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
             continue
         except NotFound:
             continue
-        record = trash_record.decode(node.value, path=path)
+        try:
+            record = trash_record.decode(node.value, path=path)
+        except CorruptData as error:
+            log.error("trash.left", topic=str(topic), segment_id=name, why=str(error), hint=_HINT)  # noqa: TRY400
+            left += 1
+            continue
         if why := reason_to_leave(record, current(), bucket=shop.driver.get("bucket", "")):
             log.error("trash.left", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
             left += 1

@@ -98,11 +98,13 @@ class OpenSegment:
         reserved = self.builder.pending_bytes
         await self.upload.reserve(reserved)
         part = self.builder.cut_part(last=last)
-        parts.create_task(self._store(part, reserved), name=f"part {part.part_number} of {self._claim.topic}")
+        task = parts.create_task(self._store(part), name=f"part {part.part_number} of {self._claim.topic}")
+        # Not in the task itself: one that is cancelled before its first step runs none of its code.
+        task.add_done_callback(lambda _: self.upload.unreserve(reserved))
         return part.end
 
-    async def _store(self, part: CutPart, reserved: int) -> None:
-        info = await self.upload.send(part, reserved)
+    async def _store(self, part: CutPart) -> None:
+        info = await self.upload.send(part)
         self.progress.stored(part.part_number, stored_part(info.etag, info.size_bytes, part.blocks))
 
     async def decide_end(self, record: TopicRecord, infos: Mapping[int, LedgerInfo]) -> None:

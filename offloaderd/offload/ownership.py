@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -22,7 +22,7 @@ from offloaderd.offload.commit import Claim
 from offloaderd.offload.signal import race
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Coroutine
 
     from offloaderd.clock import Clock
     from offloaderd.metadata.port import MetadataStore, Session, Step
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
 
 log = structlog.get_logger(__name__)
+
+CUT_SHORT_S = 5.0
+"""How long whoever is cancelled tries to release a topic: its session is about to end as well."""
 
 
 async def owner_of(store: MetadataStore, topic: TopicName) -> Owner | None:
@@ -107,35 +110,58 @@ async def _try_claim(
     return Claim(topic, epoch.epoch, node.version + 1 if node else 0)
 
 
-async def release(store: MetadataStore, held: Claim, clock: Clock, *, deadline_s: float = 5.0) -> None:
-    """Give a topic up so that another daemon can claim it at once; in doubt the session's end does it.
+async def release(store: MetadataStore, held: Claim, session: Session, clock: Clock) -> None:
+    """Give a topic up so that another daemon can claim it at once; the session's end does it if nothing else can.
 
-    The epoch is checked in the same step: once it has moved on, the owner's node is another daemon's.
+    It is tried for as long as there is the session, for as long would others wait; whoever is being cancelled tries
+    for some seconds only. The epoch is checked in the same step: once it has moved on, the node is another daemon's.
     """
     steps: list[Step] = [Check(paths.epoch(held.topic), held.epoch_version), Delete(paths.owner(held.topic))]
-    backoff = Backoff(clock)
-    try:
-        async with asyncio.timeout(deadline_s):
-            while True:
-                try:
-                    await store.transact(steps)
-                except (Transient, OutcomeUnknown) as error:
-                    await backoff.wait(error)
-                    continue
-                except (Conflict, NotFound):
-                    log.debug("topic.already_released", topic=str(held.topic))
-                return
-    except TimeoutError:
-        log.warning("topic.release_unknown", topic=str(held.topic), hint="it becomes free when the session ends")
+
+    async def releasing() -> None:
+        backoff = Backoff(clock)
+        while True:
+            try:
+                await store.transact(steps)
+            except (Transient, OutcomeUnknown) as error:
+                await backoff.wait(error)
+                continue
+            except (Conflict, NotFound):
+                log.debug("topic.already_released", topic=str(held.topic))
+            return
+
+    await _while_held(releasing(), held.topic, session, clock)
+
+
+async def _while_held(giving_up: Coroutine[Any, Any, None], topic: TopicName, session: Session, clock: Clock) -> None:
+    """Run until it is done or the session is lost; not for long when the caller is being cancelled."""
+    done = False
+
+    async def run() -> None:
+        nonlocal done
+        await giving_up
+        done = True
+
+    task = asyncio.current_task()
+    limits = [clock.sleep(CUT_SHORT_S)] if task is not None and task.cancelling() else []
+    await race(run(), session.lost.wait(), *limits)
+    if not done and not session.lost.is_set():
+        log.warning("topic.release_unknown", topic=str(topic), hint="it becomes free when the session ends")
 
 
 async def let_go(store: MetadataStore, topic: TopicName, session: Session, clock: Clock) -> None:
     """Give up what a claim that was cancelled may have left with the session, so that nobody waits for nobody."""
-    try:
-        epoch = await store.get(paths.epoch(topic))
-        owner = await owner_of(store, topic)
+
+    async def look() -> tuple[int, Owner | None]:
+        return (await store.get(paths.epoch(topic))).version, await owner_of(store, topic)
+
+    async def letting_go() -> None:
+        version, owner = await until_answered(clock, look)
         if owner is not None and owner.session_id == session.session_id:
-            await release(store, Claim(topic, owner.epoch, epoch.version), clock)
+            await release(store, Claim(topic, owner.epoch, version), session, clock)
+
+    try:
+        await _while_held(letting_go(), topic, session, clock)
     except NotFound:
         log.debug("topic.never_claimed", topic=str(topic))
     except OffloaderError as error:

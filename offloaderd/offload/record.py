@@ -107,10 +107,14 @@ class TopicRecord:
         )
 
     async def mark_deleted(self, ledger_ids: Iterable[int]) -> None:
-        """Record that ledgers are deleted; see `removal.mark_deleted`. Raises Fenced."""
+        """Record that ledgers are deleted, as many at a time as go into a transaction. Raises Fenced.
+
+        See `removal.mark_deleted`; what was marked before an error stays so.
+        """
         async with self._writing:
-            marked = removal.mark_deleted(self.map, ledger_ids, now_ms=self._clock.wall_ms())
-            self.map = await self._attempts.change(*marked)
+            for some in removal.batches(self.map, ledger_ids):
+                marked = removal.mark_deleted(self.map, some, now_ms=self._clock.wall_ms())
+                self.map = await self._attempts.change(*marked)
 
     async def remove_oldest(self, segment: CommittedSegment, reason: str) -> bool:
         """Take the oldest segment out of the map and put it on the trash list; False if that was done meanwhile.

@@ -32,6 +32,9 @@ __all__ = ["CutPart", "SegmentBuilder", "SegmentLayout"]
 PART_COUNT_MAX = 10_000
 """S3's limit on the parts of one object."""
 
+LEDGERS_MAX = 200
+"""A commit writes all ledgers of a segment in one transaction, of which the metadata store takes 1 MB."""
+
 SPARSE_BYTES = 64 * 1024
 """Distance between the sparse positions that the manifest keeps inside a block."""
 
@@ -101,8 +104,8 @@ class SegmentBuilder:
 
     @property
     def full(self) -> bool:
-        """Say whether the object has come near S3's limit on parts."""
-        return self.part_count >= PART_COUNT_MAX - 2
+        """Say whether it holds as many parts or ledgers as an object or a commit can have."""
+        return self.part_count >= PART_COUNT_MAX - 2 or len(self._ledgers) >= LEDGERS_MAX
 
     def add(self, batch: EntryBatch, payload_bytes_max: int | None = None) -> EntryBatch:
         """Take entries of the batch until the segment holds `payload_bytes_max`, and return what was taken.

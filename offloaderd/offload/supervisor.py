@@ -176,7 +176,7 @@ class Supervisor:
             self._metrics.ownership_changes.labels(direction="lost").inc()
             self._home.changed.notify()
             if not session.lost.is_set():
-                await ownership.release(store, claim, self._clock)
+                await ownership.release(store, claim, session, self._clock)
 
     async def _claim(self, session: Session) -> Claim | None:
         """Become the owner; None when told to stop, or the session is lost, before that."""

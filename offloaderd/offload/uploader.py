@@ -155,7 +155,7 @@ class SegmentUpload:
         return {part.part_number: part for part in found}
 
     async def reserve(self, part_bytes: int) -> None:
-        """Wait for room to hold and send one part of that size; `send` or `unreserve` must follow."""
+        """Wait for room to hold and send one part of that size; `unreserve` must follow, however sending it ends."""
         await self._slots.acquire()
         try:
             await self._up.budget.acquire(part_bytes, self)
@@ -163,7 +163,12 @@ class SegmentUpload:
             self._slots.release()
             raise
 
-    async def send(self, part: CutPart, reserved_bytes: int) -> PartInfo:
+    def unreserve(self, part_bytes: int) -> None:
+        """Give back what `reserve` took for one part."""
+        self._slots.release()
+        self._up.budget.release(part_bytes, self)
+
+    async def send(self, part: CutPart) -> PartInfo:
         """Upload one part for which `reserve` has made room, unless it is stored; run as a task of its own."""
         size = len(part.data)
         metrics = self._up.metrics
@@ -192,8 +197,6 @@ class SegmentUpload:
         finally:
             metrics.inflight_parts.dec()
             metrics.pipeline_bytes.labels(stage="transfer").dec(size)
-            self._slots.release()
-            self._up.budget.release(reserved_bytes, self)
 
     def _kept(self, part: CutPart) -> PartInfo | None:
         """Return a part as it is stored if it needs not be sent."""

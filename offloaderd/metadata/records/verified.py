@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 SEGMENTS_MAX = 8_000
 """More would make the node too large; the rest counts as never verified."""
 FLAW_CHARS_MAX = 300
+FLAWS_BYTES_MAX = 300_000
+"""For the words of all flaws together: where everything is damaged, how many there are is what counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,8 @@ class Verified:
 def encode(value: Verified) -> bytes:
     """Return the node's content: of too many segments those that were looked at last, and all that are not sound."""
     chosen = sorted(value.segments.items(), key=lambda one: (not one[1].flaws, -one[1].verified_ms))[:SEGMENTS_MAX]
+    flawed = sum(bool(one.flaws) for _, one in chosen)
+    chars = min(FLAW_CHARS_MAX, FLAWS_BYTES_MAX // (4 * max(1, flawed)))  # a character has at most 4 bytes
     message = verified_pb2.VerifiedRecord(
         segments=[
             verified_pb2.VerifiedSegment(
@@ -57,7 +61,7 @@ def encode(value: Verified) -> bytes:
                 verified_ms=one.verified_ms,
                 level=one.level,
                 flaws=one.flaws,
-                flaw=one.flaw[:FLAW_CHARS_MAX],
+                flaw=one.flaw[:chars],
             )
             for segment_id, one in sorted(chosen, key=lambda one: one[0])
         ]

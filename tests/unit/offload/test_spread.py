@@ -298,9 +298,9 @@ async def test_a_late_release_leaves_the_next_owner_alone() -> None:
     store.expire()
     second = await ownership.claim(other, topic, replace(node, daemon_id="b"), await other.session(), rig.clock)
     assert second is not None
-    await ownership.release(store, first, rig.clock)
+    await ownership.release(store, first, await store.session(), rig.clock)
     owner = await ownership.owner_of(store, topic)
     assert owner is not None
     assert (owner.daemon_id, owner.epoch) == ("b", 2)
-    await ownership.release(other, second, rig.clock)
+    await ownership.release(other, second, await other.session(), rig.clock)
     assert await ownership.owner_of(store, topic) is None
