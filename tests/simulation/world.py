@@ -292,9 +292,9 @@ class World:
             sizes = [rng.choice([20, 60, 150, 500]) for _ in range(rng.choice([1, 1, 3, 8]))]
             self.ledgers.append(topic, sizes)
             left -= len(sizes)
-            if rng.random() < 0.08:
+            if rng.random() < 0.15:
                 self.ledgers.roll(topic)
-            if retention.random() < 0.1:
+            if retention.random() < 0.3:
                 self._trim(topic, retention)
         self.ledgers.confirm(topic)
 
@@ -305,7 +305,7 @@ class World:
             return
         offloaded = self.oracle.maps[topic].offloaded if topic in self.oracle.maps else None
         done = offloaded is not None and offloaded >= Position(oldest.ledger_id, len(oldest.entries) - 1)
-        if done or (self.options.retention == "blind" and rng.random() < 0.3):
+        if done or (self.options.retention == "blind" and rng.random() < 0.15):
             self.trace("broker", f"deletes ledger {oldest.ledger_id} of {topic.local}")
             self.ledgers.delete(topic, oldest.ledger_id)
 
