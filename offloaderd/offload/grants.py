@@ -162,30 +162,36 @@ class Grants:
         found = await grant_records.load(self._shop.metadata, topic, ledger_id)
         if found is None or not found.grant.allows(self._clock.wall_ms()):
             return
+        if not await self._is_held(offloader, ledger_id, found.grant):
+            return
         if not found.grant.source_deleted_ms and not await self._decide(offloader, ledger_id, found):
             return
         await store.delete(topic, ledger_id)
         self._metrics.source_ledgers_deleted.inc()
         log.info("ledger.deleted_at_source", topic=str(topic), ledger_id=ledger_id, verified_ms=found.grant.verified_ms)
 
-    async def _decide(self, offloader: TopicOffloader, ledger_id: int, found: Stored) -> bool:
-        """Record that the source's copy goes now; False when the grant does not hold any more."""
-        topic = offloader.topic
+    async def _is_held(self, offloader: TopicOffloader, ledger_id: int, grant: Grant) -> bool:
+        """Whether the copy that was verified is there now; also for a deletion that an earlier owner decided."""
         try:
             held = [segment.segment_id for segment in segments_of(offloader.map, ledger_id)]
         except Unsound as error:
             self._denied(offloader, ledger_id, error.reason, error)
             return False
-        if held != [segment.segment_id for segment in found.grant.segments]:
+        if held != [segment.segment_id for segment in grant.segments]:
             self._denied(offloader, ledger_id, "gap", Unsound("gap", "other segments hold it than were verified"))
             return False
-        for segment in found.grant.segments:
+        for segment in grant.segments:
             if not await self._checker.unchanged(segment):
                 changed = Unsound(
                     "missing_object", f"objects of segment {segment.segment_id} are not what was verified"
                 )
                 self._denied(offloader, ledger_id, "missing_object", changed)
                 return False
+        return True
+
+    async def _decide(self, offloader: TopicOffloader, ledger_id: int, found: Stored) -> bool:
+        """Record that the source's copy goes now; False when the grant does not hold any more."""
+        topic = offloader.topic
         decided = replace(found.grant, source_deleted_ms=max(1, self._clock.wall_ms()))
         step = Replace(paths.grant(topic, ledger_id), grant_record.encode(decided), found.version)
 

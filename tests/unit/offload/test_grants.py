@@ -288,7 +288,7 @@ async def test_a_copy_that_changed_since_its_verification_stops_the_deletion() -
 
 
 async def test_a_deletion_that_was_decided_is_carried_out_by_the_next_owner() -> None:
-    """Killed between the decision and the deletion: whoever comes next deletes the ledger."""
+    """Killed between the decision and the deletion: whoever comes next deletes it, if the copy is there still."""
     rig = await offloaded_topic(10, 10)
     owned = await Owned.claim(rig)
     await _granted(owned)
@@ -304,6 +304,12 @@ async def test_a_deletion_that_was_decided_is_carried_out_by_the_next_owner() ->
         await _granted(owned, store=cast("LedgerStore", Dying()))
     assert await _present(owned) == [0, 1]
     owned = await Owned.claim(rig)
+    key = keys.manifest_key("seg/", owned.offloader.map.segments[0].segment_id)
+    stored = await rig.store.get(key)
+    await _drop(owned, key)
+    await _granted(owned, store=owned.ledgers)
+    assert await _present(owned) == [0, 1]  # its copy was damaged in between
+    await rig.store.put(key, stored)
     await _granted(owned, store=owned.ledgers)
     assert await _present(owned) == [1]
 
