@@ -27,7 +27,7 @@ TAKE_BYTES = 1 << 20
 """Entries are moved from the buffer into blocks in steps of about this size, so the loop stays responsive."""
 
 LOOK_S = 1.0
-"""How often to look whether entries that are waited for have vanished; only a sealed segment waits so."""
+"""How often to look whether entries that are waited for have vanished, of a segment that is to be gone on with."""
 
 
 class Filling:
@@ -98,7 +98,7 @@ class Filling:
         """
         while self.taken < end:
             batches = self._buffer.take(self.taken, TAKE_BYTES)
-            if (batches and batches[0].first > end) or (not batches and self._out_of_reach(end)):
+            if (batches and batches[0].first > end) or (not batches and self.out_of_reach(end)):
                 if not segment.builder.entries:
                     raise SegmentFailed(f"the segment was sealed at {end}, and none of its entries are left")
                 log.error(
@@ -124,8 +124,8 @@ class Filling:
             await self._send_full_parts(segment, parts)
         return True
 
-    def _out_of_reach(self, end: Position) -> bool:
-        """Say whether the source lists no ledger any more that has, or may get, entries up to `end`."""
+    def out_of_reach(self, end: Position) -> bool:
+        """Say whether the source lists no ledger any more that has, or may get, what follows up to `end`."""
         tailer, taken = self._topic.tailer, self.taken
         if tailer is None or tailer.looked_s is None:
             return False

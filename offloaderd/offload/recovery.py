@@ -17,6 +17,7 @@ from offloaderd.offload.budget import until_answered
 if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metrics import Metrics
     from offloaderd.model import Position
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.topic import Workshop
@@ -44,11 +45,16 @@ async def take_over(attempts: AttemptLog, topic_map: TopicMap, shop: Workshop) -
     reason = reason_to_give_up(found, topic_map, shop)
     if not reason:
         return LeftBehind(found.begin, found, (found.tries, found.last_error))
-    topic, epoch = str(topic_map.topic), found.epoch
-    log.warning("attempt.abandoned", topic=topic, segment_id=str(found.segment_id), epoch=epoch, reason=reason)
-    shop.uplink.metrics.uploads_aborted.labels(reason="takeover").inc()
-    await attempts.give_up(found, reason)
+    await abandon(attempts, found, reason, shop.uplink.metrics)
     return LeftBehind(found.begin, None, (found.tries + 1, reason))
+
+
+async def abandon(attempts: AttemptLog, found: Attempt, reason: str, metrics: Metrics) -> None:
+    """Give up an attempt of an earlier owner. Raises Fenced."""
+    topic, epoch = str(attempts.fence.claim.topic), found.epoch
+    log.warning("attempt.abandoned", topic=topic, segment_id=str(found.segment_id), epoch=epoch, reason=reason)
+    metrics.uploads_aborted.labels(reason="takeover").inc()
+    await attempts.give_up(found, reason)
 
 
 def reason_to_give_up(found: Attempt, topic_map: TopicMap, shop: Workshop) -> str:

@@ -16,9 +16,10 @@ import structlog
 from offloaderd.errors import Transient, first_of
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.model import OfferResult
+from offloaderd.offload import recovery
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.buffer import START, TailingBuffer
-from offloaderd.offload.filling import Filling
+from offloaderd.offload.filling import LOOK_S, Filling
 from offloaderd.offload.handle import OffloadHandle, SegmentResult
 from offloaderd.offload.lag import LagTracker
 from offloaderd.offload.open_segment import OpenSegment
@@ -238,8 +239,8 @@ class TopicOffloader:
             return left
         if not await self._entries_wait():
             return None
-        if left is not None:
-            return left
+        if self._left is not None:
+            return self._left
         return Attempt(
             segment_id=self._clock.uuid(),
             begin=self.buffer.take(self.taken, 1)[0].first,
@@ -260,8 +261,13 @@ class TopicOffloader:
                 return True
             if self.record.end_is_news():
                 await self.record.note_end()
-            else:
+            elif self._left is None:
                 await self.buffer.changed.wait()
+            elif self._filling.out_of_reach(self._left.begin):
+                await recovery.abandon(self._log, self._left, "the source has lost its first entry", self._metrics)
+                self._left = None
+            else:
+                await self.buffer.changed.wait_at_most(self._clock, LOOK_S)
         return False
 
     def may_stop(self) -> bool:

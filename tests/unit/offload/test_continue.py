@@ -420,6 +420,23 @@ async def test_a_sealed_segment_of_which_nothing_is_left_is_given_up() -> None:
         assert [segment.begin.ledger_id for segment in topic.map.segments] == [3]
 
 
+async def test_an_attempt_whose_entries_are_all_gone_ends_without_a_successor() -> None:
+    """The topic was deleted at its source before anything was stored: nothing is left open for good."""
+    rig, _ = await made_rig()
+    left = await left_behind(rig)
+    await rewritten(rig, left, parts=())
+    assert isinstance(rig.ledgers, MemoryLedgers)
+    await rig.ledgers.roll(TOPIC)
+    for ledger_id in range(4):
+        with suppress(NotFound):
+            await rig.ledgers.delete(TOPIC, ledger_id)
+    async with rig.engine("last") as engine:
+        topic = await offloader_of(engine)
+        await until(lambda: topic.attempt is None)
+    assert await recorded(rig) is None
+    assert await rig.leftovers() == []
+
+
 async def test_an_old_segment_waits_for_the_entries_of_its_stored_parts() -> None:
     """It is past its age, and the record lags: it is sealed behind what is stored, not before."""
     rig, store = await made_rig()
