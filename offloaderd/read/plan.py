@@ -277,13 +277,24 @@ def _leave(view: TopicView, cursor: Position) -> Step:
     return Stop.WAIT
 
 
-def _later_ledgers(view: TopicView, ledger_id: int) -> list[int]:
-    """The next later ledger of the source, of the bucket and of the buffer, as far as each has one."""
+def _later_source_ledgers(view: TopicView, ledger_id: int) -> list[int]:
+    """The next later ledger of the source, if it has one."""
     at = bisect_right(view.source, ledger_id, key=lambda one: one.ledger_id)
-    later = [one.ledger_id for one in view.source[at : at + 1]]
+    return [one.ledger_id for one in view.source[at : at + 1]]
+
+
+def _later_segment_ledgers(view: TopicView, ledger_id: int) -> list[int]:
+    """The next later ledgers of the bucket, if it has any."""
     at = _last_segment(view, ledger_id)
+    later = []
     for segment in view.segments[max(at, 0) : at + 2]:
         later += [one.ledger_id for one in segment.slices if one.ledger_id > ledger_id][:1]
+    return later
+
+
+def _later_ledgers(view: TopicView, ledger_id: int) -> list[int]:
+    """Later ledgers of the source, of the bucket and of the buffer, as far as each has one."""
+    later = _later_source_ledgers(view, ledger_id) + _later_segment_ledgers(view, ledger_id)
     if view.hot:
         later += [one.ledger_id for one in view.hot if one.ledger_id > ledger_id][:1]
     return later
@@ -296,7 +307,22 @@ def _hop(view: TopicView, cursor: Position, end_entry_id: int) -> Step:
             f"entries {cursor} to {cursor.ledger_id}:{end_entry_id} are in no tier",
             hint="the ledger source has dropped them before they were offloaded",
         )
-    later = _later_ledgers(view, cursor.ledger_id)
-    if not later:
-        return Stop.WAIT
-    return Hop(Position(min(later), 0))
+    return _next_ledger(view, cursor.ledger_id)
+
+
+def _next_ledger(view: TopicView, ledger_id: int) -> Step:
+    """Go to the ledger that follows one that is over, if there is one yet and nothing can lie between.
+
+    The buffer alone is no witness: it names its two ends, and there may be more between them.
+    """
+    stored = _later_segment_ledgers(view, ledger_id)
+    listed = _later_source_ledgers(view, ledger_id)
+    if not stored and listed and view.ledger(ledger_id) is None:
+        known = view.complete.get(ledger_id)
+        if known is None or known.next_ledger_id != listed[0]:
+            raise EntriesMissing(
+                f"nobody can say what lay between ledgers {ledger_id} and {listed[0]}",
+                hint="the ledger source has dropped the former; what was lost is told once its owner has looked",
+            )
+    later = [*stored, *listed]
+    return Hop(Position(min(later), 0)) if later else Stop.WAIT

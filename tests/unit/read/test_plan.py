@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 
 import pytest
 
@@ -167,7 +168,7 @@ def test_the_next_ledger_is_the_nearest_of_all_tiers() -> None:
     assert step(mixed, Position(3, 10)) == Hop(Position(4, 0))
     assert step(mixed, Position(6, 0)) == Hop(Position(8, 0))
     buffered = TopicView(segments=(A,), ends={(A.segment_id, 3): 4}, hot=(Position(4, 0), Position(4, 3)))
-    assert step(buffered, Position(3, 5)) == Hop(Position(4, 0))
+    assert step(buffered, Position(3, 5)) is Stop.WAIT  # the buffer is asked for what directly follows, see `Stream`
 
 
 @pytest.mark.parametrize("cursor", [(5, 9), (6, 0), (6, 3), (7, 5)])
@@ -216,3 +217,16 @@ def test_a_topic_of_which_nothing_is_left_is_known() -> None:
     assert step(later, Position(5, 9)) == Hop(Position(8, 0))
     with pytest.raises(EntriesDeleted):
         step(later, Position(5, 7))
+
+
+def test_a_ledger_that_the_source_has_dropped_is_left_only_for_what_is_known_to_follow() -> None:
+    """The next one that the source lists, and the last one of the buffer, may come behind ledgers that were trimmed."""
+    known = replace(
+        TopicView(segments=(A,), source=(SourceLedger(9, 4, False),), hot=(Position(3, 2), Position(8, 1))),
+        ends={(A.segment_id, 3): 4},
+    )
+    for complete in ({}, {3: LedgerEnd(5, None)}, {3: LedgerEnd(5, 6)}):
+        with pytest.raises(EntriesMissing, match="between ledgers 3 and 9"):
+            step(replace(known, complete=complete), Position(3, 5))
+    assert step(replace(known, complete={3: LedgerEnd(5, 9)}), Position(3, 5)) == Hop(Position(9, 0))
+    assert step(replace(known, source=()), Position(3, 5)) is Stop.WAIT
