@@ -14,7 +14,7 @@ from urllib.parse import quote_plus, unquote_plus
 from offloaderd.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 LEDGER_ID_MAX = ENTRY_ID_MAX = 2**63 - 1
 ENTRY_BYTES_MAX = 5 * 1024 * 1024
@@ -154,6 +154,13 @@ class Loss(NamedTuple):
     def holds(self, position: Position) -> bool:
         """Whether a position lies in the range."""
         return self.after < position < self.before
+
+    def without(self, there: Iterable[SegmentRange]) -> Loss | None:
+        """Return what remains of it when entries turned up after all (a broker pushed them); None for nothing."""
+        ends = [one.end for one in there if one.begin < self.before and self.after < one.end]
+        if not ends:
+            return self
+        return self._replace(after=max(ends), entries=0) if max(ends) < self.before else None
 
     def __str__(self) -> str:
         """The range in words."""

@@ -55,6 +55,11 @@ class LedgerSlice:
         """Number of entries."""
         return self.last_entry_id - self.first_entry_id + 1
 
+    @property
+    def range(self) -> SegmentRange:
+        """From the first to the last entry."""
+        return SegmentRange(Position(self.ledger_id, self.first_entry_id), Position(self.ledger_id, self.last_entry_id))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedSegment:
@@ -207,8 +212,9 @@ class TopicMap:
         """Return the steps that write the segment into every ledger it touches, and the map afterwards.
 
         `ends` tells of closed ledgers; those that are offloaded to their end with this are marked so. Versions are
-        carried along: a replace raises one, a created node has 0. Raises InvalidInput for slices that are no segment,
-        Conflict for one that overlaps with another or leaves a gap inside a ledger.
+        carried along: a replace raises one, a created node has 0. What of a loss the segment has after all is lost no
+        more. Raises InvalidInput for slices that are no segment, Conflict for one that overlaps with another or leaves
+        a gap inside a ledger.
         """
         segment.checked()
         if self.floor is not None and segment.begin <= self.floor:
@@ -233,7 +239,18 @@ class TopicMap:
                 steps.append(Replace(path, value, node.version))
             contexts[part.ledger_id] = Versioned(value, node.version + 1 if node else 0)
         segments = (*self.segments[:index], segment, *self.segments[index:])
-        ending, after = replace(self, segments=segments, contexts=MappingProxyType(contexts)).with_ends(ends)
+        losses = [(loss, loss.without(part.range for part in segment.slices)) for loss in self.losses]
+        for loss, left in losses:
+            path = paths.loss(self.topic, loss.before.ledger_id)
+            if left != loss:
+                steps += [Delete(path), *([Create(path, loss_record.encode(left))] if left else [])]
+        whole = replace(
+            self,
+            segments=segments,
+            contexts=MappingProxyType(contexts),
+            losses=tuple(left for _, left in losses if left),
+        )
+        ending, after = whole.with_ends(ends)
         return [*steps, *ending], after
 
     def with_ends(self, ends: Mapping[int, LedgerEnd]) -> tuple[list[Step], TopicMap]:
@@ -258,9 +275,12 @@ class TopicMap:
         return steps, replace(after, base=base, base_version=base_version)
 
     def with_loss(self, loss: Loss) -> tuple[list[Step], TopicMap]:
-        """Return the steps that record a lost range, and the map afterwards; it takes in those that lie within it."""
-        within = [one for one in self.losses if loss.after <= one.after and one.before <= loss.before]
-        whole = loss._replace(entries=loss.entries + sum(one.entries for one in within))
+        """Return the steps that record a lost range, and the map afterwards; it takes in those that end within it.
+
+        One of these that begins before it was noticed too early: the entries up to its begin are there after all.
+        """
+        within = [one for one in self.losses if loss.after < one.before <= loss.before]
+        whole = loss._replace(entries=loss.entries + sum(one.entries for one in within if loss.after <= one.after))
         path = paths.loss(self.topic, loss.before.ledger_id)
         steps: list[Step] = [Delete(paths.loss(self.topic, one.before.ledger_id)) for one in within]
         steps.append(Create(path, loss_record.encode(whole)))

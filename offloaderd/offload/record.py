@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.metadata import removal
-from offloaderd.model import LedgerEnd, Position
+from offloaderd.model import LedgerEnd, Position, SegmentRange
 from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import LedgerChain
 
@@ -79,11 +79,12 @@ class TopicRecord:
     def losses_before(self, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
         """Return the losses between what is offloaded and the end of the next segment, which holds `parts`."""
         since, end = self.offloaded or START, Position(parts[-1].ledger_id, parts[-1].last_entry_id)
-        return tuple(
-            loss
-            for loss in self.map.losses
-            if since <= loss.after and loss.before <= end and not any(_within(loss, part) for part in parts)
-        )
+        ranges = [
+            SegmentRange(Position(part.ledger_id, part.first_entry_id), Position(part.ledger_id, part.last_entry_id))
+            for part in parts
+        ]
+        left = [loss.without(ranges) for loss in self.map.losses]
+        return tuple(loss for loss in left if loss is not None and since <= loss.after and loss.before <= end)
 
     async def commit(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
         """Make a segment part of the topic, and record which ledgers ended. Raises Fenced and Conflict."""
@@ -136,9 +137,3 @@ class TopicRecord:
         if offloaded is None or end is None or end.entries != offloaded.entry_id + 1:
             return {}
         return {} if self.map.ends.get(offloaded.ledger_id) == end else {offloaded.ledger_id: end}
-
-
-def _within(loss: Loss, part: LedgerPart) -> bool:
-    """Say whether a loss lies over entries that are there after all."""
-    first, last = Position(part.ledger_id, part.first_entry_id), Position(part.ledger_id, part.last_entry_id)
-    return first < loss.before and last > loss.after

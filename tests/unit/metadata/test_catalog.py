@@ -413,6 +413,27 @@ async def test_a_wider_loss_takes_in_the_ones_within_it() -> None:
     assert [loss for loss in current.losses if loss.holds(Position(5, 99))] == [whole]
 
 
+async def test_what_turns_up_after_all_is_lost_no_more() -> None:
+    """Noticed too early, since a broker still pushed some of it: neither a wider loss nor a commit trips over that."""
+    store = await _stored()
+    early, late = Loss(Position(3, 4), Position(6, 0), 0, 1), Loss(Position(3, 7), Position(6, 0), 0, 2)
+    steps, current = TopicMap(TOPIC).with_loss(early)
+    await store.transact(steps)
+    steps, narrowed = current.with_loss(late)
+    await store.transact(steps)
+    assert (await catalog.load(store, TOPIC)).losses == narrowed.losses == (late,)
+    for slices, left in (
+        ([(3, 0, 9)], (Loss(Position(3, 9), Position(6, 0), 0, 2),)),
+        ([(4, 0, 9)], (Loss(Position(4, 9), Position(6, 0), 0, 2),)),
+        ([(3, 0, 7), (6, 0, 3)], (late,)),
+    ):
+        again = await _stored()
+        await again.transact(TopicMap(TOPIC).with_loss(late)[0])
+        steps, after = narrowed.with_commit(_made(1, *slices))
+        await again.transact(steps)
+        assert (await catalog.load(again, TOPIC)).losses == after.losses == left
+
+
 async def test_a_loss_before_the_first_segment_is_one_as_well() -> None:
     """The front of a topic is written as the position before the first."""
     store = await _stored()
