@@ -51,7 +51,7 @@ class Abandoned(Closed):
 class Household:
     """What all topics of a daemon share; `changed` fires when one of them was claimed or released.
 
-    `ended` are the sessions of former runs of this daemon.
+    `ended` are the sessions of former runs of this daemon, and those that this one has lost.
     """
 
     shop: Workshop
@@ -154,9 +154,21 @@ class Supervisor:
         known.tries += 1
 
     async def _own(self) -> None:
+        """Work on the topic for as long as this session lasts.
+
+        A claim that is on its way when the session is lost may be carried out under the next one: the owner's node
+        then names a session that is over and stays for as long as this daemon lives, so it is noted as nobody's.
+        """
+        session = await self._home.shop.metadata.session()
+        try:
+            await self._own_in(session)
+        finally:
+            if session.lost.is_set():
+                self._home.ended.add(session.session_id)
+
+    async def _own_in(self, session: Session) -> None:
         """Claim the topic, take over what an earlier owner left, offload until told to stop, release."""
         store, topic = self._home.shop.metadata, self.topic
-        session = await store.session()
         claim = await self._claim(session)
         if claim is None:
             return

@@ -16,6 +16,7 @@ from offloaderd.model import EntryBatch, OfferResult, Position, RollReason, Topi
 from offloaderd.offload import filling
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
+from offloaderd.testing.faults import FaultyMetadata
 from tests.unit.offload.rig import (
     TOPIC,
     Rig,
@@ -300,3 +301,22 @@ async def test_a_context_near_the_limit_of_a_node_is_warned_of(monkeypatch: pyte
     contexts = [len(written[ledger_id].value) for ledger_id in sorted(written)]
     assert [line["bytes"] for line in large][-1] == contexts[-1]
     assert rig.metrics.registry.get_sample_value("offloaderd_metadata_node_bytes") == contexts[-1]
+
+
+async def test_a_claim_that_went_through_under_the_next_session_holds_nobody_up() -> None:
+    """The session was lost while the claim was on its way: its owner's node names that session, and stays."""
+    rig = Rig()
+    rig.ledgers = memory_ledgers(rig.clock)
+    everything = await appended(rig, payloads(20))
+    store = rig.tree.connect()
+    left = [1]
+
+    def plan(operation: str, key: str, when: str) -> None:
+        if operation == "transact" and when == "before" and "/owner" in key and left:
+            left.clear()
+            store.expire()
+
+    async with rig.engine(metadata=FaultyMetadata(store, plan)) as engine:
+        await engine.enable(TOPIC, TopicPolicy(enabled=True))
+        await until(lambda: (found := engine.find(TOPIC)) is not None and found.claim.epoch == 2)
+    assert await rig.committed() == everything
