@@ -85,7 +85,7 @@ class Nemesis:
             if daemon.process is not None:
                 daemon.clock.offset_ms = daemon.offset_ms
         elif event == "delete topic":
-            if world.options.retention == "blind":
+            if world.options.retention == "blind" and world.oracle.commits:
                 world.ledgers.delete_topic(rng.choice(world.topics))
         elif event in CONDITIONS:
             self._condition += 1
