@@ -149,8 +149,9 @@ class _Push:
         if now is None or now == self._told:
             return False
         self._told = now
+        segments = self._topic.map.segments  # none, where retention was faster than this answer
         offloaded = offload_pb2.StreamingOffloadResponse.Offloaded(
-            position=to_position(now), segment_id=str(self._topic.map.segments[-1].segment_id)
+            position=to_position(now), segment_id=str(segments[-1].segment_id) if segments else ""
         )
         await self._write(offload_pb2.StreamingOffloadResponse(offloaded=offloaded))
         return True

@@ -87,7 +87,9 @@ class Collection:
         self._summary.topics = len(after.topics)
         broken: set[UUID] = set()
         for segment_id, committed in known.committed.items():
-            if self._is_here(committed) and segment_id in after.committed:
+            if not self._is_here(committed):
+                broken.add(segment_id)  # or not: nobody has looked
+            elif segment_id in after.committed:
                 for find in await self._damages(segment_id, committed, listing.committed.get(segment_id, {})):
                     broken.add(segment_id)
                     yield find

@@ -43,7 +43,8 @@ class Judgement(NamedTuple):
 class Judge:
     """Judges segments that nobody refers to, as of one look at the metadata.
 
-    `broken` are committed segments whose own objects are not as they should be: they count as holding nothing.
+    `broken` are committed segments whose own objects are not as they should be, or lie where nobody has looked: they
+    count as holding nothing.
     """
 
     def __init__(
@@ -72,11 +73,11 @@ class Judge:
             return Judgement(
                 Kind.UNKNOWN_TOPIC, "the metadata knows no topic at all; if it was lost, run offloaderd rebuild"
             )
-        if not stored.complete:
+        if ObjectKind.DATA not in stored.objects or ObjectKind.MANIFEST not in stored.objects:
             return Judgement(Kind.LEFTOVER, f"nobody refers to it, and it was never finished: {_lacks(stored)}")
-        return await self._judge_complete(stored)
+        return await self._judge_readable(stored)
 
-    async def _judge_complete(self, stored: StoredSegment) -> Judgement:
+    async def _judge_readable(self, stored: StoredSegment) -> Judgement:
         info = stored.objects[ObjectKind.MANIFEST]
         try:
             described = manifest.decode(await self._objects.get(info.key), key=info.key)
@@ -86,9 +87,8 @@ class Judge:
         if described.segment_id != stored.segment_id or described.cluster != self._cluster:
             reason = f"its manifest is that of segment {described.segment_id} of cluster {described.cluster}"
             return Judgement(Kind.UNREADABLE, reason)
-        sizes = stored.objects[ObjectKind.DATA].size_bytes, stored.objects[ObjectKind.INDEX].size_bytes
-        if sizes != (described.data_bytes, described.index_bytes):
-            return Judgement(Kind.LEFTOVER, "nobody refers to it, and its objects are not as long as its manifest says")
+        if stored.objects[ObjectKind.DATA].size_bytes != described.data_bytes:
+            return Judgement(Kind.LEFTOVER, "nobody refers to it, and its data is not as long as its manifest says")
         if topic not in self._references.topics:
             return Judgement(
                 Kind.UNKNOWN_TOPIC, f"the metadata knows nothing of {topic}; if it was lost, run offloaderd rebuild"

@@ -32,11 +32,6 @@ class StoredSegment:
     uploads: list[UploadInfo] = field(default_factory=list)
 
     @property
-    def complete(self) -> bool:
-        """Whether all three objects are there; what is in them is another question."""
-        return len(self.objects) == len(KINDS)
-
-    @property
     def newest_ms(self) -> int:
         """When the last of it was stored or begun, by the store's clock."""
         times = [info.modified_ms for info in self.objects.values()]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from offloaderd.errors import Denied, NoSpace, NotFound, OffloaderError, Transient
 from offloaderd.metadata import catalog, paths
-from offloaderd.metadata.port import Delete, Replace
+from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records import owner as owner_record
 from offloaderd.model import Position, TopicName
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.roll import RollPolicy
@@ -222,12 +223,18 @@ async def test_a_deposed_owner_commits_nothing() -> None:
         other = rig.tree.connect()
         node = await other.get(paths.epoch(TOPIC))
         taken = epoch_record.Epoch(epoch=99, daemon_id="other", claimed_ms=1)
+        theirs = owner_record.Owner(daemon_id="other", address="elsewhere:1", session_id="another", epoch=99)
         await other.transact(
-            [Replace(paths.epoch(TOPIC), epoch_record.encode(taken), node.version), Delete(paths.owner(TOPIC))]
+            [
+                Replace(paths.epoch(TOPIC), epoch_record.encode(taken), node.version),
+                Delete(paths.owner(TOPIC)),
+                Create(paths.owner(TOPIC), owner_record.encode(theirs), ephemeral=True),
+            ]
         )
         faults.heal()
         await until(lambda: rig.metrics.fenced_writes._value.get() == 1)
         assert (await catalog.load(other, TOPIC)).segments == ()
+        await other.delete(paths.owner(TOPIC))
         await until(lambda: engine.find(TOPIC) not in {topic, None})  # the deposed one has let go
         again = await offloader_of(engine)
         target = await again.request_roll()

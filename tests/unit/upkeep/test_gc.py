@@ -70,7 +70,7 @@ async def test_what_is_referred_to_is_no_find(ground: Ground) -> None:
     assert (summary.topics, summary.segments, summary.objects, summary.others) == (1, 2, 4, 0)
 
 
-@pytest.mark.parametrize("kept", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)])
+@pytest.mark.parametrize("kept", [(0,), (1,), (2,), (0, 1), (1, 2)])
 async def test_leftovers_of_an_unfinished_segment_go(ground: Ground, kept: tuple[int, ...]) -> None:
     """Any part of a segment that nobody refers to is deleted once it is old, and only with `apply`."""
     await ground.store(2, runs(1, 10, 5))
@@ -169,6 +169,31 @@ async def test_the_last_copy_of_an_entry_stays(ground: Ground, entries: list[Run
     assert summary.alarms == 3
     assert await ground.keys() == all_keys(1, 2)
     assert ground.metrics.registry.get_sample_value("offloaderd_gc_alarms", {"kind": "uncovered"}) == 3
+
+
+async def test_an_index_that_is_missing_makes_no_leftover_of_the_last_copy(ground: Ground) -> None:
+    """Data and manifest alone can be read: they go only if their entries are elsewhere."""
+    await ground.store(2, runs(1, 10, 5))
+    await ground.store(3, runs(1, 0, 10))
+    await ground.objects.delete([all_keys(2)[1], all_keys(3)[1]])
+    await ground.age()
+    finds, _ = await ground.collect()
+    assert kinds(finds) == {
+        **dict.fromkeys(all_keys(2)[::2], (Kind.UNCOVERED, Verdict.ALARM)),
+        **dict.fromkeys(all_keys(3)[::2], (Kind.SUPERSEDED, Verdict.DELETED)),
+    }
+
+
+async def test_a_copy_stays_while_the_original_lies_where_nobody_looks(ground: Ground) -> None:
+    """A committed segment in another bucket may be whole or not, so its copy here counts as the last."""
+    described = await ground.store(2, runs(1, 10, 5))
+    steps, _ = (await ground.map()).with_commit(replace(committed(described), bucket="old"))
+    await ground.metadata.transact(steps)
+    await ground.objects.delete(all_keys(2))
+    await ground.store(3, runs(1, 10, 5))
+    await ground.age()
+    finds, _ = await ground.collect()
+    assert kinds(finds) == dict.fromkeys(all_keys(3), (Kind.UNCOVERED, Verdict.ALARM))
 
 
 async def test_a_copy_stays_while_the_original_is_damaged(ground: Ground) -> None:
