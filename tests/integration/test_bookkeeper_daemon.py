@@ -229,6 +229,7 @@ async def test_ledgers_that_were_offloaded_may_be_trimmed(site: Site, written: W
         for _ in range(3):
             await written.add(40)
             await written.topic.roll()
+        await confirmed(client, written, max(written.entries))
         await offload(client, written)
         await written.topic.trim(2)
         await written.add(10, window=1)

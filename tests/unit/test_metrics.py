@@ -128,7 +128,7 @@ def test_a_topic_that_leaves_takes_its_series_along() -> None:
     metrics.drop_topic("persistent://a/b/gone")
     metrics.drop_topic("persistent://a/b/never-seen")
     text = generate_latest(metrics.registry).decode()
-    assert "gone" not in text
+    assert "b/gone" not in text
     assert text.count("b/stays") == 5
 
 
