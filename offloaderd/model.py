@@ -133,6 +133,10 @@ class LedgerEnd(NamedTuple):
     entries: int
     next_ledger_id: int | None
 
+    def adds_to(self, known: LedgerEnd | None) -> bool:
+        """Say whether this tells more than what is known: which ledger comes next is not forgotten again."""
+        return known is None or (self != known and (self.next_ledger_id is not None or self.entries != known.entries))
+
 
 class Loss(NamedTuple):
     """Entries that are gone from the source without having been offloaded: between two positions, both kept.

@@ -258,7 +258,7 @@ class TopicMap:
         steps: list[Step] = []
         contexts, known, base, base_version = dict(self.contexts), dict(self.ends), self.base, self.base_version
         for ledger_id, end in ends.items():
-            if known.get(ledger_id) == end:
+            if not end.adds_to(known.get(ledger_id)):
                 continue
             node, path = contexts.get(ledger_id), paths.ledger(self.topic, ledger_id)
             if node is not None:

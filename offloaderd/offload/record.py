@@ -136,4 +136,4 @@ class TopicRecord:
         end = self.chain.end_of(offloaded.ledger_id) if offloaded is not None else None
         if offloaded is None or end is None or end.entries != offloaded.entry_id + 1:
             return {}
-        return {} if self.map.ends.get(offloaded.ledger_id) == end else {offloaded.ledger_id: end}
+        return {offloaded.ledger_id: end} if end.adds_to(self.map.ends.get(offloaded.ledger_id)) else {}

@@ -394,6 +394,7 @@ async def test_ends_are_recorded_with_the_commit_that_reaches_them() -> None:
     assert third.ends == {3: LedgerEnd(10, 4), 4: LedgerEnd(6, 7)}
     assert await catalog.load(store, TOPIC) == third
     assert third.with_ends({4: LedgerEnd(6, 7)})[0] == []
+    assert third.with_ends({4: LedgerEnd(6, None)})[0] == []
 
 
 async def test_a_wider_loss_takes_in_the_ones_within_it() -> None:
