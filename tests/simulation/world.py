@@ -78,19 +78,21 @@ class Options:
         block = rng.choice([200, 400, 1000])
         retention = rng.choice(["keep", "keep", "offloaded", "blind", "granted", "granted"])
         push = rng.choice(["no", "no", "no", "beside", "only"])
+        topics, part = rng.choice([1, 1, 2]), block * rng.choice([1, 2, 3])
         if push == "only":
             retention = "keep"
         return cls(
             daemons=rng.choice([1, 2, 2, 2, 3]),
-            topics=rng.choice([1, 1, 2]),
+            topics=topics,
             readback=readback or rng.random() < 0.2,
-            layout=SegmentLayout(block_bytes=block, part_bytes=block * rng.choice([1, 2, 3])),
+            layout=SegmentLayout(block_bytes=block, part_bytes=part),
             policy=RollPolicy(
                 segment_bytes_max=rng.choice([1500, 3000, 6000]),
                 segment_age_max_s=rng.choice([2.0, 4.0, 8.0]),
                 segment_age_min_s=rng.choice([0.0, 0.0, 0.5]),
             ),
-            buffer_bytes=rng.choice([3000, 10_000, 100_000]),
+            # Topics that share less than a part's worth of memory each may wait for each other's.
+            buffer_bytes=max(rng.choice([3000, 10_000, 100_000]), 12 * part if topics > 1 else 0),
             upload_bytes=rng.choice([1500, 5000]),
             parts_in_flight_max=rng.choice([1, 2, 3]),
             push=push,
