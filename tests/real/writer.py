@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
 
 
+REGISTER_S = 15.0
+"""How long a bookie may take to register again after its session has ended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How a ledger is to be made; anything goes that its metadata can say.
@@ -69,10 +73,17 @@ class LedgerWriter:
         """Return the ids of the bookies that are registered as writable, in order."""
         return [name for name in await self.store.children(f"{self._root}/available") if name != READONLY]
 
+    async def _members(self, count: int) -> tuple[str, ...]:
+        """Return registered bookies; one whose former session has just ended may need a moment to come back."""
+        until = self.clock.monotonic() + REGISTER_S
+        while len(found := await self.bookies()) < count and self.clock.monotonic() < until:
+            await self.clock.sleep(0.2)
+        return tuple(found[:count])
+
     async def create(self, plan: Plan | None = None) -> WrittenLedger:
         """Make a ledger. Raises Conflict when its id is taken, NotFound when there are too few bookies."""
         how = plan or Plan()
-        bookies = tuple(how.bookies) if how.bookies is not None else tuple(await self.bookies())[: how.ensemble]
+        bookies = tuple(how.bookies) if how.bookies is not None else await self._members(how.ensemble)
         if len(bookies) != how.ensemble:
             raise NotFound(f"{how.ensemble} bookies for an ensemble: there are {bookies}")
         metadata = LedgerMetadata(
