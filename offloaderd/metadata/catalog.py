@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
@@ -17,6 +16,7 @@ import structlog
 
 from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, Transient
 from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.each import each
 from offloaderd.metadata.port import Create, Delete, Replace, Versioned
 from offloaderd.metadata.records import codec, context, policy
@@ -24,7 +24,7 @@ from offloaderd.metadata.records import floor as floor_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import LedgerEnd, Loss, Position, SegmentRange
+from offloaderd.model import LedgerEnd, Loss, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,81 +39,6 @@ log = structlog.get_logger(__name__)
 NODE_BYTES_WARN = 700_000
 """A context larger than this nears the store's limit of about 1 MB: the topic's segments should be larger."""
 SNAPSHOT_TRIES = 10
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerSlice:
-    """Consecutive entries of one ledger, `first_entry_id` to `last_entry_id`, both inclusive."""
-
-    ledger_id: int
-    first_entry_id: int
-    last_entry_id: int
-    payload_bytes: int
-
-    @property
-    def entries(self) -> int:
-        """Number of entries."""
-        return self.last_entry_id - self.first_entry_id + 1
-
-    @property
-    def range(self) -> SegmentRange:
-        """From the first to the last entry."""
-        return SegmentRange(Position(self.ledger_id, self.first_entry_id), Position(self.ledger_id, self.last_entry_id))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommittedSegment:
-    """A segment that readers may trust: its slices by ascending ledger, and where its objects lie."""
-
-    segment_id: UUID
-    slices: tuple[LedgerSlice, ...]
-    object_bytes: int
-    assigned_ms: int
-    offloaded_ms: int
-    bucket: str
-    prefix: str
-
-    @property
-    def begin(self) -> Position:
-        """Position of the first entry."""
-        return Position(self.slices[0].ledger_id, self.slices[0].first_entry_id)
-
-    @property
-    def end(self) -> Position:
-        """Position of the last entry."""
-        return Position(self.slices[-1].ledger_id, self.slices[-1].last_entry_id)
-
-    @property
-    def range(self) -> SegmentRange:
-        """From the first to the last entry."""
-        return SegmentRange(self.begin, self.end)
-
-    @property
-    def entries(self) -> int:
-        """Number of entries."""
-        return sum(part.entries for part in self.slices)
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of all payloads."""
-        return sum(part.payload_bytes for part in self.slices)
-
-    def holds(self, position: Position) -> bool:
-        """Whether the entry at this position is in the segment."""
-        return any(
-            part.ledger_id == position.ledger_id and part.first_entry_id <= position.entry_id <= part.last_entry_id
-            for part in self.slices
-        )
-
-    def checked(self) -> Self:
-        """Return itself if its slices can be a segment's; raises InvalidInput."""
-        slices = self.slices
-        sound = bool(slices) and all(0 <= part.first_entry_id <= part.last_entry_id for part in slices)
-        for before, after in pairwise(slices):
-            sound = sound and before.ledger_id < after.ledger_id and after.first_entry_id == 0
-        if not sound:
-            raise InvalidInput(f"segment {self.segment_id} does not hold consecutive entries: {slices}")
-        return self
 
 
 @dataclass(frozen=True, slots=True)

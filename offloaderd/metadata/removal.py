@@ -22,7 +22,8 @@ from offloaderd.metadata.records import trash as trash_record
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import Step
 
 BATCH_BYTES = 500_000

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.clock import Clock
-    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metrics import Metrics

@@ -20,7 +20,8 @@ from offloaderd.objects import keys
 
 if TYPE_CHECKING:
     from offloaderd.format.manifest import SegmentManifest
-    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.objects.port import ObjectInfo
     from offloaderd.offload.topic import Workshop
 

@@ -10,7 +10,8 @@ from offloaderd.metadata import removal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
     from offloaderd.metadata.records.grant import Grant
     from offloaderd.model import LedgerInfo
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
-    from offloaderd.metadata.catalog import CommittedSegment
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import LedgerInfo, Position
     from offloaderd.offload.commit import AttemptLog

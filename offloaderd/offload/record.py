@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.format.manifest import LedgerPart
-    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metrics import Metrics
     from offloaderd.model import LedgerInfo, Loss
     from offloaderd.offload.commit import AttemptLog

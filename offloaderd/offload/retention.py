@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from offloaderd.ledgers.port import LedgerRegister
-    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.policy import TopicPolicy
     from offloaderd.model import TopicName
     from offloaderd.offload.topic import TopicOffloader, Workshop

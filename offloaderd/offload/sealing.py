@@ -14,7 +14,7 @@ from offloaderd.errors import CorruptData
 from offloaderd.format import manifest, v2
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo as LedgerInfoMessage
 from offloaderd.format.verify import check_block
-from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects import keys
 from offloaderd.offload.uploader import SegmentFailed
 
@@ -57,18 +57,7 @@ class Sealer:
             await self._upload.verify(manifest_key, len(encoded), lambda data: same_bytes(manifest_key, data, encoded))
             if self._shop.uplink.limits.readback or not self._upload.proven:
                 await self._read_back(data_key, described)
-        return CommittedSegment(
-            segment_id=attempt.segment_id,
-            slices=tuple(
-                LedgerSlice(part.ledger_id, part.first_entry_id, part.last_entry_id, part.payload_bytes)
-                for part in described.ledgers
-            ),
-            object_bytes=described.data_bytes,
-            assigned_ms=attempt.assigned_ms,
-            offloaded_ms=described.sealed_ms,
-            bucket=self._shop.driver.get("bucket", ""),
-            prefix=prefix,
-        )
+        return CommittedSegment.described(described, bucket=self._shop.driver.get("bucket", ""), prefix=prefix)
 
     def _describe(self, attempt: Attempt, blocks: tuple[BlockInfo, ...]) -> tuple[bytes, SegmentManifest]:
         """Return the index and the manifest of a sealed attempt."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
-    from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
+    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
     from offloaderd.model import LedgerEnd, Loss
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.format.manifest import BlockInfo
-    from offloaderd.metadata.catalog import CommittedSegment
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metrics import Metrics
     from offloaderd.model import EntryBatch, Position, TopicName
     from offloaderd.objects.port import ObjectReader

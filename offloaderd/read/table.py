@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.format.manifest import LedgerPart, SegmentManifest
-    from offloaderd.metadata.catalog import CommittedSegment
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import Position
 
 TABLE_BYTES = 2048
@@ -70,11 +70,7 @@ def _check_identity(topic: TopicName, segment: CommittedSegment, manifest: Segme
         raise _differs(key, 0, f"segment {segment.segment_id}", manifest.segment_id)
     if TopicName.from_managed_ledger(manifest.managed_ledger) != topic:
         raise _differs(key, 0, f"entries of {topic.managed_ledger}", manifest.managed_ledger)
-    committed = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in segment.slices]
-    stored = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in manifest.ledgers]
-    # Ledgers that have been marked deleted are no longer in the map, so it may hold only a run of the segment's.
-    start = stored.index(committed[0]) if committed and committed[0] in stored else len(stored)
-    if not committed or committed != stored[start : start + len(committed)]:
+    if not segment.is_run_of(manifest.ledgers):
         raise _differs(key, 0, f"entries {segment.range}", manifest.range)
 
 

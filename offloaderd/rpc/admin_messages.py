@@ -13,7 +13,7 @@ from offloaderd.offload.retention import checked_limits
 from offloaderd.rpc.v1 import admin_pb2, common_pb2
 
 if TYPE_CHECKING:
-    from offloaderd.metadata.catalog import CommittedSegment
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.records.selection import Selection
     from offloaderd.model import Loss, Position

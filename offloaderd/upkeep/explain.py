@@ -24,7 +24,8 @@ from offloaderd.upkeep.segment_check import Tables, Target, entries_of, load_man
 
 if TYPE_CHECKING:
     from offloaderd.format.manifest import BlockInfo
-    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.grant import Grant
     from offloaderd.metadata.records.verified import SegmentVerified

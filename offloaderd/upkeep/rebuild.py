@@ -21,7 +21,7 @@ from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, Off
 from offloaderd.format import manifest
 from offloaderd.format.pb.storage import manifest_pb2
 from offloaderd.metadata import paths
-from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.each import each
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import loss as loss_record
@@ -129,21 +129,9 @@ async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known 
 
 def known_of(described: SegmentManifest, topic: TopicName, site: Site) -> Known:
     """Return what a rebuild keeps of a manifest: the segment as a commit would have recorded it."""
-    segment = CommittedSegment(
-        segment_id=described.segment_id,
-        slices=tuple(
-            LedgerSlice(part.ledger_id, part.first_entry_id, part.last_entry_id, part.payload_bytes)
-            for part in described.ledgers
-        ),
-        object_bytes=described.data_bytes,
-        assigned_ms=described.assigned_ms,
-        offloaded_ms=described.sealed_ms,
-        bucket=site.bucket,
-        prefix=site.prefix,
-    )
     return Known(
         topic=topic,
-        segment=segment,
+        segment=CommittedSegment.described(described, bucket=site.bucket, prefix=site.prefix),
         epoch=described.epoch,
         losses=described.losses,
         ends=described.ends,

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.format.manifest import SegmentManifest
-    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.metrics import Metrics
     from offloaderd.model import TopicName

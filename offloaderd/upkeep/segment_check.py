@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
-    from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
+    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
     from offloaderd.upkeep.looking import Looker
 
 CHUNK_BYTES = 4 << 20
@@ -131,11 +131,10 @@ def differences(
 ) -> list[Flaw]:
     """Return what a manifest says otherwise than the map; the map may have dropped the segment's first ledgers."""
     flaws = []
-    ours = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in committed.slices]
-    stored = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in parts]
-    start = stored.index(ours[0]) if ours[0] in stored else len(stored)
-    if ours != stored[start : start + len(ours)]:
-        held = ", ".join(f"{ledger_id}:{first} to {ledger_id}:{last}" for ledger_id, first, last in stored)
+    if not committed.is_run_of(parts):
+        held = ", ".join(
+            f"{part.ledger_id}:{part.first_entry_id} to {part.ledger_id}:{part.last_entry_id}" for part in parts
+        )
         flaws.append(Flaw(kind=Kind.MAP, key=key, expected=f"entries {committed.range}", found=f"entries {held}"))
     if committed.object_bytes != data_bytes:
         expected, found = f"a data object of {committed.object_bytes} bytes", f"one of {data_bytes} bytes"

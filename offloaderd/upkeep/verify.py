@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.clock import Clock
-    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.objects.port import ObjectReader
     from offloaderd.upkeep.collection import Site
     from offloaderd.upkeep.looking import Looker

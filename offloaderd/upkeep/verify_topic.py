@@ -14,7 +14,8 @@ from offloaderd.upkeep.verify import informed, joint
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from offloaderd.metadata.catalog import CommittedSegment, TopicMap
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
     from offloaderd.upkeep.collection import Site
     from offloaderd.upkeep.looking import Looker

@@ -82,7 +82,8 @@ class DaemonProcess:
         """Describe the process; `program` is another command that runs the daemon, for tests that change it."""
         self.site = site
         self.grpc_port, self.http_port = free_ports(2, CLOCK)
-        self.log = site.directory / f"{site.daemon_id}-{self.grpc_port}.log"
+        # A port may be free again, and what an earlier process said of it must not be taken for this one's word.
+        self.log = site.directory / f"{site.daemon_id}-{CLOCK.uuid()}.log"
         self._environment = environment or {}
         self._program = program or [str(Path(sys.executable).with_name("offloaderd"))]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from offloaderd.metadata.catalog import CommittedSegment
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import TopicName
     from offloaderd.objects.port import SegmentStore, UploadInfo

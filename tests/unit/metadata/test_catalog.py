@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from offloaderd.errors import Conflict, CorruptData, InvalidInput, Transient
 from offloaderd.metadata import catalog, paths
-from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap
+from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
 from offloaderd.metadata.port import Create, Replace, Versioned
 from offloaderd.metadata.records import context, policy

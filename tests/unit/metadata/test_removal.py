@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from offloaderd.errors import Conflict, CorruptData
 from offloaderd.metadata import catalog, paths, removal
-from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap
+from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
 from offloaderd.metadata.port import Create, Versioned
 from offloaderd.metadata.records import floor as floor_record

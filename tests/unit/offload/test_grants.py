@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from offloaderd.ledgers.port import LedgerStore
-    from offloaderd.metadata.catalog import CommittedSegment
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import Step
     from offloaderd.metadata.records.grant import Grant
 

@@ -14,7 +14,8 @@ from offloaderd.format import manifest as manifest_format
 from offloaderd.format import v2
 from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
-from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap
+from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
 from offloaderd.model import EntryBatch, Loss, Position, ReadPriority, TopicName

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from offloaderd.errors import InvalidInput, NotFound
-from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.model import LedgerEnd, Loss, Position, ReadPriority
 from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange
 from offloaderd.read.plan import AskEnd, Hop, Run, SourceLedger, Step, Stop, Tier, TopicView, checked_range, next_step

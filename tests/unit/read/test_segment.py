@@ -24,7 +24,7 @@ from tests.unit.read.build import PREFIX, TOPIC, Piece, flat, make_house, payloa
 from tests.unit.read.shelf import Broken
 
 if TYPE_CHECKING:
-    from offloaderd.metadata.catalog import CommittedSegment
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import EntryBatch
     from offloaderd.read.segment import SegmentReader
     from tests.unit.read.build import House

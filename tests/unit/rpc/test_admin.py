@@ -12,7 +12,8 @@ import pytest
 from offloaderd.errors import Conflict, InvalidInput, NotFound, Transient
 from offloaderd.health import Dependency
 from offloaderd.metadata import paths
-from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap, load
+from offloaderd.metadata.catalog import TopicMap, load
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import policy as policy_record

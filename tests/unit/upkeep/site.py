@@ -10,7 +10,7 @@ from uuid import UUID
 from offloaderd.errors import Conflict
 from offloaderd.format import manifest
 from offloaderd.metadata import catalog, paths
-from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.port import Create, Delete
 from offloaderd.metadata.records import attempt as attempt_record
@@ -182,18 +182,7 @@ class Ground:
 
 def committed(described: SegmentManifest) -> CommittedSegment:
     """Return what a commit makes of a manifest."""
-    return CommittedSegment(
-        segment_id=described.segment_id,
-        slices=tuple(
-            LedgerSlice(part.ledger_id, part.first_entry_id, part.last_entry_id, part.payload_bytes)
-            for part in described.ledgers
-        ),
-        object_bytes=described.data_bytes,
-        assigned_ms=described.assigned_ms,
-        offloaded_ms=described.sealed_ms,
-        bucket=BUCKET,
-        prefix=PREFIX,
-    )
+    return CommittedSegment.described(described, bucket=BUCKET, prefix=PREFIX)
 
 
 def data_key(number: int) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from offloaderd.metadata.catalog import CommittedSegment, LedgerSlice, TopicMap
+from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.model import LedgerEnd, Loss, Position
 from offloaderd.upkeep.rebuild_plan import Known, Trouble, plan_topic
 from tests.unit.upkeep.site import BUCKET, PREFIX, TOPIC, segment_id

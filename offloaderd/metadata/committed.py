@@ -1,0 +1,117 @@
+"""A segment that readers may trust, as it is recorded: which entries it holds and where its objects lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Self
+
+from offloaderd.errors import InvalidInput
+from offloaderd.model import Position, SegmentRange
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from offloaderd.format.manifest import LedgerPart, SegmentManifest
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSlice:
+    """Consecutive entries of one ledger, `first_entry_id` to `last_entry_id`, both inclusive."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    payload_bytes: int
+
+    @property
+    def entries(self) -> int:
+        """Number of entries."""
+        return self.last_entry_id - self.first_entry_id + 1
+
+    @property
+    def range(self) -> SegmentRange:
+        """From the first to the last entry."""
+        return SegmentRange(Position(self.ledger_id, self.first_entry_id), Position(self.ledger_id, self.last_entry_id))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedSegment:
+    """A segment that readers may trust: its slices by ascending ledger, and where its objects lie."""
+
+    segment_id: UUID
+    slices: tuple[LedgerSlice, ...]
+    object_bytes: int
+    assigned_ms: int
+    offloaded_ms: int
+    bucket: str
+    prefix: str
+
+    @classmethod
+    def described(cls, manifest: SegmentManifest, *, bucket: str, prefix: str) -> Self:
+        """Return the segment that a manifest describes, as its commit records it."""
+        return cls(
+            segment_id=manifest.segment_id,
+            slices=tuple(
+                LedgerSlice(part.ledger_id, part.first_entry_id, part.last_entry_id, part.payload_bytes)
+                for part in manifest.ledgers
+            ),
+            object_bytes=manifest.data_bytes,
+            assigned_ms=manifest.assigned_ms,
+            offloaded_ms=manifest.sealed_ms,
+            bucket=bucket,
+            prefix=prefix,
+        )
+
+    @property
+    def begin(self) -> Position:
+        """Position of the first entry."""
+        return Position(self.slices[0].ledger_id, self.slices[0].first_entry_id)
+
+    @property
+    def end(self) -> Position:
+        """Position of the last entry."""
+        return Position(self.slices[-1].ledger_id, self.slices[-1].last_entry_id)
+
+    @property
+    def range(self) -> SegmentRange:
+        """From the first to the last entry."""
+        return SegmentRange(self.begin, self.end)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries."""
+        return sum(part.entries for part in self.slices)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all payloads."""
+        return sum(part.payload_bytes for part in self.slices)
+
+    def holds(self, position: Position) -> bool:
+        """Whether the entry at this position is in the segment."""
+        return any(
+            part.ledger_id == position.ledger_id and part.first_entry_id <= position.entry_id <= part.last_entry_id
+            for part in self.slices
+        )
+
+    def is_run_of(self, parts: Sequence[LedgerPart] | Sequence[LedgerSlice]) -> bool:
+        """Whether the slices are all of a manifest's parts of ledgers, or consecutive ones of them.
+
+        Ledgers that have been marked deleted may be gone from the map, so it may hold only a run of the segment's.
+        """
+        ours = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in self.slices]
+        stored = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in parts]
+        start = stored.index(ours[0]) if ours and ours[0] in stored else len(stored)
+        return bool(ours) and ours == stored[start : start + len(ours)]
+
+    def checked(self) -> Self:
+        """Return itself if its slices can be a segment's; raises InvalidInput."""
+        slices = self.slices
+        sound = bool(slices) and all(0 <= part.first_entry_id <= part.last_entry_id for part in slices)
+        for before, after in pairwise(slices):
+            sound = sound and before.ledger_id < after.ledger_id and after.first_entry_id == 0
+        if not sound:
+            raise InvalidInput(f"segment {self.segment_id} does not hold consecutive entries: {slices}")
+        return self
