@@ -264,6 +264,23 @@ class RollReason(StrEnum):
     SHUTDOWN = "shutdown"
 
 
+class HistoryOrder(StrEnum):
+    """When the live edge is offloaded of a topic that has entries from before it was enabled."""
+
+    HISTORY_FIRST = "history-first"
+    """After all of them, as PIP-76 has it."""
+    ALONGSIDE = "alongside"
+    """At once, beside them."""
+
+    @classmethod
+    def parse(cls, text: str) -> HistoryOrder:
+        """Read a policy value. Raises InvalidInput."""
+        try:
+            return cls(text)
+        except ValueError:
+            raise InvalidInput(f"unknown history order {text!r}", hint=f"one of {', '.join(cls)}") from None
+
+
 class TierRetention(StrEnum):
     """How long the tier keeps what was offloaded."""
 
@@ -292,6 +309,27 @@ class OutagePolicy(StrEnum):
             return cls(text)
         except ValueError:
             raise InvalidInput(f"unknown outage policy {text!r}", hint=f"one of {', '.join(cls)}") from None
+
+
+class OffloadMethod(StrEnum):
+    """How entries reach the bucket: as they come (PIP-76), by closed ledgers (PIP-17), or not at all."""
+
+    STREAMING = "streaming"
+    LEDGER_BASED = "ledger-based"
+    NONE = "none"
+
+    @classmethod
+    def parse(cls, text: str) -> OffloadMethod:
+        """Read a policy value; `streaming-based`, as Pulsar's unmerged setting had it, is accepted.
+
+        Raises InvalidInput.
+        """
+        if text == "streaming-based":
+            return cls.STREAMING
+        try:
+            return cls(text)
+        except ValueError:
+            raise InvalidInput(f"unknown offload method {text!r}", hint=f"one of {', '.join(cls)}") from None
 
 
 class ReadPriority(StrEnum):

@@ -1,19 +1,30 @@
-"""When an open segment has had enough: a pure decision over its size, its age and what was asked for."""
+"""What a topic's effective policy means to its offloader; and when an open segment has had enough.
+
+A pure decision over a segment's size, its age and what was asked for.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offloaderd.model import RollReason
+from offloaderd.model import HistoryOrder, OffloadMethod, RollReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollPolicy:
-    """PIP-76's limits: `maxSizePerOffloadSegmentMbytes`, `maxOffloadSegmentRolloverTimeMinutes` and a minimum age."""
+    """How to offload, and PIP-76's limits: `maxSizePerOffloadSegmentMbytes`, `maxOffloadSegmentRolloverTimeMinutes`.
+
+    The thresholds are those of closed ledgers (PIP-17): what the tier is to leave alone, in bytes and in seconds since
+    the close; 0 is nothing, None is no threshold. The running offloader is given another one whenever it changes.
+    """
 
     segment_bytes_max: int
     segment_age_max_s: float
     segment_age_min_s: float = 0.0
+    method: OffloadMethod = OffloadMethod.STREAMING
+    threshold_bytes: int | None = None
+    threshold_s: float | None = None
+    history_order: HistoryOrder = HistoryOrder.HISTORY_FIRST
 
     def decide(
         self, *, payload_bytes: int, age_s: float, full: bool, manual: bool, memory: bool, stopping: bool
