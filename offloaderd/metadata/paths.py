@@ -2,6 +2,9 @@
 
     /daemons/<id>                                          ephemeral
     /selections/<pattern>
+    /policies/
+        broker
+        namespaces/<tenant>/<namespace>
     /rebuild                                               while the rest is being rebuilt from the bucket
     /topics/<tenant>/<namespace>/<domain>/<local>/
         policy  owner  epoch  attempt  floor  verified
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 
 DAEMONS = "/daemons"
 SELECTIONS = "/selections"
+POLICIES = "/policies"
+BROKER_POLICY = f"{POLICIES}/broker"
+NAMESPACE_POLICIES = f"{POLICIES}/namespaces"
 TOPICS = "/topics"
 REBUILD = "/rebuild"
 _SAFE = "-_.*=:"
@@ -46,6 +52,16 @@ def selection(pattern: str) -> str:
 def selected_pattern(name: str) -> str:
     """Return the pattern that `selection` was given, from the name of its node."""
     return unquote(name)
+
+
+def namespace_policy(tenant: str, namespace: str) -> str:
+    """What holds for the topics of a namespace."""
+    return f"{NAMESPACE_POLICIES}/{_encoded(tenant)}/{_encoded(namespace)}"
+
+
+def name_of(node: str) -> str:
+    """Return the tenant or namespace that a node is named by."""
+    return unquote(node)
 
 
 def namespace(name: TopicName) -> str:

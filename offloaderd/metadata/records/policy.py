@@ -7,38 +7,39 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from offloaderd.errors import InvalidInput
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
-from offloaderd.model import OutagePolicy, ReadPriority, TierRetention
+from offloaderd.model import HistoryOrder, OffloadMethod, OutagePolicy, ReadPriority, TierRetention
+from offloaderd.policy.policies import NAMES, OFF, OffloadPolicies
+
+W = TypeVar("W", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicPolicy:
+class TopicPolicy(OffloadPolicies):
     """Topic level policy. A topic that is not `enabled` stays known and readable.
 
-    `selected_by` is the pattern that the policy follows from; empty: the topic was enabled or disabled by its name.
-    `partitioned`: there are no entries under this name, its partitions follow this policy.
-    `retention` is taken over with its limits, or not at all; a limit of None is none.
+    `selected_by` is the pattern, or the namespace's policy, that it follows from; empty: the topic was enabled or
+    disabled by its name. `partitioned`: there are no entries under this name, its partitions follow this policy.
     """
 
     enabled: bool = True
-    segment_bytes_max: int | None = None
-    segment_age_max_s: float | None = None
-    segment_age_min_s: float | None = None
-    read_priority: ReadPriority | None = None
     selected_by: str = ""
     partitioned: bool = False
-    retention: TierRetention | None = None
-    retention_age_s: float | None = None
-    retention_bytes: int | None = None
-    outage: OutagePolicy | None = None
 
     @property
     def active(self) -> bool:
         """Whether entries are to be offloaded under this very name."""
         return self.enabled and not self.partitioned
+
+
+def own(policy: OffloadPolicies) -> OffloadPolicies:
+    """Return what a policy says of the offloading alone."""
+    return OffloadPolicies(**{name: getattr(policy, name) for name in NAMES})
 
 
 def disabled(policy: TopicPolicy) -> TopicPolicy:
@@ -56,65 +57,90 @@ def decode(data: bytes, *, path: str) -> TopicPolicy:
     return from_record(codec.parse(records_pb2.TopicPolicyRecord, data, path), path=path)
 
 
-def to_record(value: TopicPolicy) -> records_pb2.TopicPolicyRecord:
+def to_record(value: OffloadPolicies) -> records_pb2.TopicPolicyRecord:
     """Return the policy as a message, for nodes that hold one among other things."""
-    return records_pb2.TopicPolicyRecord(
-        enabled=value.enabled,
+    record = records_pb2.TopicPolicyRecord(
         segment_bytes_max=value.segment_bytes_max,
         segment_age_max_s=value.segment_age_max_s,
         segment_age_min_s=value.segment_age_min_s,
         read_priority=value.read_priority,
-        selected_by=value.selected_by,
-        partitioned=value.partitioned,
         retention=value.retention or "",
         retention_age_s=value.retention_age_s,
         retention_bytes=value.retention_bytes,
         outage=value.outage or "",
+        method=value.method or "",
+        threshold_bytes=value.threshold_bytes,
+        threshold_s=value.threshold_s,
+        deletion_lag_s=value.deletion_lag_s,
+        history_order=value.history_order or "",
+        bucket=value.bucket,
+        prefix=value.prefix,
     )
+    if isinstance(value, TopicPolicy):
+        record.enabled, record.selected_by, record.partitioned = value.enabled, value.selected_by, value.partitioned
+    return record
 
 
 def from_record(record: records_pb2.TopicPolicyRecord, *, path: str) -> TopicPolicy:
     """Read a message; raises CorruptData."""
-    priority: ReadPriority | None = None
-    if record.HasField("read_priority"):
-        try:
-            priority = ReadPriority.parse(record.read_priority)
-        except InvalidInput:
-            codec.corrupt(path, "a read priority", repr(record.read_priority))
+
+    present = {field.name for field, _ in record.ListFields()}
+
+    def given(name: str) -> Any:  # noqa: ANN401 - the field's own type
+        return getattr(record, name) if name in present else None
+
+    def seconds(name: str) -> float | None:
+        return _seconds(path, getattr(record, name), off=name in _OFF) if name in present else None
+
+    threshold = given("threshold_bytes")
+    if threshold is not None and threshold < OFF:
+        codec.corrupt(path, "a number of bytes", threshold)
     return TopicPolicy(
         enabled=record.enabled,
-        segment_bytes_max=record.segment_bytes_max if record.HasField("segment_bytes_max") else None,
-        segment_age_max_s=(_seconds(path, record.segment_age_max_s) if record.HasField("segment_age_max_s") else None),
-        segment_age_min_s=(_seconds(path, record.segment_age_min_s) if record.HasField("segment_age_min_s") else None),
-        read_priority=priority,
         selected_by=record.selected_by,
         partitioned=record.partitioned,
-        retention=_retention(path, record.retention),
-        retention_age_s=_seconds(path, record.retention_age_s) if record.HasField("retention_age_s") else None,
-        retention_bytes=record.retention_bytes if record.HasField("retention_bytes") else None,
-        outage=_outage(path, record.outage),
+        method=_word(path, OffloadMethod, record.method),
+        segment_bytes_max=given("segment_bytes_max"),
+        segment_age_max_s=seconds("segment_age_max_s"),
+        segment_age_min_s=seconds("segment_age_min_s"),
+        threshold_bytes=threshold,
+        threshold_s=seconds("threshold_s"),
+        deletion_lag_s=seconds("deletion_lag_s"),
+        read_priority=_priority(path, record),
+        bucket=given("bucket"),
+        prefix=given("prefix"),
+        history_order=_word(path, HistoryOrder, record.history_order),
+        outage=_word(path, OutagePolicy, record.outage),
+        retention=_word(path, TierRetention, record.retention),
+        retention_age_s=seconds("retention_age_s"),
+        retention_bytes=given("retention_bytes"),
     )
 
 
-def _retention(path: str, text: str) -> TierRetention | None:
-    if not text:
-        return None
-    try:
-        return TierRetention(text)
-    except ValueError:
-        codec.corrupt(path, f"one of {', '.join(TierRetention)}", repr(text))
+_OFF = {"threshold_s", "deletion_lag_s"}
+"""Times that may be OFF."""
 
 
-def _outage(path: str, text: str) -> OutagePolicy | None:
-    if not text:
+def _priority(path: str, record: records_pb2.TopicPolicyRecord) -> ReadPriority | None:
+    if not record.HasField("read_priority"):
         return None
     try:
-        return OutagePolicy.parse(text)
+        return ReadPriority.parse(record.read_priority)
     except InvalidInput:
-        codec.corrupt(path, f"one of {', '.join(OutagePolicy)}", repr(text))
+        codec.corrupt(path, "a read priority", repr(record.read_priority))
 
 
-def _seconds(path: str, value: float) -> float:
-    if not (math.isfinite(value) and value >= 0):
+def _word(path: str, kind: type[W], text: str) -> W | None:
+    """Read one of an enumeration's words, None for the empty text."""
+    if not text:
+        return None
+    try:
+        return kind(text)
+    except ValueError:
+        codec.corrupt(path, f"one of {', '.join(kind)}", repr(text))
+
+
+def _seconds(path: str, value: float, *, off: bool) -> float:
+    if not (math.isfinite(value) and (value >= 0 or (off and value == OFF))):
         codec.corrupt(path, "a number of seconds", value)
     return value

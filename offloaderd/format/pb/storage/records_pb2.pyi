@@ -160,6 +160,13 @@ class TopicPolicyRecord(_message.Message):
     RETENTION_AGE_S_FIELD_NUMBER: _builtins.int
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     OUTAGE_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    THRESHOLD_BYTES_FIELD_NUMBER: _builtins.int
+    THRESHOLD_S_FIELD_NUMBER: _builtins.int
+    DELETION_LAG_S_FIELD_NUMBER: _builtins.int
+    HISTORY_ORDER_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     segment_bytes_max: _builtins.int
     segment_age_max_s: _builtins.float
@@ -177,6 +184,18 @@ class TopicPolicyRecord(_message.Message):
     """of limited: the oldest go while the topic's data objects are larger"""
     outage: _builtins.str
     """block, source or spill; empty: inherited"""
+    method: _builtins.str
+    """streaming, ledger-based or none; empty: inherited"""
+    threshold_bytes: _builtins.int
+    """of the ledger-based method; -1: none"""
+    threshold_s: _builtins.float
+    """as well"""
+    deletion_lag_s: _builtins.float
+    """-1: the source keeps its ledgers"""
+    history_order: _builtins.str
+    """history-first or alongside; empty: inherited"""
+    bucket: _builtins.str
+    prefix: _builtins.str
     def __init__(
         self,
         *,
@@ -191,11 +210,24 @@ class TopicPolicyRecord(_message.Message):
         retention_age_s: _builtins.float | None = ...,
         retention_bytes: _builtins.int | None = ...,
         outage: _builtins.str = ...,
+        method: _builtins.str = ...,
+        threshold_bytes: _builtins.int | None = ...,
+        threshold_s: _builtins.float | None = ...,
+        deletion_lag_s: _builtins.float | None = ...,
+        history_order: _builtins.str = ...,
+        bucket: _builtins.str | None = ...,
+        prefix: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "read_priority", b"read_priority", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "prefix", b"prefix", "read_priority", b"read_priority", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "enabled", b"enabled", "outage", b"outage", "partitioned", b"partitioned", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "selected_by", b"selected_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "enabled", b"enabled", "history_order", b"history_order", "method", b"method", "outage", b"outage", "partitioned", b"partitioned", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "selected_by", b"selected_by", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
+    _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
+    _WhichOneofReturnType__deletion_lag_s: _TypeAlias = _typing.Literal["deletion_lag_s"]  # noqa: Y015
+    _WhichOneofArgType__deletion_lag_s: _TypeAlias = _typing.Literal["_deletion_lag_s", b"_deletion_lag_s"]  # noqa: Y015
+    _WhichOneofReturnType__prefix: _TypeAlias = _typing.Literal["prefix"]  # noqa: Y015
+    _WhichOneofArgType__prefix: _TypeAlias = _typing.Literal["_prefix", b"_prefix"]  # noqa: Y015
     _WhichOneofReturnType__read_priority: _TypeAlias = _typing.Literal["read_priority"]  # noqa: Y015
     _WhichOneofArgType__read_priority: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority"]  # noqa: Y015
     _WhichOneofReturnType__retention_age_s: _TypeAlias = _typing.Literal["retention_age_s"]  # noqa: Y015
@@ -208,6 +240,16 @@ class TopicPolicyRecord(_message.Message):
     _WhichOneofArgType__segment_age_min_s: _TypeAlias = _typing.Literal["_segment_age_min_s", b"_segment_age_min_s"]  # noqa: Y015
     _WhichOneofReturnType__segment_bytes_max: _TypeAlias = _typing.Literal["segment_bytes_max"]  # noqa: Y015
     _WhichOneofArgType__segment_bytes_max: _TypeAlias = _typing.Literal["_segment_bytes_max", b"_segment_bytes_max"]  # noqa: Y015
+    _WhichOneofReturnType__threshold_bytes: _TypeAlias = _typing.Literal["threshold_bytes"]  # noqa: Y015
+    _WhichOneofArgType__threshold_bytes: _TypeAlias = _typing.Literal["_threshold_bytes", b"_threshold_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__threshold_s: _TypeAlias = _typing.Literal["threshold_s"]  # noqa: Y015
+    _WhichOneofArgType__threshold_s: _TypeAlias = _typing.Literal["_threshold_s", b"_threshold_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bucket) -> _WhichOneofReturnType__bucket | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deletion_lag_s) -> _WhichOneofReturnType__deletion_lag_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefix) -> _WhichOneofReturnType__prefix | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__read_priority) -> _WhichOneofReturnType__read_priority | None: ...
     @_typing.overload
@@ -220,8 +262,39 @@ class TopicPolicyRecord(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__segment_age_min_s) -> _WhichOneofReturnType__segment_age_min_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__segment_bytes_max) -> _WhichOneofReturnType__segment_bytes_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold_bytes) -> _WhichOneofReturnType__threshold_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold_s) -> _WhichOneofReturnType__threshold_s | None: ...
 
 Global___TopicPolicyRecord: _TypeAlias = TopicPolicyRecord  # noqa: Y015
+
+@_typing.final
+class LevelPolicyRecord(_message.Message):
+    """policies/broker and policies/namespaces/<tenant>/<namespace>: what holds for topics that say nothing themselves"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICIES_FIELD_NUMBER: _builtins.int
+    CHANGED_MS_FIELD_NUMBER: _builtins.int
+    changed_ms: _builtins.int
+    @_builtins.property
+    def policies(self) -> Global___TopicPolicyRecord:
+        """its policies only: nothing of what makes it a topic's"""
+
+    def __init__(
+        self,
+        *,
+        policies: Global___TopicPolicyRecord | None = ...,
+        changed_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policies", b"policies"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_ms", b"changed_ms", "policies", b"policies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LevelPolicyRecord: _TypeAlias = LevelPolicyRecord  # noqa: Y015
 
 @_typing.final
 class SelectionRecord(_message.Message):
@@ -294,6 +367,7 @@ class AttemptRecord(_message.Message):
     PREAMBLE_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     SEAL_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     begin_ledger_id: _builtins.int
     begin_entry_id: _builtins.int
@@ -319,6 +393,10 @@ class AttemptRecord(_message.Message):
     def seal(self) -> Global___AttemptSeal:
         """set once it is decided with which entry the segment ends"""
 
+    @_builtins.property
+    def ledger(self) -> Global___AttemptLedger:
+        """of a ledger that is offloaded as a whole, instead of `preamble`"""
+
     def __init__(
         self,
         *,
@@ -338,14 +416,49 @@ class AttemptRecord(_message.Message):
         preamble: _builtins.bool = ...,
         parts: _abc.Iterable[Global___AttemptPart] | None = ...,
         seal: Global___AttemptSeal | None = ...,
+        ledger: Global___AttemptLedger | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["seal", b"seal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger", "seal", b"seal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin_entry_id", b"begin_entry_id", "begin_ledger_id", b"begin_ledger_id", "block_bytes", b"block_bytes", "driver", b"driver", "driver_properties", b"driver_properties", "epoch", b"epoch", "last_error", b"last_error", "part_bytes", b"part_bytes", "parts", b"parts", "preamble", b"preamble", "seal", b"seal", "segment_id", b"segment_id", "status", b"status", "tries", b"tries", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin_entry_id", b"begin_entry_id", "begin_ledger_id", b"begin_ledger_id", "block_bytes", b"block_bytes", "driver", b"driver", "driver_properties", b"driver_properties", "epoch", b"epoch", "last_error", b"last_error", "ledger", b"ledger", "part_bytes", b"part_bytes", "parts", b"parts", "preamble", b"preamble", "seal", b"seal", "segment_id", b"segment_id", "status", b"status", "tries", b"tries", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttemptRecord: _TypeAlias = AttemptRecord  # noqa: Y015
+
+@_typing.final
+class AttemptLedger(_message.Message):
+    """What decides the bytes of a whole ledger's object, beside `block_bytes` and `part_bytes`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_BYTES_FIELD_NUMBER: _builtins.int
+    DENSE_INDEX_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    run_bytes: _builtins.int
+    dense_index: _builtins.bool
+    entries: _builtins.int
+    payload_bytes: _builtins.int
+    metadata: _builtins.bytes
+    """BookKeeper's LedgerMetadataFormat, as the index will have it"""
+    def __init__(
+        self,
+        *,
+        run_bytes: _builtins.int = ...,
+        dense_index: _builtins.bool = ...,
+        entries: _builtins.int = ...,
+        payload_bytes: _builtins.int = ...,
+        metadata: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense_index", b"dense_index", "entries", b"entries", "metadata", b"metadata", "payload_bytes", b"payload_bytes", "run_bytes", b"run_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttemptLedger: _TypeAlias = AttemptLedger  # noqa: Y015
 
 @_typing.final
 class AttemptPart(_message.Message):
@@ -434,6 +547,7 @@ class TrashRecord(_message.Message):
     DECIDED_MS_FIELD_NUMBER: _builtins.int
     BUCKET_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     upload_id: _builtins.str
     reason: _builtins.str
@@ -441,6 +555,8 @@ class TrashRecord(_message.Message):
     bucket: _builtins.str
     """where the objects lie; absent: where the daemon that finds the record keeps its own"""
     prefix: _builtins.str
+    ledger_id: _builtins.int
+    """of a ledger in an object of its own"""
     def __init__(
         self,
         *,
@@ -450,17 +566,22 @@ class TrashRecord(_message.Message):
         decided_ms: _builtins.int = ...,
         bucket: _builtins.str | None = ...,
         prefix: _builtins.str | None = ...,
+        ledger_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_prefix", b"_prefix", "bucket", b"bucket", "prefix", b"prefix"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_prefix", b"_prefix", "bucket", b"bucket", "ledger_id", b"ledger_id", "prefix", b"prefix"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_prefix", b"_prefix", "bucket", b"bucket", "decided_ms", b"decided_ms", "prefix", b"prefix", "reason", b"reason", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_prefix", b"_prefix", "bucket", b"bucket", "decided_ms", b"decided_ms", "ledger_id", b"ledger_id", "prefix", b"prefix", "reason", b"reason", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
     _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
+    _WhichOneofReturnType__ledger_id: _TypeAlias = _typing.Literal["ledger_id"]  # noqa: Y015
+    _WhichOneofArgType__ledger_id: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id"]  # noqa: Y015
     _WhichOneofReturnType__prefix: _TypeAlias = _typing.Literal["prefix"]  # noqa: Y015
     _WhichOneofArgType__prefix: _TypeAlias = _typing.Literal["_prefix", b"_prefix"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bucket) -> _WhichOneofReturnType__bucket | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ledger_id) -> _WhichOneofReturnType__ledger_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefix) -> _WhichOneofReturnType__prefix | None: ...
 

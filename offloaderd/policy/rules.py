@@ -1,0 +1,126 @@
+"""What may not be said: values out of range, and values that contradict each other. All mistakes at once. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from offloaderd.errors import InvalidInput
+from offloaderd.model import OffloadMethod, TierRetention
+from offloaderd.policy.fields import FIELDS, shown
+from offloaderd.policy.policies import OffloadPolicies
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from offloaderd.policy.effective import Effective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a policy is to hold: what the daemon has, and how long Pulsar keeps the topics (None: nobody knows)."""
+
+    bucket: str = ""
+    prefix: str = ""
+    has_source: bool = True
+    retention_s: float | None = None
+
+
+def sound(given: Mapping[str, object]) -> tuple[OffloadPolicies, list[str]]:
+    """Return what was given as a policy, as far as each value is right, and what is wrong with the others."""
+    flaws: list[str] = []
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        field = FIELDS[name]
+        flaw = field.flaw(value)
+        if flaw is None:
+            values[name] = field.settled(value)
+        else:
+            flaws.append(flaw)
+    return OffloadPolicies(**values), flaws
+
+
+def contradictions(own: OffloadPolicies, merged: Effective, place: Place) -> list[str]:
+    """Say what does not go together: within what is said now, and with what it inherits.
+
+    A value that was inherited and stands in no relation to what is said now is nobody's mistake here.
+    """
+    return [
+        *_ages(own, merged),
+        *_method(own, merged, place),
+        *_thresholds(own, merged, place),
+        *_retention(own),
+        *_location(own, place),
+    ]
+
+
+def checked(own: OffloadPolicies, flaws: list[str], merged: Effective, place: Place) -> None:
+    """Raise InvalidInput with every mistake, if there is one."""
+    found = [*flaws, *contradictions(own, merged, place)]
+    if found:
+        raise InvalidInput(
+            "\n".join(found),
+            hint="nothing was changed" if len(found) == 1 else f"nothing was changed: {len(found)} mistakes",
+        )
+
+
+def _said(name: str, value: object, merged: Effective) -> str:
+    """Name a value with its level, where it is another than the one that is being changed."""
+    return f"{FIELDS[name].label} = {shown(name, value)} of the {merged.said_at(name)}"
+
+
+def _ages(own: OffloadPolicies, merged: Effective) -> Iterator[str]:
+    values = merged.values
+    low, high = values.segment_age_min_s, values.segment_age_max_s
+    concerned = own.segment_age_min_s is not None or own.segment_age_max_s is not None
+    if concerned and low is not None and high is not None and low > high:
+        yield (
+            f"{_said('segment_age_min_s', low, merged)} is more than {_said('segment_age_max_s', high, merged)}: "
+            "the minimum is at most the maximum"
+        )
+
+
+def _method(own: OffloadPolicies, merged: Effective, place: Place) -> Iterator[str]:
+    if own.method is OffloadMethod.LEDGER_BASED and not place.has_source:
+        yield (
+            f"{FIELDS['method'].label}: ledger-based reads closed ledgers from their source, and this daemon has "
+            "none, its topics are only pushed: use streaming"
+        )
+    given = [
+        name for name in ("threshold_bytes", "threshold_s") if (getattr(own, name) or 0) > 0 or getattr(own, name) == 0
+    ]
+    if merged.values.method is OffloadMethod.NONE and given:
+        said = " and ".join(FIELDS[name].label for name in given)
+        yield f"{said}: nothing is offloaded with {_said('method', 'none', merged)}; give a method, or no threshold"
+
+
+def _thresholds(own: OffloadPolicies, merged: Effective, place: Place) -> Iterator[str]:
+    """Entries have to be offloaded before Pulsar deletes them (PIP-76, PIP-17)."""
+    values, kept_s = merged.values, place.retention_s
+    if kept_s is None or own.threshold_s is None or values.method is not OffloadMethod.LEDGER_BASED:
+        return
+    if own.threshold_s >= 0 and own.threshold_s >= kept_s:
+        yield (
+            f"{FIELDS['threshold_s'].label}: {shown('threshold_s', own.threshold_s)} is not less than the "
+            f"{shown('threshold_s', kept_s)} that Pulsar retains the topics for: they would be deleted before they are "
+            "offloaded"
+        )
+
+
+def _retention(own: OffloadPolicies) -> Iterator[str]:
+    limits = [name for name in ("retention_age_s", "retention_bytes") if getattr(own, name) is not None]
+    if own.retention is TierRetention.LIMITED and not limits:
+        yield "retention: a limited retention needs retention_age_s or retention_bytes"
+    if own.retention is not TierRetention.LIMITED and limits:
+        yield f"{' and '.join(limits)}: limits belong to retention = limited, not {own.retention or 'an inherited one'}"
+
+
+def _location(own: OffloadPolicies, place: Place) -> Iterator[str]:
+    """One daemon stores in one place: what else is stored below another prefix nobody would collect or rebuild."""
+    for name, here in (("bucket", place.bucket), ("prefix", place.prefix)):
+        value = getattr(own, name)
+        if value is not None and value != here:
+            yield (
+                f"{FIELDS[name].label}: {value!r} is not where this daemon stores; it is {here!r}, by its setting "
+                f"objects.{name}"
+            )
