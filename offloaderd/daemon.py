@@ -29,8 +29,8 @@ from offloaderd.metrics import Metrics, watch_loop
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.s3 import S3Store
 from offloaderd.offload.budget import Backoff, ByteBudget
-from offloaderd.offload.buffer import BufferPool
 from offloaderd.offload.hot import HotBuffers
+from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.retention import Retention
 from offloaderd.offload.signal import finished, race
 from offloaderd.presence import registration_of

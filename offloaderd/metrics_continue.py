@@ -17,3 +17,8 @@ class ContinueMetrics(Families):
             "offloaderd_recovery_seconds",
             "From owning a topic with an open segment to its first progress. Above 5 s: the source or store is slow.",
         )
+        self.buffer_overdrawn_bytes = self._gauge(
+            "offloaderd_buffer_overdrawn_bytes",
+            "Bytes beyond memory.buffer_bytes that one segment of an earlier owner may take, as it can neither end "
+            "earlier nor be given up. Above 0 for long: raise memory.buffer_bytes.",
+        )

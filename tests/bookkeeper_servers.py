@@ -17,6 +17,7 @@ from tests.real.bookies import ClusterOptions, bookkeeper_cluster
 from tests.real.jar_lock import FetchFailed
 from tests.real.java_client import java_client
 from tests.real.pulsar import PulsarOptions, pulsar_standalone
+from tests.real.pulsar_offloader import pulsar_offloader
 from tests.servers import running
 
 if TYPE_CHECKING:
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from tests.real.bookies import BookKeeperCluster
     from tests.real.java_client import JavaClient
     from tests.real.pulsar import PulsarServer
+    from tests.real.pulsar_offloader import PulsarOffloader
 
 T = TypeVar("T")
 
-DOWNLOADING = {"bookkeeper_servers", "pulsar_server", "pulsar_rolling"}
+DOWNLOADING = {"bookkeeper_servers", "pulsar_server", "pulsar_rolling", "stock_offloader_session"}
 """Fixtures whose first use on a machine downloads, under a deadline of its own."""
 TEST_TIMEOUT_S = 60
 
@@ -82,6 +84,21 @@ def java_ledgers_session(
 def java_ledgers(bookkeeper: BookKeeperCluster, java_ledgers_session: JavaClient) -> JavaClient:
     """BookKeeper's own Java client on the cluster. To crash a writer, run a `java_client` of the test's own."""
     return java_ledgers_session
+
+
+@pytest.fixture(scope="session")
+def stock_offloader_session(
+    bookkeeper_servers: BookKeeperCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PulsarOffloader]:
+    """One of Pulsar's offloaders over the cluster: ask for `stock_offloader` instead."""
+    directory = tmp_path_factory.mktemp("stock-offloader")
+    yield from started(lambda: pulsar_offloader(bookkeeper_servers.metadata_uri, directory, SystemClock()))
+
+
+@pytest.fixture
+def stock_offloader(bookkeeper: BookKeeperCluster, stock_offloader_session: PulsarOffloader) -> PulsarOffloader:
+    """Pulsar's own offloader and read handles, with ledgers of the cluster."""
+    return stock_offloader_session
 
 
 @pytest.fixture(scope="session")

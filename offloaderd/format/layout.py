@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from offloaderd.format.entries import framed_bytes
-from offloaderd.format.v2 import BLOCK_HEADER_BYTES, PAD_BYTES_MIN, PREAMBLE
-
-if TYPE_CHECKING:
-    from offloaderd.format.manifest import BlockInfo
+from offloaderd.format.v2 import PREAMBLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +21,23 @@ class SegmentLayout:
         return len(PREAMBLE) if self.preamble else 0
 
 
-def payload_bytes(block: BlockInfo) -> int:
-    """Return the payload bytes in a block that was written with the least padding, as all of ours are."""
-    return block.length - BLOCK_HEADER_BYTES - PAD_BYTES_MIN - framed_bytes(0, block.entry_count)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerLayout:
+    """What decides the bytes of a whole ledger's object (PIP-17): the settings, and the ledger.
+
+    A block is at most `block_bytes` long unless one entry is longer. The manifest has a checksum for every run of about
+    `run_bytes`, and with `dense_index` the index an entry. `metadata` is BookKeeper's LedgerMetadataFormat.
+    """
+
+    block_bytes: int
+    part_bytes: int
+    run_bytes: int
+    dense_index: bool
+    entries: int
+    payload_bytes: int
+    metadata: bytes
+
+    @property
+    def preamble_bytes(self) -> int:
+        """There are none."""
+        return 0

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from offloaderd.errors import CorruptData, InvalidInput
+from offloaderd.format.entries import framed_bytes
 from offloaderd.format.manifest_rules import Broken, canonical_uuid, check
 from offloaderd.format.messages import parse_message
 from offloaderd.format.pb.storage import manifest_pb2 as pb
-from offloaderd.model import LedgerEnd, Loss, Position, SegmentRange
+from offloaderd.format.v2 import BLOCK_HEADER_BYTES, PAD_BYTES_MIN
+from offloaderd.model import LedgerEnd, Loss, OffloadMethod, Position, SegmentRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +39,8 @@ class BlockInfo:
     """One block of the data object: its entries, where it lies, and the CRC-32C of all its bytes.
 
     `sparse` has ascending pairs (entry, at): entry `first_entry_id + entry` begins at byte `at` of the block. The
-    timestamps and indexes are PIP-70's of the first and the last entry.
+    timestamps and indexes are PIP-70's of the first and the last entry. Of a whole ledger's object (V1) it is a run of
+    entries inside one of its much larger blocks, with `head_bytes` only where that begins, `pad_bytes` where it ends.
     """
 
     ledger_id: int
@@ -51,6 +54,13 @@ class BlockInfo:
     last_broker_timestamp: int | None = None
     first_index: int | None = None
     last_index: int | None = None
+    head_bytes: int = BLOCK_HEADER_BYTES
+    pad_bytes: int = PAD_BYTES_MIN
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the payloads in it; negative in one that contradicts itself."""
+        return self.length - self.head_bytes - self.pad_bytes - framed_bytes(0, self.entry_count)
 
     @property
     def last_entry_id(self) -> int:
@@ -95,6 +105,7 @@ class SegmentManifest:
     software_version: str
     losses: tuple[Loss, ...] = ()
     ends: tuple[tuple[int, LedgerEnd], ...] = ()
+    method: OffloadMethod = OffloadMethod.STREAMING
 
     @property
     def range(self) -> SegmentRange:
@@ -177,6 +188,7 @@ def _to_message(manifest: SegmentManifest) -> pb.SegmentManifest:
         software_version=manifest.software_version,
         losses=map(loss_to_message, manifest.losses),
         ends=[end_to_message(*pair) for pair in manifest.ends],
+        ledger_based=manifest.method is OffloadMethod.LEDGER_BASED,
     )
 
 
@@ -209,6 +221,8 @@ def block_to_message(block: BlockInfo) -> pb.SegmentBlock:
         last_broker_timestamp=block.last_broker_timestamp,
         first_index=block.first_index,
         last_index=block.last_index,
+        head_bytes=None if block.head_bytes == BLOCK_HEADER_BYTES else block.head_bytes,
+        pad_bytes=None if block.pad_bytes == PAD_BYTES_MIN else block.pad_bytes,
     )
 
 
@@ -247,6 +261,7 @@ def _from_message(message: pb.SegmentManifest) -> SegmentManifest:
         software_version=message.software_version,
         losses=tuple(map(loss_from_message, message.losses)),
         ends=tuple(map(end_from_message, message.ends)),
+        method=OffloadMethod.LEDGER_BASED if message.ledger_based else OffloadMethod.STREAMING,
     )
 
 
@@ -278,6 +293,8 @@ def block_from_message(message: pb.SegmentBlock) -> BlockInfo:
         last_broker_timestamp=message.last_broker_timestamp if message.HasField("last_broker_timestamp") else None,
         first_index=message.first_index if message.HasField("first_index") else None,
         last_index=message.last_index if message.HasField("last_index") else None,
+        head_bytes=message.head_bytes if message.HasField("head_bytes") else BLOCK_HEADER_BYTES,
+        pad_bytes=message.pad_bytes if message.HasField("pad_bytes") else PAD_BYTES_MIN,
     )
 
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from offloaderd.errors import InvalidInput, OffloaderError
-from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES, framed_bytes
+from offloaderd.format.entries import framed_bytes
 from offloaderd.format.index_entries import INDEX_ENTRY
+from offloaderd.format.v1_index import INDEX_HEADER as V1_INDEX_HEADER
 from offloaderd.format.v2 import BLOCK_HEADER_BYTES, PAD_BYTES_MIN, PREAMBLE
 from offloaderd.format.v2_index import GROUP_HEAD, INDEX_HEADER
-from offloaderd.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, TopicName
+from offloaderd.model import ENTRY_ID_MAX, LEDGER_ID_MAX, OffloadMethod, Position, TopicName
 
 if TYPE_CHECKING:
     from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
@@ -56,13 +57,48 @@ def check(manifest: SegmentManifest) -> None:
         raise Broken(f"a preamble of 0 or {len(PREAMBLE)} bytes", manifest.preamble_bytes)
     if not manifest.blocks:
         raise Broken("at least one block", "none")
+    if manifest.method is OffloadMethod.LEDGER_BASED:
+        _check_whole_ledger(manifest)
     _check_blocks(manifest)
     _check_ledgers(manifest)
-    index_bytes = INDEX_HEADER.size + GROUP_HEAD.size * len(manifest.ledgers) + INDEX_ENTRY.size * len(manifest.blocks)
+    index_bytes = _index_bytes_min(manifest)
     if manifest.index_bytes < index_bytes:
         raise Broken(f"an index of at least {index_bytes} bytes", manifest.index_bytes)
     _check_losses(manifest)
     _check_ends(manifest)
+
+
+def _index_bytes_min(manifest: SegmentManifest) -> int:
+    if manifest.method is OffloadMethod.LEDGER_BASED:
+        return V1_INDEX_HEADER.size + INDEX_ENTRY.size * sum(block.head_bytes > 0 for block in manifest.blocks)
+    return INDEX_HEADER.size + GROUP_HEAD.size * len(manifest.ledgers) + INDEX_ENTRY.size * len(manifest.blocks)
+
+
+def _check_whole_ledger(manifest: SegmentManifest) -> None:
+    """A ledger's object holds one closed ledger from entry 0 to its last, without a preamble."""
+    part = manifest.ledgers[0] if len(manifest.ledgers) == 1 else None
+    if part is None or not part.closed or (part.first_entry_id, part.last_entry_id + 1) != (0, part.ledger_entries):
+        raise Broken("one closed ledger, all of it", f"{len(manifest.ledgers)} ledgers, {_shortened_parts(manifest)}")
+    if manifest.preamble_bytes:
+        raise Broken("no preamble in a ledger's object", manifest.preamble_bytes)
+
+
+def _shortened_parts(manifest: SegmentManifest) -> str:
+    return ", ".join(
+        f"{part.ledger_id}:{part.first_entry_id} to {part.last_entry_id} of {part.ledger_entries} entries"
+        for part in manifest.ledgers[:3]
+    )
+
+
+def _check_edges(number: int, block: BlockInfo, before: BlockInfo | None, *, whole_ledger: bool) -> None:
+    """Check what stands before and behind the entries: runs of a ledger's object have a header only here and there."""
+    if not whole_ledger:
+        if block.head_bytes != BLOCK_HEADER_BYTES or block.pad_bytes < PAD_BYTES_MIN:
+            raise Broken(f"a header of {BLOCK_HEADER_BYTES} bytes, and padding, in block {number}", block.head_bytes)
+        return
+    begins = before is None or before.pad_bytes > 0
+    if block.head_bytes != BLOCK_HEADER_BYTES and (begins or block.head_bytes):
+        raise Broken(f"a header of {BLOCK_HEADER_BYTES} bytes before run {number}", block.head_bytes)
 
 
 def _check_blocks(manifest: SegmentManifest) -> None:
@@ -73,6 +109,7 @@ def _check_blocks(manifest: SegmentManifest) -> None:
         if block.offset != offset:
             raise Broken(f"block {number} at offset {offset}", block.offset)
         _check_block(number, block)
+        _check_edges(number, block, before, whole_ledger=manifest.method is OffloadMethod.LEDGER_BASED)
         if before is not None and block.ledger_id < before.ledger_id:
             raise Broken(f"block {number} of ledger {before.ledger_id} or a later one", block.ledger_id)
         if before is not None and block.ledger_id == before.ledger_id:
@@ -92,11 +129,11 @@ def _check_block(number: int, block: BlockInfo) -> None:
         raise Broken(f"at least one entry in block {number}", block.entry_count)
     if not 0 <= block.first_entry_id <= block.last_entry_id <= ENTRY_ID_MAX:
         raise Broken(f"entry ids of block {number} from 0 to {ENTRY_ID_MAX}", block.first_entry_id)
-    if _payload_bytes_max(block) < 0:
-        least = block.length - _payload_bytes_max(block)
+    if block.payload_bytes < 0:
+        least = block.length - block.payload_bytes
         raise Broken(f"length of block {number} of at least {least}", block.length)
-    entries_end = block.length - PAD_BYTES_MIN
-    entry_before, at_before = 0, BLOCK_HEADER_BYTES
+    entries_end = block.length - block.pad_bytes
+    entry_before, at_before = 0, block.head_bytes
     for entry, at in block.sparse:
         if not entry_before < entry < block.entry_count:
             expected = f"sparse entry of block {number} from {entry_before + 1} to {block.entry_count - 1}"
@@ -106,11 +143,6 @@ def _check_block(number: int, block: BlockInfo) -> None:
         if not low <= at <= high:
             raise Broken(f"sparse position of block {number} from {low} to {high}", at)
         entry_before, at_before = entry, at
-
-
-def _payload_bytes_max(block: BlockInfo) -> int:
-    """Return what the block's length leaves for payloads."""
-    return block.length - BLOCK_HEADER_BYTES - PAD_BYTES_MIN - block.entry_count * ENTRY_OVERHEAD_BYTES
 
 
 def _check_ledgers(manifest: SegmentManifest) -> None:
@@ -130,7 +162,7 @@ def _check_part(part: LedgerPart, blocks: list[BlockInfo]) -> None:
     first, last = blocks[0].first_entry_id, blocks[-1].last_entry_id
     if (part.first_entry_id, part.last_entry_id) != (first, last):
         raise Broken(f"entries {first} to {last} of {name}", f"{part.first_entry_id} to {part.last_entry_id}")
-    payload_bytes_max = sum(map(_payload_bytes_max, blocks))
+    payload_bytes_max = sum(block.payload_bytes for block in blocks)
     if not 0 <= part.payload_bytes <= payload_bytes_max:
         raise Broken(f"payload of {name} of at most {payload_bytes_max} bytes", part.payload_bytes)
     if part.ledger_entries <= last:

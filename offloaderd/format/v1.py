@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES, decode_entries, frame, framed_bytes, padding
 from offloaderd.format.index_entries import IndexEntry
-from offloaderd.format.v1_index import LedgerObjectIndex, decode_index, encode_index
+from offloaderd.format.v1_index import LedgerObjectIndex, decode_index, encode_index, index_entries
 from offloaderd.model import EntryBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from offloaderd.format.manifest import BlockInfo
 
 __all__ = [
     "BLOCK_HEADER",
@@ -32,10 +34,12 @@ __all__ = [
     "decode_block",
     "decode_header",
     "decode_index",
+    "decode_run",
     "encode_block",
     "encode_header",
     "encode_index",
     "encode_ledger",
+    "index_entries",
 ]
 
 MAGIC = 0xFBDBABCB
@@ -163,3 +167,17 @@ def decode_block(data: bytes | memoryview, *, ledger_id: int, key: str, at: int)
     if not payloads:
         raise CorruptData(key=key, offset=at + BLOCK_HEADER_BYTES, expected="at least one entry", found="none")
     return EntryBatch(ledger_id, header.first_entry_id, payloads)
+
+
+def decode_run(data: bytes, run: BlockInfo, *, key: str) -> EntryBatch:
+    """Read neighbouring entries of one block, with its header if they are its first, and with what pads it.
+
+    `run` says where in the object `key` they lie. Raises CorruptData.
+    """
+    if run.head_bytes:
+        header = decode_header(data, key=key, at=run.offset)
+        if header.first_entry_id != run.first_entry_id:
+            expected = f"entry id {run.first_entry_id}"
+            raise CorruptData(key=key, offset=run.offset + 20, expected=expected, found=header.first_entry_id)
+    payloads = decode_entries(data, start=run.head_bytes, first_entry_id=run.first_entry_id, key=key, at=run.offset)
+    return EntryBatch(run.ledger_id, run.first_entry_id, payloads)

@@ -29,6 +29,8 @@ from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataForma
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.format.manifest import BlockInfo
+
 INDEX_MAGIC = 0xDE47DE47
 INDEX_HEADER = struct.Struct(">Iiqqii")
 
@@ -72,6 +74,21 @@ def encode_index(data_bytes: int, metadata: bytes, entries: Sequence[IndexEntry]
     except CorruptData as error:
         raise InvalidInput(f"index cannot be stored: {error}") from error
     return data
+
+
+def index_entries(runs: Sequence[BlockInfo], *, dense: bool) -> list[IndexEntry]:
+    """Return the index entries of an object whose manifest has these runs: one for each block, or each run if `dense`.
+
+    Pulsar's reader looks for an entry a header behind the offset of its index entry and never reads the header, so a
+    run that has none is listed that much before where it begins.
+    """
+    entries: list[IndexEntry] = []
+    number = 0
+    for run in runs:
+        number += run.head_bytes > 0
+        if run.head_bytes or dense:
+            entries.append(IndexEntry(run.first_entry_id, number, run.offset - DATA_HEADER_BYTES + run.head_bytes))
+    return entries
 
 
 def decode_index(data: bytes | memoryview, *, key: str) -> LedgerObjectIndex:

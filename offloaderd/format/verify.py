@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from offloaderd.errors import CorruptData
-from offloaderd.format import v2
+from offloaderd.format import v1, v1_index, v2
+from offloaderd.model import OffloadMethod
 
 if TYPE_CHECKING:
     from offloaderd.format.manifest import BlockInfo, SegmentManifest
+    from offloaderd.format.v1 import LedgerObjectIndex
     from offloaderd.format.v2 import SegmentIndex
     from offloaderd.model import EntryBatch
 
@@ -32,13 +34,17 @@ def check_block(data: bytes, info: BlockInfo, *, key: str) -> None:
         raise CorruptData(key=key, offset=info.offset, expected=expected, found=f"{crc32c:08x}")
 
 
-def decode_verified_block(data: bytes, info: BlockInfo, *, key: str) -> EntryBatch:
+def decode_verified_block(data: bytes, info: BlockInfo, *, key: str, method: OffloadMethod) -> EntryBatch:
     """Return the entries of a block of the data object `key` after `check_block`; raises CorruptData.
 
+    `method` tells the object's format.
     The block also has to hold what `info` says, which finds a manifest that belongs to another object.
     """
     check_block(data, info, key=key)
-    batch = v2.decode_block(data, key=key, at=info.offset)
+    if method is OffloadMethod.LEDGER_BASED:
+        batch = v1.decode_run(data, info, key=key)
+    else:
+        batch = v2.decode_block(data, key=key, at=info.offset)
     found = (batch.ledger_id, batch.first_entry_id, len(batch.payloads))
     if found != (info.ledger_id, info.first_entry_id, info.entry_count):
         expected = f"{info.entry_count} entries from {info.ledger_id}:{info.first_entry_id} on"
@@ -46,15 +52,21 @@ def decode_verified_block(data: bytes, info: BlockInfo, *, key: str) -> EntryBat
     return batch
 
 
-def check_index(data: bytes, manifest: SegmentManifest, *, key: str) -> SegmentIndex:
-    """Return the index that was written with this manifest; raises CorruptData for any other bytes."""
+def check_index(data: bytes, manifest: SegmentManifest, *, key: str) -> None:
+    """Check that an index is the one that was written with this manifest; raises CorruptData for any other bytes."""
     if len(data) != manifest.index_bytes:
         end = min(len(data), manifest.index_bytes)
         raise _differs(key, end, f"{manifest.index_bytes} bytes", f"{len(data)} bytes")
     crc = google_crc32c.value(data)
     if crc != manifest.index_crc32c:
         raise _differs(key, 0, f"CRC-32C {manifest.index_crc32c:08x}", f"{crc:08x}")
-    index = v2.decode_index(data, key=key)
+    if manifest.method is OffloadMethod.LEDGER_BASED:
+        _check_ledger_index(v1.decode_index(data, key=key), manifest, key)
+    else:
+        _check_segment_index(v2.decode_index(data, key=key), manifest, key)
+
+
+def _check_segment_index(index: SegmentIndex, manifest: SegmentManifest, key: str) -> None:
     if index.data_bytes != manifest.data_bytes:
         raise _differs(key, 8, f"a data object of {manifest.data_bytes} bytes", index.data_bytes)
     listed = sorted(
@@ -68,7 +80,17 @@ def check_index(data: bytes, manifest: SegmentManifest, *, key: str) -> SegmentI
     ]
     if listed != blocks:
         raise _differs(key, 24, f"the {len(blocks)} blocks of the manifest", "other blocks")
-    return index
+
+
+def _check_ledger_index(index: LedgerObjectIndex, manifest: SegmentManifest, key: str) -> None:
+    if index.data_bytes != manifest.data_bytes:
+        raise _differs(key, 8, f"a data object of {manifest.data_bytes} bytes", index.data_bytes)
+    last = manifest.ledgers[0].last_entry_id
+    if index.ledger().lastEntryId != last:
+        raise _differs(key, v1_index.INDEX_HEADER.size, f"a ledger up to entry {last}", index.ledger().lastEntryId)
+    runs = manifest.blocks
+    if list(index.entries) not in (v1.index_entries(runs, dense=False), v1.index_entries(runs, dense=True)):
+        raise _differs(key, 24, "the blocks of the manifest, or all its runs", "others")
 
 
 def _differs(key: str, offset: int, expected: object, found: object) -> CorruptData:

@@ -21,6 +21,7 @@ from offloaderd.metadata.each import each
 from offloaderd.metadata.port import Create, Delete, Replace, Versioned
 from offloaderd.metadata.records import codec, context, policy
 from offloaderd.metadata.records import floor as floor_record
+from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.policy import TopicPolicy
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.metadata.records.floor import Floor
+    from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.model import TopicName
 
 log = structlog.get_logger(__name__)
@@ -47,7 +49,9 @@ class TopicMap:
 
     `ends` has the ledgers that are offloaded to their end, `losses` what was gone before it could be offloaded,
     `deleted` the ledgers that are marked deleted, with the time of it. `base` is the record of what was deleted from
-    the front, `base_version` its node's version.
+    the front, `base_version` its node's version. `history` is the plan of a topic whose live segments do not wait for
+    what lay before them, or wait for a job: until it is done, segments may be missing between the last one before its
+    boundary and the boundary, and nowhere else.
     """
 
     topic: TopicName
@@ -58,6 +62,8 @@ class TopicMap:
     deleted: Mapping[int, int] = field(default_factory=dict)
     base: Floor | None = None
     base_version: int = 0
+    history: HistoryPlan | None = None
+    history_version: int = 0
 
     @classmethod
     def build(
@@ -66,6 +72,7 @@ class TopicMap:
         contexts: Mapping[int, Versioned],
         losses: Iterable[Loss] = (),
         floor: Versioned | None = None,
+        plan: Versioned | None = None,
     ) -> Self:
         """Rebuild the map from its nodes; raises CorruptData for what cannot be one history."""
         segments: list[CommittedSegment] = []
@@ -89,7 +96,7 @@ class TopicMap:
                 if found.segment_id in seen:
                     codec.corrupt(path, "segments that are each in one piece", f"{found.segment_id} in two")
                 seen.add(found.segment_id)
-                segments.append(_committed(ledger_id, found))
+                segments.append(committed(ledger_id, found))
         if base is not None and segments and segments[0].begin <= base.position:
             codec.corrupt(paths.floor(topic), f"an end before {segments[0].begin}, the oldest entry", base.position)
         return cls(
@@ -101,12 +108,47 @@ class TopicMap:
             MappingProxyType(deleted),
             base,
             floor.version if floor is not None else 0,
+            history_record.decode(plan.value, path=paths.history_plan(topic)) if plan is not None else None,
+            plan.version if plan is not None else 0,
         )
 
     @property
     def offloaded(self) -> Position | None:
         """The newest position that is, or was until its retention ended, durable and committed. It never falls."""
         return self.segments[-1].end if self.segments else self.floor
+
+    @property
+    def standing(self) -> Position | None:
+        """Where the live edge's offloading stands: what is offloaded, or at least where history ends."""
+        known = (self.offloaded, self.history.last if self.history is not None else None)
+        return max((one for one in known if one is not None), default=None)
+
+    @property
+    def unfinished(self) -> HistoryPlan | None:
+        """The plan of a history that is not all offloaded, or recorded as lost."""
+        return self.history if self.history is not None and not self.history.done_ms else None
+
+    @property
+    def history_end(self) -> Position | None:
+        """The newest position of history that is committed, None for none."""
+        if self.history is None:
+            return None
+        index = bisect_left(self.segments, self.history.live_begin, key=_begin)
+        return self.segments[index - 1].end if index else None
+
+    def awaits(self, position: Position) -> bool:
+        """Say whether a position is of history that is neither offloaded nor known to be lost yet."""
+        plan = self.unfinished
+        return plan is not None and position < plan.live_begin and (self.history_end is None or self.history_end < position)
+
+    def joined(self, end: Position, begin: Position) -> bool:
+        """Say whether it is on record that nothing lies between two entries that are next to each other in the map."""
+        if any(loss.after == end and loss.before == begin for loss in self.losses):
+            return True
+        if begin.ledger_id == end.ledger_id:
+            return begin.entry_id == end.entry_id + 1
+        known = self.ends.get(end.ledger_id)
+        return begin.entry_id == 0 and known is not None and known.entries == end.entry_id + 1
 
     @property
     def floor(self) -> Position | None:
@@ -204,7 +246,9 @@ class TopicMap:
 
         One of these that begins before it was noticed too early: the entries up to its begin are there after all.
         """
+        since = self.history.last if self.history is not None and loss.after >= self.history.last else None
         within = [one for one in self.losses if loss.after < one.before <= loss.before]
+        within = [one for one in within if since is None or one.after >= since]  # history's losses are another matter
         whole = loss._replace(entries=loss.entries + sum(one.entries for one in within if loss.after <= one.after))
         path = paths.loss(self.topic, loss.before.ledger_id)
         steps: list[Step] = [Delete(paths.loss(self.topic, one.before.ledger_id)) for one in within]
@@ -242,11 +286,12 @@ async def load(store: MetadataStore, topic: TopicName) -> TopicMap:
     The nodes are read until two passes agree, so a commit in between never shows by halves. Raises CorruptData, and
     Transient when the map changes faster than it can be read.
     """
-    before: tuple[dict[int, Versioned], Versioned | None] = ({}, None)
+    before: tuple[dict[int, Versioned], Versioned | None, Versioned | None] = ({}, None, None)
     for _ in range(SNAPSHOT_TRIES):
-        found = await nodes.contexts(store, topic), await nodes.node(store, paths.floor(topic))
+        floor, plan = await nodes.node(store, paths.floor(topic)), await nodes.node(store, paths.history_plan(topic))
+        found = await nodes.contexts(store, topic), floor, plan
         if found == before:
-            return TopicMap.build(topic, found[0], await nodes.losses(store, topic), found[1])
+            return TopicMap.build(topic, found[0], await nodes.losses(store, topic), floor, plan)
         before = found
     raise Transient(f"the segments of {topic} change faster than they can be read")
 
@@ -292,11 +337,14 @@ def ledger_segment(segment: CommittedSegment, part: LedgerSlice) -> LedgerSegmen
         offloaded_ms=segment.offloaded_ms,
         object_bytes=segment.object_bytes,
         payload_bytes=part.payload_bytes,
+        method=segment.method,
+        driver=segment.driver,
         properties={"bucket": segment.bucket, "prefix": segment.prefix},
     )
 
 
-def _committed(ledger_id: int, found: LedgerSegment) -> CommittedSegment:
+def committed(ledger_id: int, found: LedgerSegment) -> CommittedSegment:
+    """Return the segment as one ledger's context knows it, with its slice of that ledger alone."""
     return CommittedSegment(
         segment_id=found.segment_id,
         slices=(LedgerSlice(ledger_id, found.begin_entry_id, found.end_entry_id, found.payload_bytes),),
@@ -305,12 +353,14 @@ def _committed(ledger_id: int, found: LedgerSegment) -> CommittedSegment:
         offloaded_ms=found.offloaded_ms,
         bucket=found.properties.get("bucket", ""),
         prefix=found.properties.get("prefix", ""),
+        method=found.method,
+        driver=found.driver,
     )
 
 
 def _continued(segment: CommittedSegment, ledger_id: int, found: LedgerSegment, path: str) -> CommittedSegment:
     """Add the next ledger's slice to a segment; raises CorruptData when it does not belong to it."""
-    more = _committed(ledger_id, found)
+    more = committed(ledger_id, found)
     whole = replace(more, slices=(*segment.slices, *more.slices))
     if found.begin_entry_id or replace(whole, slices=segment.slices) != segment:
         codec.corrupt(path, f"segment {segment.segment_id} as in the ledger before, from entry 0", found)

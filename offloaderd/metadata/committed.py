@@ -7,7 +7,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 from offloaderd.errors import InvalidInput
-from offloaderd.model import Position, SegmentRange
+from offloaderd.metadata.records.context import DRIVER
+from offloaderd.model import OffloadMethod, Position, SegmentRange
+from offloaderd.objects.keys import SegmentKeys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +40,10 @@ class LedgerSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedSegment:
-    """A segment that readers may trust: its slices by ascending ledger, and where its objects lie."""
+    """A segment that readers may trust: its slices by ascending ledger, and where its objects lie.
+
+    `driver` names who wrote it, as Pulsar's drivers are named.
+    """
 
     segment_id: UUID
     slices: tuple[LedgerSlice, ...]
@@ -47,6 +52,8 @@ class CommittedSegment:
     offloaded_ms: int
     bucket: str
     prefix: str
+    method: OffloadMethod = OffloadMethod.STREAMING
+    driver: str = DRIVER
 
     @classmethod
     def described(cls, manifest: SegmentManifest, *, bucket: str, prefix: str) -> Self:
@@ -62,7 +69,19 @@ class CommittedSegment:
             offloaded_ms=manifest.sealed_ms,
             bucket=bucket,
             prefix=prefix,
+            method=manifest.method,
         )
+
+    @property
+    def keys(self) -> SegmentKeys:
+        """Where its objects lie."""
+        whole = self.method is OffloadMethod.LEDGER_BASED
+        return SegmentKeys(self.prefix, self.segment_id, self.slices[0].ledger_id if whole else None)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether a broker wrote it: its objects have no manifest, and are the broker's to delete."""
+        return self.driver != DRIVER
 
     @property
     def begin(self) -> Position:
@@ -112,6 +131,8 @@ class CommittedSegment:
         sound = bool(slices) and all(0 <= part.first_entry_id <= part.last_entry_id for part in slices)
         for before, after in pairwise(slices):
             sound = sound and before.ledger_id < after.ledger_id and after.first_entry_id == 0
+        if self.method is OffloadMethod.LEDGER_BASED:
+            sound = sound and len(slices) == 1 and slices[0].first_entry_id == 0
         if not sound:
             raise InvalidInput(f"segment {self.segment_id} does not hold consecutive entries: {slices}")
         return self

@@ -12,6 +12,7 @@
         losses/<ledger id>
         trash/<segment uuid>
         grants/<ledger id>
+        history/plan  attempt  ranges/<number>
 
 Rules: a topic's names are percent-encoded as nearly all of its managed ledger's, so a topic is found under the name
 an operator knows; what ZooKeeper would refuse as a name (`.`, `..`, characters beyond ASCII) is encoded as well.
@@ -143,6 +144,31 @@ def grants(name: TopicName) -> str:
 def grant(name: TopicName, ledger_id: int) -> str:
     """Permission to delete one ledger from its source."""
     return f"{grants(name)}/{ledger_id}"
+
+
+def history(name: TopicName) -> str:
+    """Folder of what is known of the entries from before the live edge; only topics that need it have one."""
+    return f"{topic(name)}/history"
+
+
+def history_plan(name: TopicName) -> str:
+    """What is history, and where the live edge begins."""
+    return f"{history(name)}/plan"
+
+
+def history_attempt(name: TopicName) -> str:
+    """The open segment of history that the owner writes."""
+    return f"{history(name)}/attempt"
+
+
+def history_ranges(name: TopicName) -> str:
+    """Folder of the ranges that history is split into."""
+    return f"{history(name)}/ranges"
+
+
+def history_range_node(name: TopicName, number: int) -> str:
+    """So many of these ranges as one node holds."""
+    return f"{history_ranges(name)}/{number}"
 
 
 def folders(name: TopicName) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 Rules: segments go from the front alone, so what is deleted is everything up to the floor and nothing else; the floor
 rises in the transaction that takes the segment out, and the same transaction puts its objects on the trash list, so a
-crash leaves a segment that is whole or one whose deletion is on record. A ledger's last segment takes its context
+crash leaves a segment that is whole or one whose deletion is on record. What a broker wrote is the broker's to delete:
+it only leaves the map. A ledger's last segment takes its context
 along, mark and all; how the ledger ended stays in the floor for as long as the floor stands in it.
 """
 
@@ -108,15 +109,17 @@ def without_oldest(
     steps.append(Create(path, value) if base is None else Replace(path, value, topic_map.base_version))
     gone = [loss for loss in topic_map.losses if loss.after < segment.end]
     steps += [Delete(paths.loss(topic, loss.before.ledger_id)) for loss in gone]
-    trash = trash_record.Trash(
-        segment_id=segment.segment_id,
-        upload_id="",
-        reason=reason,
-        decided_ms=now_ms,
-        bucket=segment.bucket,
-        prefix=segment.prefix,
-    )
-    steps.append(Create(paths.trash_record(topic, segment.segment_id), trash_record.encode(trash)))
+    if not segment.foreign:
+        trash = trash_record.Trash(
+            segment_id=segment.segment_id,
+            upload_id="",
+            reason=reason,
+            decided_ms=now_ms,
+            bucket=segment.bucket,
+            prefix=segment.prefix,
+            ledger_id=segment.keys.ledger_id,
+        )
+        steps.append(Create(paths.trash_record(topic, segment.segment_id), trash_record.encode(trash)))
     return steps, replace(
         topic_map,
         segments=topic_map.segments[1:],

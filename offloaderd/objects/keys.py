@@ -1,7 +1,7 @@
 """The only place that makes or reads object keys, and the user metadata that goes with the objects.
 
 Segments (PIP-76, V2) and ledgers (PIP-17, V1) are stored under the names that Pulsar gives them, behind an optional
-prefix that is put in front as it is; the manifest is ours.
+prefix that is put in front as it is; the manifests are ours.
 
 | object        | key                                  |
 |---------------|--------------------------------------|
@@ -10,6 +10,7 @@ prefix that is put in front as it is; the manifest is ours.
 | manifest      | `<prefix><uuid>-manifest`            |
 | V1 data       | `<prefix><uuid>-ledger-<id>`         |
 | V1 index      | `<prefix><uuid>-ledger-<id>-index`   |
+| V1 manifest   | `<prefix><uuid>-ledger-<id>-manifest`|
 
 The uuid is written in lower case with dashes; the ledger id in decimal without leading zeros.
 """
@@ -42,70 +43,83 @@ What a crash leaves of them the collector of garbage deletes.
 
 _NAME = re.compile(
     r"([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
-    r"(?:(-index)|(-manifest)|-ledger-(0|[1-9][0-9]{0,18})(-index)?)?"
+    r"(?:-ledger-(0|[1-9][0-9]{0,18}))?(?:-(index|manifest))?"
 )
 
 
 class ObjectKind(StrEnum):
-    """What an object of ours is."""
+    """What an object of a segment is."""
 
     DATA = "data"
     INDEX = "index"
     MANIFEST = "manifest"
-    V1_DATA = "v1-data"
-    V1_INDEX = "v1-index"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectName:
-    """A key taken apart. `ledger_id` is None except for the two kinds of V1."""
+    """A key taken apart. `ledger_id` is that of a whole ledger's objects (V1), None for V2."""
 
     kind: ObjectKind
     object_id: UUID
     ledger_id: int | None = None
 
 
-def data_key(prefix: str, segment_id: UUID) -> str:
-    """Key of a segment's data object."""
-    return f"{prefix}{segment_id}"
+@dataclass(frozen=True, slots=True)
+class SegmentKeys:
+    """The keys of one segment's objects; with a `ledger_id` those of a whole ledger (V1)."""
 
+    prefix: str
+    segment_id: UUID
+    ledger_id: int | None = None
 
-def index_key(prefix: str, segment_id: UUID) -> str:
-    """Key of a segment's index."""
-    return f"{prefix}{segment_id}-index"
+    @property
+    def data(self) -> str:
+        """Key of the data object."""
+        ledger = "" if self.ledger_id is None else f"-ledger-{self.ledger_id}"
+        return f"{self.prefix}{self.segment_id}{ledger}"
 
+    @property
+    def index(self) -> str:
+        """Key of the index."""
+        return f"{self.data}-index"
 
-def manifest_key(prefix: str, segment_id: UUID) -> str:
-    """Key of a segment's manifest."""
-    return f"{prefix}{segment_id}-manifest"
+    @property
+    def manifest(self) -> str:
+        """Key of the manifest."""
+        return f"{self.data}-manifest"
 
+    @property
+    def all(self) -> tuple[str, str, str]:
+        """Return the three, in the order in which they are written."""
+        return self.data, self.index, self.manifest
 
-def v1_data_key(prefix: str, object_id: UUID, ledger_id: int) -> str:
-    """Key of the data object of one offloaded ledger."""
-    return f"{prefix}{object_id}-ledger-{ledger_id}"
-
-
-def v1_index_key(prefix: str, object_id: UUID, ledger_id: int) -> str:
-    """Key of the index of one offloaded ledger."""
-    return f"{prefix}{object_id}-ledger-{ledger_id}-index"
+    def of(self, kind: ObjectKind) -> str:
+        """Return the key of one of them."""
+        return {ObjectKind.DATA: self.data, ObjectKind.INDEX: self.index, ObjectKind.MANIFEST: self.manifest}[kind]
 
 
 def parse(prefix: str, key: str) -> ObjectName | None:
-    """Take a key apart; None for one that none of the functions above would make with this prefix."""
+    """Take a key apart; None for one that SegmentKeys would not make with this prefix."""
     if not key.startswith(prefix):
         return None
     found = _NAME.fullmatch(key, len(prefix))
     if found is None:
         return None
-    uuid, index, manifest, ledger, v1_index = found.groups()
-    object_id = UUID(uuid)
-    if ledger is not None:
-        if int(ledger) > LEDGER_ID_MAX:
-            return None
-        kind = ObjectKind.V1_INDEX if v1_index else ObjectKind.V1_DATA
-        return ObjectName(kind=kind, object_id=object_id, ledger_id=int(ledger))
-    kind = ObjectKind.INDEX if index else ObjectKind.MANIFEST if manifest else ObjectKind.DATA
-    return ObjectName(kind=kind, object_id=object_id)
+    uuid, ledger, kind = found.groups()
+    if ledger is not None and int(ledger) > LEDGER_ID_MAX:
+        return None
+    return ObjectName(
+        kind=ObjectKind(kind) if kind else ObjectKind.DATA,
+        object_id=UUID(uuid),
+        ledger_id=int(ledger) if ledger is not None else None,
+    )
+
+
+def labels(where: SegmentKeys, kind: ObjectKind, *, cluster: str, managed_ledger: str) -> dict[str, str]:
+    """Return the user metadata of one of a segment's objects."""
+    if where.ledger_id is None:
+        return segment_metadata(cluster)
+    return ledger_metadata(cluster, managed_ledger, index=kind is not ObjectKind.DATA)
 
 
 def segment_metadata(cluster: str) -> dict[str, str]:

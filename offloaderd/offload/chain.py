@@ -94,6 +94,10 @@ class LedgerChain:
         """Go on behind a loss, which has been reported."""
         self._accepted[loss.after] = loss
 
+    def certainly_lost(self, after: Position) -> bool:
+        """Say whether a loss was reported behind a position, with the number of entries that are known to be lost."""
+        return after in self._accepted and self._accepted[after].certain
+
     def next_after(self, position: Position) -> Run | Loss | None:
         """Return the entries that directly follow `position`, the loss that lies between, or None at the edge."""
         missing = _Missing()

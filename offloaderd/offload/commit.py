@@ -180,6 +180,7 @@ class AttemptLog:
             decided_ms=self._clock.wall_ms(),
             bucket=attempt.driver_properties.get("bucket"),
             prefix=attempt.driver_properties.get("prefix"),
+            ledger_id=attempt.ledger_id,
         )
 
         async def recorded() -> bool:

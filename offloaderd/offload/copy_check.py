@@ -16,7 +16,6 @@ from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderErr
 from offloaderd.format import manifest
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
-from offloaderd.objects import keys
 
 if TYPE_CHECKING:
     from offloaderd.format.manifest import SegmentManifest
@@ -115,9 +114,7 @@ class CopyChecker:
         return True
 
     async def _objects(self, topic_map: TopicMap, segment: CommittedSegment) -> tuple[GrantedObject, ...]:
-        data_key = keys.data_key(segment.prefix, segment.segment_id)
-        index_key = keys.index_key(segment.prefix, segment.segment_id)
-        manifest_key = keys.manifest_key(segment.prefix, segment.segment_id)
+        data_key, index_key, manifest_key = segment.keys.all
         info = await self._head(data_key, segment.object_bytes)
         encoded, manifest_found = await self._read(manifest_key)
         described = manifest.decode(encoded, key=manifest_key)
@@ -173,9 +170,8 @@ class CopyChecker:
             try:
                 data = await self._uplink.objects.get(key, first, length)
                 for block in taken:
-                    decode_verified_block(
-                        data[block.offset - first : block.offset - first + block.length], block, key=key
-                    )
+                    at = block.offset - first
+                    decode_verified_block(data[at : at + block.length], block, key=key, method=described.method)
                 crc32c = google_crc32c.extend(crc32c, data)
             finally:
                 self._uplink.budget.release(length)

@@ -15,7 +15,6 @@ import structlog
 from offloaderd.errors import CorruptData, NotFound, OffloaderError
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import trash as trash_record
-from offloaderd.objects import keys
 from offloaderd.offload.budget import Backoff
 
 if TYPE_CHECKING:
@@ -88,14 +87,14 @@ def reason_to_leave(record: Trash, topic_map: TopicMap, *, bucket: str) -> str:
 async def _delete_objects(uplink: Uplink, record: Trash) -> None:
     """End the segment's uploads, then delete its three objects; what is not there is no error."""
     prefix = uplink.prefix if record.prefix is None else record.prefix
-    data_key = keys.data_key(prefix, record.segment_id)
+    objects = record.keys(prefix).all
+    data_key = objects[0]
     async for upload in uplink.objects.list_uploads(data_key):
         if upload.key == data_key:
             await uplink.objects.abort_upload(upload.key, upload.upload_id)
     if record.upload_id:
         await uplink.objects.abort_upload(data_key, record.upload_id)
-    index_key, manifest_key = keys.index_key(prefix, record.segment_id), keys.manifest_key(prefix, record.segment_id)
-    await uplink.objects.delete([data_key, index_key, manifest_key])
+    await uplink.objects.delete(objects)
 
 
 async def keep_trash_empty(shop: Workshop, offloader: TopicOffloader) -> None:

@@ -7,11 +7,15 @@ deposed cannot record the latter, so whatever it still sends is what its success
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from offloaderd import __version__
 from offloaderd.errors import InvalidInput
+from offloaderd.format.layout import LedgerLayout
 from offloaderd.metadata.records.attempt import Seal, stored_part
+from offloaderd.objects import keys
+from offloaderd.offload.ledger_segment import LedgerBuilder
 from offloaderd.offload.progress import Progress
 from offloaderd.offload.sealing import Sealer
 from offloaderd.offload.segment import SegmentBuilder
@@ -52,9 +56,10 @@ class OpenSegment:
         self._shop = shop
         self._claim = claim = log.fence.claim
         self._clock = shop.uplink.clock
-        layout = attempt.layout or shop.layout
-        self.builder = SegmentBuilder(attempt.segment_id, layout, assigned_ms=attempt.assigned_ms)
-        self.upload = SegmentUpload(shop.uplink, attempt.segment_id, troubles=troubles, cluster=shop.cluster)
+        self.builder = _builder(attempt, shop)
+        where = attempt.keys(shop.uplink.prefix)
+        named = partial(keys.labels, where, cluster=shop.cluster, managed_ledger=claim.topic.managed_ledger)
+        self.upload = SegmentUpload(shop.uplink, where, troubles=troubles, labels=named)
         self.progress = Progress(log, attempt, epoch=claim.epoch, clock=self._clock)
 
     @property
@@ -135,3 +140,9 @@ class OpenSegment:
             if not self.continued:
                 raise
             raise SegmentFailed(f"the record of {self.attempt.segment_id} contradicts itself: {error}") from error
+
+
+def _builder(attempt: Attempt, shop: Workshop) -> SegmentBuilder:
+    if isinstance(attempt.layout, LedgerLayout):
+        return LedgerBuilder(attempt.segment_id, attempt.layout, assigned_ms=attempt.assigned_ms)
+    return SegmentBuilder(attempt.segment_id, attempt.layout or shop.layout, assigned_ms=attempt.assigned_ms)

@@ -35,6 +35,7 @@ class Reporter:
         metrics, statuses = self._metrics, self._statuses()
         metrics.ownership_topics.set(sum(1 for status in statuses if status.epoch))
         metrics.buffer_bytes.set(self._shop.pool.used_bytes)
+        metrics.buffer_overdrawn_bytes.set(self._shop.pool.overdrawn_bytes)
         metrics.memory_used_bytes.labels(pool="buffer").set(self._shop.pool.used_bytes)
         metrics.memory_used_bytes.labels(pool="upload").set(self._shop.uplink.budget.used_bytes)
         metrics.pipeline_bytes.labels(stage="assembly").set(sum(status.open_segment_bytes for status in statuses))

@@ -294,7 +294,7 @@ class Retention:
     async def _stored_for(self, segment: CommittedSegment, age_s: float) -> bool:
         """Whether a segment is as old as that by the store's own clock."""
         uplink = self._shop.uplink
-        stored = await uplink.objects.head(keys.manifest_key(segment.prefix, segment.segment_id))
+        stored = await uplink.objects.head(segment.keys.manifest)
         key = f"{uplink.prefix}{keys.RETENTION_CLOCK}"
         now = await uplink.objects.put(key, b"")
         now_ms = now.modified_ms or (await uplink.objects.head(key)).modified_ms

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from offloaderd.errors import CorruptData
-from offloaderd.format import manifest, v2
+from offloaderd.format import manifest, v1, v2
+from offloaderd.format.layout import LedgerLayout
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo as LedgerInfoMessage
 from offloaderd.format.verify import check_block
 from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.objects import keys
+from offloaderd.model import OffloadMethod
+from offloaderd.objects.keys import ObjectKind
 from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
@@ -44,13 +46,11 @@ class Sealer:
         prefix = self._shop.uplink.prefix
         index, described = self._describe(attempt, blocks)
         encoded = manifest.encode(described)
-        data_key = keys.data_key(prefix, attempt.segment_id)
-        index_key = keys.index_key(prefix, attempt.segment_id)
-        manifest_key = keys.manifest_key(prefix, attempt.segment_id)
+        data_key, index_key, manifest_key = attempt.keys(prefix).all
         with self._stage("commit", described.data_bytes):
             await self._upload.complete(described.data_bytes)
-            await self._upload.put(index_key, index)
-            await self._upload.put(manifest_key, encoded)
+            await self._upload.put(ObjectKind.INDEX, index)
+            await self._upload.put(ObjectKind.MANIFEST, encoded)
         with self._stage("verify", described.data_bytes):
             await self._upload.verify(data_key, described.data_bytes)
             await self._upload.verify(index_key, len(index), lambda data: same_bytes(index_key, data, index))
@@ -64,7 +64,11 @@ class Sealer:
         seal, layout = attempt.seal, attempt.layout
         assert seal is not None  # noqa: S101 - nothing is completed before it is sealed
         assert layout is not None  # noqa: S101 - only an attempt with its layout is gone on with
-        index = v2.encode_index(seal.data_bytes, index_groups(seal.ledgers, blocks))
+        if isinstance(layout, LedgerLayout):
+            entries = v1.index_entries(blocks, dense=layout.dense_index)
+            index = v1.encode_index(seal.data_bytes, layout.metadata, entries)
+        else:
+            index = v2.encode_index(seal.data_bytes, index_groups(seal.ledgers, blocks))
         described = manifest.SegmentManifest(
             segment_id=attempt.segment_id,
             managed_ledger=self._topic.managed_ledger,
@@ -81,6 +85,7 @@ class Sealer:
             software_version=seal.software_version,
             losses=seal.losses,
             ends=seal.ends,
+            method=OffloadMethod.STREAMING if attempt.ledger_id is None else OffloadMethod.LEDGER_BASED,
         )
         return index, described
 

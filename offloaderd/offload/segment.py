@@ -17,7 +17,7 @@ import google_crc32c
 from offloaderd.errors import InvalidInput
 from offloaderd.format import broker_entry, manifest, v2
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
-from offloaderd.format.layout import SegmentLayout, payload_bytes
+from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.model import EntryBatch, Position, SegmentRange
 
 if TYPE_CHECKING:
@@ -54,16 +54,24 @@ class CutPart:
 
 
 @dataclass(slots=True)
-class _OpenBlock:
+class OpenBlock:
+    """A block that still grows, or waits for its part."""
+
     ledger_id: int
     first_entry_id: int
     payloads: list[bytes]
     entry_bytes: int = 0
+    head_bytes: int = v2.BLOCK_HEADER_BYTES
+    pad_bytes: int = v2.PAD_BYTES_MIN
 
     @property
     def length(self) -> int:
         """Bytes of the whole block, with header and padding."""
-        return self.entry_bytes + v2.BLOCK_HEADER_BYTES + v2.PAD_BYTES_MIN
+        return self.head_bytes + self.entry_bytes + self.pad_bytes
+
+    def encode(self) -> list[bytes]:
+        """Return its chunks, to be joined once."""
+        return v2.encode_block(self.ledger_id, self.first_entry_id, self.payloads).chunks
 
 
 @dataclass(slots=True)
@@ -76,7 +84,7 @@ class _LedgerSums:
 class SegmentBuilder:
     """Takes consecutive entries, gives parts; at the end the index and the manifest."""
 
-    def __init__(self, segment_id: UUID, layout: SegmentLayout, *, assigned_ms: int) -> None:
+    def __init__(self, segment_id: UUID, layout: SegmentLayout | LedgerLayout, *, assigned_ms: int) -> None:
         self.segment_id = segment_id
         self.assigned_ms = assigned_ms
         self.payload_bytes = 0
@@ -84,8 +92,8 @@ class SegmentBuilder:
         self.begin: Position | None = None
         self.end: Position | None = None
         self._layout = layout
-        self._open: _OpenBlock | None = None
-        self._closed: list[_OpenBlock] = []  # blocks that are full but not yet in a part
+        self._open: OpenBlock | None = None
+        self._closed: list[OpenBlock] = []  # blocks that are full but not yet in a part
         self._closed_bytes = 0
         self._blocks: list[manifest.BlockInfo] = []
         self._ledgers: dict[int, _LedgerSums] = {}
@@ -146,7 +154,7 @@ class SegmentBuilder:
                 raise InvalidInput(f"part {self.part_count} of {part.size_bytes} bytes does not hold its blocks")
 
     def _restore(self, block: manifest.BlockInfo) -> None:
-        first, size = Position(block.ledger_id, block.first_entry_id), payload_bytes(block)
+        first, size = Position(block.ledger_id, block.first_entry_id), block.payload_bytes
         at = self.end
         follows = at is None or first in {(at.ledger_id, at.entry_id + 1), (max(first.ledger_id, at.ledger_id + 1), 0)}
         if block.offset != self._offset or size < 0 or block.entry_count < 1 or not follows:
@@ -165,7 +173,7 @@ class SegmentBuilder:
                 self._close_block()
                 block = None
             if block is None:
-                block = self._open = _OpenBlock(batch.ledger_id, batch.first_entry_id + at, [])
+                block = self._open = OpenBlock(batch.ledger_id, batch.first_entry_id + at, [])
             # As many entries as fit; one that is larger than a whole block gets a block of its own.
             end = bisect_right(sums, sums[at] + room - block.entry_bytes) - 1
             if end <= at and not block.payloads:
@@ -206,13 +214,12 @@ class SegmentBuilder:
         self._closed_bytes -= size
         self.part_count += 1
         chunks: list[bytes] = []
-        if self.part_count == 1 and self._layout.preamble:
+        if self.part_count == 1 and self._layout.preamble_bytes:
             chunks.append(v2.PREAMBLE)
         lengths = []
         for block in blocks:
-            encoded = v2.encode_block(block.ledger_id, block.first_entry_id, block.payloads)
-            chunks += encoded.chunks
-            lengths.append(encoded.length)
+            chunks += block.encode()
+            lengths.append(block.length)
         data = b"".join(chunks)
         at = len(data) - sum(lengths)
         for block, length in zip(blocks, lengths, strict=True):
@@ -222,16 +229,16 @@ class SegmentBuilder:
             at += length
         return CutPart(self.part_count, data, tuple(self._blocks[-len(blocks) :]))
 
-    def _describe(self, block: _OpenBlock, length: int, crc32c: int) -> manifest.BlockInfo:
+    def _describe(self, block: OpenBlock, length: int, crc32c: int) -> manifest.BlockInfo:
         starts = list(
             accumulate(
                 map(len, block.payloads),
                 lambda at, size: at + size + ENTRY_OVERHEAD_BYTES,
-                initial=v2.BLOCK_HEADER_BYTES,
+                initial=block.head_bytes,
             )
         )
         sparse: list[tuple[int, int]] = []
-        for wanted in range(v2.BLOCK_HEADER_BYTES + SPARSE_BYTES, starts[-1], SPARSE_BYTES):
+        for wanted in range(block.head_bytes + SPARSE_BYTES, starts[-1], SPARSE_BYTES):
             entry = bisect_left(starts, wanted)
             if entry < len(block.payloads) and (not sparse or sparse[-1][0] != entry):
                 sparse.append((entry, starts[entry]))
@@ -248,6 +255,8 @@ class SegmentBuilder:
             last_broker_timestamp=last.broker_timestamp if last else None,
             first_index=first.index if first else None,
             last_index=last.index if last else None,
+            head_bytes=block.head_bytes,
+            pad_bytes=block.pad_bytes,
         )
 
     @property

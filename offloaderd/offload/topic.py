@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import EntryBatch, LedgerInfo, Loss, Position, TopicName
-    from offloaderd.offload.buffer import BufferPool
     from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.pool import BufferPool
     from offloaderd.offload.recovery import LeftBehind
     from offloaderd.offload.roll import RollPolicy
     from offloaderd.offload.segment import SegmentBuilder, SegmentLayout

@@ -25,7 +25,7 @@ from offloaderd.errors import (
     OffloaderError,
     Transient,
 )
-from offloaderd.objects import keys
+from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.multipart import combined_etag, md5
 from offloaderd.objects.port import PartInfo
 from offloaderd.offload.budget import Backoff
@@ -34,7 +34,6 @@ from offloaderd.offload.troubles import error_class
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from uuid import UUID
 
     from offloaderd.clock import Clock
     from offloaderd.metadata.records.attempt import Attempt
@@ -81,12 +80,15 @@ def _is_md5(etag: str) -> bool:
 class SegmentUpload:
     """One multipart upload from its creation to verified objects."""
 
-    def __init__(self, uplink: Uplink, segment_id: UUID, *, troubles: Troubles, cluster: str) -> None:
+    def __init__(
+        self, uplink: Uplink, where: SegmentKeys, *, troubles: Troubles, labels: Callable[[ObjectKind], dict[str, str]]
+    ) -> None:
         self._up = uplink
-        self._segment_id = segment_id
+        self._segment_id = where.segment_id
         self._troubles = troubles
-        self._metadata = keys.segment_metadata(cluster)
-        self._key = keys.data_key(uplink.prefix, segment_id)
+        self._labels = labels
+        self._where = where
+        self._key = where.data
         self._parts: dict[int, PartInfo] = {}
         self._listed: dict[int, PartInfo] = {}  # stored by an earlier owner, to be compared once they are cut again
         self._completed = False  # by an earlier owner
@@ -113,7 +115,7 @@ class SegmentUpload:
                     if upload.key == self._key:
                         return upload.upload_id
             asked = True
-            return await self._up.objects.create_upload(self._key, metadata=self._metadata)
+            return await self._up.objects.create_upload(self._key, metadata=self._labels(ObjectKind.DATA))
 
         self.upload_id = await self._persist(once)
         return self.upload_id
@@ -252,9 +254,10 @@ class SegmentUpload:
             if upload.key == self._key:
                 await self._up.objects.abort_upload(self._key, upload.upload_id)
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, kind: ObjectKind, data: bytes) -> None:
         """Store the index or the manifest; the same bytes again after a lost answer."""
-        await self._persist(lambda: self._up.objects.put(key, data, metadata=self._metadata))
+        key, labels = self._where.of(kind), self._labels(kind)
+        await self._persist(lambda: self._up.objects.put(key, data, metadata=labels))
 
     async def verify(self, key: str, data_bytes: int, check: Callable[[bytes], None] | None = None) -> None:
         """Compare what is stored with what was sent: size by HEAD, or with `check` all bytes read back."""

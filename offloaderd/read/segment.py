@@ -22,7 +22,6 @@ import structlog
 
 from offloaderd.errors import CorruptData, first_of
 from offloaderd.format.verify import decode_verified_block
-from offloaderd.objects import keys
 from offloaderd.read.blocks import Cache
 from offloaderd.read.fetch import Fetcher, RetryPolicy
 from offloaderd.read.table import SegmentTable, table_of
@@ -106,8 +105,7 @@ class SegmentReader:
             self._tables.release(slot)
 
     async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[SegmentTable]) -> None:
-        index_key = keys.index_key(segment.prefix, segment.segment_id)
-        manifest_key = keys.manifest_key(segment.prefix, segment.segment_id)
+        _, index_key, manifest_key = segment.keys.all
         try:
             async with asyncio.TaskGroup() as group:
                 index = group.create_task(self._fetcher.whole(index_key), name=f"get {index_key}")
@@ -182,7 +180,9 @@ class SegmentReader:
             at = block.offset - start
             try:
                 # The checksum takes nothing but `bytes`: the one copy of a block, none when it was fetched alone.
-                batch = decode_verified_block(data[at : at + block.length], block, key=table.data_key)
+                batch = decode_verified_block(
+                    data[at : at + block.length], block, key=table.data_key, method=table.manifest.method
+                )
             except CorruptData as error:
                 self._report(error)
                 self._blocks.fail(slot, error)

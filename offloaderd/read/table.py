@@ -15,7 +15,6 @@ from offloaderd.errors import CorruptData
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format.verify import CHANGED, check_index
 from offloaderd.model import TopicName
-from offloaderd.objects import keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,13 +54,12 @@ class SegmentTable:
 
 def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, manifest_data: bytes) -> SegmentTable:
     """Decode and cross-check a segment's tables. Raises CorruptData that names the object and what differs."""
-    index_key = keys.index_key(segment.prefix, segment.segment_id)
-    manifest_key = keys.manifest_key(segment.prefix, segment.segment_id)
+    data_key, index_key, manifest_key = segment.keys.all
     manifest = manifest_format.decode(manifest_data, key=manifest_key)
     _check_identity(topic, segment, manifest, manifest_key)
     check_index(index_data, manifest, key=index_key)
     starts = [(block.ledger_id, block.first_entry_id) for block in manifest.blocks]
-    return SegmentTable(keys.data_key(segment.prefix, segment.segment_id), manifest, starts)
+    return SegmentTable(data_key, manifest, starts)
 
 
 def _check_identity(topic: TopicName, segment: CommittedSegment, manifest: SegmentManifest, key: str) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypedDict
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OutagePolicy, ReadPriority, TierRetention
-from offloaderd.objects import keys
 from offloaderd.offload.retention import checked_limits
 from offloaderd.rpc.v1 import admin_pb2, common_pb2
 
@@ -124,7 +123,7 @@ def committed_segment(segment: CommittedSegment) -> admin_pb2.Segment:
         object_bytes=segment.object_bytes,
         assigned_ms=segment.assigned_ms,
         offloaded_ms=segment.offloaded_ms,
-        data_key=keys.data_key(segment.prefix, segment.segment_id),
+        data_key=segment.keys.data,
         bucket=segment.bucket,
     )
 
@@ -140,7 +139,7 @@ def open_segment(attempt: Attempt, status: TopicStatus | None, *, bucket: str, p
         entries=status.open_segment_entries if status is not None else 0,
         payload_bytes=status.open_segment_bytes if status is not None else 0,
         assigned_ms=attempt.assigned_ms,
-        data_key=keys.data_key(prefix, attempt.segment_id),
+        data_key=attempt.keys(prefix).data,
         bucket=bucket,
     )
 

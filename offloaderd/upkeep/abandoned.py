@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import BucketMissing, NotFound, OffloaderError
 from offloaderd.metadata import catalog, paths
-from offloaderd.upkeep import stored
 from offloaderd.upkeep.finds import Find, Kind, Verdict
-from offloaderd.upkeep.stored import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.trash import Trash
@@ -51,8 +49,7 @@ class AbandonedTrash:
         """Return a find for each thing that is left of a segment, and for the record alone if nothing is."""
         if await self._owned(topic):
             return []
-        prefix, segment_id = self._rules.site.prefix, record.segment_id
-        keys = [stored.key_of(kind, prefix, segment_id) for kind in KINDS]
+        keys = record.keys(self._rules.site.prefix).all
         uploads = [record.upload_id] if record.upload_id else []
         async with aclosing(self._objects.list_uploads(keys[0])) as found:
             uploads += [one.upload_id async for one in found if one.key == keys[0] and one.upload_id not in uploads]
@@ -84,7 +81,7 @@ class AbandonedTrash:
             for key, size, upload_id in parts or [(keys[0], 0, "")]
         ]
 
-    async def _empty(self, topic: TopicName, record: Trash, keys: list[str], uploads: list[str]) -> bool:
+    async def _empty(self, topic: TopicName, record: Trash, keys: Sequence[str], uploads: list[str]) -> bool:
         """Delete uploads, objects and the record, in this order; not what the map refers to after all."""
         current = await catalog.load(self._metadata, topic)
         if any(one.segment_id == record.segment_id for one in current.segments):

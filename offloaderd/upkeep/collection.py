@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import BucketMissing, NotFound, OffloaderError
 from offloaderd.metadata import catalog
 from offloaderd.metadata.each import each
-from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.upkeep import references, stored
 from offloaderd.upkeep.abandoned import AbandonedTrash
 from offloaderd.upkeep.finds import ALARMS, RUBBISH, Find, Kind, Verdict
@@ -119,19 +119,19 @@ class Collection:
                 if one.segment_id in known.committed:
                     listing.committed[one.segment_id] = one.objects
                     if one.uploads:
-                        listing.uploads.append(StoredSegment(one.segment_id, uploads=one.uploads))
+                        listing.uploads.append(StoredSegment(one.keys, uploads=one.uploads))
                 elif one.segment_id not in known:
                     listing.strangers.append(one)
         for segment_id, found_uploads in uploads.items():
             if segment_id not in known.attempts and segment_id not in known.trash:
-                listing.uploads.append(StoredSegment(segment_id, uploads=found_uploads))
+                listing.uploads.append(StoredSegment(SegmentKeys(prefix, segment_id), uploads=found_uploads))
         summary = self._summary
         summary.segments, summary.objects, summary.others = counts.segments, counts.objects, counts.others
         summary.object_bytes = counts.object_bytes
         return known, listing
 
     def _is_here(self, committed: Committed) -> bool:
-        here = (committed.bucket, committed.prefix) == (self._site.bucket, self._site.prefix)
+        here = (committed.bucket, committed.keys.prefix) == (self._site.bucket, self._site.prefix)
         self._summary.elsewhere += not here
         return here
 
@@ -141,7 +141,9 @@ class Collection:
         """Say what a committed segment lacks. What the listing does not show is asked for by name."""
         finds = []
         for kind in KINDS:
-            key = stored.key_of(kind, self._site.prefix, segment_id)
+            if committed.foreign and kind is ObjectKind.MANIFEST:
+                continue
+            key = committed.keys.of(kind)
             info = objects.get(kind) or await self._head(key)
             if info is None:
                 reason = f"segment {segment_id} is committed, and its {kind.value} object is not in the bucket"

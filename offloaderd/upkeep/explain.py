@@ -152,8 +152,7 @@ class Explainer:
 
     async def _place(self, topic: TopicName, position: Position, segment: CommittedSegment) -> Place:
         target = Target(
-            segment_id=segment.segment_id,
-            prefix=segment.prefix,
+            keys=segment.keys,
             cluster=self._site.cluster,
             topic=topic,
             committed=segment,
@@ -176,7 +175,7 @@ class Explainer:
         key = place.data_key
         try:
             async with self._looker.piece(key, block.offset, block.length) as data:
-                payloads = decode_verified_block(data, block, key=key).payloads
+                payloads = decode_verified_block(data, block, key=key, method=place.segment.method).payloads
         except BucketMissing:
             raise
         except NotFound:

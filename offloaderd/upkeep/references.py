@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from offloaderd.errors import Conflict, InvalidInput, NotFound
-from offloaderd.metadata import paths
+from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import context
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.records.trash import Trash
     from offloaderd.model import TopicName
+    from offloaderd.objects.keys import SegmentKeys
 
 KNOWN_NODES = frozenset(
     {"attempt", "epoch", "floor", "grants", "ledgers", "losses", "owner", "policy", "trash", "verified"}
@@ -50,7 +51,8 @@ class Committed:
     topic: TopicName
     object_bytes: int
     bucket: str
-    prefix: str
+    keys: SegmentKeys
+    foreign: bool
 
 
 @dataclass(slots=True)
@@ -132,8 +134,8 @@ async def _segments(store: MetadataStore, topic: TopicName) -> dict[UUID, Commit
         if node is None:
             continue  # its last segment was removed meanwhile, and is in the trash by now
         for one in context.decode(node.value, path=path).segments:
-            where = one.properties.get("bucket", ""), one.properties.get("prefix", "")
-            found[one.segment_id] = Committed(topic, one.object_bytes, *where)
+            segment = catalog.committed(int(name), one)
+            found[one.segment_id] = Committed(topic, one.object_bytes, segment.bucket, segment.keys, segment.foreign)
     return found
 
 

@@ -214,8 +214,7 @@ class Scrubber:
     async def _look(self, owned: Owned, progress: _Progress, segment: CommittedSegment) -> list[Flaw]:
         """Return all flaws of a segment; goes on where the last look stopped."""
         target = Target(
-            segment_id=segment.segment_id,
-            prefix=segment.prefix,
+            keys=segment.keys,
             cluster=self._site.cluster,
             topic=owned.topic,
             committed=segment,

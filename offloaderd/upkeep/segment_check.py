@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format import manifest as manifest_format
-from offloaderd.format import v2
+from offloaderd.format import v1, v2
 from offloaderd.format.entries import ENTRY_HEAD
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata.each import each
-from offloaderd.model import TopicName
+from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.objects import keys
 from offloaderd.upkeep.flaws import Flaw, Kind, corrupt
 
@@ -26,38 +26,41 @@ if TYPE_CHECKING:
 
     from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+    from offloaderd.objects.keys import SegmentKeys
     from offloaderd.upkeep.looking import Looker
 
 CHUNK_BYTES = 4 << 20
 """What is read with one request; a block that is larger is read alone."""
-
-HEAD_BYTES = v2.BLOCK_HEADER_BYTES + ENTRY_HEAD.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """Which segment to look at. With `committed`, what its manifest says has to be what was committed of `topic`."""
 
-    segment_id: UUID
-    prefix: str
+    keys: SegmentKeys
     cluster: str
     topic: TopicName | None = None
     committed: CommittedSegment | None = None
 
     @property
+    def segment_id(self) -> UUID:
+        """The segment's id."""
+        return self.keys.segment_id
+
+    @property
     def data_key(self) -> str:
         """Key of the data object."""
-        return keys.data_key(self.prefix, self.segment_id)
+        return self.keys.data
 
     @property
     def index_key(self) -> str:
         """Key of the index."""
-        return keys.index_key(self.prefix, self.segment_id)
+        return self.keys.index
 
     @property
     def manifest_key(self) -> str:
         """Key of the manifest."""
-        return keys.manifest_key(self.prefix, self.segment_id)
+        return self.keys.manifest
 
 
 @dataclass(slots=True)
@@ -163,6 +166,8 @@ async def _index(looker: Looker, target: Target, manifest: SegmentManifest | Non
         data = await looker.whole(key)
         if manifest is not None:
             check_index(data, manifest, key=key)
+        elif target.keys.ledger_id is not None:
+            v1.decode_index(data, key=key)
         else:
             v2.decode_index(data, key=key)
     except BucketMissing:
@@ -193,10 +198,14 @@ async def check_headers(looker: Looker, target: Target, manifest: SegmentManifes
     """Read the header of every block and the head of its first entry. Raises what the store raises."""
     key = target.data_key
 
+    lengths = _block_lengths(manifest)
+
     async def check(block: BlockInfo) -> Flaw | None:
-        async with looker.piece(key, block.offset, HEAD_BYTES) as data:
+        async with looker.piece(key, block.offset, block.head_bytes + ENTRY_HEAD.size) as data:
             try:
-                _check_header(data, block, key)
+                if block.head_bytes:
+                    _check_header(data, block, lengths[block.offset], key, manifest.method)
+                _check_first_entry(data, block, key)
             except CorruptData as error:
                 return corrupt(Kind.HEADER, error, entries=entries_of(block))
         return None
@@ -211,18 +220,35 @@ async def check_headers(looker: Looker, target: Target, manifest: SegmentManifes
     return _named(flaws, target, manifest)
 
 
-def _check_header(data: bytes, block: BlockInfo, key: str) -> None:
-    """Raise CorruptData unless these are the first bytes of the block."""
-    header = v2.decode_header(data, key=key, at=block.offset)
-    said = (header.block_bytes, header.ledger_id, header.first_entry_id)
-    if said != (block.length, block.ledger_id, block.first_entry_id):
-        expected = f"a block of {block.length} bytes from {block.ledger_id}:{block.first_entry_id} on"
+def _block_lengths(manifest: SegmentManifest) -> dict[int, int]:
+    """Return what the header at each offset has to say of its block's length: that of all runs up to the next one."""
+    lengths: dict[int, int] = {}
+    begin = 0
+    for block in manifest.blocks:
+        begin = block.offset if block.head_bytes else begin
+        lengths[begin] = block.offset + block.length - begin
+    return lengths
+
+
+def _check_header(data: bytes, block: BlockInfo, length: int, key: str, method: OffloadMethod) -> None:
+    """Raise CorruptData unless these are the first bytes of the block, or of the first run of a ledger's block."""
+    if method is OffloadMethod.LEDGER_BASED:
+        whole = v1.decode_header(data, key=key, at=block.offset)
+        said = (whole.block_bytes, block.ledger_id, whole.first_entry_id)
+    else:
+        header = v2.decode_header(data, key=key, at=block.offset)
+        said = (header.block_bytes, header.ledger_id, header.first_entry_id)
+    if said != (length, block.ledger_id, block.first_entry_id):
+        expected = f"a block of {length} bytes from {block.ledger_id}:{block.first_entry_id} on"
         held = f"one of {said[0]} bytes from {said[1]}:{said[2]} on"
         raise CorruptData(key=key, offset=block.offset, expected=expected, found=held)
-    at = block.offset + v2.BLOCK_HEADER_BYTES
-    if len(data) < HEAD_BYTES:
+
+
+def _check_first_entry(data: bytes, block: BlockInfo, key: str) -> None:
+    at = block.offset + block.head_bytes
+    if len(data) < block.head_bytes + ENTRY_HEAD.size:
         raise CorruptData(key=key, offset=at, expected="an entry", found="the end of the object")
-    _, entry_id = ENTRY_HEAD.unpack_from(data, v2.BLOCK_HEADER_BYTES)
+    _, entry_id = ENTRY_HEAD.unpack_from(data, block.head_bytes)
     if entry_id != block.first_entry_id:
         raise CorruptData(key=key, offset=at + 4, expected=f"entry id {block.first_entry_id}", found=entry_id)
 
@@ -255,7 +281,7 @@ async def check_blocks(
             end = _run(blocks, at, chunk_bytes)
             first = blocks[at].offset
             async with looker.piece(key, first, blocks[end - 1].offset + blocks[end - 1].length - first) as data:
-                flaws, whole = _check_run(data, blocks[at:end], key, payload_bytes)
+                flaws, whole = _check_run(data, blocks[at:end], key, payload_bytes, manifest.method)
             at = end if whole else len(blocks)
             sound = sound and not flaws
             yield at, _named(flaws, target, manifest)
@@ -278,7 +304,7 @@ def _run(blocks: Sequence[BlockInfo], at: int, chunk_bytes: int) -> int:
 
 
 def _check_run(
-    data: bytes, blocks: Sequence[BlockInfo], key: str, payload_bytes: Counter[int]
+    data: bytes, blocks: Sequence[BlockInfo], key: str, payload_bytes: Counter[int], method: OffloadMethod
 ) -> tuple[list[Flaw], bool]:
     """Check neighbouring blocks; says as well whether the object reaches to their end."""
     flaws = []
@@ -291,7 +317,7 @@ def _check_run(
             flaws.append(Flaw(kind=Kind.SIZE, key=key, offset=end, expected="more blocks", found=held, entries=entries))
             return flaws, False
         try:
-            batch = decode_verified_block(data[at : at + block.length], block, key=key)
+            batch = decode_verified_block(data[at : at + block.length], block, key=key, method=method)
         except CorruptData as error:
             flaws.append(corrupt(Kind.BLOCK, error, entries=entries_of(block)))
         else:

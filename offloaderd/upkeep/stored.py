@@ -1,7 +1,7 @@
 """What lies in the bucket, segment by segment: the objects and the open uploads that bear a segment's id.
 
-Only keys that `keys.py` makes are looked at; what else lies under the prefix is counted and never touched. Objects of
-ledger-based offloads (V1) count as somebody else's: this daemon writes none, Pulsar's own offloader does.
+Only keys that `keys.py` makes are looked at; what else lies under the prefix is counted and never touched. A ledger's
+object (V1) counts as ours only with a manifest beside it: brokers write such objects as well, and have none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from offloaderd.objects import keys
-from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.keys import ObjectKind, SegmentKeys
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -27,9 +27,14 @@ KINDS = (ObjectKind.DATA, ObjectKind.INDEX, ObjectKind.MANIFEST)
 class StoredSegment:
     """All that was found under one segment's id."""
 
-    segment_id: UUID
+    keys: SegmentKeys
     objects: dict[ObjectKind, ObjectInfo] = field(default_factory=dict)
     uploads: list[UploadInfo] = field(default_factory=list)
+
+    @property
+    def segment_id(self) -> UUID:
+        """The segment's id."""
+        return self.keys.segment_id
 
     @property
     def newest_ms(self) -> int:
@@ -60,33 +65,36 @@ async def segments(objects: ObjectReader, prefix: str, counts: Counts) -> AsyncG
     async with aclosing(objects.list(prefix)) as found:
         async for info in found:
             name = keys.parse(prefix, info.key)
-            if name is None or name.kind not in KINDS:
+            if name is None:
                 counts.others += 1
                 continue
-            counts.objects += 1
-            counts.object_bytes += info.size_bytes
-            if current is None or current.segment_id != name.object_id:
-                if current is not None:
+            where = SegmentKeys(prefix, name.object_id, name.ledger_id)
+            if current is None or current.keys != where:
+                if current is not None and _counted(current, counts):
                     yield current
-                current = StoredSegment(name.object_id)
-                counts.segments += 1
+                current = StoredSegment(where)
             current.objects[name.kind] = info
-    if current is not None:
+    if current is not None and _counted(current, counts):
         yield current
 
 
+def _counted(found: StoredSegment, counts: Counts) -> bool:
+    """Count a segment; says whether it is ours as far as its keys tell."""
+    if found.keys.ledger_id is not None and ObjectKind.MANIFEST not in found.objects:
+        counts.others += len(found.objects)
+        return False
+    counts.segments += 1
+    counts.objects += len(found.objects)
+    counts.object_bytes += found.size_bytes
+    return True
+
+
 async def uploads(objects: MultipartStore, prefix: str) -> Mapping[UUID, list[UploadInfo]]:
-    """Return every open upload of a data object by its segment's id."""
+    """Return every open upload of a segment's data object by its id; those of whole ledgers may be a broker's."""
     by_segment: dict[UUID, list[UploadInfo]] = {}
     async with aclosing(objects.list_uploads(prefix)) as found:
         async for upload in found:
             name = keys.parse(prefix, upload.key)
-            if name is not None and name.kind is ObjectKind.DATA:
+            if name is not None and name.kind is ObjectKind.DATA and name.ledger_id is None:
                 by_segment.setdefault(name.object_id, []).append(upload)
     return by_segment
-
-
-def key_of(kind: ObjectKind, prefix: str, segment_id: UUID) -> str:
-    """Return the key of one of a segment's three objects."""
-    make = {ObjectKind.DATA: keys.data_key, ObjectKind.INDEX: keys.index_key, ObjectKind.MANIFEST: keys.manifest_key}
-    return make[kind](prefix, segment_id)

@@ -36,11 +36,11 @@ from offloaderd.upkeep.stored import Counts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
-    from uuid import UUID
 
     from offloaderd.clock import Clock
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.objects.keys import SegmentKeys
     from offloaderd.objects.port import ObjectReader
     from offloaderd.upkeep.collection import Site
     from offloaderd.upkeep.looking import Looker
@@ -134,7 +134,7 @@ class Verifier:
         self._progress = progress
         self._found: dict[TopicName, list[_Found]] = defaultdict(list)
         self._flaws: dict[TopicName | None, list[Flaw]] = defaultdict(list)
-        self._again: list[UUID] = []
+        self._again: list[SegmentKeys] = []
         self._unreachable = 0
         self._turns = asyncio.Semaphore(SIDE_BY_SIDE)
 
@@ -157,27 +157,27 @@ class Verifier:
         async for one in stored.segments(self._objects, self._site.prefix, self.counts):
             batch.append(one)
             if len(batch) == BATCH:
-                await self._batch([one.segment_id for one in batch], last=False)
+                await self._batch([one.keys for one in batch], last=False)
                 batch.clear()
-        await self._batch([one.segment_id for one in batch], last=False)
+        await self._batch([one.keys for one in batch], last=False)
         if self._again:
             await self._clock.sleep(SETTLE_S)
             again, self._again = self._again, []
             await self._batch(again, last=True)
 
-    async def _batch(self, segment_ids: Sequence[UUID], *, last: bool) -> None:
+    async def _batch(self, segments: Sequence[SegmentKeys], *, last: bool) -> None:
         """Look at the tables of segments; what seems half there is put off unless this is the `last` time."""
-        targets = [self._target(segment_id) for segment_id in segment_ids]
+        targets = [self._target(one) for one in segments]
         for target, tables in zip(targets, await each(targets, self._tables), strict=True):
             lacking = sum(flaw.kind is Kind.MISSING for flaw in tables.flaws)
             if lacking and not last:
-                self._again.append(target.segment_id)
+                self._again.append(target.keys)
             elif lacking < len(stored.KINDS):  # else it was deleted meanwhile
                 self._keep(target, tables)
         self._progress("segments seen", self.counts.segments)
 
-    def _target(self, segment_id: UUID) -> Target:
-        return Target(segment_id=segment_id, prefix=self._site.prefix, cluster=self._site.cluster)
+    def _target(self, where: SegmentKeys) -> Target:
+        return Target(keys=where, cluster=self._site.cluster)
 
     async def _tables(self, target: Target) -> Tables:
         try:
@@ -257,7 +257,7 @@ class Verifier:
 
     async def _lacking(self, topic: TopicName, segment: CommittedSegment, maps: Maps) -> list[Flaw]:
         """Say what is wrong with a committed segment that the listing did not show whole."""
-        target = replace(self._target(segment.segment_id), topic=topic, committed=segment)
+        target = replace(self._target(segment.keys), topic=topic, committed=segment)
         if (segment.bucket, segment.prefix) != (self._site.bucket, self._site.prefix):
             said = f"in bucket {segment.bucket!r} under prefix {segment.prefix!r}"
             where = Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said, entries=str(segment.range))

@@ -88,8 +88,7 @@ class TopicVerifier:
         """Look at one segment; returns what its manifest says."""
         segment = report.segment
         target = Target(
-            segment_id=segment.segment_id,
-            prefix=segment.prefix,
+            keys=segment.keys,
             cluster=self._site.cluster,
             topic=topic,
             committed=segment,

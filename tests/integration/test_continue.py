@@ -90,7 +90,7 @@ async def test_a_killed_daemon_costs_no_part_twice(site: Site) -> None:
         await one.ended()
     left = await record(site)
     async with bucket_of(site) as bucket:
-        stored = await bucket.list_parts(keys.data_key("", left.segment_id), left.upload_id)
+        stored = await bucket.list_parts(keys.SegmentKeys("", left.segment_id).data, left.upload_id)
     async with DaemonProcess(replace(site, daemon_id="two")) as two, two.client() as client:
         await append(client, entries(700, 50))
         took_s = await progress(two)

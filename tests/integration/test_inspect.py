@@ -44,10 +44,10 @@ async def spoil(objects: SegmentStore, segments: list[admin_pb2.Segment]) -> dic
     """Damage an object of each of the first four segments; returns kind by key."""
     ids = [UUID(segment.segment_id) for segment in segments]
     data, index, manifest, short = (
-        keys.data_key(PREFIX, ids[0]),
-        keys.index_key(PREFIX, ids[1]),
-        keys.manifest_key(PREFIX, ids[2]),
-        keys.data_key(PREFIX, ids[3]),
+        keys.SegmentKeys(PREFIX, ids[0]).data,
+        keys.SegmentKeys(PREFIX, ids[1]).index,
+        keys.SegmentKeys(PREFIX, ids[2]).manifest,
+        keys.SegmentKeys(PREFIX, ids[3]).data,
     )
     for key, at in ((data, 9000), (index, 60), (manifest, 100)):
         info, body = await objects.head(key), bytearray(await objects.get(key))

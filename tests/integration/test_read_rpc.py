@@ -19,6 +19,7 @@ from offloaderd.metadata.records import policy
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
 from offloaderd.objects import keys
+from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.s3 import S3Options, S3Store
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
@@ -111,7 +112,7 @@ async def test_what_was_offloaded_comes_back(s3_server: S3Server, s3_bucket: str
 @pytest.mark.parametrize("how", ["deleted", "cut", "flipped"])
 async def test_damage_in_the_bucket(s3_server: S3Server, s3_bucket: str, what: str, how: str) -> None:
     """Without another copy the call ends in NOT_FOUND or DATA_LOSS that names the object; with one it succeeds."""
-    key = {"data": keys.data_key, "index": keys.index_key, "manifest": keys.manifest_key}[what](PREFIX, ID)
+    key = keys.SegmentKeys(PREFIX, ID).of(ObjectKind(what))
     async with s3(s3_server, s3_bucket) as store, MemoryLedgers(clock=SystemClock()) as ledgers:
         ledger_id = (await ledgers.append(TOPIC, ENTRIES)).ledger_id
         for source in (None, ledgers):

@@ -168,9 +168,9 @@ async def test_garbage_goes_and_nothing_else(site: Site) -> None:
         while (await client.status(topic)).topics[0].open_segment_entries < 50:
             await CLOCK.sleep(0.02)
         kept = {info.key async for info in objects.list()}
-        for make in (keys.data_key, keys.index_key):
-            await objects.put(make(PREFIX, stray), b"x" * 1000, metadata=ours)
-        upload_id = await objects.create_upload(keys.data_key(PREFIX, UUID(int=3)), metadata=ours)
+        for key in keys.SegmentKeys(PREFIX, stray).all[:2]:
+            await objects.put(key, b"x" * 1000, metadata=ours)
+        upload_id = await objects.create_upload(keys.SegmentKeys(PREFIX, UUID(int=3)).data, metadata=ours)
         finds = await gc(client, apply=False)
         assert set(finds.values()) == {("leftover", "delete"), ("upload", "delete")}
         assert len(finds) == 3
@@ -178,12 +178,12 @@ async def test_garbage_goes_and_nothing_else(site: Site) -> None:
         assert set((await gc(client, apply=True)).values()) == {("leftover", "deleted"), ("upload", "deleted")}
         assert {info.key async for info in objects.list()} == kept
         with pytest.raises(NotFound):
-            await objects.list_parts(keys.data_key(PREFIX, UUID(int=3)), upload_id)
-        await objects.put(keys.data_key(PREFIX, foreign), b"x", metadata=theirs)
-        assert await gc(client, apply=True) == {keys.data_key(PREFIX, foreign): ("foreign", "keep")}
+            await objects.list_parts(keys.SegmentKeys(PREFIX, UUID(int=3)).data, upload_id)
+        await objects.put(keys.SegmentKeys(PREFIX, foreign).data, b"x", metadata=theirs)
+        assert await gc(client, apply=True) == {keys.SegmentKeys(PREFIX, foreign).data: ("foreign", "keep")}
         await offload(client, topic)
         assert await read_all(client, topic) == entries(1200, topic) + entries(50, topic)
-        lost = keys.manifest_key(PREFIX, UUID((await client.segments(topic))[0].segment_id))
+        lost = keys.SegmentKeys(PREFIX, UUID((await client.segments(topic))[0].segment_id)).manifest
         await objects.delete([lost])
         assert (await gc(client, apply=True))[lost] == ("missing", "alarm")
         await metadata.create(f"{paths.topic(topic)}/unknown", b"")

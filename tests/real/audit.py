@@ -124,7 +124,7 @@ async def compare(store: SegmentStore, metadata: MetadataStore, topics: Sequence
 
 def objects_of(segment_id: UUID) -> list[str]:
     """Return the keys of a segment's objects, data first."""
-    return [keys.data_key("", segment_id), keys.index_key("", segment_id), keys.manifest_key("", segment_id)]
+    return list(keys.SegmentKeys("", segment_id).all)
 
 
 async def attempt_of(metadata: MetadataStore, topic: TopicName) -> UUID | None:

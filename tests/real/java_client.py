@@ -144,6 +144,11 @@ class JavaClient:
         finally:
             handle.close()
 
+    def handle(self, ledger_id: int, ensemble: Ensemble | None = None) -> Any:  # noqa: ANN401 - a Java object
+        """Open it as the offloader of a broker does, which recovers it; returns the `LedgerHandle`, to be closed."""
+        how = ensemble or Ensemble()
+        return self._client.openLedger(ledger_id, self._digests.valueOf(how.digest), how.password)
+
     def delete(self, ledger_id: int) -> None:
         """Delete it, as retention does."""
         self._client.deleteLedger(ledger_id)

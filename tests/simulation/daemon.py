@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import Conflict, OffloaderError, first_of
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.offload.budget import ByteBudget
-from offloaderd.offload.buffer import BufferPool
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.placement import PlacementOptions
+from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.registration import Registration
 from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.offload.signal import race

@@ -147,8 +147,8 @@ class Oracle:
 
     def _check_segment(self, topic: TopicName, segment: CommittedSegment) -> None:
         """P1: what a segment holds is what was written, to the bit, and all three objects say so."""
-        bucket, prefix, uuid = self._world.bucket, segment.prefix, segment.segment_id
-        names = keys.data_key(prefix, uuid), keys.index_key(prefix, uuid), keys.manifest_key(prefix, uuid)
+        bucket, uuid = self._world.bucket, segment.segment_id
+        names = segment.keys.all
         data, index_data, manifest_data = map(bucket.data, names)
         if data is None or index_data is None or manifest_data is None:
             missing = [name for name in names if bucket.data(name) is None]

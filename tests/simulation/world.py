@@ -91,8 +91,7 @@ class Options:
                 segment_age_max_s=rng.choice([2.0, 4.0, 8.0]),
                 segment_age_min_s=rng.choice([0.0, 0.0, 0.5]),
             ),
-            # Topics that share less than a part's worth of memory each may wait for each other's.
-            buffer_bytes=max(rng.choice([3000, 10_000, 100_000]), 12 * part if topics > 1 else 0),
+            buffer_bytes=rng.choice([3000, 10_000, 100_000]),
             upload_bytes=rng.choice([1500, 5000]),
             parts_in_flight_max=rng.choice([1, 2, 3]),
             push=push,

@@ -12,11 +12,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from offloaderd.format import manifest
-from offloaderd.format.layout import SegmentLayout
+from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.format.manifest_rules import Broken
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
 from offloaderd.model import Position
+from offloaderd.objects.keys import SegmentKeys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,9 +97,18 @@ class Attempt:
     driver_properties: Mapping[str, str] = field(default_factory=dict)
     tries: int = 0
     last_error: str = ""
-    layout: SegmentLayout | None = None
+    layout: SegmentLayout | LedgerLayout | None = None
     parts: tuple[StoredPart, ...] = ()
     seal: Seal | None = None
+
+    @property
+    def ledger_id(self) -> int | None:
+        """The ledger that is to get an object of its own; None for a segment of streaming."""
+        return self.begin.ledger_id if isinstance(self.layout, LedgerLayout) else None
+
+    def keys(self, prefix: str) -> SegmentKeys:
+        """Return where its objects lie, or will."""
+        return SegmentKeys(prefix, self.segment_id, self.ledger_id)
 
     @property
     def whole(self) -> bool:
@@ -128,7 +138,8 @@ def encode(value: Attempt) -> bytes:
         last_error=value.last_error,
         block_bytes=value.layout.block_bytes if value.layout else 0,
         part_bytes=value.layout.part_bytes if value.layout else 0,
-        preamble=value.layout.preamble if value.layout else False,
+        preamble=isinstance(value.layout, SegmentLayout) and value.layout.preamble,
+        ledger=_ledger_to_message(value.layout) if isinstance(value.layout, LedgerLayout) else None,
         parts=[records_pb2.AttemptPart.FromString(part.encoded) for part in value.parts],
         seal=_seal_to_message(value.seal) if value.seal else None,
     ).SerializeToString(deterministic=True)
@@ -162,9 +173,29 @@ def decode(data: bytes, *, path: str) -> Attempt:
     )
 
 
-def _layout(record: records_pb2.AttemptRecord) -> SegmentLayout | None:
+def _ledger_to_message(layout: LedgerLayout) -> records_pb2.AttemptLedger:
+    return records_pb2.AttemptLedger(
+        run_bytes=layout.run_bytes,
+        dense_index=layout.dense_index,
+        entries=layout.entries,
+        payload_bytes=layout.payload_bytes,
+        metadata=layout.metadata,
+    )
+
+
+def _layout(record: records_pb2.AttemptRecord) -> SegmentLayout | LedgerLayout | None:
     if not (record.block_bytes and record.part_bytes):
         return None
+    if record.HasField("ledger"):
+        return LedgerLayout(
+            block_bytes=record.block_bytes,
+            part_bytes=record.part_bytes,
+            run_bytes=record.ledger.run_bytes,
+            dense_index=record.ledger.dense_index,
+            entries=record.ledger.entries,
+            payload_bytes=record.ledger.payload_bytes,
+            metadata=record.ledger.metadata,
+        )
     return SegmentLayout(block_bytes=record.block_bytes, part_bytes=record.part_bytes, preamble=record.preamble)
 
 

@@ -2,9 +2,11 @@
 
 | field | ours |
 |---|---|
-| context.complete, uidMsb, uidLsb | false, unset: they speak of PIP-17's one object a ledger |
+| context.complete, uidMsb, uidLsb | of a ledger in one object (PIP-17): true and its uuid; else false and unset |
+| context.timestamp, driverMetadata | of such a ledger: when it was offloaded, in milliseconds, and by which driver |
 | context.ledgerEntries (1000), nextLedgerId (1001) | once all of a closed ledger is offloaded: entries, successor |
 | context.deletedTimestamp (1002) | once the ledger is marked deleted: when, in milliseconds |
+| context.assignedTimestamp (1003), dataObjectLength (1004), payloadBytes (1005) | of a ledger in one object |
 | segment.uidMsb, uidLsb | the segment's uuid in two signed halves, the same in every ledger that it touches |
 | segment.complete | true: only what is committed gets here; the open segment is the topic's `attempt` |
 | assignedTimestamp, offloadedTimestamp | milliseconds |
@@ -13,31 +15,35 @@
 | beginEntryId (1000) | only on a ledger's first segment, and only if that does not start at entry 0 |
 | dataObjectLength (1001), payloadBytes (1002) | bytes of the whole data object; payload bytes of this ledger in it |
 
-Rules: segments ascend without a gap, so each begins after the end of the one before. Fields that we do not know are
+Rules: segments ascend without a gap, so each begins after the end of the one before. A ledger in one object has no
+segments beside it, and is whole. Fields that we do not know are
 kept when a node is rewritten, as Pulsar keeps ours.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext, OffloadDriverMetadata, OffloadSegment
 from offloaderd.metadata.records import codec
-from offloaderd.model import LedgerEnd
+from offloaderd.model import LedgerEnd, OffloadMethod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DRIVER = "offloaderd"
+_OURS: Final = ("offloadSegment", "ledgerEntries", "nextLedgerId", "deletedTimestamp", "uidMsb", "uidLsb")
+"""What is written anew each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSegment:
     """The part of one ledger that one segment holds: entries `begin_entry_id` to `end_entry_id`, both inclusive.
 
-    `source` is the message it was read from, for the fields that we do not know.
+    With the method LEDGER_BASED it is the whole ledger in an object of its own. `source` is the message it was read
+    from, for the fields that we do not know.
     """
 
     segment_id: UUID
@@ -47,6 +53,7 @@ class LedgerSegment:
     offloaded_ms: int
     object_bytes: int
     payload_bytes: int
+    method: OffloadMethod = OffloadMethod.STREAMING
     driver: str = DRIVER
     properties: Mapping[str, str] = field(default_factory=dict)
     source: bytes = field(default=b"", repr=False, compare=False)
@@ -70,10 +77,7 @@ def encode(value: LedgerContext) -> bytes:
     """Return the node's content. Raises ValueError for segments that are not ascending and contiguous."""
     message = OffloadContext.FromString(value.source)
     message.complete = False
-    message.ClearField("uidMsb")
-    message.ClearField("uidLsb")
-    message.ClearField("offloadSegment")
-    for name in ("ledgerEntries", "nextLedgerId", "deletedTimestamp"):
+    for name in _OURS:
         message.ClearField(name)
     if value.deleted_ms is not None:
         message.deletedTimestamp = value.deleted_ms
@@ -81,6 +85,9 @@ def encode(value: LedgerContext) -> bytes:
         message.ledgerEntries = value.end.entries
         if value.end.next_ledger_id is not None:
             message.nextLedgerId = value.end.next_ledger_id
+    if any(segment.method is OffloadMethod.LEDGER_BASED for segment in value.segments):
+        _encode_whole(message, value)
+        return message.SerializeToString(deterministic=True)
     expected = 0
     for index, segment in enumerate(value.segments):
         if segment.end_entry_id < segment.begin_entry_id or (index and segment.begin_entry_id != expected):
@@ -93,9 +100,9 @@ def encode(value: LedgerContext) -> bytes:
 def decode(data: bytes, *, path: str) -> LedgerContext:
     """Read a node's content; raises CorruptData for a gap, an overlap or a segment that is not complete."""
     message = codec.parse(OffloadContext, data, path)
-    if message.complete:
-        codec.corrupt(path, "a context of streaming segments", "one of a ledger that was offloaded as a whole")
     segments: list[LedgerSegment] = []
+    if message.complete:
+        segments.append(_whole(message, path))
     for found in message.offloadSegment:
         segments.append(_segment(found, segments[-1].end_entry_id + 1 if segments else None, path))
     end: LedgerEnd | None = None
@@ -113,6 +120,45 @@ def decode(data: bytes, *, path: str) -> LedgerContext:
         end=end,
         deleted_ms=deleted_ms,
         source=message.SerializeToString(deterministic=True),
+    )
+
+
+def _encode_whole(message: OffloadContext, value: LedgerContext) -> None:
+    """Write a ledger in one object as Pulsar does; raises ValueError unless it is all there is of the ledger."""
+    segment, *others = value.segments
+    whole = value.end is not None and (segment.begin_entry_id, segment.end_entry_id) == (0, value.end.entries - 1)
+    if others or not whole:
+        raise ValueError(f"object {segment.segment_id} does not hold a whole ledger")
+    message.complete = True
+    message.uidMsb, message.uidLsb = split_uuid(segment.segment_id)
+    message.timestamp = segment.offloaded_ms
+    message.assignedTimestamp = segment.assigned_ms
+    message.dataObjectLength = segment.object_bytes
+    message.payloadBytes = segment.payload_bytes
+    _set_driver(message.driverMetadata, segment)
+
+
+def _whole(message: OffloadContext, path: str) -> LedgerSegment:
+    """Read a ledger in one object; raises CorruptData."""
+    if message.offloadSegment:
+        codec.corrupt(path, "a ledger in one object, or its segments", "both")
+    if not (message.HasField("uidMsb") and message.HasField("uidLsb") and message.ledgerEntries > 0):
+        codec.corrupt(path, "a ledger in one object with its uuid and number of entries", "one without")
+    numbers = (message.timestamp, message.assignedTimestamp, message.dataObjectLength, message.payloadBytes)
+    if min(numbers) < 0:
+        codec.corrupt(path, "times and sizes of 0 or more", numbers)
+    driver, properties = _properties(message.driverMetadata)
+    return LedgerSegment(
+        segment_id=join_uuid(message.uidMsb, message.uidLsb),
+        begin_entry_id=0,
+        end_entry_id=message.ledgerEntries - 1,
+        assigned_ms=message.assignedTimestamp,
+        offloaded_ms=message.timestamp,
+        object_bytes=message.dataObjectLength,
+        payload_bytes=message.payloadBytes,
+        method=OffloadMethod.LEDGER_BASED,
+        driver=driver,
+        properties=properties,
     )
 
 
@@ -141,13 +187,19 @@ def _segment_message(segment: LedgerSegment, *, explicit: bool) -> OffloadSegmen
         message.ClearField("beginEntryId")
     message.dataObjectLength = segment.object_bytes
     message.payloadBytes = segment.payload_bytes
-    driver = message.driverMetadata
-    if not message.HasField("driverMetadata") or _properties(driver) != (segment.driver, segment.properties):
-        driver.name = segment.driver
-        driver.ClearField("properties")
-        for key, value in sorted(segment.properties.items()):
-            driver.properties.add(key=key, value=value)
+    if not message.HasField("driverMetadata") or _properties(message.driverMetadata) != (
+        segment.driver,
+        segment.properties,
+    ):
+        _set_driver(message.driverMetadata, segment)
     return message
+
+
+def _set_driver(message: OffloadDriverMetadata, segment: LedgerSegment) -> None:
+    message.name = segment.driver
+    message.ClearField("properties")
+    for key, value in sorted(segment.properties.items()):
+        message.properties.add(key=key, value=value)
 
 
 def _segment(message: OffloadSegment, expected: int | None, path: str) -> LedgerSegment:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
+from offloaderd.objects.keys import SegmentKeys
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 class Trash:
     """A decided deletion; `upload_id` names an unfinished multipart upload, empty when there is none.
 
+    `ledger_id` is that of a ledger in an object of its own, None for a segment of streaming.
     `bucket` and `prefix` say where the objects lie; None, as in records of the first version, is where the daemon that
     reads it keeps its own.
     """
@@ -26,6 +28,11 @@ class Trash:
     decided_ms: int
     bucket: str | None = None
     prefix: str | None = None
+    ledger_id: int | None = None
+
+    def keys(self, prefix: str) -> SegmentKeys:
+        """Return where the objects lie."""
+        return SegmentKeys(prefix, self.segment_id, self.ledger_id)
 
 
 def encode(value: Trash) -> bytes:
@@ -37,6 +44,7 @@ def encode(value: Trash) -> bytes:
         decided_ms=value.decided_ms,
         bucket=value.bucket,
         prefix=value.prefix,
+        ledger_id=value.ledger_id,
     ).SerializeToString(deterministic=True)
 
 
@@ -50,4 +58,5 @@ def decode(data: bytes, *, path: str) -> Trash:
         decided_ms=record.decided_ms,
         bucket=record.bucket if record.HasField("bucket") else None,
         prefix=record.prefix if record.HasField("prefix") else None,
+        ledger_id=record.ledger_id if record.HasField("ledger_id") else None,
     )

@@ -43,7 +43,7 @@ async def fill(directory: Path) -> None:
     await ground.store(1, runs(3, 0, 10))
     await ground.store(2, runs(3, 10, 5))
     await ground.store(3, runs(3, 12, 3))
-    await store.put(keys.data_key("seg/", UUID(int=9)), b"x", metadata=keys.segment_metadata("standalone"))
+    await store.put(keys.SegmentKeys("seg/", UUID(int=9)).data, b"x", metadata=keys.segment_metadata("standalone"))
 
 
 def run(config: Path, *words: str) -> Result:

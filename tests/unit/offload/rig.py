@@ -16,13 +16,12 @@ from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
 from offloaderd.model import Position, TopicName
-from offloaderd.objects import keys
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.budget import ByteBudget
-from offloaderd.offload.buffer import BufferPool
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
+from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.offload.topic import Workshop
@@ -112,12 +111,10 @@ class Rig:
         """Return every committed entry in order, from the bucket alone, checked against index and manifest."""
         found: list[tuple[Position, bytes]] = []
         for segment in (await catalog.load(self.tree.connect(), topic)).segments:
-            key = keys.data_key("seg/", segment.segment_id)
+            key = segment.keys.data
             data = await self.store.get(key)
-            described = manifest.decode(
-                await self.store.get(keys.manifest_key("seg/", segment.segment_id)), key="manifest"
-            )
-            index = v2.decode_index(await self.store.get(keys.index_key("seg/", segment.segment_id)), key="index")
+            described = manifest.decode(await self.store.get(segment.keys.manifest), key="manifest")
+            index = v2.decode_index(await self.store.get(segment.keys.index), key="index")
             assert described.data_bytes == index.data_bytes == len(data) == segment.object_bytes
             assert described.range == segment.range
             assert [(e.ledger_id, e.first_entry_id, e.offset, e.length) for e in index.extents()] == [

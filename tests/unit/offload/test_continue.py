@@ -276,7 +276,7 @@ async def test_nothing_that_depends_on_the_end_is_sent_before_the_end_is_recorde
         await until_offloaded(topic, LAST)
         (segment,) = topic.map.segments
     assert len(sent_before) == 1
-    key = keys.data_key("seg/", segment.segment_id)
+    key = keys.SegmentKeys("seg/", segment.segment_id).data
     unsent = set(store.sent) - sent_before[0]
     assert (key, max(number for _, number in store.sent)) in unsent
 
@@ -362,7 +362,7 @@ async def test_an_object_that_is_not_what_was_sealed_is_given_up(what: str) -> N
     """The upload is gone, and what is stored under the segment's key is not its object: a new attempt, all there."""
     rig, store = await made_rig()
     left = await sealed(rig, on="put")
-    key = keys.data_key("seg/", left.segment_id)
+    key = keys.SegmentKeys("seg/", left.segment_id).data
     info, data = store._objects[key]
     if what == "gone":
         await store.delete([key])
@@ -476,7 +476,7 @@ async def test_uploads_that_were_created_and_not_recorded_are_taken_up_or_ended(
     """Two requests to create the upload were carried out and none was answered: one is used, none is left."""
     rig, store = await made_rig()
     left = await left_behind(rig)
-    key = keys.data_key("seg/", left.segment_id)
+    key = keys.SegmentKeys("seg/", left.segment_id).data
     await store.abort_upload(key, left.upload_id)
     for _ in range(2):
         await store.create_upload(key)
@@ -491,7 +491,7 @@ async def test_an_object_whose_etag_tells_nothing_is_read_back() -> None:
     """Completed by an owner that died, in a store whose ETags are no MD5: its bytes are compared before the commit."""
     rig, store = await made_rig()
     left = await sealed(rig, on="put")
-    key = keys.data_key("seg/", left.segment_id)
+    key = keys.SegmentKeys("seg/", left.segment_id).data
     info, data = store._objects[key]
     store._objects[key] = (replace(info, etag="opaque"), bytes([data[0], data[1] ^ 1, *data[2:]]))
     await finish(rig, store)

@@ -13,6 +13,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.model import LedgerEnd, Loss, Position
 from offloaderd.objects import keys
+from offloaderd.objects.keys import ObjectKind
 from offloaderd.offload import grant_records
 from offloaderd.offload.copy_check import Unsound, segments_of
 from offloaderd.offload.grants import GrantOptions, Grants
@@ -60,9 +61,9 @@ async def test_every_complete_ledger_gets_a_grant_that_says_what_was_found() -> 
         (second.segment_id, 5, 9),
     ]
     data, index, described = grant.segments[0].objects
-    assert data.key == keys.data_key("seg/", first.segment_id)
-    assert (data.size_bytes, index.key) == (first.object_bytes, keys.index_key("seg/", first.segment_id))
-    assert described.key == keys.manifest_key("seg/", first.segment_id)
+    assert data.key == keys.SegmentKeys("seg/", first.segment_id).data
+    assert (data.size_bytes, index.key) == (first.object_bytes, keys.SegmentKeys("seg/", first.segment_id).index)
+    assert described.key == keys.SegmentKeys("seg/", first.segment_id).manifest
     assert None not in {data.crc32c, index.crc32c, described.crc32c}
     assert (grant.entries, grant.readback, grant.daemon_id, grant.epoch) == (
         10,
@@ -112,25 +113,25 @@ async def _foreign(owned: Owned, key: str) -> None:
 @pytest.mark.parametrize(
     ("damage", "of", "reason"),
     [
-        (_cut, keys.data_key, "size"),
-        (_flip, keys.data_key, "corrupt"),
-        (_drop, keys.data_key, "missing_object"),
-        (_cut, keys.index_key, "corrupt"),
-        (_flip, keys.index_key, "corrupt"),
-        (_drop, keys.index_key, "missing_object"),
-        (_cut, keys.manifest_key, "corrupt"),
-        (_flip, keys.manifest_key, "corrupt"),
-        (_drop, keys.manifest_key, "missing_object"),
-        (_foreign, keys.manifest_key, "corrupt"),
+        (_cut, ObjectKind.DATA, "size"),
+        (_flip, ObjectKind.DATA, "corrupt"),
+        (_drop, ObjectKind.DATA, "missing_object"),
+        (_cut, ObjectKind.INDEX, "corrupt"),
+        (_flip, ObjectKind.INDEX, "corrupt"),
+        (_drop, ObjectKind.INDEX, "missing_object"),
+        (_cut, ObjectKind.MANIFEST, "corrupt"),
+        (_flip, ObjectKind.MANIFEST, "corrupt"),
+        (_drop, ObjectKind.MANIFEST, "missing_object"),
+        (_foreign, ObjectKind.MANIFEST, "corrupt"),
     ],
 )
 async def test_a_copy_that_is_not_whole_gets_no_grant(
-    damage: Callable[[Owned, str], Awaitable[None]], of: Callable[..., str], reason: str
+    damage: Callable[[Owned, str], Awaitable[None]], of: ObjectKind, reason: str
 ) -> None:
     """Missing, short, flipped or foreign objects: no grant for their ledger, an alarm that says which; others go on."""
     rig = await offloaded_topic(10, 10, 10)
     owned = await Owned.claim(rig)
-    await damage(owned, of("seg/", owned.offloader.map.segments[1].segment_id))
+    await damage(owned, owned.offloader.map.segments[1].keys.of(of))
     assert (await _granted(owned, store=owned.ledgers)).keys() == {0, 2}
     assert rig.metrics.source_delete_denied.labels(reason=reason)._value.get() == 1
     await _granted(owned, store=owned.ledgers)
@@ -280,8 +281,8 @@ async def test_a_copy_that_changed_since_its_verification_stops_the_deletion() -
     owned = await Owned.claim(rig)
     await _granted(owned)
     first, second, _ = owned.offloader.map.segments
-    await _drop(owned, keys.index_key("seg/", first.segment_id))
-    await _flip(owned, keys.data_key("seg/", second.segment_id))
+    await _drop(owned, keys.SegmentKeys("seg/", first.segment_id).index)
+    await _flip(owned, keys.SegmentKeys("seg/", second.segment_id).data)
     await _granted(owned, store=owned.ledgers)
     assert await _present(owned) == [0, 1, 2]
     assert rig.metrics.source_delete_denied.labels(reason="missing_object")._value.get() == 2
@@ -304,7 +305,7 @@ async def test_a_deletion_that_was_decided_is_carried_out_by_the_next_owner() ->
         await _granted(owned, store=cast("LedgerStore", Dying()))
     assert await _present(owned) == [0, 1]
     owned = await Owned.claim(rig)
-    key = keys.manifest_key("seg/", owned.offloader.map.segments[0].segment_id)
+    key = keys.SegmentKeys("seg/", owned.offloader.map.segments[0].segment_id).manifest
     stored = await rig.store.get(key)
     await _drop(owned, key)
     await _granted(owned, store=owned.ledgers)

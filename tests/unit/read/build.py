@@ -145,9 +145,9 @@ async def put_segment(
         blocks=tuple(blocks),
         software_version="test",
     )
-    await store.put(keys.data_key(PREFIX, segment_id), bytes(data))
-    await store.put(keys.index_key(PREFIX, segment_id), index)
-    await store.put(keys.manifest_key(PREFIX, segment_id), manifest_format.encode(manifest))
+    await store.put(keys.SegmentKeys(PREFIX, segment_id).data, bytes(data))
+    await store.put(keys.SegmentKeys(PREFIX, segment_id).index, index)
+    await store.put(keys.SegmentKeys(PREFIX, segment_id).manifest, manifest_format.encode(manifest))
     slices = tuple(
         LedgerSlice(part.ledger_id, part.first_entry_id, part.last_entry_id, part.payload_bytes) for part in parts
     )

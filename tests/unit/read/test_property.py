@@ -138,8 +138,8 @@ class Checked:
     ) -> list[Position]:
         """Apply a fault; returns the entries that can still be read."""
         store = self.house.store
-        data, index = keys.data_key(PREFIX, segment_id), keys.index_key(PREFIX, segment_id)
-        manifest = keys.manifest_key(PREFIX, segment_id)
+        data, index = keys.SegmentKeys(PREFIX, segment_id).data, keys.SegmentKeys(PREFIX, segment_id).index
+        manifest = keys.SegmentKeys(PREFIX, segment_id).manifest
 
         async def flip(key: str, at: int) -> None:
             stored = bytearray(await store.get(key))

@@ -110,7 +110,7 @@ async def test_the_other_tier_takes_over(broken: str, priority: ReadPriority, ti
     house, shelf = await three_tiers()
     if broken == "bucket":
         for segment in house.map.segments:
-            await house.store.delete([keys.data_key(PREFIX, segment.segment_id)])
+            await house.store.delete([keys.SegmentKeys(PREFIX, segment.segment_id).data])
     else:
         shelf.rotten = {(3, 0)}
     async with house.reader:
@@ -125,7 +125,7 @@ async def test_the_other_tier_takes_over(broken: str, priority: ReadPriority, ti
 async def test_corruption_in_the_middle_switches_there() -> None:
     """Entries before a corrupt block come from the bucket, the rest from the source, and no byte is wrong."""
     house, _ = await three_tiers()
-    key = keys.data_key(PREFIX, IDS[1])
+    key = keys.SegmentKeys(PREFIX, IDS[1]).data
     stored = bytearray(await house.store.get(key))
     stored[-20] ^= 1
     await house.store.put(key, bytes(stored))
@@ -140,7 +140,7 @@ async def test_the_most_telling_error_is_raised() -> None:
     """When no tier can give an entry: a passing trouble before corruption, corruption before absence."""
     house, shelf = await three_tiers()
     shelf.rotten = {(3, 1)}
-    await house.store.delete([keys.data_key(PREFIX, IDS[0])])
+    await house.store.delete([keys.SegmentKeys(PREFIX, IDS[0]).data])
     async with house.reader:
         with pytest.raises(CorruptData, match="ledger 3"):
             await collect(house)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 ID = uuid.UUID(int=7)
 KEYS = {
-    "data": keys.data_key(PREFIX, ID),
-    "index": keys.index_key(PREFIX, ID),
-    "manifest": keys.manifest_key(PREFIX, ID),
+    "data": keys.SegmentKeys(PREFIX, ID).data,
+    "index": keys.SegmentKeys(PREFIX, ID).index,
+    "manifest": keys.SegmentKeys(PREFIX, ID).manifest,
 }
 PIECES = [Piece(4, 5, payloads(4, 5, 15), 16), Piece(6, 0, payloads(6, 0, 9))]
 WHOLE = (Position(4, 5), Position(6, 9))
@@ -268,7 +268,7 @@ async def test_objects_of_another_segment_are_refused() -> None:
     segment = await put_segment(house.store, PIECES, segment_id=ID)
     other_id = uuid.UUID(int=8)
     await put_segment(house.store, PIECES, segment_id=other_id)
-    swapped = await house.store.get(keys.manifest_key(PREFIX, other_id))
+    swapped = await house.store.get(keys.SegmentKeys(PREFIX, other_id).manifest)
     own = await house.store.get(KEYS["manifest"])
     async with house.reader:
         await house.store.put(KEYS["manifest"], swapped)

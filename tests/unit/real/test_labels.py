@@ -73,11 +73,11 @@ def test_changes_of_one_node_are_named_by_its_kind() -> None:
 @pytest.mark.parametrize(
     ("label", "operation", "key"),
     [
-        ("put index", "put", keys.index_key("", SEGMENT)),
-        ("get manifest", "get", keys.manifest_key("", SEGMENT)),
-        ("head data", "head", keys.data_key("", SEGMENT)),
+        ("put index", "put", keys.SegmentKeys("", SEGMENT).index),
+        ("get manifest", "get", keys.SegmentKeys("", SEGMENT).manifest),
+        ("head data", "head", keys.SegmentKeys("", SEGMENT).data),
         ("put other", "put", "else"),
-        ("upload_part", "upload_part", keys.data_key("", SEGMENT)),
+        ("upload_part", "upload_part", keys.SegmentKeys("", SEGMENT).data),
     ],
 )
 def test_requests_for_objects_are_named_by_their_kind(label: str, operation: str, key: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from offloaderd.objects import keys
 from tests.real.s3_proxy import OPERATIONS, Fault, Message, Shaking, changed, operation_of, suits
 
-DATA = f"/bucket/{keys.data_key('', UUID(int=1))}"
+DATA = f"/bucket/{keys.SegmentKeys('', UUID(int=1)).data}"
 
 
 @pytest.mark.parametrize(

@@ -187,17 +187,17 @@ def committed(described: SegmentManifest) -> CommittedSegment:
 
 def data_key(number: int) -> str:
     """Key of a segment's data."""
-    return keys.data_key(PREFIX, segment_id(number))
+    return keys.SegmentKeys(PREFIX, segment_id(number)).data
 
 
 def index_key(number: int) -> str:
     """Key of a segment's index."""
-    return keys.index_key(PREFIX, segment_id(number))
+    return keys.SegmentKeys(PREFIX, segment_id(number)).index
 
 
 def manifest_key(number: int) -> str:
     """Key of a segment's manifest."""
-    return keys.manifest_key(PREFIX, segment_id(number))
+    return keys.SegmentKeys(PREFIX, segment_id(number)).manifest
 
 
 def all_keys(*numbers: int) -> list[str]:

@@ -134,7 +134,7 @@ async def test_what_others_wrote_stays(ground: Ground, metadata: dict[str, str],
 
 async def test_other_keys_are_not_looked_at(ground: Ground) -> None:
     """Ledger-based offloads, files of operators and objects outside of the prefix are counted, no more."""
-    others = [keys.v1_data_key(PREFIX, segment_id(9), 7), keys.v1_index_key(PREFIX, segment_id(9), 7)]
+    others = [keys.SegmentKeys(PREFIX, segment_id(9), 7).data, keys.SegmentKeys(PREFIX, segment_id(9), 7).index]
     others += [f"{PREFIX}README", f"{PREFIX}{segment_id(9)}-backup", f"{PREFIX}sub/{segment_id(9)}", str(segment_id(9))]
     for key in others:
         await ground.objects.put(key, b"x", metadata=OURS)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"pulsar/broker_entry_metadata.proto\x12\x11offloaderd.pulsar\">\n\x13\x42rokerEntryMetadata\x12\x18\n\x10\x62roker_timestamp\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"pulsar/broker_entry_metadata.proto\x12\x11offloaderd.pulsar\">\n\x13\x42rokerEntryMetadata\x12\x18\n\x10\x62roker_timestamp\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\"A\n\x16\x42rokerEntryMetadataRun\x12\x18\n\x10\x62roker_timestamp\x18\x01 \x03(\x04\x12\r\n\x05index\x18\x02 \x03(\x04')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,4 +33,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BROKERENTRYMETADATA']._serialized_start=57
   _globals['_BROKERENTRYMETADATA']._serialized_end=119
+  _globals['_BROKERENTRYMETADATARUN']._serialized_start=121
+  _globals['_BROKERENTRYMETADATARUN']._serialized_end=186
 # @@protoc_insertion_point(module_scope)

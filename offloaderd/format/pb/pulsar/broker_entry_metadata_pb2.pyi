@@ -3,8 +3,10 @@
 isort:skip_file
 PIP-70 broker entry metadata, as Pulsar's brokers put it before an entry."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -37,3 +39,29 @@ class BrokerEntryMetadata(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BrokerEntryMetadata: _TypeAlias = BrokerEntryMetadata  # noqa: Y015
+
+@_typing.final
+class BrokerEntryMetadataRun(_message.Message):
+    """Many of these, one behind the other, are one of this: how a whole block's are read at once. Never stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def broker_timestamp(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def index(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        broker_timestamp: _abc.Iterable[_builtins.int] | None = ...,
+        index: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_timestamp", b"broker_timestamp", "index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BrokerEntryMetadataRun: _TypeAlias = BrokerEntryMetadataRun  # noqa: Y015

@@ -153,6 +153,9 @@ class OffloadContext(_message.Message):
     LEDGERENTRIES_FIELD_NUMBER: _builtins.int
     NEXTLEDGERID_FIELD_NUMBER: _builtins.int
     DELETEDTIMESTAMP_FIELD_NUMBER: _builtins.int
+    ASSIGNEDTIMESTAMP_FIELD_NUMBER: _builtins.int
+    DATAOBJECTLENGTH_FIELD_NUMBER: _builtins.int
+    PAYLOADBYTES_FIELD_NUMBER: _builtins.int
     uidMsb: _builtins.int
     uidLsb: _builtins.int
     complete: _builtins.bool
@@ -166,6 +169,10 @@ class OffloadContext(_message.Message):
     """The topic's next ledger, as far as it was known then."""
     deletedTimestamp: _builtins.int
     """When the ledger was marked deleted: its segments go once all their ledgers are. Unset: it is kept."""
+    assignedTimestamp: _builtins.int
+    """Of a ledger that was offloaded as a whole (complete): what an OffloadSegment says of a segment."""
+    dataObjectLength: _builtins.int
+    payloadBytes: _builtins.int
     @_builtins.property
     def driverMetadata(self) -> Global___OffloadDriverMetadata: ...
     @_builtins.property
@@ -183,10 +190,13 @@ class OffloadContext(_message.Message):
         ledgerEntries: _builtins.int | None = ...,
         nextLedgerId: _builtins.int | None = ...,
         deletedTimestamp: _builtins.int | None = ...,
+        assignedTimestamp: _builtins.int | None = ...,
+        dataObjectLength: _builtins.int | None = ...,
+        payloadBytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "deletedTimestamp", b"deletedTimestamp", "driverMetadata", b"driverMetadata", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignedTimestamp", b"assignedTimestamp", "bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "dataObjectLength", b"dataObjectLength", "deletedTimestamp", b"deletedTimestamp", "driverMetadata", b"driverMetadata", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "payloadBytes", b"payloadBytes", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "deletedTimestamp", b"deletedTimestamp", "driverMetadata", b"driverMetadata", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "offloadSegment", b"offloadSegment", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignedTimestamp", b"assignedTimestamp", "bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "dataObjectLength", b"dataObjectLength", "deletedTimestamp", b"deletedTimestamp", "driverMetadata", b"driverMetadata", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "offloadSegment", b"offloadSegment", "payloadBytes", b"payloadBytes", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,6 +37,7 @@ class SegmentManifest(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
+    LEDGER_BASED_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     """UUID, lower case"""
     managed_ledger: _builtins.str
@@ -54,6 +55,8 @@ class SegmentManifest(_message.Message):
     """length of the index object"""
     index_crc32c: _builtins.int
     software_version: _builtins.str
+    ledger_based: _builtins.bool
+    """a whole ledger in PIP-17's format; its blocks here are runs of entries"""
     @_builtins.property
     def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentLedger]:
         """ascending by ledger id"""
@@ -88,10 +91,11 @@ class SegmentManifest(_message.Message):
         software_version: _builtins.str = ...,
         losses: _abc.Iterable[Global___SegmentLoss] | None = ...,
         ends: _abc.Iterable[Global___SegmentLedgerEnd] | None = ...,
+        ledger_based: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "blocks", b"blocks", "cluster", b"cluster", "data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "index_bytes", b"index_bytes", "index_crc32c", b"index_crc32c", "ledgers", b"ledgers", "losses", b"losses", "managed_ledger", b"managed_ledger", "preamble_bytes", b"preamble_bytes", "sealed_ms", b"sealed_ms", "segment_id", b"segment_id", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "blocks", b"blocks", "cluster", b"cluster", "data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "index_bytes", b"index_bytes", "index_crc32c", b"index_crc32c", "ledger_based", b"ledger_based", "ledgers", b"ledgers", "losses", b"losses", "managed_ledger", b"managed_ledger", "preamble_bytes", b"preamble_bytes", "sealed_ms", b"sealed_ms", "segment_id", b"segment_id", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -156,6 +160,8 @@ class SegmentBlock(_message.Message):
     LAST_BROKER_TIMESTAMP_FIELD_NUMBER: _builtins.int
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     LAST_INDEX_FIELD_NUMBER: _builtins.int
+    HEAD_BYTES_FIELD_NUMBER: _builtins.int
+    PAD_BYTES_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     first_entry_id: _builtins.int
     entry_count: _builtins.int
@@ -170,6 +176,9 @@ class SegmentBlock(_message.Message):
     last_broker_timestamp: _builtins.int
     first_index: _builtins.int
     last_index: _builtins.int
+    head_bytes: _builtins.int
+    """Bytes before the first entry and after the last, where they are not those of a PIP-76 block (128 and 4)."""
+    pad_bytes: _builtins.int
     @_builtins.property
     def sparse_entry(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Positions inside the block, every few entries: entry id = first_entry_id + entry, byte = offset + at."""
@@ -191,27 +200,37 @@ class SegmentBlock(_message.Message):
         last_broker_timestamp: _builtins.int | None = ...,
         first_index: _builtins.int | None = ...,
         last_index: _builtins.int | None = ...,
+        head_bytes: _builtins.int | None = ...,
+        pad_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp", "_first_index", b"_first_index", "_last_broker_timestamp", b"_last_broker_timestamp", "_last_index", b"_last_index", "first_broker_timestamp", b"first_broker_timestamp", "first_index", b"first_index", "last_broker_timestamp", b"last_broker_timestamp", "last_index", b"last_index"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp", "_first_index", b"_first_index", "_head_bytes", b"_head_bytes", "_last_broker_timestamp", b"_last_broker_timestamp", "_last_index", b"_last_index", "_pad_bytes", b"_pad_bytes", "first_broker_timestamp", b"first_broker_timestamp", "first_index", b"first_index", "head_bytes", b"head_bytes", "last_broker_timestamp", b"last_broker_timestamp", "last_index", b"last_index", "pad_bytes", b"pad_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp", "_first_index", b"_first_index", "_last_broker_timestamp", b"_last_broker_timestamp", "_last_index", b"_last_index", "crc32c", b"crc32c", "entry_count", b"entry_count", "first_broker_timestamp", b"first_broker_timestamp", "first_entry_id", b"first_entry_id", "first_index", b"first_index", "last_broker_timestamp", b"last_broker_timestamp", "last_index", b"last_index", "ledger_id", b"ledger_id", "length", b"length", "offset", b"offset", "sparse_at", b"sparse_at", "sparse_entry", b"sparse_entry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp", "_first_index", b"_first_index", "_head_bytes", b"_head_bytes", "_last_broker_timestamp", b"_last_broker_timestamp", "_last_index", b"_last_index", "_pad_bytes", b"_pad_bytes", "crc32c", b"crc32c", "entry_count", b"entry_count", "first_broker_timestamp", b"first_broker_timestamp", "first_entry_id", b"first_entry_id", "first_index", b"first_index", "head_bytes", b"head_bytes", "last_broker_timestamp", b"last_broker_timestamp", "last_index", b"last_index", "ledger_id", b"ledger_id", "length", b"length", "offset", b"offset", "pad_bytes", b"pad_bytes", "sparse_at", b"sparse_at", "sparse_entry", b"sparse_entry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_broker_timestamp: _TypeAlias = _typing.Literal["first_broker_timestamp"]  # noqa: Y015
     _WhichOneofArgType__first_broker_timestamp: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp"]  # noqa: Y015
     _WhichOneofReturnType__first_index: _TypeAlias = _typing.Literal["first_index"]  # noqa: Y015
     _WhichOneofArgType__first_index: _TypeAlias = _typing.Literal["_first_index", b"_first_index"]  # noqa: Y015
+    _WhichOneofReturnType__head_bytes: _TypeAlias = _typing.Literal["head_bytes"]  # noqa: Y015
+    _WhichOneofArgType__head_bytes: _TypeAlias = _typing.Literal["_head_bytes", b"_head_bytes"]  # noqa: Y015
     _WhichOneofReturnType__last_broker_timestamp: _TypeAlias = _typing.Literal["last_broker_timestamp"]  # noqa: Y015
     _WhichOneofArgType__last_broker_timestamp: _TypeAlias = _typing.Literal["_last_broker_timestamp", b"_last_broker_timestamp"]  # noqa: Y015
     _WhichOneofReturnType__last_index: _TypeAlias = _typing.Literal["last_index"]  # noqa: Y015
     _WhichOneofArgType__last_index: _TypeAlias = _typing.Literal["_last_index", b"_last_index"]  # noqa: Y015
+    _WhichOneofReturnType__pad_bytes: _TypeAlias = _typing.Literal["pad_bytes"]  # noqa: Y015
+    _WhichOneofArgType__pad_bytes: _TypeAlias = _typing.Literal["_pad_bytes", b"_pad_bytes"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_broker_timestamp) -> _WhichOneofReturnType__first_broker_timestamp | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_index) -> _WhichOneofReturnType__first_index | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__head_bytes) -> _WhichOneofReturnType__head_bytes | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_broker_timestamp) -> _WhichOneofReturnType__last_broker_timestamp | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_index) -> _WhichOneofReturnType__last_index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pad_bytes) -> _WhichOneofReturnType__pad_bytes | None: ...
 
 Global___SegmentBlock: _TypeAlias = SegmentBlock  # noqa: Y015
 

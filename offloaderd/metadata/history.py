@@ -1,0 +1,90 @@
+"""A topic's planned history as it is stored: the ranges over their nodes, and the steps that change one. Pure but `load`.
+
+Who writes them fences himself: the owner by its epoch, a job by its lease in the plan, whose version each of its
+transactions checks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import NotFound
+from offloaderd.metadata import paths
+from offloaderd.metadata.each import each
+from offloaderd.metadata.nodes import node
+from offloaderd.metadata.port import Create, Replace, Versioned
+from offloaderd.metadata.records import history as history_record
+from offloaderd.metadata.records.history import RANGES_PER_NODE, HistoryRange, RangeState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from offloaderd.metadata.port import MetadataStore, Step
+    from offloaderd.model import Position, TopicName
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRanges:
+    """All ranges of a topic's history, ascending, and the versions of the nodes that they are in."""
+
+    topic: TopicName
+    ranges: tuple[HistoryRange, ...] = ()
+    versions: tuple[int, ...] = ()
+
+    @classmethod
+    def split(cls, topic: TopicName, ranges: Sequence[HistoryRange]) -> HistoryRanges:
+        """Return ranges that are to be stored for the first time."""
+        return cls(topic, tuple(ranges), (0,) * -(-len(ranges) // RANGES_PER_NODE))
+
+    def creations(self) -> Iterator[Create]:
+        """Yield the steps that store them; each fits into a transaction of its own."""
+        for number in range(len(self.versions)):
+            yield Create(paths.history_range_node(self.topic, number), history_record.encode_ranges(self._node(number)))
+
+    def next_after(self, position: Position) -> int | None:
+        """Return the index of the first range that ends behind a position, None when there is none."""
+        return next((index for index, one in enumerate(self.ranges) if one.end > position), None)
+
+    def with_range(self, index: int, changed: HistoryRange) -> tuple[Step, HistoryRanges]:
+        """Return the step that changes a range, and the ranges afterwards."""
+        number = index // RANGES_PER_NODE
+        after = replace(
+            self,
+            ranges=(*self.ranges[:index], changed, *self.ranges[index + 1 :]),
+            versions=(*self.versions[:number], self.versions[number] + 1, *self.versions[number + 1 :]),
+        )
+        path = paths.history_range_node(self.topic, number)
+        return Replace(path, history_record.encode_ranges(after._node(number)), self.versions[number]), after
+
+    def behind(self, position: Position) -> list[int]:
+        """Return the indices of ranges that end at a position or before it and are not marked done."""
+        return [n for n, one in enumerate(self.ranges) if one.end <= position and one.state is not RangeState.DONE]
+
+    def counts(self) -> dict[RangeState, int]:
+        """Return how many ranges are in each state."""
+        found = Counter(one.state for one in self.ranges)
+        return {state: found[state] for state in RangeState}
+
+    def _node(self, number: int) -> tuple[HistoryRange, ...]:
+        return self.ranges[number * RANGES_PER_NODE : (number + 1) * RANGES_PER_NODE]
+
+
+async def load(store: MetadataStore, topic: TopicName, count: int) -> HistoryRanges:
+    """Read a plan's `count` ranges. Raises CorruptData, NotFound when some are missing, Transient."""
+
+    async def read(number: int) -> Versioned:
+        path = paths.history_range_node(topic, number)
+        found = await node(store, path)
+        if found is None:
+            raise NotFound(f"{path} is missing", hint="delete the topic's history/plan node to have it planned again")
+        return found
+
+    nodes = await each(range(-(-count // RANGES_PER_NODE)), read)
+    ranges: list[HistoryRange] = []
+    for number, found in enumerate(nodes):
+        ranges += history_record.decode_ranges(found.value, path=paths.history_range_node(topic, number))
+    if len(ranges) != count:
+        raise NotFound(f"{topic} has {len(ranges)} of {count} ranges of history", hint="plan it again")
+    return HistoryRanges(topic, tuple(ranges), tuple(found.version for found in nodes))

@@ -1,0 +1,216 @@
+"""`history/plan` and `history/ranges/<n>`: what lay before a topic's live edge, and how far it is offloaded (PIP-76).
+
+The plan is written by the owner that finds closed ledgers and nothing offloaded; it fixes the boundary for good. The
+ranges come when whoever is to offload it has split it. What is offloaded follows from the map alone: ranges tell who
+works on what, so that several may and an operator sees it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import InvalidInput
+from offloaderd.format.pb.storage import history_pb2
+from offloaderd.metadata.records import codec
+from offloaderd.model import HistoryOrder, LedgerEnd, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+ERROR_CHARS_MAX = 300
+RANGES_PER_NODE = 200
+"""A range takes up to 500 bytes with an error, so a node has 100 kB at most, and is rewritten with each step."""
+
+
+class Worker(StrEnum):
+    """Who offloads a topic's history."""
+
+    DAEMON = "daemon"
+    JOB = "job"
+
+
+class RangeState(StrEnum):
+    """How far a range is."""
+
+    PLANNED = "planned"
+    CLAIMED = "claimed"
+    DONE = "done"
+
+
+_TO_WIRE = {
+    RangeState.PLANNED: history_pb2.HISTORY_RANGE_STATE_PLANNED,
+    RangeState.CLAIMED: history_pb2.HISTORY_RANGE_STATE_CLAIMED,
+    RangeState.DONE: history_pb2.HISTORY_RANGE_STATE_DONE,
+}
+_FROM_WIRE = {number: state for state, number in _TO_WIRE.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryPlan:
+    """What is history: from entry 0 of ledger `first` to `last`. Live segments begin with entry 0 of `boundary`.
+
+    No ledger is split between the two. `ranges` is 0 until it has been split; `holder` is the job's driver that may
+    commit, until `holder_until_ms`.
+    """
+
+    boundary: int
+    first: int
+    last: Position
+    order: HistoryOrder
+    worker: Worker
+    planned_ms: int
+    epoch: int
+    daemon_id: str
+    entries: int
+    payload_bytes: int
+    segment_bytes: int = 0
+    ranges: int = 0
+    probes: int = 0
+    split_ms: int = 0
+    doubtful_ledgers: int = 0
+    done_ms: int = 0
+    holder: str = ""
+    holder_until_ms: int = 0
+
+    @property
+    def live_begin(self) -> Position:
+        """Where live segments begin."""
+        return Position(self.boundary, 0)
+
+    @property
+    def end(self) -> LedgerEnd:
+        """How the last ledger of history ended."""
+        return LedgerEnd(self.last.entry_id + 1, self.boundary)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRange:
+    """What one segment of history is to hold: from `begin` to `end`, both inclusive."""
+
+    begin: Position
+    end: Position
+    entries: int
+    payload_bytes: int
+    state: RangeState = RangeState.PLANNED
+    holder: str = ""
+    epoch: int = 0
+    lease_until_ms: int = 0
+    segment_id: UUID | None = None
+    tries: int = 0
+    last_error: str = ""
+
+
+def encode(value: HistoryPlan) -> bytes:
+    """Return the plan's node's content."""
+    return history_pb2.HistoryPlanRecord(
+        boundary_ledger_id=value.boundary,
+        first_ledger_id=value.first,
+        last_ledger_id=value.last.ledger_id,
+        last_entry_id=value.last.entry_id,
+        order=value.order.value,
+        worker=value.worker.value,
+        planned_ms=value.planned_ms,
+        epoch=value.epoch,
+        daemon_id=value.daemon_id,
+        entries=value.entries,
+        payload_bytes=value.payload_bytes,
+        segment_bytes=value.segment_bytes,
+        ranges=value.ranges,
+        probes=value.probes,
+        split_ms=value.split_ms,
+        doubtful_ledgers=value.doubtful_ledgers,
+        done_ms=value.done_ms,
+        holder=value.holder,
+        holder_until_ms=value.holder_until_ms,
+    ).SerializeToString(deterministic=True)
+
+
+def decode(data: bytes, *, path: str) -> HistoryPlan:
+    """Read the plan's node's content; raises CorruptData."""
+    record = codec.parse(history_pb2.HistoryPlanRecord, data, path)
+    first = codec.position(path, record.first_ledger_id, 0)
+    last = codec.position(path, record.last_ledger_id, record.last_entry_id)
+    boundary = codec.position(path, record.boundary_ledger_id, 0)
+    if not first <= last < boundary or last.ledger_id == boundary.ledger_id:
+        codec.corrupt(path, f"a history that begins with {first} and ends before {boundary}", last)
+    try:
+        order, worker = HistoryOrder.parse(record.order), Worker(record.worker)
+    except (InvalidInput, ValueError):
+        codec.corrupt(path, "a known order and worker", f"{record.order!r} and {record.worker!r}")
+    return HistoryPlan(
+        boundary=boundary.ledger_id,
+        first=first.ledger_id,
+        last=last,
+        order=order,
+        worker=worker,
+        planned_ms=record.planned_ms,
+        epoch=record.epoch,
+        daemon_id=record.daemon_id,
+        entries=record.entries,
+        payload_bytes=record.payload_bytes,
+        segment_bytes=record.segment_bytes,
+        ranges=record.ranges,
+        probes=record.probes,
+        split_ms=record.split_ms,
+        doubtful_ledgers=record.doubtful_ledgers,
+        done_ms=record.done_ms,
+        holder=record.holder,
+        holder_until_ms=record.holder_until_ms,
+    )
+
+
+def encode_ranges(values: Sequence[HistoryRange]) -> bytes:
+    """Return the content of a node with so many ranges."""
+    return history_pb2.HistoryRangesRecord(ranges=map(_to_message, values)).SerializeToString(deterministic=True)
+
+
+def decode_ranges(data: bytes, *, path: str) -> tuple[HistoryRange, ...]:
+    """Read the content of a node with ranges, which ascend; raises CorruptData."""
+    record = codec.parse(history_pb2.HistoryRangesRecord, data, path)
+    found = tuple(_from_message(one, path) for one in record.ranges)
+    for before, after in zip(found, found[1:], strict=False):
+        if before.end >= after.begin:
+            codec.corrupt(path, f"a range behind {before.end}", after.begin)
+    return found
+
+
+def _to_message(value: HistoryRange) -> history_pb2.HistoryRangeRecord:
+    return history_pb2.HistoryRangeRecord(
+        begin_ledger_id=value.begin.ledger_id,
+        begin_entry_id=value.begin.entry_id,
+        end_ledger_id=value.end.ledger_id,
+        end_entry_id=value.end.entry_id,
+        entries=value.entries,
+        payload_bytes=value.payload_bytes,
+        state=_TO_WIRE[value.state],
+        holder=value.holder,
+        epoch=value.epoch,
+        lease_until_ms=value.lease_until_ms,
+        segment_id=str(value.segment_id) if value.segment_id is not None else "",
+        tries=value.tries,
+        last_error=value.last_error[:ERROR_CHARS_MAX],
+    )
+
+
+def _from_message(message: history_pb2.HistoryRangeRecord, path: str) -> HistoryRange:
+    begin = codec.position(path, message.begin_ledger_id, message.begin_entry_id)
+    end = codec.position(path, message.end_ledger_id, message.end_entry_id)
+    state = _FROM_WIRE.get(message.state)
+    if end < begin or state is None:
+        codec.corrupt(path, "a range in a known state", f"{begin}..{end} in state {message.state}")
+    return HistoryRange(
+        begin=begin,
+        end=end,
+        entries=message.entries,
+        payload_bytes=message.payload_bytes,
+        state=state,
+        holder=message.holder,
+        epoch=message.epoch,
+        lease_until_ms=message.lease_until_ms,
+        segment_id=codec.segment_id(path, message.segment_id) if message.segment_id else None,
+        tries=message.tries,
+        last_error=message.last_error,
+    )
