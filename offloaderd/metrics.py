@@ -34,6 +34,7 @@ from offloaderd.metric_values import (
 )
 from offloaderd.metrics_continue import ContinueMetrics
 from offloaderd.metrics_gc import GcMetrics
+from offloaderd.metrics_history import HistoryMetrics
 from offloaderd.metrics_outage import OutageMetrics
 from offloaderd.metrics_placement import PlacementMetrics
 from offloaderd.metrics_retention import RetentionMetrics
@@ -47,7 +48,9 @@ if TYPE_CHECKING:
 disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series and no panel reads it
 
 
-class Metrics(ContinueMetrics, OutageMetrics, GcMetrics, RetentionMetrics, PlacementMetrics, ScrubMetrics):
+class Metrics(
+    ContinueMetrics, OutageMetrics, GcMetrics, RetentionMetrics, PlacementMetrics, ScrubMetrics, HistoryMetrics
+):
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -69,6 +72,7 @@ class Metrics(ContinueMetrics, OutageMetrics, GcMetrics, RetentionMetrics, Place
         self._gc()
         self._retention()
         self._scrub()
+        self._history()
 
     def _identity(self) -> None:
         self.build_info = self._gauge(

@@ -25,7 +25,7 @@ from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import LedgerEnd, Loss, Position
+from offloaderd.model import LedgerEnd, Loss, OffloadMethod, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -139,7 +139,11 @@ class TopicMap:
     def awaits(self, position: Position) -> bool:
         """Say whether a position is of history that is neither offloaded nor known to be lost yet."""
         plan = self.unfinished
-        return plan is not None and position < plan.live_begin and (self.history_end is None or self.history_end < position)
+        return (
+            plan is not None
+            and position < plan.live_begin
+            and (self.history_end is None or self.history_end < position)
+        )
 
     def joined(self, end: Position, begin: Position) -> bool:
         """Say whether it is on record that nothing lies between two entries that are next to each other in the map."""
@@ -184,6 +188,9 @@ class TopicMap:
         a gap inside a ledger.
         """
         segment.checked()
+        if segment.method is OffloadMethod.LEDGER_BASED:
+            whole = LedgerEnd(segment.end.entry_id + 1, None)
+            ends = {segment.end.ledger_id: whole, **ends}
         if self.floor is not None and segment.begin <= self.floor:
             raise Conflict(f"segment {segment.segment_id} ({segment.range}) begins in what was deleted to {self.floor}")
         index = bisect_left(self.segments, segment.begin, key=_begin)
@@ -273,6 +280,10 @@ class TopicMap:
                 f"entries {part.first_entry_id} to {part.last_entry_id}"
             )
         added = ledger_segment(segment, part)
+        if segment.method is OffloadMethod.LEDGER_BASED or known.whole:
+            if known.segments:
+                raise Conflict(f"segment {segment.segment_id} is not all of ledger {part.ledger_id} of {self.topic}")
+            known = replace(known, end=LedgerEnd(part.entries, None))
         segments = (*known.segments[:index], added, *known.segments[index:])
         return context.encode(replace(known, segments=segments))
 

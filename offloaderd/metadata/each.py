@@ -16,8 +16,8 @@ B = TypeVar("B")
 IN_FLIGHT_MAX = 32
 
 
-async def each(items: Sequence[A], ask: Callable[[A], Awaitable[B]]) -> list[B]:
-    """Return `ask`'s answer for every item, in order; the first error ends all. At most IN_FLIGHT_MAX at a time."""
+async def each(items: Sequence[A], ask: Callable[[A], Awaitable[B]], *, in_flight_max: int = IN_FLIGHT_MAX) -> list[B]:
+    """Return `ask`'s answer for every item, in order; the first error ends all. So many at a time at most."""
     answers: dict[int, B] = {}
     todo = iter(enumerate(items))
 
@@ -27,7 +27,7 @@ async def each(items: Sequence[A], ask: Callable[[A], Awaitable[B]]) -> list[B]:
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(IN_FLIGHT_MAX, len(items))):
+            for _ in range(min(in_flight_max, len(items))):
                 group.create_task(work(), name="metadata request")
     except BaseExceptionGroup as errors:
         raise first_of(errors) from None

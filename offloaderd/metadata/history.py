@@ -1,4 +1,4 @@
-"""A topic's planned history as it is stored: the ranges over their nodes, and the steps that change one. Pure but `load`.
+"""A topic's planned history as it is stored: the ranges over their nodes, and the steps that change one.
 
 Who writes them fences himself: the owner by its epoch, a job by its lease in the plan, whose version each of its
 transactions checks.
@@ -41,7 +41,9 @@ class HistoryRanges:
     def creations(self) -> Iterator[Create]:
         """Yield the steps that store them; each fits into a transaction of its own."""
         for number in range(len(self.versions)):
-            yield Create(paths.history_range_node(self.topic, number), history_record.encode_ranges(self._node(number)))
+            yield Create(
+                paths.history_range_node(self.topic, number), history_record.encode_ranges(self.on_node(number))
+            )
 
     def next_after(self, position: Position) -> int | None:
         """Return the index of the first range that ends behind a position, None when there is none."""
@@ -56,7 +58,7 @@ class HistoryRanges:
             versions=(*self.versions[:number], self.versions[number] + 1, *self.versions[number + 1 :]),
         )
         path = paths.history_range_node(self.topic, number)
-        return Replace(path, history_record.encode_ranges(after._node(number)), self.versions[number]), after
+        return Replace(path, history_record.encode_ranges(after.on_node(number)), self.versions[number]), after
 
     def behind(self, position: Position) -> list[int]:
         """Return the indices of ranges that end at a position or before it and are not marked done."""
@@ -67,7 +69,8 @@ class HistoryRanges:
         found = Counter(one.state for one in self.ranges)
         return {state: found[state] for state in RangeState}
 
-    def _node(self, number: int) -> tuple[HistoryRange, ...]:
+    def on_node(self, number: int) -> tuple[HistoryRange, ...]:
+        """Return the ranges of one node."""
         return self.ranges[number * RANGES_PER_NODE : (number + 1) * RANGES_PER_NODE]
 
 

@@ -18,20 +18,22 @@ from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import context
+from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records.history import RangeState
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.metadata.port import MetadataStore, Versioned
-    from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.records.trash import Trash
     from offloaderd.model import TopicName
     from offloaderd.objects.keys import SegmentKeys
 
 KNOWN_NODES = frozenset(
-    {"attempt", "epoch", "floor", "grants", "ledgers", "losses", "owner", "policy", "trash", "verified"}
+    {"attempt", "epoch", "floor", "grants", "history", "ledgers", "losses", "owner", "policy", "trash", "verified"}
 )
+HISTORY_NODES = frozenset({"attempt", "plan", "ranges"})
 """All that a topic's folder may hold; a newer version may refer to segments in nodes that this one does not know."""
 
 
@@ -80,10 +82,9 @@ async def look(store: MetadataStore) -> References:
         )
     found = References()
     folders = await _topic_folders(store)
-    for topic, attempt, segments, trash in await each(folders, lambda folder: _read_topic(store, folder)):
+    for topic, attempts, segments, trash in await each(folders, lambda folder: _read_topic(store, folder)):
         found.topics.add(topic)
-        if attempt is not None:
-            found.attempts[attempt.segment_id] = topic
+        found.attempts.update(dict.fromkeys(attempts, topic))
         found.committed.update(segments)
         found.trash.update({one.segment_id: (topic, one) for one in trash})
     return found
@@ -99,8 +100,8 @@ async def _topic_folders(store: MetadataStore) -> list[str]:
 
 async def _read_topic(
     store: MetadataStore, folder: str
-) -> tuple[TopicName, Attempt | None, dict[UUID, Committed], list[Trash]]:
-    """Read a topic's attempt, contexts and trash, in this order. Raises Conflict for a node that nobody knows."""
+) -> tuple[TopicName, list[UUID], dict[UUID, Committed], list[Trash]]:
+    """Read a topic's attempts, contexts and trash, in this order. Raises Conflict for a node that nobody knows."""
     try:
         topic = paths.parse_topic(folder)
     except InvalidInput:
@@ -109,20 +110,34 @@ async def _read_topic(
             hint="delete the node if no program of yours needs it; until then nothing is collected",
         ) from None
     names = await store.children(folder)
-    unknown = sorted(set(names) - KNOWN_NODES)
+    below = await store.children(paths.history(topic)) if "history" in names else ()
+    unknown = sorted({*names} - KNOWN_NODES | {f"history/{name}" for name in {*below} - HISTORY_NODES})
     if unknown:
         raise Conflict(
             f"{folder} holds {', '.join(unknown)}, of which this version knows nothing",
             hint="a newer offloaderd may keep references there: collect with that version",
         )
-    attempt = await _attempt(store, topic) if "attempt" in names else None  # one that begins later has no objects yet
-    return topic, attempt, await _segments(store, topic), await _trash(store, topic)
+    # One that begins later has no objects yet.
+    attempts = await _attempt(store, paths.attempt(topic)) if "attempt" in names else []
+    if below:
+        attempts += await _attempt(store, paths.history_attempt(topic)) + await _ranges(store, topic)
+    return topic, attempts, await _segments(store, topic), await _trash(store, topic)
 
 
-async def _attempt(store: MetadataStore, topic: TopicName) -> Attempt | None:
-    path = paths.attempt(topic)
+async def _attempt(store: MetadataStore, path: str) -> list[UUID]:
     node = await _node(store, path)
-    return attempt_record.decode(node.value, path=path) if node is not None else None
+    return [attempt_record.decode(node.value, path=path).segment_id] if node is not None else []
+
+
+async def _ranges(store: MetadataStore, topic: TopicName) -> list[UUID]:
+    """Return the segments of ranges of history that somebody has claimed."""
+    found = []
+    for name in await store.children(paths.history_ranges(topic)):
+        path = f"{paths.history_ranges(topic)}/{name}"
+        node = await _node(store, path)
+        ranges = history_record.decode_ranges(node.value, path=path) if node is not None else ()
+        found += [one.segment_id for one in ranges if one.segment_id is not None and one.state is RangeState.CLAIMED]
+    return found
 
 
 async def _segments(store: MetadataStore, topic: TopicName) -> dict[UUID, Committed]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput
@@ -171,7 +172,7 @@ def decode_ranges(data: bytes, *, path: str) -> tuple[HistoryRange, ...]:
     """Read the content of a node with ranges, which ascend; raises CorruptData."""
     record = codec.parse(history_pb2.HistoryRangesRecord, data, path)
     found = tuple(_from_message(one, path) for one in record.ranges)
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in pairwise(found):
         if before.end >= after.begin:
             codec.corrupt(path, f"a range behind {before.end}", after.begin)
     return found
