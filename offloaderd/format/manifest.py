@@ -10,12 +10,13 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
 
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.format.entries import framed_bytes
+from offloaderd.format.entry_time import Survey
 from offloaderd.format.manifest_rules import Broken, canonical_uuid, check
 from offloaderd.format.messages import parse_message
 from offloaderd.format.pb.storage import manifest_pb2 as pb
@@ -24,7 +25,13 @@ from offloaderd.model import LedgerEnd, Loss, OffloadMethod, Position, SegmentRa
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Literal, TypeAlias
     from uuid import UUID
+
+    _Number: TypeAlias = Literal[
+        "first_broker_timestamp", "last_broker_timestamp", "first_index", "last_index",
+        "time_min", "time_max", "index_max", "first_publish_time",
+    ]  # fmt: skip
 
 MAGIC = 0x8F4F464D
 VERSION = 1
@@ -39,8 +46,9 @@ class BlockInfo:
     """One block of the data object: its entries, where it lies, and the CRC-32C of all its bytes.
 
     `sparse` has ascending pairs (entry, at): entry `first_entry_id + entry` begins at byte `at` of the block. The
-    timestamps and indexes are PIP-70's of the first and the last entry. Of a whole ledger's object (V1) it is a run of
-    entries inside one of its much larger blocks, with `head_bytes` only where that begins, `pad_bytes` where it ends.
+    timestamps and indexes are PIP-70's of the first and the last entry; `survey` is about the times and indexes of all
+    of them, None in manifests of older versions. Of a whole ledger's object (V1) it is a run of entries inside one of
+    its much larger blocks, with `head_bytes` only where that begins, `pad_bytes` where it ends.
     """
 
     ledger_id: int
@@ -54,6 +62,8 @@ class BlockInfo:
     last_broker_timestamp: int | None = None
     first_index: int | None = None
     last_index: int | None = None
+    survey: Survey | None = None
+    first_publish_time: int | None = None
     head_bytes: int = BLOCK_HEADER_BYTES
     pad_bytes: int = PAD_BYTES_MIN
 
@@ -66,6 +76,24 @@ class BlockInfo:
     def last_entry_id(self) -> int:
         """Id of the last entry in the block."""
         return self.first_entry_id + self.entry_count - 1
+
+    @property
+    def first_time(self) -> int | None:
+        """Time of the first entry: the broker's, else the producer's; None for none, or one that nobody looked for."""
+        return self.first_publish_time if self.first_broker_timestamp is None else self.first_broker_timestamp
+
+
+class Past(NamedTuple):
+    """What lay before a segment, as far as it was known when it was sealed.
+
+    `entries` of the topic, which is the sequence number of the segment's first. Of all entries from `since` up to the
+    segment, `time_max` is the greatest time and `index_max` the greatest index; None for none.
+    """
+
+    entries: int
+    since: Position
+    time_max: int | None = None
+    index_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +134,7 @@ class SegmentManifest:
     losses: tuple[Loss, ...] = ()
     ends: tuple[tuple[int, LedgerEnd], ...] = ()
     method: OffloadMethod = OffloadMethod.STREAMING
+    past: Past | None = None
 
     @property
     def range(self) -> SegmentRange:
@@ -189,6 +218,7 @@ def _to_message(manifest: SegmentManifest) -> pb.SegmentManifest:
         losses=map(loss_to_message, manifest.losses),
         ends=[end_to_message(*pair) for pair in manifest.ends],
         ledger_based=manifest.method is OffloadMethod.LEDGER_BASED,
+        past=past_to_message(manifest.past) if manifest.past else None,
     )
 
 
@@ -221,8 +251,24 @@ def block_to_message(block: BlockInfo) -> pb.SegmentBlock:
         last_broker_timestamp=block.last_broker_timestamp,
         first_index=block.first_index,
         last_index=block.last_index,
+        time_min=block.survey.time_min if block.survey else None,
+        time_max=block.survey.time_max if block.survey else None,
+        untimed=block.survey.untimed if block.survey else None,
+        index_max=block.survey.index_max if block.survey else None,
+        first_publish_time=block.first_publish_time,
         head_bytes=None if block.head_bytes == BLOCK_HEADER_BYTES else block.head_bytes,
         pad_bytes=None if block.pad_bytes == PAD_BYTES_MIN else block.pad_bytes,
+    )
+
+
+def past_to_message(past: Past) -> pb.SegmentPast:
+    """Return the message of what lay before a segment."""
+    return pb.SegmentPast(
+        entries=past.entries,
+        since_ledger_id=past.since.ledger_id,
+        since_entry_id=past.since.entry_id,
+        time_max=past.time_max,
+        index_max=past.index_max,
     )
 
 
@@ -262,6 +308,7 @@ def _from_message(message: pb.SegmentManifest) -> SegmentManifest:
         losses=tuple(map(loss_from_message, message.losses)),
         ends=tuple(map(end_from_message, message.ends)),
         method=OffloadMethod.LEDGER_BASED if message.ledger_based else OffloadMethod.STREAMING,
+        past=past_from_message(message.past) if message.HasField("past") else None,
     )
 
 
@@ -289,12 +336,31 @@ def block_from_message(message: pb.SegmentBlock) -> BlockInfo:
         length=message.length,
         crc32c=message.crc32c,
         sparse=_pairs(message.sparse_entry, message.sparse_at),
-        first_broker_timestamp=message.first_broker_timestamp if message.HasField("first_broker_timestamp") else None,
-        last_broker_timestamp=message.last_broker_timestamp if message.HasField("last_broker_timestamp") else None,
-        first_index=message.first_index if message.HasField("first_index") else None,
-        last_index=message.last_index if message.HasField("last_index") else None,
+        first_broker_timestamp=_optional(message, "first_broker_timestamp"),
+        last_broker_timestamp=_optional(message, "last_broker_timestamp"),
+        first_index=_optional(message, "first_index"),
+        last_index=_optional(message, "last_index"),
+        survey=_survey_from_message(message),
+        first_publish_time=_optional(message, "first_publish_time"),
         head_bytes=message.head_bytes if message.HasField("head_bytes") else BLOCK_HEADER_BYTES,
         pad_bytes=message.pad_bytes if message.HasField("pad_bytes") else PAD_BYTES_MIN,
+    )
+
+
+def _survey_from_message(message: pb.SegmentBlock) -> Survey | None:
+    if not message.HasField("untimed"):
+        return None
+    least, greatest = _optional(message, "time_min"), _optional(message, "time_max")
+    return Survey(least, greatest, message.untimed, _optional(message, "index_max"))
+
+
+def past_from_message(message: pb.SegmentPast) -> Past:
+    """Read what lay before a segment."""
+    return Past(
+        message.entries,
+        Position(message.since_ledger_id, message.since_entry_id),
+        message.time_max if message.HasField("time_max") else None,
+        message.index_max if message.HasField("index_max") else None,
     )
 
 
@@ -309,6 +375,12 @@ def end_from_message(message: pb.SegmentLedgerEnd) -> tuple[int, LedgerEnd]:
     """Read a ledger's end, with the ledger's id."""
     following = message.next_ledger_id if message.HasField("next_ledger_id") else None
     return message.ledger_id, LedgerEnd(message.entries, following)
+
+
+def _optional(message: pb.SegmentBlock, field: _Number) -> int | None:
+    """Return a number if it is there."""
+    value: int = getattr(message, field)
+    return value if message.HasField(field) else None
 
 
 def _pairs(entries: Iterable[int], ats: Iterable[int]) -> tuple[tuple[int, int], ...]:

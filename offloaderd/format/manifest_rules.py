@@ -66,6 +66,7 @@ def check(manifest: SegmentManifest) -> None:
         raise Broken(f"an index of at least {index_bytes} bytes", manifest.index_bytes)
     _check_losses(manifest)
     _check_ends(manifest)
+    _check_past(manifest)
 
 
 def _index_bytes_min(manifest: SegmentManifest) -> int:
@@ -143,6 +144,33 @@ def _check_block(number: int, block: BlockInfo) -> None:
         if not low <= at <= high:
             raise Broken(f"sparse position of block {number} from {low} to {high}", at)
         entry_before, at_before = entry, at
+    _check_survey(number, block)
+
+
+def _check_survey(number: int, block: BlockInfo) -> None:
+    """What a block says of all its entries has to have room for what it says of the first and the last."""
+    survey = block.survey
+    if survey is None:
+        if block.first_publish_time is not None:
+            raise Broken(f"no publish time of block {number}, which says nothing of its times", "one")
+        return
+    times = (survey.time_min, survey.time_max)
+    if not 0 <= survey.untimed <= block.entry_count:
+        raise Broken(f"at most {block.entry_count} entries of block {number} without a time", survey.untimed)
+    if (times == (None, None)) != (survey.untimed == block.entry_count) or times.count(None) == 1:
+        raise Broken(f"least and greatest time of block {number} if an entry has one", times)
+    if survey.time_min is not None and survey.time_max is not None:
+        low, high = survey.time_min, survey.time_max
+        for time in (high, block.first_time, block.last_broker_timestamp):
+            if time is not None and not low <= time <= high:
+                raise Broken(f"times of block {number} from {low} to {high}", time)
+    elif block.first_time is not None or block.last_broker_timestamp is not None:
+        raise Broken(f"no time in block {number}, whose entries have none", block.first_time)
+    if None not in (block.first_publish_time, block.first_broker_timestamp):
+        raise Broken(f"one time of the first entry of block {number}", "two")
+    for index in (block.first_index, block.last_index):
+        if index is not None and (survey.index_max is None or index > survey.index_max):
+            raise Broken(f"indexes of block {number} up to {survey.index_max}", index)
 
 
 def _check_ledgers(manifest: SegmentManifest) -> None:
@@ -202,6 +230,17 @@ def _check_ends(manifest: SegmentManifest) -> None:
         if end.next_ledger_id is not None and not ledger_id < end.next_ledger_id <= LEDGER_ID_MAX:
             raise Broken(f"a ledger behind {ledger_id} as the next one", end.next_ledger_id)
         least = ledger_id + 1
+
+
+def _check_past(manifest: SegmentManifest) -> None:
+    """What is known of the time before cannot begin behind the segment's begin."""
+    past, begin = manifest.past, manifest.range.begin
+    if past is None:
+        return
+    if not (_possible(past.since) and past.since <= begin):
+        raise Broken(f"times before the segment to be known from a position up to {begin}", past.since)
+    if past.since == begin and (past.time_max is not None or past.index_max is not None):
+        raise Broken(f"no time before {begin}, where what is known begins", past.time_max)
 
 
 def _possible(position: Position) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
-    from offloaderd.format.manifest import BlockInfo, LedgerPart
+    from offloaderd.format.manifest import BlockInfo, LedgerPart, Past
     from offloaderd.model import LedgerEnd, Loss
 
 
@@ -73,6 +73,7 @@ class Seal:
     ledgers: tuple[LedgerPart, ...]
     losses: tuple[Loss, ...] = ()
     ends: tuple[tuple[int, LedgerEnd], ...] = ()
+    past: Past | None = None
 
     @property
     def end(self) -> Position:
@@ -109,6 +110,15 @@ class Attempt:
     def keys(self, prefix: str) -> SegmentKeys:
         """Return where its objects lie, or will."""
         return SegmentKeys(prefix, self.segment_id, self.ledger_id)
+
+    @property
+    def end(self) -> Position | None:
+        """Position of the last entry that it is to hold, once that is decided."""
+        if self.seal is not None:
+            return self.seal.end
+        if isinstance(self.layout, LedgerLayout):
+            return Position(self.begin.ledger_id, self.layout.entries - 1)
+        return None
 
     @property
     def whole(self) -> bool:
@@ -216,6 +226,7 @@ def _seal_to_message(seal: Seal) -> records_pb2.AttemptSeal:
         ledgers=map(manifest.part_to_message, seal.ledgers),
         losses=map(manifest.loss_to_message, seal.losses),
         ends=[manifest.end_to_message(*pair) for pair in seal.ends],
+        past=manifest.past_to_message(seal.past) if seal.past else None,
     )
 
 
@@ -231,4 +242,5 @@ def _seal_from_message(message: records_pb2.AttemptSeal) -> Seal:
         ledgers=tuple(map(manifest.part_from_message, message.ledgers)),
         losses=tuple(map(manifest.loss_from_message, message.losses)),
         ends=tuple(map(manifest.end_from_message, message.ends)),
+        past=manifest.past_from_message(message.past) if message.HasField("past") else None,
     )

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.format import manifest
+from offloaderd.format.entry_time import Survey
+from offloaderd.format.manifest import Past
 from offloaderd.format.pb.storage import manifest_pb2 as pb
 from offloaderd.model import LedgerEnd, Loss, Position, SegmentRange
 from tests.unit.format import builders
@@ -145,6 +147,12 @@ def whole(**changes: object) -> Callable[[SegmentManifest], SegmentManifest]:
     return lambda valid: replace(valid, **changes)  # type: ignore[arg-type]
 
 
+def surveyed(*numbers: int | None, **changes: object) -> Callable[[SegmentManifest], SegmentManifest]:
+    """Say of block 0 what its times are, which are all that it says of them unless `changes` say more."""
+    nothing = {"first_broker_timestamp": None, "first_index": None}
+    return block(0, survey=Survey(*numbers), **{**nothing, **changes})  # type: ignore[arg-type]
+
+
 def lost(*numbers: int) -> Callable[[SegmentManifest], SegmentManifest]:
     """Record one loss, given by ledger and entry after which and before which it lies."""
     after, before = Position(*numbers[:2]), Position(*numbers[2:])
@@ -207,6 +215,27 @@ BROKEN = [
     (whole(ends=((7, LedgerEnd(44, None)),)), "at least 45 entries at the end of ledger 7"),
     (whole(ends=((6, LedgerEnd(-1, None)),)), "at least 0 entries at the end of ledger 6"),
     (whole(ends=((7, LedgerEnd(45, 7)),)), "a ledger behind 7 as the next one"),
+    (block(0, first_publish_time=5), "no publish time of block 0, which says nothing of its times"),
+    (surveyed(None, None, 4), "at most 3 entries of block 0 without a time"),
+    (surveyed(5, 6, 3), "least and greatest time of block 0 if an entry has one"),
+    (surveyed(None, None, 2), "least and greatest time of block 0 if an entry has one"),
+    (surveyed(5, None, 0), "least and greatest time of block 0 if an entry has one"),
+    (surveyed(6, 5, 0), "times of block 0 from 6 to 5"),
+    (surveyed(5, 6, 0, first_broker_timestamp=7), "times of block 0 from 5 to 6"),
+    (surveyed(5, 6, 0, last_broker_timestamp=4), "times of block 0 from 5 to 6"),
+    (surveyed(5, 6, 0, first_publish_time=7), "times of block 0 from 5 to 6"),
+    (surveyed(None, None, 3, first_publish_time=7), "no time in block 0, whose entries have none"),
+    (surveyed(None, None, 3, last_broker_timestamp=7), "no time in block 0, whose entries have none"),
+    (
+        surveyed(5, 6, 0, first_publish_time=5, first_broker_timestamp=6),
+        "one time of the first entry of block 0",
+    ),
+    (surveyed(5, 6, 0, 8, last_index=9), "indexes of block 0 up to 8"),
+    (surveyed(5, 6, 0, first_index=0), "indexes of block 0 up to None"),
+    (whole(past=Past(0, Position(7, 42))), "times before the segment to be known from a position up to 7:41"),
+    (whole(past=Past(0, Position(7, -1))), "times before the segment to be known from a position up to 7:41"),
+    (whole(past=Past(0, Position(7, 41), 5)), "no time before 7:41, where what is known begins"),
+    (whole(past=Past(0, Position(7, 41), None, 5)), "no time before 7:41, where what is known begins"),
 ]
 
 
@@ -273,6 +302,32 @@ def test_losses_and_ends_are_kept() -> None:
     """What was lost and how ledgers ended is read back, at the front of a topic and with or without a next ledger."""
     described = replace(VALID, losses=LOSSES, ends=ENDS)
     assert manifest.decode(manifest.encode(described), key=KEY) == described
+
+
+SURVEYS = [
+    None,
+    Survey(0, 0, 0, 0),
+    Survey(5, 2**64 - 1, 2, 2**64 - 1),
+    Survey(7, 7, 0),
+    Survey(None, None, 3),
+    Survey(None, None, 3, 4),
+]
+
+
+@pytest.mark.parametrize("survey", SURVEYS)
+@pytest.mark.parametrize("past", [None, Past(0, Position(7, 41)), Past(2**64 - 1, Position(0, 0), 0, 2**64 - 1)])
+def test_times_and_the_past_are_kept(survey: Survey | None, past: Past | None) -> None:
+    """What a block says of its times, and the segment of what lay before: also that there is none, or none known."""
+    described = block(0, survey=survey, first_broker_timestamp=None, first_index=None)(replace(VALID, past=past))
+    assert manifest.decode(manifest.encode(described), key=KEY) == described
+
+
+def test_the_time_of_the_first_entry_is_the_brokers_or_the_producers() -> None:
+    """Either is recorded, not both; a block may have none."""
+    published = block(0, first_publish_time=5, survey=Survey(5, 5), first_broker_timestamp=None, first_index=None)
+    assert VALID.blocks[0].first_time == VALID.blocks[0].first_broker_timestamp
+    assert manifest.decode(manifest.encode(published(VALID)), key=KEY).blocks[0].first_time == 5
+    assert block(0, first_broker_timestamp=None)(VALID).blocks[0].first_time is None
 
 
 def test_without_losses_and_ends_the_bytes_are_those_of_before() -> None:

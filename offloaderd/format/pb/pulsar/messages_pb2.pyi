@@ -189,3 +189,35 @@ class SingleMessageMetadata(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SingleMessageMetadata: _TypeAlias = SingleMessageMetadata  # noqa: Y015
+
+@_typing.final
+class MessageMetadataRun(_message.Message):
+    """What many of MessageMetadata, one behind the other, are as one message: how a whole block's are read at once. Never
+    stored.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_NAME_FIELD_NUMBER: _builtins.int
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    PUBLISH_TIME_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def producer_name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def sequence_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def publish_time(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        producer_name: _abc.Iterable[_builtins.bytes] | None = ...,
+        sequence_id: _abc.Iterable[_builtins.int] | None = ...,
+        publish_time: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_name", b"producer_name", "publish_time", b"publish_time", "sequence_id", b"sequence_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MessageMetadataRun: _TypeAlias = MessageMetadataRun  # noqa: Y015

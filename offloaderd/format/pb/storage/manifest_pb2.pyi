@@ -38,6 +38,7 @@ class SegmentManifest(_message.Message):
     LOSSES_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
     LEDGER_BASED_FIELD_NUMBER: _builtins.int
+    PAST_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     """UUID, lower case"""
     managed_ledger: _builtins.str
@@ -73,6 +74,10 @@ class SegmentManifest(_message.Message):
     def ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentLedgerEnd]:
         """of the ledger before the segment and of its own, ascending"""
 
+    @_builtins.property
+    def past(self) -> Global___SegmentPast:
+        """absent in manifests of older versions"""
+
     def __init__(
         self,
         *,
@@ -92,14 +97,58 @@ class SegmentManifest(_message.Message):
         losses: _abc.Iterable[Global___SegmentLoss] | None = ...,
         ends: _abc.Iterable[Global___SegmentLedgerEnd] | None = ...,
         ledger_based: _builtins.bool = ...,
+        past: Global___SegmentPast | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["past", b"past"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "blocks", b"blocks", "cluster", b"cluster", "data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "index_bytes", b"index_bytes", "index_crc32c", b"index_crc32c", "ledger_based", b"ledger_based", "ledgers", b"ledgers", "losses", b"losses", "managed_ledger", b"managed_ledger", "preamble_bytes", b"preamble_bytes", "sealed_ms", b"sealed_ms", "segment_id", b"segment_id", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "blocks", b"blocks", "cluster", b"cluster", "data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "index_bytes", b"index_bytes", "index_crc32c", b"index_crc32c", "ledger_based", b"ledger_based", "ledgers", b"ledgers", "losses", b"losses", "managed_ledger", b"managed_ledger", "past", b"past", "preamble_bytes", b"preamble_bytes", "sealed_ms", b"sealed_ms", "segment_id", b"segment_id", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SegmentManifest: _TypeAlias = SegmentManifest  # noqa: Y015
+
+@_typing.final
+class SegmentPast(_message.Message):
+    """What lay before the segment, as far as it was known when it was sealed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    SINCE_LEDGER_ID_FIELD_NUMBER: _builtins.int
+    SINCE_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    TIME_MAX_FIELD_NUMBER: _builtins.int
+    INDEX_MAX_FIELD_NUMBER: _builtins.int
+    entries: _builtins.int
+    """of the topic: the sequence number of the segment's first entry"""
+    since_ledger_id: _builtins.int
+    """from here up to the segment the times and indexes of all entries are known"""
+    since_entry_id: _builtins.int
+    time_max: _builtins.int
+    """the greatest of these entries' times"""
+    index_max: _builtins.int
+    def __init__(
+        self,
+        *,
+        entries: _builtins.int = ...,
+        since_ledger_id: _builtins.int = ...,
+        since_entry_id: _builtins.int = ...,
+        time_max: _builtins.int | None = ...,
+        index_max: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_index_max", b"_index_max", "_time_max", b"_time_max", "index_max", b"index_max", "time_max", b"time_max"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_index_max", b"_index_max", "_time_max", b"_time_max", "entries", b"entries", "index_max", b"index_max", "since_entry_id", b"since_entry_id", "since_ledger_id", b"since_ledger_id", "time_max", b"time_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__index_max: _TypeAlias = _typing.Literal["index_max"]  # noqa: Y015
+    _WhichOneofArgType__index_max: _TypeAlias = _typing.Literal["_index_max", b"_index_max"]  # noqa: Y015
+    _WhichOneofReturnType__time_max: _TypeAlias = _typing.Literal["time_max"]  # noqa: Y015
+    _WhichOneofArgType__time_max: _TypeAlias = _typing.Literal["_time_max", b"_time_max"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__index_max) -> _WhichOneofReturnType__index_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_max) -> _WhichOneofReturnType__time_max | None: ...
+
+Global___SegmentPast: _TypeAlias = SegmentPast  # noqa: Y015
 
 @_typing.final
 class SegmentLedger(_message.Message):
@@ -160,6 +209,11 @@ class SegmentBlock(_message.Message):
     LAST_BROKER_TIMESTAMP_FIELD_NUMBER: _builtins.int
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     LAST_INDEX_FIELD_NUMBER: _builtins.int
+    TIME_MIN_FIELD_NUMBER: _builtins.int
+    TIME_MAX_FIELD_NUMBER: _builtins.int
+    UNTIMED_FIELD_NUMBER: _builtins.int
+    INDEX_MAX_FIELD_NUMBER: _builtins.int
+    FIRST_PUBLISH_TIME_FIELD_NUMBER: _builtins.int
     HEAD_BYTES_FIELD_NUMBER: _builtins.int
     PAD_BYTES_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
@@ -176,6 +230,14 @@ class SegmentBlock(_message.Message):
     last_broker_timestamp: _builtins.int
     first_index: _builtins.int
     last_index: _builtins.int
+    time_min: _builtins.int
+    """What a seek goes by: the broker's timestamp or else the publish time, and the message index, of all entries."""
+    time_max: _builtins.int
+    untimed: _builtins.int
+    """entries without a time; absent: nobody looked (older versions)"""
+    index_max: _builtins.int
+    first_publish_time: _builtins.int
+    """of the first entry, if it has no broker timestamp"""
     head_bytes: _builtins.int
     """Bytes before the first entry and after the last, where they are not those of a PIP-76 block (128 and 4)."""
     pad_bytes: _builtins.int
@@ -200,37 +262,62 @@ class SegmentBlock(_message.Message):
         last_broker_timestamp: _builtins.int | None = ...,
         first_index: _builtins.int | None = ...,
         last_index: _builtins.int | None = ...,
+        time_min: _builtins.int | None = ...,
+        time_max: _builtins.int | None = ...,
+        untimed: _builtins.int | None = ...,
+        index_max: _builtins.int | None = ...,
+        first_publish_time: _builtins.int | None = ...,
         head_bytes: _builtins.int | None = ...,
         pad_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp", "_first_index", b"_first_index", "_head_bytes", b"_head_bytes", "_last_broker_timestamp", b"_last_broker_timestamp", "_last_index", b"_last_index", "_pad_bytes", b"_pad_bytes", "first_broker_timestamp", b"first_broker_timestamp", "first_index", b"first_index", "head_bytes", b"head_bytes", "last_broker_timestamp", b"last_broker_timestamp", "last_index", b"last_index", "pad_bytes", b"pad_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp", "_first_index", b"_first_index", "_first_publish_time", b"_first_publish_time", "_head_bytes", b"_head_bytes", "_index_max", b"_index_max", "_last_broker_timestamp", b"_last_broker_timestamp", "_last_index", b"_last_index", "_pad_bytes", b"_pad_bytes", "_time_max", b"_time_max", "_time_min", b"_time_min", "_untimed", b"_untimed", "first_broker_timestamp", b"first_broker_timestamp", "first_index", b"first_index", "first_publish_time", b"first_publish_time", "head_bytes", b"head_bytes", "index_max", b"index_max", "last_broker_timestamp", b"last_broker_timestamp", "last_index", b"last_index", "pad_bytes", b"pad_bytes", "time_max", b"time_max", "time_min", b"time_min", "untimed", b"untimed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp", "_first_index", b"_first_index", "_head_bytes", b"_head_bytes", "_last_broker_timestamp", b"_last_broker_timestamp", "_last_index", b"_last_index", "_pad_bytes", b"_pad_bytes", "crc32c", b"crc32c", "entry_count", b"entry_count", "first_broker_timestamp", b"first_broker_timestamp", "first_entry_id", b"first_entry_id", "first_index", b"first_index", "head_bytes", b"head_bytes", "last_broker_timestamp", b"last_broker_timestamp", "last_index", b"last_index", "ledger_id", b"ledger_id", "length", b"length", "offset", b"offset", "pad_bytes", b"pad_bytes", "sparse_at", b"sparse_at", "sparse_entry", b"sparse_entry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp", "_first_index", b"_first_index", "_first_publish_time", b"_first_publish_time", "_head_bytes", b"_head_bytes", "_index_max", b"_index_max", "_last_broker_timestamp", b"_last_broker_timestamp", "_last_index", b"_last_index", "_pad_bytes", b"_pad_bytes", "_time_max", b"_time_max", "_time_min", b"_time_min", "_untimed", b"_untimed", "crc32c", b"crc32c", "entry_count", b"entry_count", "first_broker_timestamp", b"first_broker_timestamp", "first_entry_id", b"first_entry_id", "first_index", b"first_index", "first_publish_time", b"first_publish_time", "head_bytes", b"head_bytes", "index_max", b"index_max", "last_broker_timestamp", b"last_broker_timestamp", "last_index", b"last_index", "ledger_id", b"ledger_id", "length", b"length", "offset", b"offset", "pad_bytes", b"pad_bytes", "sparse_at", b"sparse_at", "sparse_entry", b"sparse_entry", "time_max", b"time_max", "time_min", b"time_min", "untimed", b"untimed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_broker_timestamp: _TypeAlias = _typing.Literal["first_broker_timestamp"]  # noqa: Y015
     _WhichOneofArgType__first_broker_timestamp: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp"]  # noqa: Y015
     _WhichOneofReturnType__first_index: _TypeAlias = _typing.Literal["first_index"]  # noqa: Y015
     _WhichOneofArgType__first_index: _TypeAlias = _typing.Literal["_first_index", b"_first_index"]  # noqa: Y015
+    _WhichOneofReturnType__first_publish_time: _TypeAlias = _typing.Literal["first_publish_time"]  # noqa: Y015
+    _WhichOneofArgType__first_publish_time: _TypeAlias = _typing.Literal["_first_publish_time", b"_first_publish_time"]  # noqa: Y015
     _WhichOneofReturnType__head_bytes: _TypeAlias = _typing.Literal["head_bytes"]  # noqa: Y015
     _WhichOneofArgType__head_bytes: _TypeAlias = _typing.Literal["_head_bytes", b"_head_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__index_max: _TypeAlias = _typing.Literal["index_max"]  # noqa: Y015
+    _WhichOneofArgType__index_max: _TypeAlias = _typing.Literal["_index_max", b"_index_max"]  # noqa: Y015
     _WhichOneofReturnType__last_broker_timestamp: _TypeAlias = _typing.Literal["last_broker_timestamp"]  # noqa: Y015
     _WhichOneofArgType__last_broker_timestamp: _TypeAlias = _typing.Literal["_last_broker_timestamp", b"_last_broker_timestamp"]  # noqa: Y015
     _WhichOneofReturnType__last_index: _TypeAlias = _typing.Literal["last_index"]  # noqa: Y015
     _WhichOneofArgType__last_index: _TypeAlias = _typing.Literal["_last_index", b"_last_index"]  # noqa: Y015
     _WhichOneofReturnType__pad_bytes: _TypeAlias = _typing.Literal["pad_bytes"]  # noqa: Y015
     _WhichOneofArgType__pad_bytes: _TypeAlias = _typing.Literal["_pad_bytes", b"_pad_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__time_max: _TypeAlias = _typing.Literal["time_max"]  # noqa: Y015
+    _WhichOneofArgType__time_max: _TypeAlias = _typing.Literal["_time_max", b"_time_max"]  # noqa: Y015
+    _WhichOneofReturnType__time_min: _TypeAlias = _typing.Literal["time_min"]  # noqa: Y015
+    _WhichOneofArgType__time_min: _TypeAlias = _typing.Literal["_time_min", b"_time_min"]  # noqa: Y015
+    _WhichOneofReturnType__untimed: _TypeAlias = _typing.Literal["untimed"]  # noqa: Y015
+    _WhichOneofArgType__untimed: _TypeAlias = _typing.Literal["_untimed", b"_untimed"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_broker_timestamp) -> _WhichOneofReturnType__first_broker_timestamp | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_index) -> _WhichOneofReturnType__first_index | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_publish_time) -> _WhichOneofReturnType__first_publish_time | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__head_bytes) -> _WhichOneofReturnType__head_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__index_max) -> _WhichOneofReturnType__index_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_broker_timestamp) -> _WhichOneofReturnType__last_broker_timestamp | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_index) -> _WhichOneofReturnType__last_index | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pad_bytes) -> _WhichOneofReturnType__pad_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_max) -> _WhichOneofReturnType__time_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_min) -> _WhichOneofReturnType__time_min | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__untimed) -> _WhichOneofReturnType__untimed | None: ...
 
 Global___SegmentBlock: _TypeAlias = SegmentBlock  # noqa: Y015
 

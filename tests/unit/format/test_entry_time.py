@@ -1,0 +1,116 @@
+"""Times and indexes of entries: as Pulsar's seek sees them, one by one and by the block."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offloaderd.format import broker_entry
+from offloaderd.format.entry_time import EntryTime, Survey, survey, time_of
+from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata
+
+NOW = 1_700_000_000_000
+UINT64 = 2**64 - 1
+
+
+def message(
+    publish_time: int = NOW, *, sequence_id: int = 7, producer: str = "standalone-0-1", checksum: bool = True
+) -> bytes:
+    """Return an entry as a producer sends it."""
+    metadata = MessageMetadata(
+        producer_name=producer, sequence_id=sequence_id, publish_time=publish_time, partition_key="k"
+    ).SerializeToString()
+    return (b"\x0e\x01abcd" if checksum else b"") + len(metadata).to_bytes(4, "big") + metadata + b"content"
+
+
+def brute_force(payloads: list[bytes]) -> Survey:
+    """Return what a survey has to say, entry by entry."""
+    found = [time_of(payload) for payload in payloads]
+    times = [one.time_ms for one in found if one.time_ms is not None]
+    indexes = [one.message_index for one in found if one.message_index is not None]
+    untimed = len(found) - len(times)
+    return Survey(min(times, default=None), max(times, default=None), untimed, max(indexes, default=None))
+
+
+numbers = st.one_of(
+    st.integers(NOW - 50, NOW + 50), st.integers(0, UINT64), st.sampled_from([0, 127, 128, 2**35 - 1, 2**35, 2**42])
+)
+messages = st.builds(
+    message,
+    numbers,
+    sequence_id=numbers,
+    producer=st.sampled_from(["", "p", "é" * 40, "x" * 127, "x" * 128]),
+    checksum=st.booleans(),
+)
+heads = st.builds(
+    lambda time, index, rest: broker_entry.encode_head(broker_timestamp=time, index=index) + rest,
+    st.none() | numbers,
+    st.none() | numbers,
+    messages | st.binary(max_size=20),
+)
+
+
+@st.composite
+def spoilt(draw: st.DrawFn) -> bytes:
+    """Draw an entry that is cut short, or has one byte that is another."""
+    entry = bytearray(draw(heads | messages))
+    at = draw(st.integers(0, len(entry) - 1))
+    if draw(st.booleans()):
+        return bytes(entry[:at])
+    entry[at] = draw(st.integers(0, 255))
+    return bytes(entry)
+
+
+entries = st.one_of(heads, messages, spoilt(), st.binary(max_size=30))
+
+
+@given(payloads=st.lists(entries, max_size=8) | st.lists(heads, max_size=8) | st.lists(messages, max_size=8))
+def test_a_survey_says_what_its_entries_say(payloads: list[bytes]) -> None:
+    """However brokers and producers write, and whatever else there is: the short ways change nothing."""
+    assert survey(payloads) == brute_force(payloads)
+
+
+@given(time=st.none() | numbers, index=st.none() | numbers, published=numbers)
+def test_the_brokers_clock_counts_before_the_producers(time: int | None, index: int | None, published: int) -> None:
+    """The publish time counts only where the broker noted none."""
+    payload = broker_entry.encode_head(broker_timestamp=time, index=index) + message(published)
+    assert time_of(payload) == EntryTime(published if time is None else time, index)
+    assert time_of(message(published)) == EntryTime(published, None)
+
+
+HEAD = broker_entry.encode_head(broker_timestamp=NOW, index=5)
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        pytest.param(HEAD + message(), EntryTime(NOW, 5), id="whole"),
+        pytest.param(HEAD, EntryTime(NOW, 5), id="nothing but a head"),
+        pytest.param(HEAD[:-1], EntryTime(None, None), id="cut short"),
+        pytest.param(HEAD[:5], EntryTime(None, None), id="cut in its size"),
+        pytest.param(b"\x0e\x02\x00\x00\x00\x7f" + HEAD[6:], EntryTime(None, None), id="a size beyond the entry"),
+        pytest.param(b"\x0e\x02\xff\xff\xff\xff" + HEAD[6:], EntryTime(None, None), id="a negative size"),
+        pytest.param(
+            b"\x0e\x02\x00\x00\x00\x0b" + HEAD[6:] + b"\x1a\x00" + message(), EntryTime(NOW, 5), id="unknown fields"
+        ),
+        pytest.param(b"\x0e\x02\x00\x00\x00\x00" + message(3), EntryTime(3, None), id="an empty head"),
+        pytest.param(b"", EntryTime(None, None), id="empty"),
+        pytest.param(b'{"flight": 1}', EntryTime(None, None), id="no message"),
+        pytest.param(message()[:-20], EntryTime(None, None), id="a message cut in its metadata"),
+    ],
+)
+def test_times_of_odd_entries(payload: bytes, expected: EntryTime) -> None:
+    """What brokers cut short, extend or leave out is no error; bytes that tell no time have none."""
+    assert time_of(payload) == expected
+    assert survey([payload, HEAD + message()]) == brute_force([payload, HEAD + message()])
+
+
+def test_a_number_that_reaches_into_the_next_head_is_noticed() -> None:
+    """Heads are read together: one that is not whole must not take from its neighbour."""
+    torn = b"\x0e\x02\x00\x00\x00\x02\x08\x85"
+    assert time_of(torn) == EntryTime(None, None)
+    assert survey([torn, HEAD]) == Survey(NOW, NOW, 1, 5)
+    assert survey([HEAD, torn]) == Survey(NOW, NOW, 1, 5)
+    two = b"\x0e\x02\x00\x00\x00\x0a\x08\x05\x0e\x02\x00\x00\x00\x01\x08\x06"
+    assert survey([two, HEAD]) == brute_force([two, HEAD])
