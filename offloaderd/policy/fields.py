@@ -87,7 +87,7 @@ class Field:
 
     def _fits(self, value: object) -> bool:
         if self.kind is Kind.WORD:
-            return isinstance(value, str) and value in self.choices
+            return self._word(value) is not None
         if self.kind is Kind.TEXT:
             return isinstance(value, str) and re.fullmatch(self.shape, value) is not None
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -100,8 +100,8 @@ class Field:
 
     def settled(self, value: object) -> object:
         """Return a sound value in its one spelling: any negative number is OFF, a word the value that it names."""
-        if self.kind is Kind.WORD and self.words is not None:
-            return self.words(str(value))
+        if self.kind is Kind.WORD:
+            return self._word(value)
         if self.off and isinstance(value, int | float) and value < 0:
             return type(value)(OFF)
         return float(value) if self.kind is Kind.SECONDS and isinstance(value, int) else value
@@ -112,14 +112,18 @@ class Field:
         Raises InvalidInput.
         """
         value: object = text.strip() if self.kind in {Kind.WORD, Kind.TEXT} else self._number(text, scale)
-        if self.kind is Kind.WORD and self.words is not None:
-            try:
-                value = self.words(str(value))
-            except (InvalidInput, ValueError):
-                raise InvalidInput(f"{self.label}: {text!r} is not {self.allowed}") from None
-        elif not self._fits(value):
+        if not self._fits(value):
             raise InvalidInput(f"{self.label}: {text!r} is not {self.allowed}")
         return self.settled(value)
+
+    def _word(self, value: object) -> StrEnum | None:
+        """Return what a word stands for, also one that Pulsar or a PIP spells otherwise; None for no such word."""
+        if self.words is None or not isinstance(value, str):
+            return None
+        try:
+            return self.words(value)
+        except (InvalidInput, ValueError):
+            return None
 
     def _number(self, text: str, scale: Fraction) -> int | float | None:
         match = _NUMBER.fullmatch(text)

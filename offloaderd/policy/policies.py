@@ -7,7 +7,7 @@ says "off" is not what says nothing: a threshold or lag of OFF ends the search, 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offloaderd.model import HistoryOrder, OffloadMethod, OutagePolicy, ReadPriority, TierRetention
 
@@ -43,7 +43,7 @@ class OffloadPolicies:
     retention_age_s: float | None = None
     retention_bytes: int | None = None
 
-    def said(self) -> Mapping[str, object]:
+    def said(self) -> Mapping[str, Any]:
         """Return what it says, by name, in the order of the fields."""
         values = {name: getattr(self, name) for name in NAMES}
         return {name: value for name, value in values.items() if value is not None}

@@ -7,23 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 from offloaderd.errors import InvalidInput
 from offloaderd.model import OffloadMethod, TierRetention
+from offloaderd.policy.effective import Effective, Level, Origin
 from offloaderd.policy.fields import FIELDS, shown
-from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.policy.policies import NAMES, OffloadPolicies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from offloaderd.policy.effective import Effective
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a policy is to hold: what the daemon has, and how long Pulsar keeps the topics (None: nobody knows)."""
+    """Where a policy is to hold: what the daemon has, and how long Pulsar keeps the topics (None: not known)."""
 
-    bucket: str = ""
-    prefix: str = ""
+    bucket: str | None = None
+    prefix: str | None = None
     has_source: bool = True
     retention_s: float | None = None
+
+
+ANYWHERE = Place()
+"""Where nothing is known of the place."""
 
 
 def sound(given: Mapping[str, object]) -> tuple[OffloadPolicies, list[str]]:
@@ -52,6 +55,12 @@ def contradictions(own: OffloadPolicies, merged: Effective, place: Place) -> lis
         *_retention(own),
         *_location(own, place),
     ]
+
+
+def by_itself(own: OffloadPolicies) -> Effective:
+    """Return a policy as if there were no other levels, not even defaults."""
+    here = Level(Origin.TOPIC, own)
+    return Effective(own, dict.fromkeys(NAMES, here))
 
 
 def checked(own: OffloadPolicies, flaws: list[str], merged: Effective, place: Place) -> None:
@@ -119,7 +128,7 @@ def _location(own: OffloadPolicies, place: Place) -> Iterator[str]:
     """One daemon stores in one place: what else is stored below another prefix nobody would collect or rebuild."""
     for name, here in (("bucket", place.bucket), ("prefix", place.prefix)):
         value = getattr(own, name)
-        if value is not None and value != here:
+        if value is not None and here is not None and value != here:
             yield (
                 f"{FIELDS[name].label}: {value!r} is not where this daemon stores; it is {here!r}, by its setting "
                 f"objects.{name}"
