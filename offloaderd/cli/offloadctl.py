@@ -16,6 +16,7 @@ from offloaderd.cli.ctl import (
     ledgers,
     offload,
     options,
+    policies,
     produce,
     read,
     segments,
@@ -62,6 +63,8 @@ for command in (
     gc.gc,
     ledgers.ledgers,
     grants.grants,
+    policies.broker,
+    policies.namespaces,
 ):
     cli.add_command(command)
 

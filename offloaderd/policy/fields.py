@@ -126,6 +126,8 @@ class Field:
             return None
 
     def _number(self, text: str, scale: Fraction) -> int | float | None:
+        if self.off and text.strip().lower() in {"off", "never"}:
+            return OFF if self.kind is Kind.BYTES else float(OFF)
         match = _NUMBER.fullmatch(text)
         if match is None:
             return None

@@ -1,0 +1,89 @@
+"""What may not be said together, each told with its values; all of it at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from offloaderd.errors import InvalidInput
+from offloaderd.model import OffloadMethod, TierRetention
+from offloaderd.policy.effective import Level, Origin, effective
+from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.policy.rules import ANYWHERE, Place, by_itself, checked, contradictions, sound
+
+HERE = Place(bucket="pulsar", prefix="p/")
+
+
+def wrong(own: OffloadPolicies, *inherited: OffloadPolicies, place: Place = HERE) -> list[str]:
+    """Say what is wrong with a topic's policy over those of a namespace and the broker."""
+    above = [Level(origin, one, "acme/eu") for origin, one in zip([Origin.NAMESPACE, Origin.BROKER], inherited)]  # noqa: B905
+    return contradictions(own, effective([Level(Origin.TOPIC, own, "t"), *above]), place)
+
+
+def test_a_minimum_age_is_at_most_the_maximum_of_any_level() -> None:
+    """Also of another level, which is named; equal ones are fine, and so is what this policy does not touch."""
+    [said] = wrong(OffloadPolicies(segment_age_min_s=61.0), OffloadPolicies(segment_age_max_s=60.0))
+    assert said.startswith(
+        "segment_age_min_s (minOffloadSegmentRolloverTimeMinutes) = 61 s of the topic t is more than "
+    )
+    assert "= 1 min of the namespace acme/eu" in said
+    assert wrong(OffloadPolicies(segment_age_min_s=60.0), OffloadPolicies(segment_age_max_s=60.0)) == []
+    crossed = OffloadPolicies(segment_age_min_s=9.0, segment_age_max_s=8.0)
+    assert wrong(OffloadPolicies(segment_bytes_max=5), crossed) == []
+    assert len(wrong(crossed)) == 1
+
+
+def test_no_method_has_no_threshold() -> None:
+    """`none` with a threshold contradicts itself, also when it is inherited; a threshold that is off does not."""
+    [said] = wrong(OffloadPolicies(method=OffloadMethod.NONE, threshold_bytes=0, threshold_s=5.0))
+    assert "threshold_bytes" in said
+    assert "threshold_s" in said
+    assert len(wrong(OffloadPolicies(threshold_bytes=1), OffloadPolicies(method=OffloadMethod.NONE))) == 1
+    assert wrong(OffloadPolicies(method=OffloadMethod.NONE, threshold_bytes=-1)) == []
+
+
+def test_closed_ledgers_need_a_source() -> None:
+    """A daemon whose topics are only pushed cannot offload by ledgers."""
+    pushed = Place(has_source=False)
+    assert "no" in wrong(OffloadPolicies(method=OffloadMethod.LEDGER_BASED), place=pushed)[0]
+    assert wrong(OffloadPolicies(method=OffloadMethod.STREAMING), place=pushed) == []
+    assert wrong(OffloadPolicies(method=OffloadMethod.LEDGER_BASED)) == []
+
+
+@pytest.mark.parametrize(("kept_s", "flaws"), [(None, 0), (3599.0, 1), (3600.0, 1), (3601.0, 0), (0.0, 1)])
+def test_entries_are_offloaded_before_they_are_deleted(kept_s: float | None, flaws: int) -> None:
+    """The time threshold is less than what Pulsar retains, where that is known; it is told with both."""
+    own = OffloadPolicies(method=OffloadMethod.LEDGER_BASED, threshold_s=3600.0)
+    found = wrong(own, place=Place(retention_s=kept_s))
+    assert len(found) == flaws
+    assert all("1 h is not less than" in one for one in found)
+    assert wrong(OffloadPolicies(threshold_s=3600.0), place=Place(retention_s=1.0)) == []  # streaming does not wait
+
+
+def test_limits_belong_to_a_limited_retention() -> None:
+    """A limited retention has one, the others have none."""
+    assert wrong(OffloadPolicies(retention=TierRetention.LIMITED, retention_age_s=1.0)) == []
+    assert len(wrong(OffloadPolicies(retention=TierRetention.LIMITED))) == 1
+    assert len(wrong(OffloadPolicies(retention=TierRetention.KEEP, retention_bytes=1))) == 1
+    assert len(wrong(OffloadPolicies(retention_age_s=1.0), OffloadPolicies(retention=TierRetention.LIMITED))) == 1
+
+
+def test_a_policy_does_not_move_topics_out_of_the_daemons_bucket() -> None:
+    """Its own bucket and prefix may be named, others are refused with the setting that decides."""
+    assert wrong(OffloadPolicies(bucket="pulsar", prefix="p/")) == []
+    found = wrong(OffloadPolicies(bucket="other", prefix=""))
+    assert ["objects.bucket" in found[0], "objects.prefix" in found[1]] == [True, True]
+    assert wrong(OffloadPolicies(bucket="other"), place=ANYWHERE) == []
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    """Values out of range and contradictions among the sound ones, in one error."""
+    own, flaws = sound({"segment_bytes_max": 0, "method": "fast", "segment_age_min_s": 9, "segment_age_max_s": 8.0})
+    assert own == OffloadPolicies(segment_age_min_s=9.0, segment_age_max_s=8.0)
+    with pytest.raises(InvalidInput) as caught:
+        checked(own, flaws, by_itself(own), HERE)
+    lines = caught.value.message.splitlines()
+    assert len(lines) == 3
+    assert "0 is not 1 to 5497558138880 bytes" in lines[0]
+    assert "'fast' is not one of streaming, ledger-based, none" in lines[1]
+    assert lines[2].startswith("segment_age_min_s")
+    checked(OffloadPolicies(), [], by_itself(OffloadPolicies()), HERE)
