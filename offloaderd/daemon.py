@@ -23,6 +23,7 @@ from offloaderd.doctor.examination import examine
 from offloaderd.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
 from offloaderd.health import Health
 from offloaderd.http import HttpServer
+from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.session import SessionState
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics, watch_loop
@@ -35,7 +36,6 @@ from offloaderd.offload.retention import Retention
 from offloaderd.offload.signal import finished, race
 from offloaderd.presence import registration_of
 from offloaderd.probes import Prober
-from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
 from offloaderd.rpc.admin import AdminService, DaemonSnapshot
 from offloaderd.rpc.doctor import DoctorService
@@ -43,6 +43,7 @@ from offloaderd.rpc.interceptor import ErrorInterceptor
 from offloaderd.rpc.ledgers import LedgerService
 from offloaderd.rpc.offload import OffloadService
 from offloaderd.rpc.placement import PlacementService
+from offloaderd.rpc.policy import PolicyService
 from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.retention import RetentionService
 from offloaderd.rpc.server import RpcServer, Services
@@ -252,7 +253,7 @@ class Daemon:
             settings,
             metadata,
             objects,
-            ledgers.source,
+            ledgers,
             self._pool,
             self._uploads,
             clock=self._clock,
@@ -260,13 +261,13 @@ class Daemon:
         )
         if shop.outage.area is not None:
             await stack.enter_async_context(shop.outage.area)
-        retention = Retention(shop, ledgers.register, wiring.retention_options(settings))
-        engine = wiring.engine(settings, shop, ledgers.store, retention)
-        stored = StoredMaps(metadata)
+        book = PolicyBook(metadata, wiring.policy_levels(settings))
+        retention = Retention(shop, ledgers.register, wiring.retention_options(settings), book)
+        engine = wiring.engine(settings, shop, ledgers.store, retention, book)
         reader = await stack.enter_async_context(
             TopicReader(
                 maps=engine,
-                policies=stored,
+                policies=book,
                 objects=objects,
                 source=ledgers.source,
                 hot=HotBuffers(engine),
@@ -337,6 +338,7 @@ class Daemon:
             placement=PlacementService(engine, registration),
             retention=RetentionService(engine, retention, metadata, ledgers.source, self._clock),
             inspect=wiring.inspection(settings, engine, reader, metadata, objects, self._clock),
+            policy=PolicyService(engine.levels, metadata, wiring.policy_place(settings), retained=ledgers.retained),
             ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
         )
 

@@ -260,6 +260,7 @@ class RollReason(StrEnum):
     SIZE = "size"
     AGE = "age"
     MANUAL = "manual"
+    SWITCH = "switch"
     MEMORY = "memory"
     SHUTDOWN = "shutdown"
 

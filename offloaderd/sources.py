@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
-    from offloaderd.ledgers.port import LedgerRegister, LedgerSource, LedgerStore
+    from offloaderd.ledgers.port import LedgerDescriber, LedgerRegister, LedgerSource, LedgerStore
     from offloaderd.metrics import Metrics
 
 
@@ -32,13 +32,16 @@ class Ledgers:
     """Where entries can be read again: nowhere (all None), in a cluster, or in a store that clients may append to.
 
     `probe` asks for something small; it raises what the source would. `register` says which ledgers were deleted at the
-    source; the embedded store deletes none but by our own word.
+    source; the embedded store deletes none but by our own word. `describer` knows what BookKeeper says of a ledger.
+    `retained` says for how many seconds Pulsar retains the topics of a tenant's namespace, None for ever.
     """
 
     source: LedgerSource | None = None
     store: LedgerStore | None = None
     probe: Callable[[], Awaitable[object]] | None = None
     register: LedgerRegister | None = None
+    describer: LedgerDescriber | None = None
+    retained: Callable[[str, str], Awaitable[float | None]] | None = None
 
 
 async def open_ledgers(stack: AsyncExitStack, settings: Settings, *, clock: Clock, metrics: Metrics) -> Ledgers:
@@ -51,7 +54,7 @@ async def open_ledgers(stack: AsyncExitStack, settings: Settings, *, clock: Cloc
     async with AsyncExitStack() as opening:
         if settings.ledgers.kind == "embedded":
             store = await opening.enter_async_context(_embedded(settings, clock))
-            found = Ledgers(source=store, store=store)
+            found = Ledgers(source=store, store=store, describer=store)
         else:
             found = await _open_cluster(opening, settings, clock=clock, metrics=metrics)
         stack.push_async_exit(opening.pop_all())
@@ -104,4 +107,5 @@ async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: C
             znodes, bookies, clock=clock, metrics=metrics, options=wiring.source_options(settings), admin=admin
         )
     )
-    return Ledgers(source=source, probe=probe, register=source)
+    retained = admin.retained if admin is not None else None
+    return Ledgers(source=source, probe=probe, register=source, describer=source, retained=retained)

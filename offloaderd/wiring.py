@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions, SaslOptions, TlsOptions
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
@@ -12,15 +12,18 @@ from offloaderd.objects.s3 import S3Options
 from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.grants import GrantOptions, Grants
+from offloaderd.offload.next_segment import WholeLedgers
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.placement import PlacementOptions
-from offloaderd.offload.retention import Limits, RetentionOptions
-from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.retention import RetentionOptions
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.offload.spill_files import SpillArea
-from offloaderd.offload.topic import Workshop
 from offloaderd.offload.uploader import Uplink, UploadLimits
+from offloaderd.offload.workshop import Workshop
+from offloaderd.policy.effective import Level, Origin
+from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.policy.rules import Place
 from offloaderd.read.reader import ReadOptions
 from offloaderd.read.segment import SegmentOptions
 from offloaderd.rpc.inspect import InspectService, ReaderTiers
@@ -35,14 +38,16 @@ from offloaderd.upkeep.verify_topic import TopicVerifier
 if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
-    from offloaderd.ledgers.port import LedgerSource, LedgerStore
+    from offloaderd.ledgers.port import LedgerDescriber, LedgerStore
+    from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metrics import Metrics
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.budget import ByteBudget
-    from offloaderd.offload.buffer import BufferPool
+    from offloaderd.offload.pool import BufferPool
     from offloaderd.offload.retention import Retention
     from offloaderd.read.reader import TopicReader
+    from offloaderd.sources import Ledgers
 
 SINGLES_WINDOW_MAX = 64
 """Single reads that one ledger's reader has on their way; more than a few answers ahead only takes memory."""
@@ -52,7 +57,7 @@ def workshop(
     settings: Settings,
     metadata: MetadataStore,
     objects: SegmentStore,
-    source: LedgerSource | None,
+    ledgers: Ledgers,
     pool: BufferPool,
     uploads: ByteBudget,
     *,
@@ -63,7 +68,7 @@ def workshop(
     offload = settings.offload
     return Workshop(
         metadata=metadata,
-        source=source,
+        source=ledgers.source,
         uplink=Uplink(
             objects=objects,
             prefix=settings.objects.prefix,
@@ -78,6 +83,18 @@ def workshop(
         cluster=settings.daemon.cluster,
         driver=driver_properties(settings),
         outage=OutageRules(policy=settings.outage.policy, area=spill_area(settings, metrics)),
+        ledgers=None if ledgers.describer is None else whole_ledgers(settings, ledgers.describer),
+    )
+
+
+def whole_ledgers(settings: Settings, describer: LedgerDescriber) -> WholeLedgers:
+    """Return how ledgers are written as a whole."""
+    return WholeLedgers(
+        describer=describer,
+        block_bytes=settings.ledger_based.block_bytes,
+        part_bytes=settings.offload.part_bytes,
+        run_bytes=settings.offload.block_bytes,
+        dense_index=settings.ledger_based.dense_index,
     )
 
 
@@ -96,13 +113,34 @@ def parts_of_topic(settings: Settings) -> int:
     return min(settings.offload.parts_in_flight_max, max(1, fitting - 1))
 
 
-def roll_policy(settings: Settings) -> RollPolicy:
-    """Return the limits of a segment for topics whose policy has none of their own."""
-    return RollPolicy(
-        segment_bytes_max=settings.offload.segment_bytes_max,
-        segment_age_max_s=settings.offload.segment_age_max_s,
-        segment_age_min_s=settings.offload.segment_age_min_s,
-    )
+def policy_levels(settings: Settings) -> list[Level]:
+    """Return what the daemon says of topics by its settings: what somebody wrote down, and what is so by default."""
+    where = {
+        "segment_bytes_max": (settings.offload, "segment_bytes_max"),
+        "segment_age_max_s": (settings.offload, "segment_age_max_s"),
+        "segment_age_min_s": (settings.offload, "segment_age_min_s"),
+        "deletion_lag_s": (settings.grants, "deletion_lag_s"),
+        "read_priority": (settings.read, "priority"),
+        "bucket": (settings.objects, "bucket"),
+        "prefix": (settings.objects, "prefix"),
+        "outage": (settings.outage, "policy"),
+        "retention": (settings.retention, "kind"),
+    }
+    values: dict[str, Any] = {name: getattr(section, key) for name, (section, key) in where.items()}
+    given = {name for name, (section, key) in where.items() if key in section.model_fields_set}
+    limits = {"retention_age_s": settings.retention.age_s, "retention_bytes": settings.retention.size_bytes}
+    values |= {name: value or None for name, value in limits.items()}
+    given |= {"retention_age_s", "retention_bytes"} if "retention" in given else set()
+    return [
+        Level(Origin.SETTINGS, OffloadPolicies(**{name: value for name, value in values.items() if name in given})),
+        Level(Origin.DEFAULT, OffloadPolicies(**values)),
+    ]
+
+
+def policy_place(settings: Settings) -> Place:
+    """Return what a policy has to go with on this daemon."""
+    objects = settings.objects
+    return Place(bucket=objects.bucket, prefix=objects.prefix, has_source=settings.ledgers.kind != "none")
 
 
 def placement_options(settings: Settings) -> PlacementOptions:
@@ -118,10 +156,9 @@ def placement_options(settings: Settings) -> PlacementOptions:
 
 
 def retention_options(settings: Settings) -> RetentionOptions:
-    """Return how long the tier keeps topics whose policy has nothing of its own."""
+    """Return how carefully the source is followed, and how often."""
     retention = settings.retention
     return RetentionOptions(
-        default=Limits(retention.kind, retention.age_s or None, retention.size_bytes or None),
         follow_lag_s=retention.follow_lag_s,
         interval_s=retention.interval_s,
     )
@@ -133,7 +170,6 @@ def grant_options(settings: Settings) -> GrantOptions:
     return GrantOptions(
         enabled=grants.enabled,
         daemon_id=settings.daemon.id,
-        deletion_lag_s=grants.deletion_lag_s,
         readback=grants.readback,
         interval_s=grants.interval_s,
     )
@@ -143,7 +179,6 @@ def read_options(settings: Settings) -> ReadOptions:
     """Return how to read; the tables of segments get an eighth of the cache."""
     cache_bytes = settings.memory.cache_bytes
     return ReadOptions(
-        priority=settings.read.priority,
         batch_bytes=settings.read.batch_bytes,
         segments=SegmentOptions(
             cache_bytes=cache_bytes - cache_bytes // 8,
@@ -236,12 +271,14 @@ def admin_options(settings: Settings) -> AdminOptions:
     )
 
 
-def engine(settings: Settings, shop: Workshop, store: LedgerStore | None, retention: Retention) -> Engine:
+def engine(
+    settings: Settings, shop: Workshop, store: LedgerStore | None, retention: Retention, book: PolicyBook
+) -> Engine:
     """Return the engine with its duties towards each topic; `store` is the embedded one."""
-    grants = Grants(shop, store if settings.grants.delete_source else None, grant_options(settings))
+    grants = Grants(shop, store if settings.grants.delete_source else None, grant_options(settings), book)
     return Engine(
         shop,
-        roll_policy(settings),
+        book,
         placement=placement_options(settings),
         duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber(settings, shop).run},
     )

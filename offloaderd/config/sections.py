@@ -32,6 +32,7 @@ from offloaderd.config.kinds import (
 from offloaderd.config.rules import broken_rules
 from offloaderd.config.section import Section
 from offloaderd.config.sections_gc import GcSettings
+from offloaderd.config.sections_ledger_based import LedgerBasedSettings
 from offloaderd.config.sections_outage import OutageSettings, SpillSettings, UploadSettings
 from offloaderd.config.sections_placement import PlacementSettings
 from offloaderd.config.sections_retention import GrantSettings, RetentionSettings
@@ -334,6 +335,7 @@ class Settings(Section):
     bookkeeper: BookkeeperSettings = BookkeeperSettings()
     pulsar: PulsarSettings = PulsarSettings()
     offload: OffloadSettings = OffloadSettings()
+    ledger_based: LedgerBasedSettings = LedgerBasedSettings()
     upload: UploadSettings = UploadSettings()
     outage: OutageSettings = OutageSettings()
     spill: SpillSettings = SpillSettings()

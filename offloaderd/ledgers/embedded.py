@@ -36,6 +36,7 @@ from offloaderd.ledgers.book import (
 )
 from offloaderd.ledgers.changes import Changes
 from offloaderd.ledgers.database import READERS, Database
+from offloaderd.ledgers.plain_metadata import plain_metadata
 from offloaderd.model import EntryBatch
 
 if TYPE_CHECKING:
@@ -179,6 +180,13 @@ class EmbeddedLedgers:
         if length is None:
             raise self._missing(topic, ledger_id, entry_id)
         return length
+
+    async def described(self, topic: TopicName, ledger_id: int) -> bytes:
+        """Return what BookKeeper would say of a closed ledger; see LedgerDescriber. Raises NotFound, InvalidInput."""
+        found = next((info for info in await self.ledgers(topic) if info.ledger_id == ledger_id), None)
+        if found is None:
+            raise NotFound(f"{topic} has no ledger {ledger_id}")
+        return plain_metadata(found)
 
     async def delete(self, topic: TopicName, ledger_id: int) -> None:
         """Delete a closed ledger. Raises InvalidInput for an open one."""

@@ -17,6 +17,7 @@ from offloaderd.ledgers.book import (
     check_payloads,
 )
 from offloaderd.ledgers.changes import Changes
+from offloaderd.ledgers.plain_metadata import plain_metadata
 from offloaderd.model import EntryBatch
 
 if TYPE_CHECKING:
@@ -112,6 +113,13 @@ class MemoryLedgers:
         if not 0 <= entry_id < ledger.entries:
             raise NotFound(f"no entry {ledger_id}:{entry_id} in {topic}")
         return sum(map(len, self._stored(topic, ledger_id)[: entry_id + 1]))
+
+    async def described(self, topic: TopicName, ledger_id: int) -> bytes:
+        """Return what BookKeeper would say of a closed ledger; see LedgerDescriber. Raises NotFound, InvalidInput."""
+        found = next((info for info in await self.ledgers(topic) if info.ledger_id == ledger_id), None)
+        if found is None:
+            raise NotFound(f"{topic} has no ledger {ledger_id}")
+        return plain_metadata(found)
 
     async def delete(self, topic: TopicName, ledger_id: int) -> None:
         """Forget a closed ledger. Raises InvalidInput for an open one."""

@@ -62,6 +62,17 @@ class LedgerSource(Protocol):
         ...
 
 
+class LedgerDescriber(Protocol):
+    """What BookKeeper knows of a ledger beside its entries; a source without BookKeeper makes up what it has not."""
+
+    async def described(self, topic: TopicName, ledger_id: int) -> bytes:
+        """Return a closed ledger's LedgerMetadataFormat as the index of a V1 object has it.
+
+        Raises NotFound, InvalidInput for an open ledger.
+        """
+        ...
+
+
 class LedgerRegister(Protocol):
     """The word of whoever keeps a topic's ledgers about which there are; what is missing from it was deleted.
 
@@ -76,7 +87,7 @@ class LedgerRegister(Protocol):
         ...
 
 
-class LedgerStore(LedgerSource, Protocol):
+class LedgerStore(LedgerSource, LedgerDescriber, Protocol):
     """A source that offloaderd itself can write: the embedded store."""
 
     async def create(self, topic: TopicName) -> None:

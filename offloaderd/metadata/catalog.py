@@ -189,8 +189,7 @@ class TopicMap:
         """
         segment.checked()
         if segment.method is OffloadMethod.LEDGER_BASED:
-            whole = LedgerEnd(segment.end.entry_id + 1, None)
-            ends = {segment.end.ledger_id: whole, **ends}
+            ends = {segment.end.ledger_id: LedgerEnd(segment.entries, None), **ends}
         if self.floor is not None and segment.begin <= self.floor:
             raise Conflict(f"segment {segment.segment_id} ({segment.range}) begins in what was deleted to {self.floor}")
         index = bisect_left(self.segments, segment.begin, key=_begin)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.objects.port import ObjectInfo
-    from offloaderd.offload.topic import Workshop
+    from offloaderd.offload.workshop import Workshop
 
 
 class Unsound(OffloaderError):

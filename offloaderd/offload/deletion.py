@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.records.trash import Trash
-    from offloaderd.offload.topic import TopicOffloader, Workshop
+    from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.uploader import Uplink
+    from offloaderd.offload.workshop import Workshop
 
 log = structlog.get_logger(__name__)
 

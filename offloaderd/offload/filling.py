@@ -29,6 +29,9 @@ TAKE_BYTES = 1 << 20
 LOOK_S = 1.0
 """How often to look whether entries that are waited for have vanished, of a segment that is to be gone on with."""
 
+OVERDRAW_S = 10.0
+"""How long a segment may wait for its next entries before another one may exceed the memory in its place."""
+
 
 class Filling:
     """Fills the open segments of one topic, one after the other."""
@@ -46,15 +49,29 @@ class Filling:
     def _buffer(self) -> TailingBuffer:
         return self._topic.buffer
 
+    def asked_for(self, position: Position) -> bool:
+        """Say whether everything up to `position` was asked for."""
+        return self._roll_to is not None and position <= self._roll_to
+
     def ask(self, target: Position) -> None:
         """Have the segment sealed as soon as it holds the entry at `target`."""
         self._roll_to = max(target, self._roll_to or target)
         self._buffer.changed.notify()
 
-    def press(self) -> None:
-        """Have it sealed soon, because memory is short."""
+    def press(self) -> bool:
+        """Have it sealed soon, because memory is short; says whether that, or a seal that there is, will free some.
+
+        A segment that an earlier owner sealed and that lacks entries frees none before they come, nor does what no
+        segment can take yet.
+        """
+        attempt, builder = self._topic.attempt, self._topic.builder
+        if attempt is not None and attempt.seal is not None and self.taken < attempt.seal.end:
+            return False
+        if not (builder is not None and builder.entries) and not self._buffer.take(self.taken, 1):
+            return False
         self._pressed = True
         self._buffer.changed.notify()
+        return True
 
     def committed(self, end: Position) -> None:
         """A segment that ends with the entry at `end` is part of the topic."""
@@ -63,11 +80,14 @@ class Filling:
 
     async def fill(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> bool:
         """Take entries to the segment's end and send them; False when stopping leaves it to the next owner."""
-        if segment.attempt.seal is None:
+        end = segment.attempt.end
+        if end is None:
             await self._take_until_rolled(segment, parts)
-        elif not await self._take_until(segment.sealed.end, segment, parts):
+        elif not await self._take_until(end, segment, parts):
             return False
-        segment.builder.finish_blocks()
+        elif not segment.continued:
+            segment.reason = "ledger"
+        segment.finish_blocks()
         if segment.attempt.seal is None or segment.sealed.end != self.taken:
             await segment.decide_end(self._topic.record, await self._topic.ledger_infos())
         while segment.builder.pending_bytes:
@@ -82,7 +102,9 @@ class Filling:
             for batch in batches:
                 if segment.builder.full or (limit is not None and segment.builder.payload_bytes >= limit):
                     break
-                self.taken = segment.builder.add(batch, limit).last
+                if segment.builder.entries and self._topic.next.ends_here(self.taken):
+                    break
+                self.taken = segment.add(batch, limit).last
                 self._topic.went_on()
             if batches:
                 await self._send_full_parts(segment, parts)
@@ -94,9 +116,13 @@ class Filling:
     async def _take_until(self, end: Position, segment: OpenSegment, parts: asyncio.TaskGroup) -> bool:
         """Move the entries up to where the segment was sealed into it; False when stopping before they come.
 
-        It ends earlier when the source has lost the rest: what is stored already may be the last copy there is.
+        It ends earlier when the source has lost the rest: what is stored already may be the last copy there is. While
+        it lacks entries it may take more memory than there is, and lets others do so when none come for long.
         """
+        came_s = self._clock.monotonic()
         while self.taken < end:
+            if self._topic.stopping and segment.attempt.seal is None:
+                return False  # a whole ledger may take long, and the next owner goes on with it
             batches = self._buffer.take(self.taken, TAKE_BYTES)
             if (batches and batches[0].first > end) or (not batches and self.out_of_reach(end)):
                 if not segment.builder.entries:
@@ -113,13 +139,17 @@ class Filling:
             if not batches:
                 if self._topic.stopping and self._topic.handle.push_only:
                     return False
+                if self._clock.monotonic() - came_s >= OVERDRAW_S:
+                    self._buffer.let_others()
+                self._buffer.starve()
                 await self._buffer.changed.wait_at_most(self._clock, LOOK_S)
                 continue
+            came_s = self._clock.monotonic()
             for batch in batches:
                 if self.taken == end or batch.first > end:
                     break
                 piece = batch.between(batch.first_entry_id, end.entry_id) if batch.last > end else batch
-                self.taken = segment.builder.add(piece).last
+                self.taken = segment.add(piece).last
                 self._topic.went_on()
             await self._send_full_parts(segment, parts)
         return True
@@ -157,6 +187,7 @@ class Filling:
             age_s=age_s if settled else min(age_s, self._topic.policy.segment_age_min_s),
             full=builder.full,
             manual=settled and self._roll_to is not None and self.taken >= self._roll_to,
+            switch=self._topic.next.ends_here(self.taken),
             memory=self._pressed and self._worth_rolling(builder),
             stopping=self._topic.may_stop(),
         )

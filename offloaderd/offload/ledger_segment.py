@@ -9,7 +9,7 @@ if they turn out to be others the object is refused, while Pulsar's writer would
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,12 @@ from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES, frame, padding
 from offloaderd.offload.segment import OpenBlock, SegmentBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from uuid import UUID
 
     from offloaderd.format.layout import LedgerLayout
-    from offloaderd.format.manifest import BlockInfo
-    from offloaderd.model import EntryBatch
+    from offloaderd.format.manifest import BlockInfo, LedgerPart
+    from offloaderd.model import EntryBatch, LedgerInfo
 
 
 @dataclass(slots=True)
@@ -105,6 +105,12 @@ class LedgerBuilder(SegmentBuilder):
         if self._entries_left or self._bytes_left:
             raise InvalidInput(f"the ledger has less than {self._said}")
         super().finish_blocks()
+
+    def ledgers(self, info: Callable[[int], LedgerInfo | None]) -> tuple[LedgerPart, ...]:
+        """Return what the segment holds: all of a ledger, closed, whatever the source can still tell of it."""
+        (part,) = super().ledgers(info)
+        whole = self._ledger
+        return (replace(part, closed=True, ledger_entries=whole.entries, ledger_bytes=whole.payload_bytes),)
 
     def _restore(self, block: BlockInfo) -> None:
         super()._restore(block)

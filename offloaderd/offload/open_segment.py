@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.model import LedgerInfo, Position
+    from offloaderd.model import EntryBatch, LedgerInfo, Position
     from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.history_record import HistoryRecord
     from offloaderd.offload.record import TopicRecord
     from offloaderd.offload.segment import CutPart
-    from offloaderd.offload.topic import Workshop
     from offloaderd.offload.troubles import Troubles
+    from offloaderd.offload.workshop import Workshop
 
 
 class OpenSegment:
@@ -98,6 +99,20 @@ class OpenSegment:
                     f"the recorded parts of {attempt.segment_id} contradict each other: {error}"
                 ) from error
 
+    def add(self, batch: EntryBatch, payload_bytes_max: int | None = None) -> EntryBatch:
+        """Take entries, see SegmentBuilder. Raises SegmentFailed when a ledger has others than it was said to have."""
+        try:
+            return self.builder.add(batch, payload_bytes_max)
+        except InvalidInput as error:
+            raise SegmentFailed(f"ledger {batch.ledger_id}: {error}") from error
+
+    def finish_blocks(self) -> None:
+        """No more entries. Raises SegmentFailed as `add` does."""
+        try:
+            self.builder.finish_blocks()
+        except InvalidInput as error:
+            raise SegmentFailed(f"ledger {self.attempt.begin.ledger_id}: {error}") from error
+
     async def send(self, parts: asyncio.TaskGroup, *, last: bool = False) -> Position:
         """Cut the next part, as soon as there is room for it, and store it; returns its last entry."""
         reserved = self.builder.pending_bytes
@@ -112,7 +127,7 @@ class OpenSegment:
         info = await self.upload.send(part)
         self.progress.stored(part.part_number, stored_part(info.etag, info.size_bytes, part.blocks))
 
-    async def decide_end(self, record: TopicRecord, infos: Mapping[int, LedgerInfo]) -> None:
+    async def decide_end(self, record: TopicRecord | HistoryRecord, infos: Mapping[int, LedgerInfo]) -> None:
         """No more entries: record the seal, before a part is cut that would be larger with more. Raises Fenced.
 
         `infos` is what the source says of the topic's ledgers.

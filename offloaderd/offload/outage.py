@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from offloaderd.model import EntryBatch, Position
     from offloaderd.offload.spill_files import SpillArea
-    from offloaderd.offload.topic import TopicOffloader, Workshop
+    from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.offload.workshop import Workshop
 
 WAIT_S = 2.0
 """What waits for the end of an outage does what is to be done meanwhile this often."""

@@ -15,12 +15,11 @@ import structlog
 from offloaderd.offload.budget import until_answered
 
 if TYPE_CHECKING:
-    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metrics import Metrics
     from offloaderd.model import Position
     from offloaderd.offload.commit import AttemptLog
-    from offloaderd.offload.topic import Workshop
+    from offloaderd.offload.workshop import Workshop
 
 log = structlog.get_logger(__name__)
 
@@ -37,12 +36,15 @@ class LeftBehind:
     failures: tuple[int, str] = (0, "")
 
 
-async def take_over(attempts: AttemptLog, topic_map: TopicMap, shop: Workshop) -> LeftBehind:
-    """Return the attempt of an earlier owner, given up if it cannot be gone on with. Raises Fenced, CorruptData."""
+async def take_over(attempts: AttemptLog, standing: Position | None, shop: Workshop) -> LeftBehind:
+    """Return the attempt of an earlier owner, given up if it cannot be gone on with. Raises Fenced, CorruptData.
+
+    `standing` is up to where all is offloaded.
+    """
     found = await until_answered(shop.uplink.clock, attempts.load)
     if found is None:
         return LeftBehind()
-    reason = reason_to_give_up(found, topic_map, shop)
+    reason = reason_to_give_up(found, standing, shop)
     if not reason:
         return LeftBehind(found.begin, found, (found.tries, found.last_error))
     await abandon(attempts, found, reason, shop.uplink.metrics)
@@ -57,7 +59,7 @@ async def abandon(attempts: AttemptLog, found: Attempt, reason: str, metrics: Me
     await attempts.give_up(found, reason)
 
 
-def reason_to_give_up(found: Attempt, topic_map: TopicMap, shop: Workshop) -> str:
+def reason_to_give_up(found: Attempt, end: Position | None, shop: Workshop) -> str:
     """Say why an attempt cannot be gone on with; empty: it can, as far as its record tells."""
     if found.layout is None:
         return "an earlier version began it, and did not record how it is cut"
@@ -65,7 +67,6 @@ def reason_to_give_up(found: Attempt, topic_map: TopicMap, shop: Workshop) -> st
         there, here = found.driver_properties.get(name), shop.driver.get(name)
         if there != here:
             return f"it was begun with {name} {there!r}, this daemon works with {here!r}"
-    end = topic_map.offloaded
     if end is None:
         return ""
     if found.begin not in {(end.ledger_id, end.entry_id + 1), (max(found.begin.ledger_id, end.ledger_id + 1), 0)}:

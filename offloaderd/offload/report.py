@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from offloaderd.model import TopicName
     from offloaderd.offload.status import TopicStatus
-    from offloaderd.offload.topic import Workshop
+    from offloaderd.offload.workshop import Workshop
 
 REPORT_S = 5.0
 """Pause between two updates: shorter than any scrape interval, and nearly free with many topics."""

@@ -6,8 +6,14 @@ A pure decision over a segment's size, its age and what was asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.model import HistoryOrder, OffloadMethod, RollReason
+
+if TYPE_CHECKING:
+    from offloaderd.policy.effective import Effective
+
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +32,34 @@ class RollPolicy:
     threshold_s: float | None = None
     history_order: HistoryOrder = HistoryOrder.HISTORY_FIRST
 
+    @classmethod
+    def of(cls, effective: Effective) -> RollPolicy:
+        """Return what a merged policy means to an offloader."""
+        values = effective.values
+        return cls(
+            segment_bytes_max=values.segment_bytes_max or 1,
+            segment_age_max_s=values.segment_age_max_s or 0.0,
+            segment_age_min_s=values.segment_age_min_s or 0.0,
+            method=values.method or OffloadMethod.STREAMING,
+            threshold_bytes=_limit(values.threshold_bytes),
+            threshold_s=_limit(values.threshold_s),
+            history_order=values.history_order or HistoryOrder.HISTORY_FIRST,
+        )
+
     def decide(
-        self, *, payload_bytes: int, age_s: float, full: bool, manual: bool, memory: bool, stopping: bool
+        self, *, payload_bytes: int, age_s: float, full: bool, manual: bool, switch: bool, memory: bool, stopping: bool
     ) -> RollReason | None:
         """Say why a segment that holds entries is to be sealed now, or None.
 
-        `full`: the object can take no more parts, whatever the limits. The minimum age holds back size alone.
+        `switch`: what follows is offloaded by another method, or not at all. `full`: the object can take no more parts,
+        whatever the limits. The minimum age holds back size alone.
         """
         if stopping:
             return RollReason.SHUTDOWN
         if manual:
             return RollReason.MANUAL
+        if switch:
+            return RollReason.SWITCH
         if full or (payload_bytes >= self.segment_bytes_max and age_s >= self.segment_age_min_s):
             return RollReason.SIZE
         if age_s >= self.segment_age_max_s:
@@ -44,3 +67,8 @@ class RollPolicy:
         if memory:
             return RollReason.MEMORY
         return None
+
+
+def _limit(value: N | None) -> N | None:
+    """Return a threshold, None for one that is off."""
+    return value if value is not None and value >= 0 else None

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import TopicName
-    from offloaderd.offload.topic import Workshop
     from offloaderd.offload.uploader import SegmentUpload
+    from offloaderd.offload.workshop import Workshop
 
 
 class Sealer:
@@ -85,6 +85,7 @@ class Sealer:
             software_version=seal.software_version,
             losses=seal.losses,
             ends=seal.ends,
+            past=seal.past,
             method=OffloadMethod.STREAMING if attempt.ledger_id is None else OffloadMethod.LEDGER_BASED,
         )
         return index, described

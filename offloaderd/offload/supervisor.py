@@ -15,21 +15,25 @@ import structlog
 
 from offloaderd.errors import Closed, Fenced, OffloaderError, first_of
 from offloaderd.metadata import catalog
-from offloaderd.offload import ownership, recovery
+from offloaderd.offload import history, ownership, recovery
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog, Claim
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.signal import Signal, race
-from offloaderd.offload.topic import TopicOffloader, Workshop
+from offloaderd.offload.topic import TopicOffloader
 from offloaderd.offload.troubles import Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.metadata.port import Session
     from offloaderd.metadata.records.daemon import DaemonNode
     from offloaderd.metadata.records.policy import TopicPolicy
     from offloaderd.model import TopicName
+    from offloaderd.offload.workshop import Workshop
+    from offloaderd.policy.effective import Effective
+    from offloaderd.policy.policies import OffloadPolicies
 
 log = structlog.get_logger(__name__)
 
@@ -55,22 +59,15 @@ class Household:
     """
 
     shop: Workshop
-    defaults: RollPolicy
+    book: PolicyBook
     duties: Mapping[str, Duty]
     me: DaemonNode
     changed: Signal = field(default_factory=Signal)
     ended: set[str] = field(default_factory=set)
 
-    def roll_policy(self, policy: TopicPolicy) -> RollPolicy:
-        """Return a topic's limits, filled up with the defaults."""
-        default = self.defaults
-        return RollPolicy(
-            segment_bytes_max=policy.segment_bytes_max or default.segment_bytes_max,
-            segment_age_max_s=policy.segment_age_max_s or default.segment_age_max_s,
-            segment_age_min_s=(
-                default.segment_age_min_s if policy.segment_age_min_s is None else policy.segment_age_min_s
-            ),
-        )
+    def effective(self, topic: TopicName, policy: TopicPolicy) -> Effective:
+        """Return what holds for a topic with this policy of its own, by what is known now."""
+        return self.book.effective(topic, policy)
 
 
 class Supervisor:
@@ -90,6 +87,7 @@ class Supervisor:
         self._clock = home.shop.uplink.clock
         self._metrics = home.shop.uplink.metrics
         self._failed_s = 0.0
+        self._holds: OffloadPolicies | None = None  # what the offloader was told last
         self._stop = asyncio.Event()
         self._abandon = asyncio.Event()
 
@@ -108,14 +106,17 @@ class Supervisor:
         self._abandon.set()
 
     def change(self, policy: TopicPolicy) -> None:
-        """Go on under another policy."""
-        if policy == self.policy:
-            return
+        """Go on under another policy, of the topic or of a level above it."""
         self.policy = policy
-        if self.offloader is not None:
-            self.offloader.policy = self._home.roll_policy(policy)
-            self.offloader.outage.follow(policy.outage)
-            self.offloader.buffer.changed.notify()
+        if self.offloader is None:
+            return
+        effective = self._home.effective(self.topic, policy)
+        if effective.values == self._holds:
+            return
+        self._holds = effective.values
+        self.offloader.follow(RollPolicy.of(effective))
+        self.offloader.outage.follow(effective.values.outage)
+        self.offloader.policy_changed.notify()
 
     async def run(self) -> None:
         """Claim and offload until stopped."""
@@ -176,10 +177,13 @@ class Supervisor:
         try:
             topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
             attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics)
-            left = await recovery.take_over(attempts, topic_map, self._home.shop)
-            policy = self._home.roll_policy(self.policy)
+            left = await recovery.take_over(attempts, topic_map.standing, self._home.shop)
+            effective = self._home.effective(topic, self.policy)
+            self._holds = effective.values
+            policy, me = RollPolicy.of(effective), self._home.me.daemon_id
+            topic_map = await history.prepare(self._home.shop, attempts, topic_map, left, policy, me)
             offloader = TopicOffloader(self._home.shop, attempts, topic_map, policy, left)
-            offloader.outage.follow(self.policy.outage)
+            offloader.outage.follow(effective.values.outage)
             self.offloader, self.error = offloader, None
             self._home.changed.notify()
             await self._work(offloader, session)

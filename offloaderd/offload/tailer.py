@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metrics import Metrics
     from offloaderd.model import TopicName
-    from offloaderd.offload.buffer import BufferPool, Gap, TailingBuffer
+    from offloaderd.offload.buffer import Gap, TailingBuffer
     from offloaderd.offload.chain import LedgerChain, Run
     from offloaderd.offload.lag import LagTracker
+    from offloaderd.offload.pool import BufferPool
     from offloaderd.offload.troubles import Troubles
 
 log = structlog.get_logger(__name__)
@@ -42,6 +43,10 @@ PUSH_PATIENCE_S = 1.0
 
 LOOK_S = 2.0
 """How often the source's end is looked at while there is no room to read it."""
+
+
+HELD_BACK_S = 5.0
+"""How often to look whether a ledger is due that waits for its threshold; what makes it so otherwise wakes at once."""
 
 
 class LedgerTorn(OffloaderError):
@@ -61,6 +66,7 @@ class Tailer:
         *,
         needed: Callable[[], Position],
         pushing: Callable[[], bool],
+        wants: Callable[[Run | Loss], bool],
         may_take: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
         looked: Callable[[], None],
         lost: Callable[[Loss], Awaitable[None]],
@@ -75,6 +81,7 @@ class Tailer:
         self._pool = pool
         self._needed = needed
         self._pushing = pushing
+        self._wants = wants
         self._may_take = may_take
         self._looked = looked
         self._lost = lost
@@ -86,6 +93,7 @@ class Tailer:
         self._wake = Signal()
         self._dirty = False
         self._waiting_at: tuple[Position, float] | None = None
+        self._held_back = False
         self.chain = chain
         self.edge: Confirmed | None = None
         """How the newest ledger's end is known; None while there is none."""
@@ -115,7 +123,9 @@ class Tailer:
                 self._troubles.over("source")
                 if self._dirty:
                     continue
-                if self._waiting_at is None:
+                if self._held_back:
+                    await self._wake.wait_at_most(self._clock, HELD_BACK_S)
+                elif self._waiting_at is None:
                     await self._wake.wait()
                 else:
                     await self._wake.wait_at_most(self._clock, PUSH_PATIENCE_S)
@@ -181,10 +191,15 @@ class Tailer:
             if step is None:
                 self._waiting_at = None
                 break
+            self._held_back = not self._wants(step)
+            if self._held_back:
+                break
             if isinstance(step, Loss):
                 await self._report(step, gap)
             elif gap.before == step.first:
                 self._buffer.connect(gap)
+            elif gap.before is not None and gap.before < step.first:
+                await self._came_too_late(gap, gap.before)
             elif not await self._fill(step, gap):
                 trouble = await self._look()
                 if step.ledger_id in self.chain.ledgers:
@@ -205,6 +220,28 @@ class Tailer:
         await self._lost(loss)
         if gap.before == loss.before:
             self._buffer.connect(gap)
+
+    async def _came_too_late(self, gap: Gap, pushed: Position) -> None:
+        """Deal with what was pushed before where the source goes on, as a loss there had been recorded already.
+
+        A whole ledger is stored and makes the loss smaller. A rest of one is part of the loss, since no segment can
+        have a hole within a ledger: it would be in the way of all that follows for ever.
+        """
+        if pushed.entry_id == 0:
+            await self._report(Loss(gap.after, pushed, 0), gap)
+            return
+        dropped = self._buffer.forget(gap)
+        entries = sum(len(batch.payloads) for batch in dropped)
+        if not self.chain.certainly_lost(gap.after):
+            self._metrics.source_lost_entries.inc(entries)
+        log.error(
+            "topic.pushed_entries_dropped",
+            topic=str(self._topic),
+            range=f"{pushed}..{dropped[-1].last}",
+            entries=entries,
+            after=str(gap.after),
+            hint="the source deleted what was between before it was offloaded, see topic.entries_maybe_lost",
+        )
 
     def _leave_to_pusher(self, edge: Position) -> bool:
         """Say whether a pushing broker should still get the chance to deliver what follows `edge`."""

@@ -8,22 +8,21 @@ and its entries begin the next attempt. One that an earlier owner left behind is
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import Transient, first_of
-from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
-from offloaderd.model import OfferResult
-from offloaderd.offload import recovery
+from offloaderd.errors import Conflict, InvalidInput, Transient, first_of
+from offloaderd.model import OfferResult, OffloadMethod
+from offloaderd.offload import history
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.buffer import START, TailingBuffer
-from offloaderd.offload.filling import LOOK_S, Filling
+from offloaderd.offload.filling import Filling
 from offloaderd.offload.handle import OffloadHandle, SegmentResult
 from offloaderd.offload.lag import LagTracker
+from offloaderd.offload.next_segment import NextSegment
 from offloaderd.offload.open_segment import OpenSegment
-from offloaderd.offload.outage import Outage, OutageRules
+from offloaderd.offload.outage import Outage
 from offloaderd.offload.record import TopicRecord
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.status import TopicStatus, describe
@@ -34,30 +33,15 @@ from offloaderd.offload.uploader import SegmentFailed
 if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import EntryBatch, LedgerInfo, Loss, Position, TopicName
     from offloaderd.offload.commit import AttemptLog
-    from offloaderd.offload.pool import BufferPool
     from offloaderd.offload.recovery import LeftBehind
     from offloaderd.offload.roll import RollPolicy
-    from offloaderd.offload.segment import SegmentBuilder, SegmentLayout
-    from offloaderd.offload.uploader import Uplink
+    from offloaderd.offload.segment import SegmentBuilder
+    from offloaderd.offload.workshop import Workshop
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workshop:
-    """What all topics of a daemon work with."""
-
-    metadata: MetadataStore
-    source: LedgerSource | None
-    uplink: Uplink
-    pool: BufferPool
-    layout: SegmentLayout
-    cluster: str
-    driver: dict[str, str]
-    outage: OutageRules = field(default_factory=OutageRules)
 
 
 class TopicOffloader:
@@ -72,6 +56,7 @@ class TopicOffloader:
         self.policy = policy
         self.segment: OpenSegment | None = None
         self.changed = Signal()
+        self.policy_changed = Signal()
         self.closed_ledgers: dict[int, LedgerInfo] = {}
         self.pushers = 0
         self._shop = shop
@@ -81,15 +66,14 @@ class TopicOffloader:
         self.lag = LagTracker()
         self._log = log
         self.record = TopicRecord(log, topic_map, left.begin, clock=self._clock, metrics=self._metrics)
-        self._left = left.attempt
-        taken = topic_map.offloaded or START
-        if self._left is not None and self._left.parts and shop.source is not None:
-            taken = self._left.parts[-1].end
+        self.next = NextSegment(self, shop, log, left)
+        taken = topic_map.standing or START
+        if left.attempt is not None and left.attempt.parts and shop.source is not None:
+            taken = left.attempt.parts[-1].end
         self._filling = Filling(self, taken, clock=self._clock, metrics=self._metrics)
         self.stopping = False
         self._claimed_s: float | None = self._clock.monotonic()  # until there has been progress
         self._last_result: SegmentResult | None = None
-        self._failures, self._last_failure = left.failures  # of the segment that begins at the present position
         self.buffer = TailingBuffer(
             shop.pool, resume=taken, rereadable=shop.source is not None, on_pressure=self._filling.press
         )
@@ -106,7 +90,7 @@ class TopicOffloader:
     @property
     def attempt(self) -> Attempt | None:
         """The open segment's record."""
-        return self.segment.attempt if self.segment is not None else self._left
+        return self.segment.attempt if self.segment is not None else self.next.left
 
     @property
     def builder(self) -> SegmentBuilder | None:
@@ -137,6 +121,7 @@ class TopicOffloader:
             self.record.chain,
             needed=lambda: self.taken,
             pushing=lambda: self.pushers > 0,
+            wants=self.next.wants,
             may_take=self.outage.may_take,
             looked=self._looked,
             lost=self._lost,
@@ -167,12 +152,24 @@ class TopicOffloader:
         """Age of the open segment since its first entry, in seconds; 0 when there is none."""
         return self._clock.monotonic() - self.segment.opened_s if self.segment is not None else 0.0
 
+    def asked_for(self, position: Position) -> bool:
+        """Say whether somebody asked for everything up to `position`, or beyond it, to be offloaded."""
+        return self._filling.asked_for(position)
+
+    def out_of_reach(self, end: Position) -> bool:
+        """See Filling."""
+        return self._filling.out_of_reach(end)
+
     def status(self) -> TopicStatus:
         """Describe where the topic stands."""
         return describe(self, now_s=self._clock.monotonic())
 
     def offer(self, batch: EntryBatch) -> OfferResult:
-        """Offer pushed entries (see OffloadHandle)."""
+        """Offer pushed entries (see OffloadHandle). What does not stream is read from the source in its time."""
+        streams = self.policy.method is OffloadMethod.STREAMING and not history.waits(self.map, self.policy)
+        if self.tailer is not None and not streams:
+            self.tailer.nudge()
+            return OfferResult.FULL
         result = self.handle.offer(batch)
         if result is OfferResult.ACCEPTED:
             self.lag.saw(batch.last, self._clock.monotonic())
@@ -181,11 +178,28 @@ class TopicOffloader:
             self.tailer.nudge()
         return result
 
-    async def request_roll(self) -> Position | None:
-        """Ask for everything confirmed so far to be committed soon; returns the position to wait for."""
+    def follow(self, policy: RollPolicy) -> None:
+        """Go on under another policy."""
+        self.policy = policy
+        self.buffer.changed.notify()
+        if self.tailer is not None:
+            self.tailer.nudge()
+
+    async def request_roll(self, to: Position | None = None) -> Position | None:
+        """Ask for everything confirmed so far, or up to a position, to be committed soon.
+
+        Returns the position to wait for: what the method can take of it, or what is offloaded already. Raises
+        InvalidInput for a position beyond the newest entry, Conflict under a method that takes nothing.
+        """
+        if self.policy.method is OffloadMethod.NONE:
+            raise Conflict(f"the policy of {self.topic} has the method none", hint="set another method first")
         target = await self.tailer.refresh() if self.tailer is not None else self.buffer.last_offered
-        if target is None or (self.offloaded is not None and target <= self.offloaded):
-            return self.offloaded
+        if to is not None and (target is None or to > target):
+            end = f"the newest entry is {target}" if target is not None else "it has no entries"
+            raise InvalidInput(f"position {to} is beyond the end of {self.topic}", hint=end)
+        target = self.next.reachable(to or target)
+        if target is None or (self.map.standing is not None and target <= self.map.standing):
+            return target if target is not None and self.map.awaits(target) else self.offloaded
         self._filling.ask(target)
         if self.tailer is not None:
             self.tailer.nudge()
@@ -223,7 +237,7 @@ class TopicOffloader:
 
     async def _offload(self) -> None:
         backoff = Backoff(self._clock)
-        while (attempt := await self._next_attempt()) is not None:
+        while (attempt := await self.next.attempt()) is not None:
             try:
                 if not await self._one_segment(attempt):
                     return
@@ -232,44 +246,6 @@ class TopicOffloader:
                 await self._give_up(error)
                 await backoff.wait(Transient(str(error)))
 
-    async def _next_attempt(self) -> Attempt | None:
-        """Return what an earlier owner left, or a new attempt once there is an entry for it; None when stopping."""
-        left = self._left
-        if left is not None and left.parts and (self._shop.source is not None or left.whole):
-            return left
-        if not await self._entries_wait():
-            return None
-        if self._left is not None:
-            return self._left
-        return Attempt(
-            segment_id=self._clock.uuid(),
-            begin=self.buffer.take(self.taken, 1)[0].first,
-            assigned_ms=self._clock.wall_ms(),
-            epoch=self.claim.epoch,
-            status=AttemptStatus.ASSIGNED,
-            driver="offloaderd",
-            driver_properties=self._shop.driver,
-            tries=self._failures,
-            last_error=self._last_failure,
-            layout=self._shop.layout,
-        )
-
-    async def _entries_wait(self) -> bool:
-        """Wait for the first entry of the next segment; False when stopping."""
-        while not self.may_stop():
-            if self.buffer.take(self.taken, 1):
-                return True
-            if self.record.end_is_news():
-                await self.record.note_end()
-            elif self._left is None:
-                await self.buffer.changed.wait()
-            elif self._filling.out_of_reach(self._left.begin):
-                await recovery.abandon(self._log, self._left, "the source has lost its first entry", self._metrics)
-                self._left = None
-            else:
-                await self.buffer.changed.wait_at_most(self._clock, LOOK_S)
-        return False
-
     def may_stop(self) -> bool:
         """Say whether stopping now loses nothing that was accepted."""
         left = self.buffer.take(self.taken, 1) or not self.outage.overflow_is_empty
@@ -277,7 +253,7 @@ class TopicOffloader:
 
     async def _one_segment(self, attempt: Attempt) -> bool:
         """Bring an attempt to its commit; False when stopping leaves it to the next owner. Raises SegmentFailed."""
-        continued = attempt is self._left
+        continued = attempt is self.next.left
         self.segment = segment = OpenSegment(
             self._shop,
             self._log,
@@ -340,7 +316,7 @@ class TopicOffloader:
     def went_on(self) -> None:
         """There was progress since the topic was claimed."""
         if self._claimed_s is not None:
-            if self._left is not None:
+            if self.next.left is not None:
                 self._metrics.recovery_seconds.observe(self._clock.monotonic() - self._claimed_s)
             self._claimed_s = None
 
@@ -348,10 +324,10 @@ class TopicOffloader:
         """A segment is part of the topic: bring up what depends on it."""
         self.went_on()
         builder, end = segment.builder, segment.builder.range.end
-        self.segment = self._left = None
+        self.segment = None
+        self.next.committed()
         self._filling.committed(end)
         self.buffer.release(end)
-        self._failures, self._last_failure = 0, ""
         now = self._clock.monotonic()
         for sample in self.lag.durable(end):
             self._metrics.time_to_durable_seconds.observe(now - sample.seen_s)
@@ -388,10 +364,10 @@ class TopicOffloader:
         self._metrics.segments.labels(state="failed").inc()
         self._metrics.uploads_aborted.labels(reason="failed").inc()
         self.troubles.met(error)
-        self._failures, self._last_failure = self._failures + 1, str(error)
         await self._log.give_up(attempt, str(error))
-        self.segment = self._left = None
-        self._filling.taken = self.offloaded or START
+        self.segment = None
+        self.next.failed(str(error))
+        self._filling.taken = self.map.standing or START
         self.buffer.restart(self.taken)
         if self.tailer is not None:
             self.tailer.nudge()

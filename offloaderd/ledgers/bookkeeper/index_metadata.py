@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 _TABLE_MIN: Final = 16
 _LOAD: Final = 0.75
-_NO_TIME: Final = -1
 
 
-def index_metadata(ledger: LedgerMetadata) -> bytes:
+def index_metadata(ledger: LedgerMetadata, *, node_created_ms: int) -> bytes:
     """Return the `metadata` of an index of a closed ledger, byte for byte as Pulsar's offloader writes it.
 
-    What BookKeeper stores nowhere gets the value that its client gives it. Raises InvalidInput for a ledger that is
-    not closed.
+    A ledger whose metadata says no creation time has that of its node. Raises InvalidInput for a ledger that is not
+    closed.
     """
     if ledger.last_entry_id is None or ledger.length_bytes is None:
         raise InvalidInput("only a closed ledger has an index of its own", hint="wait until its writer closes it")
@@ -38,7 +37,7 @@ def index_metadata(ledger: LedgerMetadata) -> bytes:
         lastEntryId=ledger.last_entry_id,
         state=LedgerMetadataFormat.CLOSED,
         digestType=LedgerMetadataFormat.DigestType.ValueType(digest),
-        ctime=_NO_TIME if ledger.ctime_ms is None else ledger.ctime_ms,
+        ctime=node_created_ms if ledger.ctime_ms is None else ledger.ctime_ms,
     )
     for ensemble in ledger.ensembles:
         message.segment.add(firstEntryId=ensemble.first_entry_id, ensembleMember=ensemble.bookies)

@@ -13,6 +13,7 @@ from offloaderd.ledgers import pulsar_names
 from offloaderd.ledgers.bookkeeper.background import Background
 from offloaderd.ledgers.bookkeeper.directory import Directory, Nodes
 from offloaderd.ledgers.bookkeeper.hunt import LedgerAt, checker_for
+from offloaderd.ledgers.bookkeeper.index_metadata import index_metadata
 from offloaderd.ledgers.bookkeeper.limits import Limits
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.bookkeeper.order import BookieOrder
@@ -154,6 +155,13 @@ class BookKeeperLedgers:
         reading = await self._range(topic, ledger_id, entry_id, entry_id, 1)
         async with aclosing(reading.runs()) as runs:
             return (await anext(runs)).lengths[-1]
+
+    async def described(self, topic: TopicName, ledger_id: int) -> bytes:
+        """Return BookKeeper's metadata of a closed ledger; see LedgerDescriber. Raises NotFound, InvalidInput."""
+        if ledger_id not in await self._directory.listed(topic):
+            raise NotFound(f"{topic} has no ledger {ledger_id}")
+        metadata = await self._directory.ledger(ledger_id, fresh=True)
+        return index_metadata(metadata, node_created_ms=await self._directory.created_ms(ledger_id))
 
     async def delete(self, topic: TopicName, ledger_id: int) -> None:
         """Refuse: Pulsar's ledgers are deleted by its brokers. Raises Denied."""

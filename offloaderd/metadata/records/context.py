@@ -72,6 +72,11 @@ class LedgerContext:
     deleted_ms: int | None = None
     source: bytes = field(default=b"", repr=False, compare=False)
 
+    @property
+    def whole(self) -> bool:
+        """Whether the ledger lies in an object of its own."""
+        return any(segment.method is OffloadMethod.LEDGER_BASED for segment in self.segments)
+
 
 def encode(value: LedgerContext) -> bytes:
     """Return the node's content. Raises ValueError for segments that are not ascending and contiguous."""
@@ -85,7 +90,7 @@ def encode(value: LedgerContext) -> bytes:
         message.ledgerEntries = value.end.entries
         if value.end.next_ledger_id is not None:
             message.nextLedgerId = value.end.next_ledger_id
-    if any(segment.method is OffloadMethod.LEDGER_BASED for segment in value.segments):
+    if value.whole:
         _encode_whole(message, value)
         return message.SerializeToString(deterministic=True)
     expected = 0

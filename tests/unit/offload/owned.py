@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.model import Position
 from offloaderd.offload.commit import AttemptLog, Claim
 from offloaderd.offload.deletion import empty_trash
 from offloaderd.offload.recovery import LeftBehind
 from offloaderd.offload.topic import TopicOffloader
+from offloaderd.policy.effective import Level, Origin
+from offloaderd.policy.policies import OffloadPolicies
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until_offloaded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.offload.topic import Workshop
+    from offloaderd.offload.workshop import Workshop
 
 
 async def offloaded_topic(*segments: int, ledger_entries: int = 10) -> Rig:
@@ -63,6 +66,10 @@ class Owned:
         topic_map = await catalog.load(store, TOPIC)
         attempts = AttemptLog(shop.metadata, Claim(TOPIC, epoch, version), clock=rig.clock, metrics=rig.metrics)
         return cls(rig, shop, TopicOffloader(shop, attempts, topic_map, rig.policy, LeftBehind()))
+
+    def book(self, **said: Any) -> PolicyBook:  # noqa: ANN401 - each value its own type
+        """Return what holds for the topic when it says nothing itself."""
+        return PolicyBook(self.shop.metadata, [Level(Origin.SETTINGS, OffloadPolicies(**said))])
 
     async def empty_trash(self) -> int:
         """Empty the trash; returns how many records stayed."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.clock import SystemClock
-from offloaderd.format import manifest, v2
+from offloaderd.format import manifest
+from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog
 from offloaderd.metadata.memory import MemoryTree
+from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
@@ -19,18 +21,21 @@ from offloaderd.model import Position, TopicName
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.engine import Engine
+from offloaderd.offload.next_segment import WholeLedgers
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
-from offloaderd.offload.topic import Workshop
 from offloaderd.offload.uploader import Uplink, UploadLimits
+from offloaderd.offload.workshop import HistoryRules, Workshop
+from offloaderd.policy.effective import Level, Origin
+from offloaderd.policy.policies import OffloadPolicies
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from offloaderd.ledgers.port import LedgerStore
+    from offloaderd.ledgers.port import LedgerDescriber, LedgerStore
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.topic import TopicOffloader
@@ -49,11 +54,13 @@ class Rig:
     ledgers: LedgerStore | None = None
     objects: SegmentStore | None = None
     policy: RollPolicy = field(default_factory=lambda: RollPolicy(segment_bytes_max=100_000, segment_age_max_s=3600.0))
+    said: OffloadPolicies = field(default_factory=lambda: OffloadPolicies(deletion_lag_s=0.0))
     layout: SegmentLayout = LAYOUT
     buffer_bytes: int = 4 << 20
     upload_bytes: int = 256 << 10
     readback: bool = False
     outage: OutageRules = field(default_factory=OutageRules)
+    history: HistoryRules = field(default_factory=HistoryRules)
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
 
@@ -87,7 +94,30 @@ class Rig:
             cluster="test",
             driver={"driver": "memory", "bucket": "b", "prefix": "seg/"},
             outage=self.outage,
+            history=self.history,
+            ledgers=self.whole_ledgers(source) if source is not None else None,
         )
+
+    def book(self, metadata: MetadataStore) -> PolicyBook:
+        """Return what holds for topics that say nothing: the rig's own policy."""
+        said = replace(
+            self.said,
+            outage=self.outage.policy,
+            **OffloadPolicies(
+                segment_bytes_max=self.policy.segment_bytes_max,
+                segment_age_max_s=self.policy.segment_age_max_s,
+                segment_age_min_s=self.policy.segment_age_min_s,
+                method=self.policy.method,
+                threshold_bytes=self.policy.threshold_bytes,
+                threshold_s=self.policy.threshold_s,
+                history_order=self.policy.history_order,
+            ).said(),
+        )
+        return PolicyBook(metadata, [Level(Origin.SETTINGS, said)])
+
+    def whole_ledgers(self, describer: LedgerDescriber) -> WholeLedgers:
+        """Return how ledgers are written as a whole: in several blocks, of several parts."""
+        return WholeLedgers(describer=describer, block_bytes=2000, part_bytes=600, run_bytes=300)
 
     @asynccontextmanager
     async def engine(
@@ -95,7 +125,7 @@ class Rig:
     ) -> AsyncIterator[Engine]:
         """Run an engine; at the end it drains."""
         store = metadata or self.tree.connect()
-        engine = Engine(self.workshop(store, source=None if push_only else self.ledgers), self.policy)
+        engine = Engine(self.workshop(store, source=None if push_only else self.ledgers), self.book(store))
         node = DaemonNode(daemon_id=name, address=f"{name}:1", version="0", started_ms=1)
         async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
             running = group.create_task(engine.run(node))
@@ -114,15 +144,13 @@ class Rig:
             key = segment.keys.data
             data = await self.store.get(key)
             described = manifest.decode(await self.store.get(segment.keys.manifest), key="manifest")
-            index = v2.decode_index(await self.store.get(segment.keys.index), key="index")
-            assert described.data_bytes == index.data_bytes == len(data) == segment.object_bytes
+            assert described.data_bytes == len(data) == segment.object_bytes
             assert described.range == segment.range
-            assert [(e.ledger_id, e.first_entry_id, e.offset, e.length) for e in index.extents()] == [
-                (b.ledger_id, b.first_entry_id, b.offset, b.length) for b in described.blocks
-            ]
+            check_index(await self.store.get(segment.keys.index), described, key="index")
             before = len(found)
             for block in described.blocks:
-                batch = v2.decode_block(data[block.offset : block.offset + block.length], key=key, at=block.offset)
+                stored = data[block.offset : block.offset + block.length]
+                batch = decode_verified_block(stored, block, key=key, method=segment.method)
                 found += [
                     (Position(batch.ledger_id, batch.first_entry_id + i), payload)
                     for i, payload in enumerate(batch.payloads)

@@ -16,12 +16,19 @@ def decide(
     age_s: float = 1.0,
     full: bool = False,
     manual: bool = False,
+    switch: bool = False,
     memory: bool = False,
     stopping: bool = False,
 ) -> RollReason | None:
     """Decide with everything calm but what is given."""
     return POLICY.decide(
-        payload_bytes=payload_bytes, age_s=age_s, full=full, manual=manual, memory=memory, stopping=stopping
+        payload_bytes=payload_bytes,
+        age_s=age_s,
+        full=full,
+        manual=manual,
+        switch=switch,
+        memory=memory,
+        stopping=stopping,
     )
 
 

@@ -1,0 +1,237 @@
+"""What a topic's next segment is: what an earlier owner left, the next entries as they come, or a whole ledger.
+
+Entries go by the method of the topic's policy as it is when their segment begins. Ledger-based offloading (PIP-17)
+takes closed ledgers from entry 0, one after the other, once they are due: by the size of the closed ledgers from there
+on, by the time since the close (`ManagedLedgerImpl.maybeOffload`), or because somebody asked for what they hold. What
+is left of a ledger that was offloaded in part goes by streaming whatever the method says: no object of PIP-17 can hold
+it. Under `none` nothing begins.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import NotFound
+from offloaderd.format.layout import LedgerLayout
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.model import OffloadMethod, Position
+from offloaderd.offload import history, recovery
+from offloaderd.offload.budget import until_answered
+from offloaderd.offload.chain import Run
+from offloaderd.offload.segment import PART_COUNT_MAX
+
+if TYPE_CHECKING:
+    from offloaderd.format.layout import SegmentLayout
+    from offloaderd.ledgers.port import LedgerDescriber
+    from offloaderd.model import LedgerInfo, Loss
+    from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.recovery import LeftBehind
+    from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.offload.workshop import Workshop
+
+LOOK_S = 1.0
+"""How often to look whether what an earlier owner left has lost its entries, or a ledger has become due."""
+
+PARTS_MAX = PART_COUNT_MAX - 1000
+"""Into how many parts a ledger is cut at most; the rest is for parts that are longer than was planned."""
+
+COUNT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeLedgers:
+    """How ledgers are written as a whole: settings in bytes, and who knows what BookKeeper says of a ledger."""
+
+    describer: LedgerDescriber
+    block_bytes: int
+    part_bytes: int
+    run_bytes: int
+    dense_index: bool = False
+
+
+class NextSegment:
+    """Chooses one topic's segments, one after the other."""
+
+    def __init__(self, topic: TopicOffloader, shop: Workshop, log: AttemptLog, left: LeftBehind) -> None:
+        self.left = left.attempt
+        """What an earlier owner left and is still to be gone on with."""
+        self._topic = topic
+        self._shop = shop
+        self._log = log
+        self._clock = shop.uplink.clock
+        self._tries, self._last_error = left.failures  # of the segment that begins at the present position
+
+    def failed(self, error: str) -> None:
+        """The segment was given up: its entries begin the next one."""
+        self.left = None
+        self._tries, self._last_error = self._tries + 1, error
+
+    def committed(self) -> None:
+        """The segment is part of the topic."""
+        self.left = None
+        self._tries, self._last_error = 0, ""
+
+    def method_of(self, run: Run) -> OffloadMethod:
+        """Say how the entries of a run go, NONE for not now. What an open segment needs is no question of this."""
+        policy = self._topic.policy
+        if history.waits(self._topic.map, policy):
+            return OffloadMethod.NONE
+        whole = policy.method is OffloadMethod.LEDGER_BASED and run.first_entry_id == 0
+        if whole and self._shop.ledgers is not None and not self._has_vanished(run.ledger_id):
+            return OffloadMethod.LEDGER_BASED if self._is_due(run.ledger_id) else OffloadMethod.NONE
+        return OffloadMethod.NONE if policy.method is OffloadMethod.NONE else OffloadMethod.STREAMING
+
+    def wants(self, step: Run | Loss) -> bool:
+        """Say whether the source is to be read there, or the loss to be reported, for this segment or the next."""
+        attempt = self._topic.attempt
+        end = attempt.end if attempt is not None else None
+        if end is not None and (not isinstance(step, Run) or step.first <= end):
+            return True
+        if isinstance(step, Run):
+            return self.method_of(step) is not OffloadMethod.NONE
+        topic = self._topic
+        return topic.policy.method is not OffloadMethod.NONE and not history.waits(topic.map, topic.policy)
+
+    def ends_here(self, taken: Position) -> bool:
+        """Say whether a segment of streaming has to end with the entry at `taken`, as another method follows it."""
+        method = self._topic.policy.method
+        if method is not OffloadMethod.LEDGER_BASED or self._shop.ledgers is None:
+            return method is OffloadMethod.NONE
+        end = self._topic.record.chain.end_of(taken.ledger_id)
+        return end is not None and end.entries == taken.entry_id + 1
+
+    def reachable(self, target: Position | None) -> Position | None:
+        """Return the newest entry, up to `target`, that can be offloaded when it is asked for; None for none.
+
+        Of a ledger that goes as a whole that is its last one.
+        """
+        taken, chain = self._topic.taken, self._topic.record.chain
+        streams = self._topic.policy.method is not OffloadMethod.LEDGER_BASED or self._shop.ledgers is None
+        if target is None or streams or (target.ledger_id == taken.ledger_id and not self._is_whole(taken)):
+            return target
+        ends = [
+            Position(one.ledger_id, one.entries - 1) for one in chain.ledgers.values() if one.closed and one.entries
+        ]
+        return max((end for end in ends if end <= target), default=self._topic.offloaded)
+
+    def _is_whole(self, taken: Position) -> bool:
+        """Say whether the ledger that holds the entry at `taken` goes, or went, as a whole."""
+        attempt = self._topic.attempt
+        last = self._topic.map.segments[-1:]
+        return (attempt is not None and attempt.ledger_id == taken.ledger_id) or any(
+            segment.keys.ledger_id == taken.ledger_id for segment in last
+        )
+
+    def _has_vanished(self, ledger_id: int) -> bool:
+        """Say whether a ledger was closed and is gone: what has been read of it is all that there is."""
+        chain = self._topic.record.chain
+        return chain.end_of(ledger_id) is not None and ledger_id not in chain.ledgers
+
+    def _is_due(self, ledger_id: int) -> bool:
+        policy, ledgers = self._topic.policy, self._topic.record.chain.ledgers
+        info = ledgers.get(ledger_id)
+        if info is None or not info.closed:
+            return False
+        if self._topic.asked_for(Position(ledger_id, info.entries - 1)):
+            return True
+        if policy.threshold_s is not None and self._clock.wall_ms() - info.closed_at_ms > policy.threshold_s * 1000:
+            return True
+        closed = [one.size_bytes for one in ledgers.values() if one.closed and one.ledger_id >= ledger_id]
+        return policy.threshold_bytes is not None and (
+            sum(closed) > policy.threshold_bytes or not policy.threshold_bytes
+        )
+
+    async def attempt(self) -> Attempt | None:
+        """Return what an earlier owner left, or a new attempt once there is an entry for it; None when stopping."""
+        left = self.left
+        if left is not None and left.parts and (self._shop.source is not None or left.whole):
+            return left
+        begin = await self._first_entry()
+        if begin is None:
+            return None
+        if self.left is not None:
+            return self.left
+        layout = await self._layout(begin)
+        if layout is None:
+            return None
+        return Attempt(
+            segment_id=self._clock.uuid(),
+            begin=begin,
+            assigned_ms=self._clock.wall_ms(),
+            epoch=self._topic.claim.epoch,
+            status=AttemptStatus.ASSIGNED,
+            driver="offloaderd",
+            driver_properties=self._shop.driver,
+            tries=self._tries,
+            last_error=self._last_error,
+            layout=layout,
+        )
+
+    async def _first_entry(self) -> Position | None:
+        """Wait for the first entry of the next segment; None when stopping."""
+        topic = self._topic
+        while not topic.may_stop():
+            batches = topic.buffer.take(topic.taken, 1)
+            if batches and (self.left is not None or self._begins_with(batches[0].first)):
+                return batches[0].first
+            if topic.record.end_is_news():
+                await topic.record.note_end()
+            elif self.left is not None:
+                if topic.out_of_reach(self.left.begin):
+                    error = "the source has lost its first entry"
+                    await recovery.abandon(self._log, self.left, error, self._shop.uplink.metrics)
+                    self.left = None
+                else:
+                    await topic.buffer.changed.wait_at_most(self._clock, LOOK_S)
+            elif batches:
+                await topic.buffer.changed.wait_at_most(self._clock, LOOK_S)
+            else:
+                await topic.buffer.changed.wait()
+        return None
+
+    def _begins_with(self, first: Position) -> bool:
+        return self.method_of(Run(*first, first.entry_id)) is not OffloadMethod.NONE
+
+    async def _layout(self, begin: Position) -> SegmentLayout | LedgerLayout | None:
+        """Say how a segment that begins there is cut; None when the ledger has vanished from the source meanwhile."""
+        info = self._topic.record.chain.ledgers.get(begin.ledger_id)
+        if self.method_of(Run(*begin, begin.entry_id)) is not OffloadMethod.LEDGER_BASED or info is None:
+            return self._shop.layout
+        try:
+            return await until_answered(
+                self._clock,
+                lambda: self._ledger_layout(info),
+                met=lambda error: self._topic.troubles.met(error, "source"),
+            )
+        except NotFound:
+            return self._shop.layout  # it is being deleted: what of it has been read goes as it came
+
+    async def _ledger_layout(self, info: LedgerInfo) -> LedgerLayout:
+        """Look a ledger up. Its length is that of its last entry; where that once proved wrong all entries are read."""
+        ledgers, source = self._shop.ledgers, self._shop.source
+        assert ledgers is not None  # noqa: S101 - else it is not the method
+        assert source is not None  # noqa: S101 - as above
+        if self._tries:
+            payload_bytes = await self._counted(info)
+        else:
+            payload_bytes = await source.length_at(self._topic.topic, info.ledger_id, info.entries - 1)
+        return LedgerLayout(
+            block_bytes=ledgers.block_bytes,
+            part_bytes=max(ledgers.part_bytes, -(-2 * payload_bytes // PARTS_MAX)),
+            run_bytes=ledgers.run_bytes,
+            dense_index=ledgers.dense_index,
+            entries=info.entries,
+            payload_bytes=payload_bytes,
+            metadata=await ledgers.describer.described(self._topic.topic, info.ledger_id),
+        )
+
+    async def _counted(self, info: LedgerInfo) -> int:
+        source, size = self._shop.source, 0
+        assert source is not None  # noqa: S101 - as above
+        entries = source.read(self._topic.topic, info.ledger_id, 0, info.entries - 1, batch_bytes=COUNT_BYTES)
+        async with aclosing(entries) as batches:
+            async for batch in batches:
+                size += batch.payload_bytes()
+        return size
