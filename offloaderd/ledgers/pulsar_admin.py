@@ -1,4 +1,5 @@
-"""The one question to a broker's admin API: how far does the writer itself know its topic to be confirmed?
+"""Questions to a broker's admin API: how far does the writer itself know its topic to be confirmed, and for how long
+are topics retained?
 
     async with PulsarAdmin("https://pulsar.example:8443", clock=clock, options=AdminOptions(token_file=path)) as admin:
         position = await admin.last_confirmed(topic)
@@ -100,6 +101,20 @@ class PulsarAdmin:
         self._failing = False
         return position
 
+    async def retained(self, tenant: str, namespace: str) -> float | None:
+        """Return for how many seconds acknowledged entries of a namespace are kept; None: for ever, or it says nothing.
+
+        That is `retentionTimeInMinutes` of the namespace's retention (0: not at all, -1: for ever); where the namespace
+        has none the brokers' own default holds, which this does not tell. Raises Denied, Transient.
+        """
+        url = f"{self._url}/admin/v2/namespaces/{quote(tenant, safe='')}/{quote(namespace, safe='')}/retention"
+        for _ in range(REDIRECTS_MAX + 1):
+            answer = await self._get(url)
+            if not isinstance(answer, str):
+                return _retention_s(answer, url)
+            url = answer
+        raise Transient(f"the admin API redirects more than {REDIRECTS_MAX} times, last to {url}")
+
     async def _last_confirmed(self, topic: TopicName) -> Position | None:
         name = f"{topic.tenant}/{topic.namespace}/{quote(topic.local, safe='')}"
         url = f"{self._url}/admin/v2/{topic.domain}/{name}/internalStats"
@@ -176,3 +191,16 @@ def _position(answer: bytes | None, url: str) -> Position | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Transient(f"the admin API's answer to {url} is not a topic's internal statistics") from None
     return Position(ledger_id, entry_id) if ledger_id >= 0 and entry_id >= 0 else None
+
+
+def _retention_s(answer: bytes | None, url: str) -> float | None:
+    """Read a namespace's retention. Raises Transient for what is none."""
+    if not answer:
+        return None
+    try:
+        minutes = json.loads(answer)["retentionTimeInMinutes"]
+    except (ValueError, TypeError, KeyError):
+        raise Transient(f"the admin API's answer at {url} is no retention") from None
+    if isinstance(minutes, bool) or not isinstance(minutes, int):
+        raise Transient(f"the admin API's answer at {url} is no retention")
+    return None if minutes < 0 else 60.0 * minutes

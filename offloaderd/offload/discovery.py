@@ -61,6 +61,7 @@ class Discovery:
         """Look until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(paths.SELECTIONS, at_once=True), name="selections")
+            group.create_task(self._watch(paths.POLICIES, at_once=True), name="policies of namespaces")
             group.create_task(self._watch(paths.TOPICS, at_once=False), name="policies")
             failing = False
             while True:

@@ -18,6 +18,8 @@ from offloaderd.metadata import catalog, paths
 from offloaderd.offload import deletion, ownership
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.discovery import Discovery
+from offloaderd.offload.history import History
+from offloaderd.offload.levels import Levels
 from offloaderd.offload.placement import NOBODY, Placement, PlacementOptions
 from offloaderd.offload.report import Reporter
 from offloaderd.offload.selector import Selector
@@ -27,17 +29,18 @@ from offloaderd.offload.supervisor import Duty, Household
 from offloaderd.patterns import of_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.metadata.records.daemon import DaemonNode
     from offloaderd.metadata.records.owner import Owner
     from offloaderd.metadata.records.policy import TopicPolicy
     from offloaderd.model import TopicName
-    from offloaderd.offload.roll import RollPolicy
     from offloaderd.offload.selection import Change
     from offloaderd.offload.status import TopicStatus
-    from offloaderd.offload.topic import TopicOffloader, Workshop
+    from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.offload.workshop import Workshop
     from offloaderd.patterns import TopicPattern
 
 log = structlog.get_logger(__name__)
@@ -51,21 +54,24 @@ class Engine:
     def __init__(
         self,
         shop: Workshop,
-        defaults: RollPolicy,
+        book: PolicyBook,
         *,
         duties: Mapping[str, Duty] | None = None,
         placement: PlacementOptions | None = None,
     ) -> None:
-        """Take what all topics work with, the limits of their segments, and further duties towards each, by name."""
+        """Take what all topics work with, what holds for those that say nothing, and further duties towards each."""
         self._shop = shop
         self._clock = shop.uplink.clock
         self._draining = False
         self._looks = 0
         self._home = Household(
-            shop=shop, defaults=defaults, duties={"trash": self._keep_trash_empty, **(duties or {})}, me=NOBODY
+            shop=shop, book=book, duties={"trash": self._keep_trash_empty, "history": self._keep_history, **(duties or {})}, me=NOBODY
         )
+        self._history = History(shop, lambda: self._home.me.daemon_id)
         self._reporter = Reporter(shop, self.statuses)
-        self._selector = Selector(shop.metadata, shop.source, self._clock)
+        self.book = book
+        self._selector = Selector(shop.metadata, shop.source, self._clock, book)
+        self.levels = Levels(self._selector, book)
         self.changed = self._home.changed
         self.placement = Placement(shop.metadata, self._clock, placement)
         self._spread = Spread(self._home, self.placement, forget=self._reporter.forget)
@@ -159,7 +165,8 @@ class Engine:
             helpers = [
                 group.create_task(self._spread.run(), name="spread of topics"),
                 group.create_task(self.placement.run(), name="placement"),
-                group.create_task(self._follow_topics(), name="enabled topics"),
+                group.create_task(self._follow(paths.TOPICS, self._look), name="enabled topics"),
+                group.create_task(self._follow(paths.POLICIES, self._look_above), name="policies of levels"),
                 group.create_task(self._reporter.run(), name="topic metrics"),
                 group.create_task(Discovery(self._selector).run(), name="discovery of topics"),
             ]
@@ -178,22 +185,25 @@ class Engine:
         self._spread.close()
         self.changed.notify()
 
-    async def _follow_topics(self) -> None:
+    async def _follow(self, path: str, look: Callable[[], Awaitable[None]]) -> None:
+        """Look at once, and whenever the counter at a node moves, until that succeeds."""
         store = self._shop.metadata
-        async with aclosing(store.watch(paths.TOPICS)) as changes:
+        async with aclosing(store.watch(path)) as changes:
             async for _ in changes:
                 backoff = Backoff(self._clock)
                 while True:
                     try:
-                        await self._look()
+                        await look()
                     except OffloaderError as error:
-                        log.warning("topics.unreadable", error=str(error))
+                        log.warning("topics.unreadable", path=path, error=str(error))
                         await backoff.wait(error)
                     else:
                         break
 
     async def _look(self) -> None:
         """Read which topics are enabled, again when one was disabled here meanwhile, and have them placed."""
+        if not self.book.loaded:
+            await self.book.load()
         looked, found = -1, {}
         while looked != self._looks:
             looked = self._looks
@@ -208,6 +218,14 @@ class Engine:
                 enabled[topic] = policy
         self._spread.enabled = enabled
         await self._spread.place_all()
+
+    async def _look_above(self) -> None:
+        """Read what holds for topics that say nothing themselves, and tell those that are here."""
+        await self.book.load()
+        await self._spread.place_all()
+
+    async def _keep_history(self, offloader: TopicOffloader) -> None:
+        await self._history.run(offloader)
 
     async def _keep_trash_empty(self, offloader: TopicOffloader) -> None:
         await deletion.keep_trash_empty(self._shop, offloader)

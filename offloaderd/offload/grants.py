@@ -26,31 +26,38 @@ from offloaderd.offload.copy_check import CopyChecker, Unsound, segments_of
 if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerStore
     from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.offload.grant_records import Stored
-    from offloaderd.offload.topic import TopicOffloader, Workshop
+    from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.offload.workshop import Workshop
 
 log = structlog.get_logger(__name__)
 
+NEVER_MS = 253_402_300_799_000
+"""The last second of the year 9999, for ledgers that the source is to keep."""
 CHECKS_AT_A_TIME = 2
 """Ledgers of all topics whose copies are verified side by side; the rest waits, the source keeps it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantOptions:
-    """How copies are verified, how long a source keeps a ledger all the same, and how often to look."""
+    """How copies are verified, and how often to look."""
 
     enabled: bool
     daemon_id: str
-    deletion_lag_s: float
     readback: bool
     interval_s: float
 
 
 class Grants:
-    """The duty towards each topic. `store` is the embedded store if it is to delete by grant, else None."""
+    """The duty towards each topic. `store` is the embedded store if it is to delete by grant, else None.
 
-    def __init__(self, shop: Workshop, store: LedgerStore | None, options: GrantOptions) -> None:
+    `book` says how long the source keeps a ledger all the same; when that changes, so do the grants there are.
+    """
+
+    def __init__(self, shop: Workshop, store: LedgerStore | None, options: GrantOptions, book: PolicyBook) -> None:
         self._shop = shop
+        self._book = book
         self._store = store
         self._options = options
         self._clock = shop.uplink.clock
@@ -62,13 +69,16 @@ class Grants:
         """Verify, grant and delete until cancelled. Raises Fenced."""
         known: dict[int, Grant] = {}
         while self._options.enabled:
+            holds = offloader.policy
             try:
                 known = await self.look(offloader, known)
             except Fenced:
                 raise
             except OffloaderError as error:
                 log.warning("grants.retried", topic=str(offloader.topic), error=str(error))
-            await self._clock.sleep(self._clock.jitter(2 * self._options.interval_s) * 2 / 3)
+            if offloader.policy is holds:
+                pause_s = self._clock.jitter(2 * self._options.interval_s) * 2 / 3
+                await offloader.policy_changed.wait_at_most(self._clock, pause_s)
 
     async def look(self, offloader: TopicOffloader, known: dict[int, Grant]) -> dict[int, Grant]:
         """Do once what is due; returns the grants that were there, `known` being those of the last look.
@@ -80,9 +90,11 @@ class Grants:
             return known
         known = await grant_records.load_all(self._shop.metadata, offloader.topic, known)
         present = await self._present(offloader)
+        lag_s = (await self._book.of(offloader.topic, fresh=True)).values.deletion_lag_s
+        known = {one: await self._on_time(offloader, one, grant, lag_s) for one, grant in known.items()}
         for ledger_id in sorted(topic_map.ends.keys() & topic_map.contexts.keys() - topic_map.deleted.keys()):
             if ledger_id not in known and (present is None or ledger_id in present):
-                await self._verify(offloader, ledger_id)
+                await self._verify(offloader, ledger_id, lag_s)
         if self._store is not None and present is not None:
             for ledger_id, grant in known.items():
                 if ledger_id in present and grant.allows(self._clock.wall_ms()) and has_successor(topic_map, ledger_id):
@@ -102,12 +114,36 @@ class Grants:
             return set()
         return {info.ledger_id for info in infos if info.closed}
 
-    async def _verify(self, offloader: TopicOffloader, ledger_id: int) -> None:
+    async def _on_time(self, offloader: TopicOffloader, ledger_id: int, grant: Grant, lag_s: float | None) -> Grant:
+        """Return a grant with the time from which it holds by the present lag, stored if it is another one."""
+        if not grant.in_force or grant.source_deleted_ms or ledger_id not in offloader.map.contexts:
+            return grant
+        try:
+            not_before_ms = self._not_before_ms(offloader.map, ledger_id, lag_s)
+        except Unsound:
+            return grant
+        found = await grant_records.load(self._shop.metadata, offloader.topic, ledger_id)
+        if grant.not_before_ms == not_before_ms or found is None or found.grant != grant:
+            return grant
+        moved = replace(grant, not_before_ms=not_before_ms)
+        if not await self._replaced(offloader, ledger_id, found, moved):
+            return grant
+        log.info("grant.moved", topic=str(offloader.topic), ledger_id=ledger_id, not_before_ms=not_before_ms)
+        return moved
+
+    def _not_before_ms(self, topic_map: TopicMap, ledger_id: int, lag_s: float | None) -> int:
+        """Return from when the source may delete a ledger, by the lag of the topic's policy. Raises Unsound."""
+        if lag_s is None or lag_s < 0:
+            return NEVER_MS
+        offloaded_ms = max(segment.offloaded_ms for segment in segments_of(topic_map, ledger_id))
+        return min(NEVER_MS, offloaded_ms + int(lag_s * 1000))
+
+    async def _verify(self, offloader: TopicOffloader, ledger_id: int, lag_s: float | None) -> None:
         """Verify a ledger's copy and grant its deletion. An unsound copy is told, and stays ungranted."""
         topic = offloader.topic
         async with self._turns:
             try:
-                grant = await self.verified(offloader, ledger_id)
+                grant = await self.verified(offloader, ledger_id, lag_s)
             except Unsound as error:
                 self._denied(offloader, ledger_id, error.reason, error)
                 return
@@ -139,12 +175,11 @@ class Grants:
             not_before_ms=grant.not_before_ms,
         )
 
-    async def verified(self, offloader: TopicOffloader, ledger_id: int) -> Grant:
+    async def verified(self, offloader: TopicOffloader, ledger_id: int, lag_s: float | None) -> Grant:
         """Return the grant that the ledger's copy deserves. Raises Unsound, Transient, Denied."""
         topic_map = offloader.map
         holding = segments_of(topic_map, ledger_id)
         granted = tuple([await self._checker.check(topic_map, segment, ledger_id) for segment in holding])
-        offloaded_ms = max(segment.offloaded_ms for segment in holding)
         return Grant(
             ledger_id=ledger_id,
             entries=topic_map.ends[ledger_id].entries,
@@ -153,7 +188,7 @@ class Grants:
             verified_ms=max(1, self._clock.wall_ms()),
             daemon_id=self._options.daemon_id,
             epoch=offloader.claim.epoch,
-            not_before_ms=offloaded_ms + int(self._options.deletion_lag_s * 1000),
+            not_before_ms=self._not_before_ms(topic_map, ledger_id, lag_s),
         )
 
     async def _delete_source(self, offloader: TopicOffloader, store: LedgerStore, ledger_id: int) -> None:
@@ -191,13 +226,17 @@ class Grants:
 
     async def _decide(self, offloader: TopicOffloader, ledger_id: int, found: Stored) -> bool:
         """Record that the source's copy goes now; False when the grant does not hold any more."""
-        topic = offloader.topic
         decided = replace(found.grant, source_deleted_ms=max(1, self._clock.wall_ms()))
-        step = Replace(paths.grant(topic, ledger_id), grant_record.encode(decided), found.version)
+        return await self._replaced(offloader, ledger_id, found, decided)
+
+    async def _replaced(self, offloader: TopicOffloader, ledger_id: int, found: Stored, grant: Grant) -> bool:
+        """Store a grant in place of the one that was found; False when that one does not hold any more."""
+        topic = offloader.topic
+        step = Replace(paths.grant(topic, ledger_id), grant_record.encode(grant), found.version)
 
         async def recorded() -> bool:
             current = await grant_records.load(self._shop.metadata, topic, ledger_id)
-            return current is not None and current.grant == decided
+            return current is not None and current.grant == grant
 
         try:
             await offloader.record.fence.settle([step], recorded)

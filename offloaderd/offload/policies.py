@@ -16,20 +16,25 @@ import structlog
 from offloaderd.errors import Conflict, CorruptData, NotFound, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.each import each
-from offloaderd.metadata.port import Create, Replace
+from offloaderd.metadata.policy_book import node_of, spelled
+from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.records import level_policy as level_record
 from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records import selection as selection_record
+from offloaderd.metadata.records.level_policy import LevelPolicy
 from offloaderd.offload.budget import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Sequence
 
     from offloaderd.clock import Clock
+    from offloaderd.metadata.policy_book import Namespace
     from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.metadata.records.policy import TopicPolicy
     from offloaderd.metadata.records.selection import Selection
     from offloaderd.model import TopicName
     from offloaderd.patterns import TopicPattern
+    from offloaderd.policy.policies import OffloadPolicies
 
     Decide = Callable[[TopicName, TopicPolicy | CorruptData | None], TopicPolicy | None]
     """Says what a topic's policy should become, given what it is (None: it has none); None: leave it as it is."""
@@ -126,6 +131,43 @@ async def remove(store: MetadataStore, clock: Clock, pattern: TopicPattern) -> N
             await store.delete(path)
 
     await _until_written(clock, f"the selection {pattern}", attempt)
+
+
+async def put_level(store: MetadataStore, clock: Clock, where: Namespace | None, policies: OffloadPolicies) -> None:
+    """Store what a namespace, or the broker (None), says, in place of what it said. Raises Transient."""
+    path = node_of(where)
+    value = level_record.encode(LevelPolicy(policies, clock.wall_ms()))
+
+    async def attempt() -> None:
+        await ensure(store, path.rpartition("/")[0])
+        counter = await store.get(paths.POLICIES)
+        try:
+            step: Step = Replace(path, value, (await store.get(path)).version)
+        except NotFound:
+            step = Create(path, value)
+        await store.transact([step, Replace(paths.POLICIES, b"", counter.version)])
+
+    await _until_written(clock, f"the policy of {_level_name(where)}", attempt)
+
+
+async def remove_level(store: MetadataStore, clock: Clock, where: Namespace | None) -> None:
+    """Remove what a namespace, or the broker (None), says. Raises NotFound when it says nothing, Transient."""
+    path = node_of(where)
+    await store.get(path)
+
+    async def attempt() -> None:
+        counter = await store.get(paths.POLICIES)
+        try:
+            version = (await store.get(path)).version
+        except NotFound:
+            return  # an earlier try has removed it, or somebody else
+        await store.transact([Delete(path, version), Replace(paths.POLICIES, b"", counter.version)])
+
+    await _until_written(clock, f"the removal of the policy of {_level_name(where)}", attempt)
+
+
+def _level_name(where: Namespace | None) -> str:
+    return "the broker" if where is None else f"namespace {spelled(where)}"
 
 
 async def ensure(store: MetadataStore, path: str) -> None:

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from offloaderd.errors import Conflict, Fenced, InvalidInput, NotFound, OffloaderError, Transient
-from offloaderd.metadata import paths, removal
-from offloaderd.metadata.nodes import node
-from offloaderd.metadata.records import policy as policy_record
+from offloaderd.errors import Conflict, Fenced, NotFound, OffloaderError, Transient
+from offloaderd.metadata import removal
 from offloaderd.model import TierRetention
 from offloaderd.objects import keys
 from offloaderd.offload.grant_records import deleted_by_us
-from offloaderd.offload.signal import Signal
+from offloaderd.offload.signal import Signal, race
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -32,9 +30,11 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerRegister
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.records.policy import TopicPolicy
+    from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.model import TopicName
-    from offloaderd.offload.topic import TopicOffloader, Workshop
+    from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.offload.workshop import Workshop
+    from offloaderd.policy.effective import Effective
 
 log = structlog.get_logger(__name__)
 
@@ -49,21 +49,19 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionOptions:
-    """What holds for topics whose policy says nothing, and how carefully the source is followed.
+    """How carefully the source is followed, and how often topics are looked at.
 
     `follow_lag_s` is how long a ledger must have been missing from the source before it counts as deleted.
     """
 
-    default: Limits
     follow_lag_s: float = 3600.0
     interval_s: float = 600.0
 
 
-def limits_of(policy: TopicPolicy | None, default: Limits) -> Limits:
-    """Return a topic's retention: its policy's with its limits, or the default's with those."""
-    if policy is None or policy.retention is None:
-        return default
-    return Limits(policy.retention, policy.retention_age_s, policy.retention_bytes)
+def limits_of(effective: Effective) -> Limits:
+    """Return a topic's retention, with its limits."""
+    values = effective.values
+    return Limits(values.retention or TierRetention.KEEP, values.retention_age_s, values.retention_bytes)
 
 
 def missing_ledgers(topic_map: TopicMap, listed: Collection[int] | None) -> set[int]:
@@ -155,8 +153,11 @@ def _released(topic: TopicName) -> Transient:
 class Retention:
     """The duty towards each topic. `register` is None for topics whose source says nothing by its absence."""
 
-    def __init__(self, shop: Workshop, register: LedgerRegister | None, options: RetentionOptions) -> None:
+    def __init__(
+        self, shop: Workshop, register: LedgerRegister | None, options: RetentionOptions, book: PolicyBook
+    ) -> None:
         self._shop = shop
+        self._book = book
         self._register = register
         self._options = options
         self._clock = shop.uplink.clock
@@ -168,6 +169,7 @@ class Retention:
         desk = self._desks[offloader.topic] = _Desk()
         try:
             while True:
+                holds = offloader.policy
                 try:
                     while desk.orders:
                         await self._carry_out(offloader, desk.orders.pop(0))
@@ -176,19 +178,16 @@ class Retention:
                     raise
                 except OffloaderError as error:
                     log.warning("retention.retried", topic=str(offloader.topic), error=str(error))
-                if not desk.orders:
+                if not desk.orders and offloader.policy is holds:
                     pause_s = self._clock.jitter(2 * self._options.interval_s) * 2 / 3
-                    await desk.signal.wait_at_most(self._clock, pause_s)
+                    await race(desk.signal.wait(), offloader.policy_changed.wait(), self._clock.sleep(pause_s))
         finally:
             del self._desks[offloader.topic]
             desk.close(offloader.topic)
 
     async def look(self, offloader: TopicOffloader, absent: dict[int, float]) -> None:
         """Do once what is due; `absent` keeps since when ledgers have been missing from the source (monotonic)."""
-        path = paths.policy(offloader.topic)
-        found = await node(self._shop.metadata, path)
-        policy = policy_record.decode(found.value, path=path) if found is not None else None
-        limits = limits_of(policy, self._options.default)
+        limits = limits_of(await self._book.of(offloader.topic, fresh=True))
         if limits.kind is TierRetention.FOLLOW and self._register is not None:
             await self._follow(offloader, self._register, absent)
         else:
@@ -313,14 +312,3 @@ class Retention:
             reason=why,
         )
         offloader.changed.notify()
-
-
-def checked_limits(kind: TierRetention | None, age_s: float | None, size_bytes: int | None) -> None:
-    """Raise InvalidInput for limits without the kind they belong to, or a limited retention without any."""
-    if kind is TierRetention.LIMITED:
-        if age_s is None and size_bytes is None:
-            raise InvalidInput("a limited retention needs an age or a size", hint="give one, or choose keep or follow")
-    elif age_s is not None or size_bytes is not None:
-        raise InvalidInput(
-            "an age or a size limits only a retention of kind limited", hint="choose limited, or leave it out"
-        )

@@ -4,6 +4,7 @@ The first of these that there is counts:
 1. what was said of the topic by its name, enabled or disabled;
 2. for a partition, what was said of the partitioned topic by its name;
 3. the narrowest selection that matches: a namespace's, a tenant's, an expression; of several expressions the oldest.
+   A policy of the namespace that names a method comes right behind a selection of the namespace.
 
 So a topic never depends on the order in which daemons saw things, and what a crash left half done is found and
 completed by comparing again. A policy by rule 2 or 3 says so in `selected_by`, and ends when its rule does. What
@@ -17,6 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import CorruptData
+from offloaderd.metadata.policy_book import spelled
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metadata.records.selection import Selection
 from offloaderd.patterns import Breadth, Scope, fewest, of_topic, partitioned_topic
@@ -24,6 +26,7 @@ from offloaderd.patterns import Breadth, Scope, fewest, of_topic, partitioned_to
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.model import TopicName
 
     Policies = Mapping[TopicName, TopicPolicy | CorruptData]
@@ -60,7 +63,8 @@ class Rule(NamedTuple):
 class Rules:
     """All that was said, made ready to be asked about topics."""
 
-    def __init__(self, selections: Selections, policies: Policies) -> None:
+    def __init__(self, selections: Selections, policies: Policies, above: PolicyBook | None = None) -> None:
+        """Take the selections, the topics' policies, and those above them (None: there are none)."""
         self._named: dict[TopicName, TopicPolicy] = {}
         self._kept = {text for text, found in selections.items() if isinstance(found, CorruptData)}
         for topic, policy in policies.items():
@@ -68,6 +72,9 @@ class Rules:
                 self._kept.add(of_topic(topic).text)
             elif not policy.selected_by:
                 self._named[topic] = policy
+        self._namespaces = {Scope(*name) for name in above.offloading} if above is not None else set()
+        if above is not None:
+            self._kept |= {spelled(name) for name in above.unread}
         sound = [found for found in selections.values() if isinstance(found, Selection)]
         self._places = {
             one.pattern.scope: Rule(one.pattern.text, one.policy)
@@ -84,6 +91,7 @@ class Rules:
         return fewest(
             [
                 *self._places,
+                *self._namespaces,
                 *(one.pattern.scope for one in self._expressions),
                 *(Scope(topic.tenant, topic.namespace) for topic in whole),
             ]
@@ -97,6 +105,8 @@ class Rules:
         for scope in (Scope(topic.tenant, topic.namespace), Scope(topic.tenant)):
             if scope in self._places:
                 return self._places[scope]
+            if scope in self._namespaces:
+                return Rule(spelled((topic.tenant, topic.namespace)), TopicPolicy())
         for one in self._expressions:
             if one.pattern.matches(topic):
                 return Rule(one.pattern.text, one.policy)

@@ -16,6 +16,7 @@ import structlog
 from offloaderd.errors import CorruptData, NotFound, OffloaderError
 from offloaderd.metadata import catalog
 from offloaderd.metadata.each import each
+from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records.policy import TopicPolicy, disabled
 from offloaderd.metadata.records.selection import Selection
 from offloaderd.offload import policies as stored
@@ -44,18 +45,22 @@ class Said:
 
     selections: Selections
     policies: Policies
+    above: PolicyBook
 
     @property
     def rules(self) -> Rules:
         """What follows for topics."""
-        return Rules(self.selections, self.policies)
+        return Rules(self.selections, self.policies, self.above)
 
 
 class Selector:
     """Gives topics the policies that follow from patterns. `source` None: only names that have a policy are known."""
 
-    def __init__(self, metadata: MetadataStore, source: LedgerSource | None, clock: Clock) -> None:
+    def __init__(
+        self, metadata: MetadataStore, source: LedgerSource | None, clock: Clock, book: PolicyBook | None = None
+    ) -> None:
         self.metadata = metadata
+        self._book = book or PolicyBook(metadata)
         self.clock = clock
         self._source = source
 
@@ -72,7 +77,7 @@ class Selector:
         before = said.selections.get(pattern.text)
         created_ms = before.created_ms if isinstance(before, Selection) else self.clock.wall_ms()
         selection = Selection(pattern=pattern, policy=policy, created_ms=created_ms)
-        rules = Rules({**said.selections, pattern.text: selection}, said.policies)
+        rules = Rules({**said.selections, pattern.text: selection}, said.policies, said.above)
         matching = sorted(topic for topic in {*listed, *said.policies} if pattern.matches(topic))
         changes = await self.plan(rules, matching, said.policies, pattern.text)
         if not dry_run:
@@ -93,7 +98,7 @@ class Selector:
         if pattern.text not in said.selections:
             raise NotFound(f"{pattern} selects nothing", hint="`offloadctl topics list` shows the selections")
         rest = {text: one for text, one in said.selections.items() if text != pattern.text}
-        rules = Rules(rest, said.policies)
+        rules = Rules(rest, said.policies, said.above)
         selected = sorted(topic for topic, policy in said.policies.items() if _follows(policy, pattern))
         changes = await self.plan(rules, selected, said.policies, pattern.text)
         if not dry_run:
@@ -103,7 +108,8 @@ class Selector:
 
     async def said(self) -> Said:
         """Read all selections and policies."""
-        return Said(await stored.selections(self.metadata), await catalog.topic_policies(self.metadata))
+        await self._book.load()
+        return Said(await stored.selections(self.metadata), await catalog.topic_policies(self.metadata), self._book)
 
     async def listed(self, scopes: Iterable[Scope]) -> set[TopicName]:
         """Return the topics that the source knows in these scopes. Raises what the source raises."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from offloaderd.errors import NotFound
-from offloaderd.metadata import catalog, paths
-from offloaderd.metadata.records import policy as policy_record
+from offloaderd.metadata import catalog
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.records.policy import TopicPolicy
     from offloaderd.model import EntryBatch, Position, TopicName
+    from offloaderd.policy.effective import Effective
 
 
 class HotTier(Protocol):
@@ -46,15 +44,15 @@ class Maps(Protocol):
 
 
 class Policies(Protocol):
-    """Where the policy of a topic is known."""
+    """Where it is known what holds for a topic."""
 
-    async def policy(self, topic: TopicName) -> TopicPolicy | None:
-        """Return the topic's policy, None when it was never enabled. Raises Transient."""
+    async def of(self, topic: TopicName) -> Effective:
+        """Return what holds for a topic, and whether anybody ever spoke of it. Raises Transient, CorruptData."""
         ...
 
 
 class StoredMaps:
-    """Maps and policies as the metadata store holds them, nothing cached."""
+    """Maps as the metadata store holds them, nothing cached."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -62,12 +60,3 @@ class StoredMaps:
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Load the map."""
         return await catalog.load(self._store, topic)
-
-    async def policy(self, topic: TopicName) -> TopicPolicy | None:
-        """Load the policy."""
-        path = paths.policy(topic)
-        try:
-            node = await self._store.get(path)
-        except NotFound:
-            return None
-        return policy_record.decode(node.value, path=path)

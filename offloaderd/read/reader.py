@@ -39,9 +39,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How to read: `priority` is for topics whose policy has none, `batch_bytes` for reads that say nothing."""
+    """How to read; `batch_bytes` is for reads that say nothing."""
 
-    priority: ReadPriority = ReadPriority.TIERED_STORAGE_FIRST
     batch_bytes: int = BATCH_BYTES
     segments: SegmentOptions = field(default_factory=SegmentOptions)
 
@@ -154,13 +153,12 @@ class TopicReader:
 
     async def priority(self, topic: TopicName) -> ReadPriority:
         """Return the topic's read priority. Raises TopicNotFound when there is no trace of the topic."""
-        policy = await self.patiently(lambda: self._policies.policy(topic))
-        if policy is None and not (await self.patiently(lambda: self._maps.topic_map(topic))).offloaded:
+        effective = await self.patiently(lambda: self._policies.of(topic))
+        if not effective.known and not (await self.patiently(lambda: self._maps.topic_map(topic))).offloaded:
             known = None if self.source is None else await self._source_ledgers(self.source, topic)
             if known is None and self.hot.range(topic) is None:
                 raise TopicNotFound(f"unknown topic {topic}", hint="`offloadctl topics list` shows what there is")
-        chosen = policy.read_priority if policy is not None else None
-        return chosen or self.options.priority
+        return effective.values.read_priority or ReadPriority.TIERED_STORAGE_FIRST
 
     async def view(self, topic: TopicName, last: Position | None = None) -> TopicView:
         """Look at all tiers. A source that cannot be reached matters only if something up to `last` may be in it.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import OutagePolicy, ReadPriority, TierRetention
-from offloaderd.offload.retention import checked_limits
+from offloaderd.policy.policies import NAMES
+from offloaderd.policy.rules import ANYWHERE, by_itself, checked, sound
+from offloaderd.rpc.policy_messages import given_policies, policies_message
 from offloaderd.rpc.v1 import admin_pb2, common_pb2
 
 if TYPE_CHECKING:
@@ -29,57 +30,11 @@ def checked_prefix(text: str) -> tuple[str, ...]:
 
 
 def checked_policy(request: admin_pb2.EnableTopicRequest) -> TopicPolicy:
-    """Read the policy of an EnableTopic request; raises InvalidInput for values that cannot work."""
-    size = request.segment_bytes_max if request.HasField("segment_bytes_max") else None
-    if size == 0:
-        raise InvalidInput("segment_bytes_max must be greater than 0", hint="leave it out for the daemon's default")
-    ages: dict[str, float | None] = {}
-    for name in ("segment_age_max_s", "segment_age_min_s"):
-        value = getattr(request, name) if request.HasField(name) else None
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise InvalidInput(f"{name} must be a number of seconds >= 0, not {value}")
-        ages[name] = value
-    age_max, age_min = ages["segment_age_max_s"], ages["segment_age_min_s"]
-    if age_max == 0:
-        raise InvalidInput("segment_age_max_s must be greater than 0", hint="leave it out for the daemon's default")
-    if age_max is not None and age_min is not None and age_min > age_max:
-        raise InvalidInput(f"segment_age_min_s ({age_min}) is greater than segment_age_max_s ({age_max})")
-    priority = ReadPriority.parse(request.read_priority) if request.HasField("read_priority") else None
-    return TopicPolicy(
-        enabled=True,
-        segment_bytes_max=size,
-        segment_age_max_s=age_max,
-        segment_age_min_s=age_min,
-        read_priority=priority,
-        outage=OutagePolicy.parse(request.outage) if request.HasField("outage") else None,
-        **_retention(request),
-    )
-
-
-class _Retention(TypedDict):
-    """The part of a policy that is about retention."""
-
-    retention: TierRetention | None
-    retention_age_s: float | None
-    retention_bytes: int | None
-
-
-def _retention(request: admin_pb2.EnableTopicRequest) -> _Retention:
-    kind: TierRetention | None = None
-    if request.HasField("retention"):
-        try:
-            kind = TierRetention(request.retention)
-        except ValueError:
-            hint = f"one of {', '.join(TierRetention)}"
-            raise InvalidInput(f"unknown retention {request.retention!r}", hint=hint) from None
-    age_s = request.retention_age_s if request.HasField("retention_age_s") else None
-    if age_s is not None and not (math.isfinite(age_s) and age_s > 0):
-        raise InvalidInput(f"retention_age_s must be a number of seconds > 0, not {age_s}")
-    size_bytes = request.retention_bytes if request.HasField("retention_bytes") else None
-    if size_bytes == 0:
-        raise InvalidInput("retention_bytes must be greater than 0", hint="leave it out for no limit")
-    checked_limits(kind, age_s, size_bytes)
-    return {"retention": kind, "retention_age_s": age_s, "retention_bytes": size_bytes}
+    """Read the policy of an EnableTopic request; raises InvalidInput with all that cannot work in it."""
+    given = {field.name: value for field, value in request.ListFields() if field.name in NAMES}
+    policies, flaws = sound({**given, **given_policies(request.policies)})
+    checked(policies, flaws, by_itself(policies), ANYWHERE)
+    return replace(TopicPolicy(enabled=True), **policies.said())
 
 
 def selection(pattern: str, found: Selection | CorruptData, topics: int) -> admin_pb2.Selection:
@@ -98,6 +53,7 @@ def selection(pattern: str, found: Selection | CorruptData, topics: int) -> admi
         retention=found.policy.retention or "",
         retention_age_s=found.policy.retention_age_s,
         retention_bytes=found.policy.retention_bytes,
+        policies=policies_message(found.policy),
     )
 
 

@@ -16,6 +16,7 @@ from grpc import aio
 from offloaderd.errors import InvalidInput, OffloaderError, Transient, first_of
 from offloaderd.rpc.client_inspect import InspectCalls
 from offloaderd.rpc.client_placement import PlacementCalls
+from offloaderd.rpc.client_policy import PolicyCalls
 from offloaderd.rpc.client_retention import RetentionCalls
 from offloaderd.rpc.errors import DETAIL_KEY, from_rpc_error
 from offloaderd.rpc.v1 import (
@@ -77,7 +78,7 @@ class Said(TypedDict, total=False):
     retention_bytes: int | None
 
 
-class DaemonClient(InspectCalls, PlacementCalls, RetentionCalls):
+class DaemonClient(InspectCalls, PlacementCalls, PolicyCalls, RetentionCalls):
     """Async context manager over one channel to `address` (`host:port`).
 
     `timeout_s` is the deadline of each call that is not a stream; streams take their own (None: no limit). Every

@@ -15,6 +15,7 @@ from offloaderd.clock import SystemClock
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.memory import MemoryTree
+from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records import policy
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
@@ -62,10 +63,10 @@ async def topic(
         await metadata.create(paths.ledgers(TOPIC), b"")
         steps, _ = catalog.TopicMap(TOPIC).with_commit(segment)
         await metadata.transact(steps)
-        stored = StoredMaps(metadata)
+        stored, book = StoredMaps(metadata), PolicyBook(metadata)
         reader = await stack.enter_async_context(
             TopicReader(
-                maps=stored, policies=stored, objects=store, source=source, hot=Hot(), clock=clock, metrics=metrics
+                maps=stored, policies=book, objects=store, source=source, hot=Hot(), clock=clock, metrics=metrics
             )
         )
 

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict, OffloaderError, first_of
+from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.engine import Engine
@@ -19,9 +20,9 @@ from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.registration import Registration
 from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.offload.signal import race
-from offloaderd.offload.topic import Workshop
 from offloaderd.offload.uploader import Uplink, UploadLimits
-from offloaderd.read.ports import StoredMaps
+from offloaderd.offload.workshop import Workshop
+from offloaderd.policy.effective import Level, Origin
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.finds import Find, Kind, Summary
@@ -117,10 +118,9 @@ class SimDaemon:
             cluster=CLUSTER,
             driver={"driver": "s3", "bucket": BUCKET, "prefix": world.prefix},
         )
-        self.retention = Retention(
-            shop, source, RetentionOptions(default=options.tier, follow_lag_s=2.0, interval_s=2.0)
-        )
-        self.engine = Engine(shop, options.policy, placement=PLACEMENT, duties=self._duties(shop))
+        book = PolicyBook(self.zookeeper, [Level(Origin.SETTINGS, options.policies)])
+        self.retention = Retention(shop, source, RetentionOptions(follow_lag_s=2.0, interval_s=2.0), book)
+        self.engine = Engine(shop, book, placement=PLACEMENT, duties=self._duties(shop, book))
         node = DaemonNode(daemon_id=self.name, address=f"{self.name}:1", version="0", started_ms=self.clock.wall_ms())
         self.registration = Registration(
             self.zookeeper,
@@ -131,7 +131,7 @@ class SimDaemon:
         )
         self.reader = TopicReader(
             maps=self.engine,
-            policies=StoredMaps(self.zookeeper),
+            policies=book,
             objects=self.bucket,
             source=source,
             hot=HotBuffers(self.engine),
@@ -144,7 +144,7 @@ class SimDaemon:
         self.main = process.start(self._main(process), name=f"main of {self.name}")
         world.trace(self.name, "started")
 
-    def _duties(self, shop: Workshop) -> dict[str, Duty]:
+    def _duties(self, shop: Workshop, book: PolicyBook) -> dict[str, Duty]:
         """Return what daemon.py has a daemon do beside offloading."""
         options = self._world.options
         store = self.source if options.retention == "granted" else None
@@ -154,10 +154,10 @@ class SimDaemon:
             GrantOptions(
                 enabled=options.grants,
                 daemon_id=self.name,
-                deletion_lag_s=2.0,
                 readback=options.readback,
                 interval_s=2.0,
             ),
+            book,
         )
         site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=self._world.prefix)
         scrubber = Scrubber(

@@ -18,6 +18,7 @@ from offloaderd.objects import keys
 from offloaderd.offload.retention import Limits
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
+from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.read.errors import EntriesDeleted, EntriesLost
 from tests.simulation import rebuilding
 from tests.simulation.bookies import Ledgers
@@ -71,6 +72,19 @@ class Options:
     busy_s: float
     collect_s: float
     grace_s: float
+
+    @property
+    def policies(self) -> OffloadPolicies:
+        """What the daemons' settings say of topics."""
+        return OffloadPolicies(
+            segment_bytes_max=self.policy.segment_bytes_max,
+            segment_age_max_s=self.policy.segment_age_max_s,
+            segment_age_min_s=self.policy.segment_age_min_s,
+            deletion_lag_s=2.0,
+            retention=self.tier.kind,
+            retention_age_s=self.tier.age_s,
+            retention_bytes=self.tier.size_bytes,
+        )
 
     @classmethod
     def draw(cls, rng: Rng, *, readback: bool) -> Options:

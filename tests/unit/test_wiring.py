@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
 from offloaderd import wiring
 from offloaderd.config import BookkeeperSettings, MetadataSettings, ObjectsSettings, PulsarSettings, Settings
-from offloaderd.config.sections import DaemonSettings, MemorySettings
+from offloaderd.config.sections import DaemonSettings, MemorySettings, OffloadSettings
 from offloaderd.config.sections_outage import SpillSettings
 from offloaderd.config.sections_retention import GrantSettings, RetentionSettings
 from offloaderd.ledgers.bookkeeper.bookie_options import SaslOptions, TlsOptions
 from offloaderd.metrics import Metrics
 from offloaderd.model import TierRetention
 from offloaderd.offload.grants import GrantOptions
-from offloaderd.offload.retention import Limits, RetentionOptions
+from offloaderd.offload.retention import Limits, RetentionOptions, limits_of
+from offloaderd.policy.effective import Origin, effective
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,12 +121,23 @@ def test_retention_and_grants() -> None:
         retention=RetentionSettings(kind=TierRetention.LIMITED, size_bytes=5, follow_lag_s=7, interval_s=8),
         grants=GrantSettings(enabled=False, deletion_lag_s=9, readback=True, interval_s=10),
     )
-    assert wiring.retention_options(settings) == RetentionOptions(
-        default=Limits(TierRetention.LIMITED, None, 5), follow_lag_s=7, interval_s=8
-    )
-    assert wiring.grant_options(settings) == GrantOptions(
-        enabled=False, daemon_id="d7", deletion_lag_s=9, readback=True, interval_s=10
-    )
+    assert wiring.retention_options(settings) == RetentionOptions(follow_lag_s=7, interval_s=8)
+    assert wiring.grant_options(settings) == GrantOptions(enabled=False, daemon_id="d7", readback=True, interval_s=10)
+    holds = effective(wiring.policy_levels(settings))
+    assert holds.values.deletion_lag_s == 9
+    assert limits_of(holds) == Limits(TierRetention.LIMITED, None, 5)
     aged = RetentionSettings(kind=TierRetention.LIMITED, age_s=4)
-    default = wiring.retention_options(Settings(objects=FILES, retention=aged)).default
-    assert default == Limits(TierRetention.LIMITED, 4, None)
+    limits = limits_of(effective(wiring.policy_levels(Settings(objects=FILES, retention=aged))))
+    assert limits == Limits(TierRetention.LIMITED, 4, None)
+
+
+def test_what_is_written_down_is_told_from_what_is_so_by_default() -> None:
+    """Of every value it is known whether somebody set it in the daemon's file; all of them agree with the settings."""
+    settings = Settings(objects=FILES, offload=OffloadSettings(segment_age_max_s=30))
+    holds = effective(wiring.policy_levels(settings))
+    assert holds.said_at("segment_age_max_s").origin is Origin.SETTINGS
+    assert holds.said_at("segment_bytes_max").origin is Origin.DEFAULT
+    assert holds.values.segment_bytes_max == settings.offload.segment_bytes_max
+    untouched = effective([])
+    by_settings = effective(wiring.policy_levels(Settings(objects=FILES)))
+    assert replace(by_settings.values, bucket="", prefix="") == untouched.values

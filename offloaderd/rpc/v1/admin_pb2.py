@@ -23,55 +23,56 @@ _sym_db = _symbol_database.Default()
 
 
 from offloaderd.rpc.v1 import common_pb2 as offloaderd_dot_v1_dot_common__pb2
+from offloaderd.rpc.v1 import policy_pb2 as offloaderd_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19offloaderd/v1/admin.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/common.proto\"#\n\x11ListTopicsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\"A\n\x12ListTopicsResponse\x12+\n\x06topics\x18\x01 \x03(\x0b\x32\x1b.offloaderd.v1.TopicSummary\"\xbe\x01\n\x0cTopicSummary\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07\x65nabled\x18\x02 \x01(\x08\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x14\n\x07ledgers\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x07\x65ntries\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x13\n\x0bselected_by\x18\x06 \x01(\t\x12\x13\n\x0bpartitioned\x18\x07 \x01(\x08\x12\x11\n\tplacement\x18\x08 \x01(\tB\n\n\x08_ledgersB\n\n\x08_entries\"\x17\n\x15ListSelectionsRequest\"F\n\x16ListSelectionsResponse\x12,\n\nselections\x18\x01 \x03(\x0b\x32\x18.offloaderd.v1.Selection\"\xa7\x03\n\tSelection\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12\x0e\n\x06topics\x18\x02 \x01(\x04\x12\x12\n\ncreated_ms\x18\x03 \x01(\x04\x12\x1e\n\x11segment_bytes_max\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x1e\n\x11segment_age_max_s\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11segment_age_min_s\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rread_priority\x18\x07 \x01(\tH\x03\x88\x01\x01\x12\x0e\n\x06\x64\x61mage\x18\x08 \x01(\t\x12\x0e\n\x06outage\x18\x14 \x01(\t\x12\x11\n\tretention\x18\x15 \x01(\t\x12\x1c\n\x0fretention_age_s\x18\x16 \x01(\x01H\x04\x88\x01\x01\x12\x1c\n\x0fretention_bytes\x18\x17 \x01(\x04H\x05\x88\x01\x01\x42\x14\n\x12_segment_bytes_maxB\x14\n\x12_segment_age_max_sB\x14\n\x12_segment_age_min_sB\x10\n\x0e_read_priorityB\x12\n\x10_retention_age_sB\x12\n\x10_retention_bytes\"=\n\x0bTopicChange\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xae\x03\n\x12\x45nableTopicRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x1e\n\x11segment_bytes_max\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x1e\n\x11segment_age_max_s\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11segment_age_min_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rread_priority\x18\x05 \x01(\tH\x03\x88\x01\x01\x12\x0f\n\x07\x64ry_run\x18\x06 \x01(\x08\x12\x13\n\x06outage\x18\x14 \x01(\tH\x04\x88\x01\x01\x12\x16\n\tretention\x18\x15 \x01(\tH\x05\x88\x01\x01\x12\x1c\n\x0fretention_age_s\x18\x16 \x01(\x01H\x06\x88\x01\x01\x12\x1c\n\x0fretention_bytes\x18\x17 \x01(\x04H\x07\x88\x01\x01\x42\x14\n\x12_segment_bytes_maxB\x14\n\x12_segment_age_max_sB\x14\n\x12_segment_age_min_sB\x10\n\x0e_read_priorityB\t\n\x07_outageB\x0c\n\n_retentionB\x12\n\x10_retention_age_sB\x12\n\x10_retention_bytes\"R\n\x13\x45nableTopicResponse\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12*\n\x06topics\x18\x02 \x03(\x0b\x32\x1a.offloaderd.v1.TopicChange\"5\n\x13\x44isableTopicRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"S\n\x14\x44isableTopicResponse\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12*\n\x06topics\x18\x02 \x03(\x0b\x32\x1a.offloaderd.v1.TopicChange\"$\n\x13ListSegmentsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\x86\x02\n\x07Segment\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\t\x12&\n\x05\x62\x65gin\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12$\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x0f\n\x07\x65ntries\x18\x05 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x06 \x01(\x04\x12\x14\n\x0cobject_bytes\x18\x07 \x01(\x04\x12\x13\n\x0b\x61ssigned_ms\x18\x08 \x01(\x04\x12\x14\n\x0coffloaded_ms\x18\t \x01(\x04\x12\x10\n\x08\x64\x61ta_key\x18\n \x01(\t\x12\x0e\n\x06\x62ucket\x18\x0b \x01(\t\"-\n\x0eOffloadRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0c\n\x04wait\x18\x02 \x01(\x08\"\xb9\x01\n\x0fOffloadProgress\x12\'\n\x06target\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12*\n\toffloaded\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x19\n\x11remaining_entries\x18\x03 \x01(\x04\x12\x17\n\x0fremaining_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\x12\x0f\n\x07message\x18\x06 \x01(\t\"\x1e\n\rStatusRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\xb4\x02\n\x0eStatusResponse\x12\x11\n\tdaemon_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x12\n\nstarted_ms\x18\x04 \x01(\x04\x12>\n\x0c\x64\x65pendencies\x18\x05 \x03(\x0b\x32(.offloaderd.v1.StatusResponse.Dependency\x12*\n\x06topics\x18\x06 \x03(\x0b\x32\x1a.offloaderd.v1.TopicStatus\x12\x19\n\x11memory_used_bytes\x18\x07 \x01(\x04\x12\x1b\n\x13memory_budget_bytes\x18\x08 \x01(\x04\x1a\x37\n\nDependency\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02up\x18\x02 \x01(\x08\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xf7\x05\n\x0bTopicStatus\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12*\n\tconfirmed\x18\x05 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12*\n\toffloaded\x18\x06 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x13\n\x0blag_entries\x18\x07 \x01(\x04\x12\x11\n\tlag_bytes\x18\x08 \x01(\x04\x12\x13\n\x0blag_seconds\x18\t \x01(\x01\x12\x17\n\x0fopen_segment_id\x18\n \x01(\t\x12\x1c\n\x14open_segment_entries\x18\x0b \x01(\x04\x12\x1a\n\x12open_segment_bytes\x18\x0c \x01(\x04\x12\x1a\n\x12open_segment_age_s\x18\r \x01(\x01\x12\x14\n\x0c\x62uffer_bytes\x18\x0e \x01(\x04\x12\x1a\n\x12segments_committed\x18\x0f \x01(\x04\x12\x16\n\x0estalled_reason\x18\x10 \x01(\t\x12\x0c\n\x04\x65\x64ge\x18\x11 \x01(\t\x12\x16\n\x0ehidden_entries\x18\x12 \x01(\x04\x12\x14\n\x0clooked_age_s\x18\x13 \x01(\x01\x12(\n\x06losses\x18\x14 \x03(\x0b\x32\x18.offloaderd.v1.LostRange\x12\x0e\n\x06outage\x18\x1e \x01(\t\x12\x15\n\rstalled_class\x18\x1f \x01(\t\x12\x18\n\x10stalled_since_ms\x18  \x01(\x04\x12\x1b\n\x13unprotected_entries\x18! \x01(\x04\x12\x19\n\x11unprotected_bytes\x18\" \x01(\x04\x12\x1c\n\x14unprotected_since_ms\x18# \x01(\x04\x12\x17\n\x0fspilled_entries\x18$ \x01(\x04\x12\x15\n\rspilled_bytes\x18% \x01(\x04\x12\x11\n\tplacement\x18& \x01(\t\x12\x1e\n\x16open_segment_continued\x18\' \x01(\x08\"\x81\x01\n\tLostRange\x12&\n\x05\x61\x66ter\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\'\n\x06\x62\x65\x66ore\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x04\x12\x12\n\nnoticed_ms\x18\x04 \x01(\x04\x32\xd0\x04\n\x0c\x41\x64minService\x12Q\n\nListTopics\x12 .offloaderd.v1.ListTopicsRequest\x1a!.offloaderd.v1.ListTopicsResponse\x12]\n\x0eListSelections\x12$.offloaderd.v1.ListSelectionsRequest\x1a%.offloaderd.v1.ListSelectionsResponse\x12T\n\x0b\x45nableTopic\x12!.offloaderd.v1.EnableTopicRequest\x1a\".offloaderd.v1.EnableTopicResponse\x12W\n\x0c\x44isableTopic\x12\".offloaderd.v1.DisableTopicRequest\x1a#.offloaderd.v1.DisableTopicResponse\x12L\n\x0cListSegments\x12\".offloaderd.v1.ListSegmentsRequest\x1a\x16.offloaderd.v1.Segment0\x01\x12J\n\x07Offload\x12\x1d.offloaderd.v1.OffloadRequest\x1a\x1e.offloaderd.v1.OffloadProgress0\x01\x12\x45\n\x06Status\x12\x1c.offloaderd.v1.StatusRequest\x1a\x1d.offloaderd.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19offloaderd/v1/admin.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/common.proto\x1a\x1aoffloaderd/v1/policy.proto\"#\n\x11ListTopicsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\"A\n\x12ListTopicsResponse\x12+\n\x06topics\x18\x01 \x03(\x0b\x32\x1b.offloaderd.v1.TopicSummary\"\xbe\x01\n\x0cTopicSummary\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07\x65nabled\x18\x02 \x01(\x08\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x14\n\x07ledgers\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x07\x65ntries\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x13\n\x0bselected_by\x18\x06 \x01(\t\x12\x13\n\x0bpartitioned\x18\x07 \x01(\x08\x12\x11\n\tplacement\x18\x08 \x01(\tB\n\n\x08_ledgersB\n\n\x08_entries\"\x17\n\x15ListSelectionsRequest\"F\n\x16ListSelectionsResponse\x12,\n\nselections\x18\x01 \x03(\x0b\x32\x18.offloaderd.v1.Selection\"\xd9\x03\n\tSelection\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12\x0e\n\x06topics\x18\x02 \x01(\x04\x12\x12\n\ncreated_ms\x18\x03 \x01(\x04\x12\x1e\n\x11segment_bytes_max\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x1e\n\x11segment_age_max_s\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11segment_age_min_s\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rread_priority\x18\x07 \x01(\tH\x03\x88\x01\x01\x12\x0e\n\x06\x64\x61mage\x18\x08 \x01(\t\x12\x0e\n\x06outage\x18\x14 \x01(\t\x12\x11\n\tretention\x18\x15 \x01(\t\x12\x1c\n\x0fretention_age_s\x18\x16 \x01(\x01H\x04\x88\x01\x01\x12\x1c\n\x0fretention_bytes\x18\x17 \x01(\x04H\x05\x88\x01\x01\x12\x30\n\x08policies\x18( \x01(\x0b\x32\x1e.offloaderd.v1.OffloadPoliciesB\x14\n\x12_segment_bytes_maxB\x14\n\x12_segment_age_max_sB\x14\n\x12_segment_age_min_sB\x10\n\x0e_read_priorityB\x12\n\x10_retention_age_sB\x12\n\x10_retention_bytes\"=\n\x0bTopicChange\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xe0\x03\n\x12\x45nableTopicRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x1e\n\x11segment_bytes_max\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x1e\n\x11segment_age_max_s\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11segment_age_min_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rread_priority\x18\x05 \x01(\tH\x03\x88\x01\x01\x12\x0f\n\x07\x64ry_run\x18\x06 \x01(\x08\x12\x13\n\x06outage\x18\x14 \x01(\tH\x04\x88\x01\x01\x12\x16\n\tretention\x18\x15 \x01(\tH\x05\x88\x01\x01\x12\x1c\n\x0fretention_age_s\x18\x16 \x01(\x01H\x06\x88\x01\x01\x12\x1c\n\x0fretention_bytes\x18\x17 \x01(\x04H\x07\x88\x01\x01\x12\x30\n\x08policies\x18( \x01(\x0b\x32\x1e.offloaderd.v1.OffloadPoliciesB\x14\n\x12_segment_bytes_maxB\x14\n\x12_segment_age_max_sB\x14\n\x12_segment_age_min_sB\x10\n\x0e_read_priorityB\t\n\x07_outageB\x0c\n\n_retentionB\x12\n\x10_retention_age_sB\x12\n\x10_retention_bytes\"R\n\x13\x45nableTopicResponse\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12*\n\x06topics\x18\x02 \x03(\x0b\x32\x1a.offloaderd.v1.TopicChange\"5\n\x13\x44isableTopicRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"S\n\x14\x44isableTopicResponse\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12*\n\x06topics\x18\x02 \x03(\x0b\x32\x1a.offloaderd.v1.TopicChange\"$\n\x13ListSegmentsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\x86\x02\n\x07Segment\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\t\x12&\n\x05\x62\x65gin\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12$\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x0f\n\x07\x65ntries\x18\x05 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x06 \x01(\x04\x12\x14\n\x0cobject_bytes\x18\x07 \x01(\x04\x12\x13\n\x0b\x61ssigned_ms\x18\x08 \x01(\x04\x12\x14\n\x0coffloaded_ms\x18\t \x01(\x04\x12\x10\n\x08\x64\x61ta_key\x18\n \x01(\t\x12\x0e\n\x06\x62ucket\x18\x0b \x01(\t\"-\n\x0eOffloadRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0c\n\x04wait\x18\x02 \x01(\x08\"\xb9\x01\n\x0fOffloadProgress\x12\'\n\x06target\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12*\n\toffloaded\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x19\n\x11remaining_entries\x18\x03 \x01(\x04\x12\x17\n\x0fremaining_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\x12\x0f\n\x07message\x18\x06 \x01(\t\"\x1e\n\rStatusRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\xb4\x02\n\x0eStatusResponse\x12\x11\n\tdaemon_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x12\n\nstarted_ms\x18\x04 \x01(\x04\x12>\n\x0c\x64\x65pendencies\x18\x05 \x03(\x0b\x32(.offloaderd.v1.StatusResponse.Dependency\x12*\n\x06topics\x18\x06 \x03(\x0b\x32\x1a.offloaderd.v1.TopicStatus\x12\x19\n\x11memory_used_bytes\x18\x07 \x01(\x04\x12\x1b\n\x13memory_budget_bytes\x18\x08 \x01(\x04\x1a\x37\n\nDependency\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02up\x18\x02 \x01(\x08\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xf7\x05\n\x0bTopicStatus\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12*\n\tconfirmed\x18\x05 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12*\n\toffloaded\x18\x06 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x13\n\x0blag_entries\x18\x07 \x01(\x04\x12\x11\n\tlag_bytes\x18\x08 \x01(\x04\x12\x13\n\x0blag_seconds\x18\t \x01(\x01\x12\x17\n\x0fopen_segment_id\x18\n \x01(\t\x12\x1c\n\x14open_segment_entries\x18\x0b \x01(\x04\x12\x1a\n\x12open_segment_bytes\x18\x0c \x01(\x04\x12\x1a\n\x12open_segment_age_s\x18\r \x01(\x01\x12\x14\n\x0c\x62uffer_bytes\x18\x0e \x01(\x04\x12\x1a\n\x12segments_committed\x18\x0f \x01(\x04\x12\x16\n\x0estalled_reason\x18\x10 \x01(\t\x12\x0c\n\x04\x65\x64ge\x18\x11 \x01(\t\x12\x16\n\x0ehidden_entries\x18\x12 \x01(\x04\x12\x14\n\x0clooked_age_s\x18\x13 \x01(\x01\x12(\n\x06losses\x18\x14 \x03(\x0b\x32\x18.offloaderd.v1.LostRange\x12\x0e\n\x06outage\x18\x1e \x01(\t\x12\x15\n\rstalled_class\x18\x1f \x01(\t\x12\x18\n\x10stalled_since_ms\x18  \x01(\x04\x12\x1b\n\x13unprotected_entries\x18! \x01(\x04\x12\x19\n\x11unprotected_bytes\x18\" \x01(\x04\x12\x1c\n\x14unprotected_since_ms\x18# \x01(\x04\x12\x17\n\x0fspilled_entries\x18$ \x01(\x04\x12\x15\n\rspilled_bytes\x18% \x01(\x04\x12\x11\n\tplacement\x18& \x01(\t\x12\x1e\n\x16open_segment_continued\x18\' \x01(\x08\"\x81\x01\n\tLostRange\x12&\n\x05\x61\x66ter\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\'\n\x06\x62\x65\x66ore\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x04\x12\x12\n\nnoticed_ms\x18\x04 \x01(\x04\x32\xd0\x04\n\x0c\x41\x64minService\x12Q\n\nListTopics\x12 .offloaderd.v1.ListTopicsRequest\x1a!.offloaderd.v1.ListTopicsResponse\x12]\n\x0eListSelections\x12$.offloaderd.v1.ListSelectionsRequest\x1a%.offloaderd.v1.ListSelectionsResponse\x12T\n\x0b\x45nableTopic\x12!.offloaderd.v1.EnableTopicRequest\x1a\".offloaderd.v1.EnableTopicResponse\x12W\n\x0c\x44isableTopic\x12\".offloaderd.v1.DisableTopicRequest\x1a#.offloaderd.v1.DisableTopicResponse\x12L\n\x0cListSegments\x12\".offloaderd.v1.ListSegmentsRequest\x1a\x16.offloaderd.v1.Segment0\x01\x12J\n\x07Offload\x12\x1d.offloaderd.v1.OffloadRequest\x1a\x1e.offloaderd.v1.OffloadProgress0\x01\x12\x45\n\x06Status\x12\x1c.offloaderd.v1.StatusRequest\x1a\x1d.offloaderd.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.rpc.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTTOPICSREQUEST']._serialized_start=72
-  _globals['_LISTTOPICSREQUEST']._serialized_end=107
-  _globals['_LISTTOPICSRESPONSE']._serialized_start=109
-  _globals['_LISTTOPICSRESPONSE']._serialized_end=174
-  _globals['_TOPICSUMMARY']._serialized_start=177
-  _globals['_TOPICSUMMARY']._serialized_end=367
-  _globals['_LISTSELECTIONSREQUEST']._serialized_start=369
-  _globals['_LISTSELECTIONSREQUEST']._serialized_end=392
-  _globals['_LISTSELECTIONSRESPONSE']._serialized_start=394
-  _globals['_LISTSELECTIONSRESPONSE']._serialized_end=464
-  _globals['_SELECTION']._serialized_start=467
-  _globals['_SELECTION']._serialized_end=890
-  _globals['_TOPICCHANGE']._serialized_start=892
-  _globals['_TOPICCHANGE']._serialized_end=953
-  _globals['_ENABLETOPICREQUEST']._serialized_start=956
-  _globals['_ENABLETOPICREQUEST']._serialized_end=1386
-  _globals['_ENABLETOPICRESPONSE']._serialized_start=1388
-  _globals['_ENABLETOPICRESPONSE']._serialized_end=1470
-  _globals['_DISABLETOPICREQUEST']._serialized_start=1472
-  _globals['_DISABLETOPICREQUEST']._serialized_end=1525
-  _globals['_DISABLETOPICRESPONSE']._serialized_start=1527
-  _globals['_DISABLETOPICRESPONSE']._serialized_end=1610
-  _globals['_LISTSEGMENTSREQUEST']._serialized_start=1612
-  _globals['_LISTSEGMENTSREQUEST']._serialized_end=1648
-  _globals['_SEGMENT']._serialized_start=1651
-  _globals['_SEGMENT']._serialized_end=1913
-  _globals['_OFFLOADREQUEST']._serialized_start=1915
-  _globals['_OFFLOADREQUEST']._serialized_end=1960
-  _globals['_OFFLOADPROGRESS']._serialized_start=1963
-  _globals['_OFFLOADPROGRESS']._serialized_end=2148
-  _globals['_STATUSREQUEST']._serialized_start=2150
-  _globals['_STATUSREQUEST']._serialized_end=2180
-  _globals['_STATUSRESPONSE']._serialized_start=2183
-  _globals['_STATUSRESPONSE']._serialized_end=2491
-  _globals['_STATUSRESPONSE_DEPENDENCY']._serialized_start=2436
-  _globals['_STATUSRESPONSE_DEPENDENCY']._serialized_end=2491
-  _globals['_TOPICSTATUS']._serialized_start=2494
-  _globals['_TOPICSTATUS']._serialized_end=3253
-  _globals['_LOSTRANGE']._serialized_start=3256
-  _globals['_LOSTRANGE']._serialized_end=3385
-  _globals['_ADMINSERVICE']._serialized_start=3388
-  _globals['_ADMINSERVICE']._serialized_end=3980
+  _globals['_LISTTOPICSREQUEST']._serialized_start=100
+  _globals['_LISTTOPICSREQUEST']._serialized_end=135
+  _globals['_LISTTOPICSRESPONSE']._serialized_start=137
+  _globals['_LISTTOPICSRESPONSE']._serialized_end=202
+  _globals['_TOPICSUMMARY']._serialized_start=205
+  _globals['_TOPICSUMMARY']._serialized_end=395
+  _globals['_LISTSELECTIONSREQUEST']._serialized_start=397
+  _globals['_LISTSELECTIONSREQUEST']._serialized_end=420
+  _globals['_LISTSELECTIONSRESPONSE']._serialized_start=422
+  _globals['_LISTSELECTIONSRESPONSE']._serialized_end=492
+  _globals['_SELECTION']._serialized_start=495
+  _globals['_SELECTION']._serialized_end=968
+  _globals['_TOPICCHANGE']._serialized_start=970
+  _globals['_TOPICCHANGE']._serialized_end=1031
+  _globals['_ENABLETOPICREQUEST']._serialized_start=1034
+  _globals['_ENABLETOPICREQUEST']._serialized_end=1514
+  _globals['_ENABLETOPICRESPONSE']._serialized_start=1516
+  _globals['_ENABLETOPICRESPONSE']._serialized_end=1598
+  _globals['_DISABLETOPICREQUEST']._serialized_start=1600
+  _globals['_DISABLETOPICREQUEST']._serialized_end=1653
+  _globals['_DISABLETOPICRESPONSE']._serialized_start=1655
+  _globals['_DISABLETOPICRESPONSE']._serialized_end=1738
+  _globals['_LISTSEGMENTSREQUEST']._serialized_start=1740
+  _globals['_LISTSEGMENTSREQUEST']._serialized_end=1776
+  _globals['_SEGMENT']._serialized_start=1779
+  _globals['_SEGMENT']._serialized_end=2041
+  _globals['_OFFLOADREQUEST']._serialized_start=2043
+  _globals['_OFFLOADREQUEST']._serialized_end=2088
+  _globals['_OFFLOADPROGRESS']._serialized_start=2091
+  _globals['_OFFLOADPROGRESS']._serialized_end=2276
+  _globals['_STATUSREQUEST']._serialized_start=2278
+  _globals['_STATUSREQUEST']._serialized_end=2308
+  _globals['_STATUSRESPONSE']._serialized_start=2311
+  _globals['_STATUSRESPONSE']._serialized_end=2619
+  _globals['_STATUSRESPONSE_DEPENDENCY']._serialized_start=2564
+  _globals['_STATUSRESPONSE_DEPENDENCY']._serialized_end=2619
+  _globals['_TOPICSTATUS']._serialized_start=2622
+  _globals['_TOPICSTATUS']._serialized_end=3381
+  _globals['_LOSTRANGE']._serialized_start=3384
+  _globals['_LOSTRANGE']._serialized_end=3513
+  _globals['_ADMINSERVICE']._serialized_start=3516
+  _globals['_ADMINSERVICE']._serialized_end=4108
 # @@protoc_insertion_point(module_scope)

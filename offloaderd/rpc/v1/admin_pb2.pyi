@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from offloaderd.rpc.v1 import common_pb2 as _common_pb2
+from offloaderd.rpc.v1 import policy_pb2 as _policy_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -165,6 +166,7 @@ class Selection(_message.Message):
     RETENTION_FIELD_NUMBER: _builtins.int
     RETENTION_AGE_S_FIELD_NUMBER: _builtins.int
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
+    POLICIES_FIELD_NUMBER: _builtins.int
     pattern: _builtins.str
     topics: _builtins.int
     """enabled by it"""
@@ -182,6 +184,10 @@ class Selection(_message.Message):
     """as in EnableTopicRequest; empty: the daemon's"""
     retention_age_s: _builtins.float
     retention_bytes: _builtins.int
+    @_builtins.property
+    def policies(self) -> _policy_pb2.OffloadPolicies:
+        """all of its policy"""
+
     def __init__(
         self,
         *,
@@ -197,10 +203,11 @@ class Selection(_message.Message):
         retention: _builtins.str = ...,
         retention_age_s: _builtins.float | None = ...,
         retention_bytes: _builtins.int | None = ...,
+        policies: _policy_pb2.OffloadPolicies | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "read_priority", b"read_priority", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "policies", b"policies", "read_priority", b"read_priority", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "created_ms", b"created_ms", "damage", b"damage", "outage", b"outage", "pattern", b"pattern", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "created_ms", b"created_ms", "damage", b"damage", "outage", b"outage", "pattern", b"pattern", "policies", b"policies", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__read_priority: _TypeAlias = _typing.Literal["read_priority"]  # noqa: Y015
     _WhichOneofArgType__read_priority: _TypeAlias = _typing.Literal["_read_priority", b"_read_priority"]  # noqa: Y015
@@ -272,6 +279,7 @@ class EnableTopicRequest(_message.Message):
     RETENTION_FIELD_NUMBER: _builtins.int
     RETENTION_AGE_S_FIELD_NUMBER: _builtins.int
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
+    POLICIES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """A topic, with its partitions; or TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION for those there are and will be."""
     segment_bytes_max: _builtins.int
@@ -288,6 +296,10 @@ class EnableTopicRequest(_message.Message):
     """of limited"""
     retention_bytes: _builtins.int
     """of limited"""
+    @_builtins.property
+    def policies(self) -> _policy_pb2.OffloadPolicies:
+        """more of the policy; what is said twice counts as said here"""
+
     def __init__(
         self,
         *,
@@ -301,10 +313,11 @@ class EnableTopicRequest(_message.Message):
         retention: _builtins.str | None = ...,
         retention_age_s: _builtins.float | None = ...,
         retention_bytes: _builtins.int | None = ...,
+        policies: _policy_pb2.OffloadPolicies | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_outage", b"_outage", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "outage", b"outage", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_outage", b"_outage", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "outage", b"outage", "policies", b"policies", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_outage", b"_outage", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "dry_run", b"dry_run", "outage", b"outage", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_outage", b"_outage", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "dry_run", b"dry_run", "outage", b"outage", "policies", b"policies", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__outage: _TypeAlias = _typing.Literal["outage"]  # noqa: Y015
     _WhichOneofArgType__outage: _TypeAlias = _typing.Literal["_outage", b"_outage"]  # noqa: Y015

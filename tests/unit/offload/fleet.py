@@ -50,7 +50,8 @@ async def fellow(
 ) -> AsyncIterator[Fellow]:
     """Run a registered daemon; at the end it leaves as one that is told to: it drains."""
     session = rig.tree.connect()
-    engine = Engine(rig.workshop(session, source=None if push_only else rig.ledgers), rig.policy, placement=options)
+    shop = rig.workshop(session, source=None if push_only else rig.ledgers)
+    engine = Engine(shop, rig.book(session), placement=options)
     node = DaemonNode(daemon_id=name, address=f"{name}:1", version="0", started_ms=rig.clock.wall_ms())
     registration = Registration(session, node, clock=rig.clock, patience_s=5.0, changed=engine.placement.become)
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:

@@ -63,7 +63,7 @@ class Life:
             shop = rig.workshop(metadata, source=None if push_only else rig.ledgers)
         finally:
             rig.objects = shop_rig_objects
-        self.engine = Engine(shop, rig.policy)
+        self.engine = Engine(shop, rig.book(shop.metadata))
         self._node = DaemonNode(daemon_id=name, address=f"{name}:1", version="0", started_ms=1)
 
     def _gone(self, operation: str, key: str, when: str) -> Exception | None:

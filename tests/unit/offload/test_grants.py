@@ -17,7 +17,7 @@ from offloaderd.objects.keys import ObjectKind
 from offloaderd.offload import grant_records
 from offloaderd.offload.copy_check import Unsound, segments_of
 from offloaderd.offload.grants import GrantOptions, Grants
-from offloaderd.offload.retention import Limits, Retention, RetentionOptions
+from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from tests.unit.metadata.test_removal import _made
 from tests.unit.offload.owned import Owned, offload_more, offloaded_topic
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import Step
     from offloaderd.metadata.records.grant import Grant
 
-OPTIONS = GrantOptions(enabled=True, daemon_id="one", deletion_lag_s=0.0, readback=True, interval_s=1.0)
+OPTIONS = GrantOptions(enabled=True, daemon_id="one", readback=True, interval_s=1.0)
 
 
 async def _granted(
     owned: Owned, *, store: LedgerStore | None = None, deletion_lag_s: float = 0.0, readback: bool = True
 ) -> dict[int, Grant]:
     """Look once; return the grants that are there afterwards."""
-    options = replace(OPTIONS, deletion_lag_s=deletion_lag_s, readback=readback)
-    await Grants(owned.shop, store, options).look(owned.offloader, {})
+    options = replace(OPTIONS, readback=readback)
+    await Grants(owned.shop, store, options, owned.book(deletion_lag_s=deletion_lag_s)).look(owned.offloader, {})
     return await grant_records.load_all(owned.rig.tree.connect(), TOPIC)
 
 
@@ -335,7 +335,7 @@ async def test_grants_of_what_is_gone_everywhere_are_dropped() -> None:
     owned = await Owned.claim(rig)
     await _granted(owned)
     await owned.ledgers.delete(TOPIC, 0)
-    await Retention(owned.shop, owned.ledgers, RetentionOptions(default=Limits())).mark_now(owned.offloader, [0])
+    await Retention(owned.shop, owned.ledgers, RetentionOptions(), owned.book()).mark_now(owned.offloader, [0])
     assert (await _granted(owned)).keys() == {1}
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.errors import Conflict, Fenced, InvalidInput, NotFound, Transient
+from offloaderd.errors import Conflict, Fenced, NotFound, Transient
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.records import grant as grant_record
@@ -21,12 +21,13 @@ from offloaderd.offload.retention import (
     Limits,
     Retention,
     RetentionOptions,
-    checked_limits,
     checked_marks,
     limits_of,
     missing_ledgers,
     over_limit,
 )
+from offloaderd.policy.effective import Level, Origin, effective
+from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from tests.unit.metadata.test_removal import TOPIC as OTHER
 from tests.unit.metadata.test_removal import _made
@@ -36,9 +37,15 @@ from tests.unit.offload.rig import TOPIC, Rig, turn
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.model import TopicName
 
-FOLLOW = RetentionOptions(default=Limits(TierRetention.FOLLOW), follow_lag_s=0.0)
+FOLLOW = RetentionOptions(follow_lag_s=0.0)
+
+
+def _following(owned: Owned) -> PolicyBook:
+    """Return what holds where the daemon's settings follow the source."""
+    return owned.book(retention=TierRetention.FOLLOW)
 
 
 class Register:
@@ -84,20 +91,17 @@ def test_only_a_list_that_goes_on_behind_a_ledger_says_that_it_is_deleted(
 
 def test_a_policy_brings_its_limits_along() -> None:
     """What the policy says counts whole; else the daemon's default does, with its limits."""
-    default = Limits(TierRetention.LIMITED, 5.0, 7)
-    assert limits_of(None, default) == limits_of(TopicPolicy(), default) == default
-    assert limits_of(TopicPolicy(retention=TierRetention.KEEP), default) == Limits()
-    only_age = TopicPolicy(retention=TierRetention.LIMITED, retention_age_s=9.0)
-    assert limits_of(only_age, default) == Limits(TierRetention.LIMITED, 9.0, None)
+    default = Level(
+        Origin.SETTINGS,
+        OffloadPolicies(retention=TierRetention.LIMITED, retention_age_s=5.0, retention_bytes=7),
+    )
 
+    def limits(**said: Any) -> Limits:  # noqa: ANN401 - each value its own type
+        return limits_of(effective([Level(Origin.TOPIC, OffloadPolicies(**said)), default]))
 
-def test_limits_belong_to_a_limited_retention() -> None:
-    """A limited retention has one, the others have none."""
-    checked_limits(None, None, None)
-    checked_limits(TierRetention.LIMITED, 1.0, None)
-    for wrong in ((TierRetention.LIMITED, None, None), (TierRetention.KEEP, 1.0, None), (None, None, 5)):
-        with pytest.raises(InvalidInput):
-            checked_limits(*wrong)
+    assert limits() == Limits(TierRetention.LIMITED, 5.0, 7)
+    assert limits(retention=TierRetention.KEEP) == Limits()
+    assert limits(retention=TierRetention.LIMITED, retention_age_s=9.0) == Limits(TierRetention.LIMITED, 9.0, None)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,7 @@ async def test_a_segment_goes_when_the_source_has_trimmed_all_its_ledgers() -> N
     rig = await offloaded_topic(10, 15, 15, 10)
     owned = await Owned.claim(rig)
     before = owned.offloader.map
-    retention = Retention(owned.shop, owned.ledgers, FOLLOW)
+    retention = Retention(owned.shop, owned.ledgers, FOLLOW, _following(owned))
     await retention.look(owned.offloader, {})
     assert owned.offloader.map == before
     for ledger_id in (0, 1):
@@ -163,7 +167,7 @@ async def test_a_ledger_must_be_missing_for_the_lag() -> None:
     rig = await offloaded_topic(10, 10, 10)
     owned = await Owned.claim(rig)
     register = Register([1, 2])
-    retention = Retention(owned.shop, register, replace(FOLLOW, follow_lag_s=3600.0))
+    retention = Retention(owned.shop, register, replace(FOLLOW, follow_lag_s=3600.0), _following(owned))
     absent: dict[int, float] = {}
     await retention.look(owned.offloader, absent)
     assert absent.keys() == {0}
@@ -183,9 +187,9 @@ async def test_what_cannot_be_read_deletes_nothing() -> None:
     owned = await Owned.claim(rig)
     await owned.ledgers.delete(TOPIC, 0)
     with pytest.raises(Transient):
-        await Retention(owned.shop, Register(Transient("away")), FOLLOW).look(owned.offloader, {})
-    await Retention(owned.shop, Register([0, 1, 2]), FOLLOW).look(owned.offloader, {})
-    await Retention(owned.shop, None, FOLLOW).look(owned.offloader, {})
+        await Retention(owned.shop, Register(Transient("away")), FOLLOW, _following(owned)).look(owned.offloader, {})
+    await Retention(owned.shop, Register([0, 1, 2]), FOLLOW, _following(owned)).look(owned.offloader, {})
+    await Retention(owned.shop, None, FOLLOW, _following(owned)).look(owned.offloader, {})
     assert owned.offloader.map.floor is None
     assert not owned.offloader.map.deleted
 
@@ -197,7 +201,7 @@ async def test_what_offloaderd_deleted_at_the_source_is_kept_here() -> None:
     grant = Grant(ledger_id=0, revoked_ms=0, source_deleted_ms=5)
     await rig.tree.connect().create(paths.grant(TOPIC, 0), grant_record.encode(grant))
     await owned.ledgers.delete(TOPIC, 0)
-    await Retention(owned.shop, owned.ledgers, FOLLOW).look(owned.offloader, {})
+    await Retention(owned.shop, owned.ledgers, FOLLOW, _following(owned)).look(owned.offloader, {})
     assert owned.offloader.map.floor is None
     assert len(owned.offloader.map.segments) == 3
 
@@ -206,7 +210,7 @@ async def test_a_topic_that_is_deleted_and_made_again_is_one_history() -> None:
     """All its ledgers vanish together; what comes later follows the floor, as one map under one name."""
     rig = await offloaded_topic(10, 10)
     owned = await Owned.claim(rig)
-    gone = Retention(owned.shop, Register(NotFound("no such topic")), FOLLOW)
+    gone = Retention(owned.shop, Register(NotFound("no such topic")), FOLLOW, _following(owned))
     await gone.look(owned.offloader, {})
     await owned.empty_trash()
     assert owned.offloader.map.segments == ()
@@ -228,7 +232,7 @@ async def test_a_topic_of_its_own_policy_is_limited_by_age_and_by_size() -> None
     for ledger_id in (0, 1, 2):
         await owned.ledgers.delete(TOPIC, ledger_id)
     store, path = rig.tree.connect(), paths.policy(TOPIC)
-    retention = Retention(owned.shop, owned.ledgers, RetentionOptions(default=Limits()))
+    retention = Retention(owned.shop, owned.ledgers, RetentionOptions(), owned.book())
     await retention.look(owned.offloader, {})
     assert owned.offloader.map.floor is None
 
@@ -254,7 +258,8 @@ async def test_a_clock_that_runs_ahead_deletes_nothing() -> None:
     owned = await Owned.claim(rig)
     await owned.ledgers.delete(TOPIC, 0)
     segment = owned.offloader.map.segments[0]
-    aged = Retention(owned.shop, owned.ledgers, RetentionOptions(default=Limits(TierRetention.LIMITED, 3600.0)))
+    book = owned.book(retention=TierRetention.LIMITED, retention_age_s=3600.0)
+    aged = Retention(owned.shop, owned.ledgers, RetentionOptions(), book)
     wrong = replace(owned.offloader.map, segments=(replace(segment, offloaded_ms=1), *owned.offloader.map.segments[1:]))
     owned.offloader.record.map = wrong
     await aged.look(owned.offloader, {})
@@ -266,7 +271,7 @@ async def test_marking_is_idempotent_and_a_deposed_owner_marks_nothing() -> None
     rig = await offloaded_topic(10, 10, 10)
     owned = await Owned.claim(rig)
     await owned.ledgers.delete(TOPIC, 0)
-    retention = Retention(owned.shop, owned.ledgers, RetentionOptions(default=Limits()))
+    retention = Retention(owned.shop, owned.ledgers, RetentionOptions(), owned.book())
     assert await retention.mark(owned.offloader, [0], dry_run=True) == [0]
     assert not owned.offloader.map.deleted
     assert await retention.mark_now(owned.offloader, [0]) == [0]
@@ -344,7 +349,7 @@ async def test_a_crash_between_any_two_steps_leaves_nothing_half_deleted() -> No
 
 
 async def _delete_once(owned: Owned) -> None:
-    await Retention(owned.shop, owned.ledgers, FOLLOW).look(owned.offloader, {})
+    await Retention(owned.shop, owned.ledgers, FOLLOW, _following(owned)).look(owned.offloader, {})
     await owned.empty_trash()
 
 
@@ -360,7 +365,7 @@ async def test_an_order_is_carried_out_by_the_duty_whoever_leaves() -> None:
     rig = await offloaded_topic(10, 10, 10)
     owned = await Owned.claim(rig)
     await owned.ledgers.delete(TOPIC, 0)
-    retention = Retention(owned.shop, None, RetentionOptions(default=Limits(), interval_s=3600.0))
+    retention = Retention(owned.shop, None, RetentionOptions(interval_s=3600.0), owned.book())
     with pytest.raises(Transient, match="taken over"):
         await retention.mark(owned.offloader, [0], dry_run=False)
     async with asyncio.TaskGroup() as group:
@@ -391,7 +396,7 @@ async def test_the_duty_goes_on_after_errors_and_ends_when_deposed() -> None:
     rig = await offloaded_topic(10, 10, 10)
     owned = await Owned.claim(rig)
     register = Register(Transient("away"))
-    retention = Retention(owned.shop, register, replace(FOLLOW, interval_s=0.01))
+    retention = Retention(owned.shop, register, replace(FOLLOW, interval_s=0.01), _following(owned))
 
     async def depose() -> None:
         await turn()

@@ -16,11 +16,12 @@ from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
 from offloaderd.model import EntryBatch, Loss, Position, ReadPriority, TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.memory import MemoryStore
+from offloaderd.policy.effective import Effective, Level, Origin, effective
+from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.read.fetch import RetryPolicy
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.read.segment import SegmentOptions
@@ -178,9 +179,10 @@ class Map:
         await asyncio.sleep(0)  # noqa: TID251 - a real store takes a turn
         return TopicMap(topic, tuple(self.segments), losses=self.losses)
 
-    async def policy(self, topic: TopicName) -> TopicPolicy | None:
+    async def of(self, topic: TopicName) -> Effective:
         """Return the policy if the topic is enabled."""
-        return TopicPolicy(enabled=True, read_priority=self.priority) if self.enabled else None
+        said = OffloadPolicies(read_priority=self.priority if self.enabled else None)
+        return effective([Level(Origin.TOPIC, said)], known=self.enabled)
 
 
 class Hot:
