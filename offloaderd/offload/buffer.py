@@ -17,6 +17,8 @@ from offloaderd.offload.signal import Signal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from offloaderd.offload.pool import BufferPool
+
 START = Position(-1, -1)
 """What the very first entry of a topic follows."""
 
@@ -45,59 +47,16 @@ def cost_bytes(batch: EntryBatch) -> int:
     return batch.payload_bytes() + ENTRY_OVERHEAD_BYTES * len(batch.payloads)
 
 
-class BufferPool:
-    """The byte budget that all tailing buffers share."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self.freed = Signal()
-        self._buffers: dict[TailingBuffer, None] = {}  # a set that keeps its order
-
-    def admit(self, wanted: int) -> bool:
-        """Make room for `wanted` bytes by evicting what is already in cut parts; False if there is none.
-
-        When there is none, the buffer that pins the most is asked to have its segment sealed early. What is larger
-        than the whole budget is let in alone, as one entry can be.
-        """
-        if self._fits(wanted):
-            return True
-        for buffer in sorted(self._buffers, key=lambda one: one.evictable_bytes, reverse=True):
-            buffer.evict(self.used_bytes + wanted - self.limit_bytes)
-            if self._fits(wanted):
-                return True
-        largest = max(self._buffers, key=lambda one: one.used_bytes, default=None)
-        if largest is not None and largest.used_bytes:
-            largest.on_pressure()
-        return False
-
-    def _fits(self, wanted: int) -> bool:
-        return self.used_bytes == 0 or self.used_bytes + wanted <= self.limit_bytes
-
-    def add(self, buffer: TailingBuffer) -> None:
-        """Count a buffer in."""
-        self._buffers[buffer] = None
-
-    def remove(self, buffer: TailingBuffer) -> None:
-        """Count a closed buffer out."""
-        self._buffers.pop(buffer, None)
-
-    def account(self, change: int) -> None:
-        """Book bytes taken (positive) or freed (negative)."""
-        self.used_bytes += change
-        if change < 0:
-            self.freed.notify()
-
-
 class TailingBuffer:
     """One topic's part of the pool, with PIP-76's offer protocol.
 
     `resume` is the newest position that is offloaded already (START for none). `rereadable` says that a ledger
-    source holds everything, so declining and evicting lose nothing.
+    source holds everything, so declining and evicting lose nothing. `on_pressure` has the segment sealed early and
+    says whether that will free memory.
     """
 
     def __init__(
-        self, pool: BufferPool, *, resume: Position, rereadable: bool, on_pressure: Callable[[], None]
+        self, pool: BufferPool, *, resume: Position, rereadable: bool, on_pressure: Callable[[], bool]
     ) -> None:
         self._pool = pool
         self._rereadable = rereadable
@@ -111,6 +70,8 @@ class TailingBuffer:
         """Whether offers are answered CLOSED although entries are still held."""
         self.diverted = False
         """Whether offers find no room because earlier ones wait elsewhere for theirs."""
+        self.starving = False
+        """Whether a segment that cannot end yet has taken all there is for it, and needs more."""
         self.on_pressure = on_pressure
         self.changed = Signal()
         self.need = 0
@@ -136,7 +97,11 @@ class TailingBuffer:
 
     def can_offer(self, size_bytes: int) -> bool:
         """Say whether an offer of that many bytes would find room now."""
-        return not (self._closed or self.refusing or self.diverted) and self._pool.admit(size_bytes)
+        return not (self._closed or self.refusing or self.diverted) and self._has_room(size_bytes)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """Say whether an offer finds room; one that can be read again never takes more than there is."""
+        return self._pool.admit(size_bytes, needed_by=None if self._rereadable else self)
 
     def offer(self, batch: EntryBatch) -> OfferResult:
         """Take a pushed batch, or say why not. Never waits; an empty batch is NOT_CONSECUTIVE."""
@@ -146,7 +111,7 @@ class TailingBuffer:
         if not batch.payloads or follows is None:
             return OfferResult.NOT_CONSECUTIVE
         cost = cost_bytes(batch)
-        if self.diverted or not self._pool.admit(cost):
+        if self.diverted or not self._has_room(cost):
             if self._rereadable:
                 self._seen = batch.last
                 self.need += 1
@@ -185,7 +150,7 @@ class TailingBuffer:
         What lies behind a gap gives way to what fills it: the segment cannot use it before, and it can be read again.
         """
         cost = cost_bytes(batch)
-        if self._closed or not (self._pool.admit(cost) or (self._forget_after(batch.last) and self._pool.admit(cost))):
+        if self._closed or not (self._pool.admit(cost) or self._squeeze_in(batch.last, cost)):
             return False
         self._insert(_Stored(batch, follows, cost))
         if self._offered is None or batch.last > self._offered:
@@ -194,17 +159,11 @@ class TailingBuffer:
             self._seen = batch.last
         return True
 
-    def _forget_after(self, position: Position) -> bool:
-        """Drop all entries behind `position`; says whether there were any."""
-        if not self._rereadable:
-            return False
-        at = bisect_right(self._lasts, position)
-        freed = sum(stored.cost for stored in self._stored[at:])
-        del self._stored[at:]
-        del self._lasts[at:]
-        self.used_bytes -= freed
-        self._pool.account(-freed)
-        return freed > 0
+    def _squeeze_in(self, last: Position, cost: int) -> bool:
+        """Make room for what ends at `last` with what lies behind it, or by what a starving segment may overdraw."""
+        if self._rereadable:
+            self._drop(bisect_right(self._lasts, last), len(self._stored))
+        return self._pool.admit(cost, needed_by=self)
 
     def _insert(self, stored: _Stored) -> None:
         at = bisect_left(self._lasts, stored.batch.last)
@@ -215,7 +174,8 @@ class TailingBuffer:
             self._stored.insert(at, stored)
             self._lasts.insert(at, stored.batch.last)
         self.used_bytes += stored.cost
-        self._pool.account(stored.cost)
+        self._pool.take(stored.cost, self)
+        self.starving = False
         self.changed.notify()
 
     def _joined(self, before: _Stored, stored: _Stored) -> _Stored | None:
@@ -266,6 +226,15 @@ class TailingBuffer:
         if at < len(self._stored) and self._stored[at].batch.first == gap.before:
             self._stored[at] = self._stored[at]._replace(follows=gap.after)
             self.changed.notify()
+
+    def forget(self, gap: Gap) -> list[EntryBatch]:
+        """Drop what is held of the ledger that a gap ends in, which the source will never fill; returns it."""
+        at = end = bisect_right(self._lasts, gap.after)
+        while end < len(self._stored) and self._stored[end].batch.ledger_id == self._stored[at].batch.ledger_id:
+            end += 1
+        dropped = [stored.batch for stored in self._stored[at:end]]
+        self._drop(at, end)
+        return dropped
 
     def read(self, first: Position, last: Position | None, bytes_max: int) -> EntryBatch | None:
         """Return entries of one ledger from `first` on, at most to `last`; None when `first` is not here."""
@@ -320,6 +289,8 @@ class TailingBuffer:
         self._cut = position
         self.evictable_bytes = 0
         self.need += 1
+        self.starving = False
+        self._pool.pass_on(self)
         self.changed.notify()
         self._pool.freed.notify()
 
@@ -330,7 +301,7 @@ class TailingBuffer:
         while count < limit and freed < bytes_wanted:
             freed += self._stored[count].cost
             count += 1
-        self._drop(count)
+        self._drop(0, count)
         self.evictable_bytes -= freed
 
     def release(self, position: Position) -> None:
@@ -344,8 +315,10 @@ class TailingBuffer:
         count = bisect_right(self._lasts, position)
         if self._rereadable:
             self.evictable_bytes -= sum(stored.cost for stored in self._stored[:count])
-        self._drop(count)
+        self._drop(0, count)
         self._trim(position)
+        self.starving = False
+        self._pool.pass_on(self)
         self._pool.freed.notify()
 
     def _trim(self, position: Position) -> None:
@@ -357,16 +330,27 @@ class TailingBuffer:
         self._stored[0] = _Stored(rest, position, cost_bytes(rest))
         freed = old.cost - self._stored[0].cost
         self.used_bytes -= freed
-        self._pool.account(-freed)
+        self._pool.free(freed)
 
-    def _drop(self, count: int) -> None:
-        freed = sum(stored.cost for stored in self._stored[:count])
-        del self._stored[:count]
-        del self._lasts[:count]
+    def _drop(self, begin: int, end: int) -> None:
+        """Drop stored batches from one index up to another."""
+        freed = sum(stored.cost for stored in self._stored[begin:end])
+        del self._stored[begin:end]
+        del self._lasts[begin:end]
         self.used_bytes -= freed
         if freed:
-            self._pool.account(-freed)
+            self._pool.free(freed)
             self.changed.notify()
+
+    def starve(self) -> None:
+        """Say that a segment which cannot end yet has taken all there is for it; whoever has more tries again."""
+        if not self.starving:
+            self.starving = True
+            self._pool.freed.notify()
+
+    def let_others(self) -> None:
+        """Leave it to another topic to take more memory than there is, as nothing comes for this one."""
+        self._pool.pass_on(self)
 
     def refuse(self) -> None:
         """Answer offers with CLOSED from now on; what is held stays."""
@@ -376,7 +360,7 @@ class TailingBuffer:
         """Drop everything; later offers are answered CLOSED."""
         if not self._closed:
             self._closed = True
-            self._drop(len(self._stored))
+            self._drop(0, len(self._stored))
             self.evictable_bytes = 0
             self._pool.remove(self)
             self.changed.notify()

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.metrics import Metrics
     from offloaderd.model import EntryBatch, Position
-    from offloaderd.offload.buffer import BufferPool, TailingBuffer
+    from offloaderd.offload.buffer import TailingBuffer
+    from offloaderd.offload.pool import BufferPool
     from offloaderd.offload.spill_files import SpillArea
 
 CHUNK_BYTES = 1 << 20

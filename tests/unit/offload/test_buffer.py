@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.model import EntryBatch, OfferResult, Position
-from offloaderd.offload.buffer import ENTRY_OVERHEAD_BYTES, START, BufferPool, Gap, TailingBuffer
+from offloaderd.offload.buffer import ENTRY_OVERHEAD_BYTES, START, Gap, TailingBuffer
+from offloaderd.offload.pool import BufferPool
 from tests.unit.offload.rig import turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+COST = 10 * (10 + ENTRY_OVERHEAD_BYTES)
+"""What a batch of ten entries takes."""
 
 
 def entries(ledger_id: int, first: int, count: int, size: int = 10) -> EntryBatch:
@@ -17,13 +26,33 @@ def entries(ledger_id: int, first: int, count: int, size: int = 10) -> EntryBatc
     return EntryBatch(ledger_id, first, [f"{ledger_id}:{first + i}".ljust(size).encode() for i in range(count)])
 
 
+def presser(pressed: list[str], name: str, *, helps: bool = True) -> Callable[[], bool]:
+    """Make what a pool calls when memory is short."""
+
+    def press() -> bool:
+        pressed.append(name)
+        return helps
+
+    return press
+
+
 def make(
     limit: int = 1 << 20, *, resume: Position = START, rereadable: bool = False
 ) -> tuple[BufferPool, TailingBuffer, list[str]]:
     """Make a pool with one buffer, and the list of pressure calls."""
-    pool, pressed = BufferPool(limit), []
-    buffer = TailingBuffer(pool, resume=resume, rereadable=rereadable, on_pressure=lambda: pressed.append("now"))
+    pool = BufferPool(limit)
+    pressed: list[str] = []
+    buffer = TailingBuffer(pool, resume=resume, rereadable=rereadable, on_pressure=presser(pressed, "now"))
     return pool, buffer, pressed
+
+
+def pinned(pool: BufferPool, *, rereadable: bool = True) -> TailingBuffer:
+    """Make one more buffer that holds ten entries behind 1:0 for a segment that an earlier owner sealed."""
+    buffer = TailingBuffer(
+        pool, resume=Position(1, 0), rereadable=rereadable, on_pressure=presser([], "sealed", helps=False)
+    )
+    assert buffer.offer(entries(1, 1, 10)) is OfferResult.ACCEPTED
+    return buffer
 
 
 def taken(buffer: TailingBuffer, after: Position) -> list[bytes]:
@@ -134,8 +163,8 @@ def test_pressure_comes_from_the_whole_pool() -> None:
     cost = 10 * (10 + ENTRY_OVERHEAD_BYTES)
     pool = BufferPool(3 * cost)
     pressed: list[str] = []
-    one = TailingBuffer(pool, resume=Position(1, 0), rereadable=True, on_pressure=lambda: pressed.append("one"))
-    two = TailingBuffer(pool, resume=Position(1, 0), rereadable=True, on_pressure=lambda: pressed.append("two"))
+    one = TailingBuffer(pool, resume=Position(1, 0), rereadable=True, on_pressure=presser(pressed, "one"))
+    two = TailingBuffer(pool, resume=Position(1, 0), rereadable=True, on_pressure=presser(pressed, "two"))
     assert one.offer(entries(1, 1, 20)) is OfferResult.ACCEPTED
     assert two.offer(entries(1, 1, 10)) is OfferResult.ACCEPTED
     assert two.offer(entries(1, 11, 10)) is OfferResult.FULL
@@ -146,6 +175,114 @@ def test_pressure_comes_from_the_whole_pool() -> None:
     one.close()
     two.close()
     assert pool.used_bytes == 0
+
+
+def test_pressure_goes_on_until_somebody_can_help() -> None:
+    """A segment that cannot end yet is of no use, however much it holds; of those that can, the largest is enough."""
+    pool = BufferPool(6 * COST)
+    pressed: list[str] = []
+    holds = {"small": 1, "sealed": 3, "middle": 2, "empty": 0}
+    buffers = {
+        name: TailingBuffer(
+            pool, resume=Position(1, 0), rereadable=True, on_pressure=presser(pressed, name, helps=name != "sealed")
+        )
+        for name in holds
+    }
+    for name, batches in holds.items():
+        for at in range(batches):
+            assert buffers[name].offer(entries(1, 1 + 10 * at, 10)) is OfferResult.ACCEPTED
+    assert buffers["empty"].offer(entries(1, 1, 1)) is OfferResult.FULL
+    assert pressed == ["sealed", "middle"]
+
+
+ENDS: dict[str, Callable[[TailingBuffer], object]] = {
+    "committed": lambda buffer: buffer.release(Position(1, 0)),
+    "given up": lambda buffer: buffer.restart(Position(1, 0)),
+    "closed": lambda buffer: buffer.close(),
+    "nothing comes": lambda buffer: buffer.let_others(),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_one_at_a_time_may_take_more_than_there_is(end: Callable[[TailingBuffer], object]) -> None:
+    """Segments that cannot end hold all memory: one of them gets what it lacks, batch by batch; then the next one."""
+    pool = BufferPool(3 * COST)
+    one, two, _ = (pinned(pool) for _ in range(3))
+    rest = [entries(1, first, 10) for first in (11, 21, 31)]
+    assert not one.fill(rest[0], Position(1, 10))
+    one.starve()
+    two.starve()
+    assert one.fill(rest[0], Position(1, 10))
+    assert not one.starving
+    assert pool.overdrawn_bytes == COST
+    assert not one.fill(rest[1], Position(1, 20))
+    one.starve()
+    assert one.fill(rest[1], Position(1, 20))
+    assert not two.fill(rest[0], Position(1, 10))
+    end(one)
+    two.starve()
+    for number, batch in enumerate(rest):
+        assert two.fill(batch, Position(1, 10 * number + 10))
+        two.starve()
+    assert pool.overdrawn_bytes > 0
+    one.starve()
+    assert one.closed or not one.fill(rest[2], Position(1, 30))
+
+
+def test_only_what_a_segment_lacks_may_exceed_the_memory() -> None:
+    """A push that the source has as well is declined; asking alone takes nothing; what is behind a gap goes first."""
+    pool = BufferPool(3 * COST)
+    read, pushed, behind = pinned(pool), pinned(pool, rereadable=False), pinned(pool)
+    for one in (read, pushed, behind):
+        one.starve()
+    assert not read.can_offer(COST)
+    assert read.offer(entries(1, 11, 10)) is OfferResult.FULL
+    assert pushed.can_offer(COST)
+    assert behind.fill(entries(1, 11, 10), Position(1, 10))
+    assert pool.overdrawn_bytes == COST
+    assert pushed.offer(entries(1, 11, 10)) is OfferResult.FULL
+    behind.close()
+    assert pool.used_bytes == 2 * COST
+    third = pinned(pool)
+    assert pushed.offer(entries(1, 11, 10)) is OfferResult.ACCEPTED
+    assert pool.overdrawn_bytes == COST
+    pool.limit_bytes = 5 * COST
+    assert third.offer(entries(5, 0, 10)) is OfferResult.ACCEPTED
+    pushed.let_others()
+    third.starve()
+    assert third.fill(entries(1, 11, 10), Position(1, 10))
+    assert third.span() == ((1, 1), (1, 20))
+    assert pool.overdrawn_bytes == 0
+
+
+def test_an_entry_larger_than_all_memory_gets_into_a_segment_that_holds_others() -> None:
+    """It cannot be alone there, as the segment cannot end before it."""
+    pool = BufferPool(2 * COST)
+    one = pinned(pool)
+    large = entries(1, 11, 1, size=10 * COST)
+    assert not one.fill(large, Position(1, 10))
+    one.starve()
+    assert one.fill(large, Position(1, 10))
+    one.release(Position(1, 11))
+    assert pool.used_bytes == 0
+
+
+@pytest.mark.parametrize("end", ["starve", "let_others", "close"])
+async def test_who_waits_for_room_is_told_when_it_may_be_exceeded(end: str) -> None:
+    """By who starves, as its own reader may go on now; by who did exceed it, as the next one may."""
+    pool = BufferPool(COST)
+    one = pinned(pool)
+    if end != "starve":
+        one.starve()
+        assert one.fill(entries(1, 11, 10), Position(1, 10))
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(pool.freed.wait())
+        await turn()
+        getattr(one, end)()
+        await turn()
+        await turn()
+        assert waiting.done()
+        waiting.cancel()
 
 
 def test_a_closed_buffer_takes_nothing() -> None:

@@ -1,0 +1,100 @@
+"""Segments that earlier owners sealed and did not finish, taken over all at once by a daemon with little memory."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import Transient
+from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.model import EntryBatch, OfferResult, TopicName
+from offloaderd.offload.buffer import ENTRY_OVERHEAD_BYTES
+from offloaderd.offload.roll import RollPolicy
+from tests.unit.offload.lives import life, until_found
+from tests.unit.offload.rig import LAYOUT, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.offload.topic import TopicOffloader
+
+TOPICS = [TopicName.parse(f"public/default/t{number}") for number in range(3)]
+ENTRIES = 500
+ENTRY_COST = 100 + ENTRY_OVERHEAD_BYTES
+PART_COST = LAYOUT.part_bytes // 100 * ENTRY_COST
+"""Memory that the entries of one part take in a buffer, in bytes."""
+BUFFER_BYTES = 40_000
+"""More than that, and less than it is for each topic."""
+
+
+class Stubborn:
+    """A store that takes the first part of each object and no other."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def __call__(self, operation: str, key: str, when: str) -> Exception | None:
+        """Look at a call."""
+        if operation != "upload_part":
+            return None
+        if when == "after":
+            self._taken.add(key)
+        return Transient("busy") if when == "before" and key in self._taken else None
+
+
+async def left(rig: Rig, topic: TopicName) -> Attempt | None:
+    """Return a topic's attempt as it is recorded."""
+    node = await nodes.node(rig.tree.connect(), paths.attempt(topic))
+    return attempt_record.decode(node.value, path="attempt") if node is not None else None
+
+
+async def push(topic: TopicOffloader, number: int) -> None:
+    """Push all entries of a topic, each batch as soon as there is room."""
+    last = topic.handle.last_offered()
+    for first in range(0 if last is None else last.entry_id + 1, ENTRIES, 20):
+        batch = EntryBatch(0, first, payloads(ENTRIES, seed=number)[first : first + 20])
+        while topic.offer(batch) is OfferResult.FULL:
+            await topic.handle.room()
+
+
+async def sealed_everywhere(*, push_only: bool) -> Rig:
+    """Make a rig in which each topic has a segment whose end is recorded, and of whose entries most are not stored."""
+    rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600))
+    rig.ledgers = memory_ledgers(rig.clock)
+    async with life(rig, "one", Stubborn(), push_only=push_only) as one:
+        topics = [await enabled(one.engine, topic=name) for name in TOPICS]
+        for number, topic in enumerate(topics):
+            if push_only:
+                await push(topic, number)
+            else:
+                await rig.ledgers.append(TOPICS[number], payloads(ENTRIES, seed=number))
+            await topic.request_roll()
+        for name in TOPICS:
+            await until_found(partial(left, rig, name), lambda found: found.seal is not None and len(found.parts) > 0)
+    return rig
+
+
+@pytest.mark.parametrize("push_only", [False, True], ids=["source", "pushed"])
+async def test_segments_that_cannot_end_do_not_wait_for_each_others_memory(push_only: bool) -> None:
+    """Each of them lacks a part's worth of entries, all memory is pinned by them: they are finished one by one."""
+    rig = await sealed_everywhere(push_only=push_only)
+    rig.buffer_bytes = BUFFER_BYTES
+    most = 0
+    async with rig.engine("two", push_only=push_only) as engine, asyncio.TaskGroup() as group:
+        topics = [await offloader_of(engine, name) for name in TOPICS]
+        pool = topics[0].buffer._pool
+        if push_only:
+            for number, topic in enumerate(topics):
+                group.create_task(push(topic, number))
+        while any(topic.offloaded is None for topic in topics):
+            await turn()
+            most = max(most, pool.overdrawn_bytes)
+    assert 0 < most <= (ENTRIES * ENTRY_COST if push_only else 2 * PART_COST)
+    assert pool.used_bytes == 0
+    for number, name in enumerate(TOPICS):
+        assert [payload for _, payload in await rig.committed(name)] == payloads(ENTRIES, seed=number)
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 0
+    assert rig.metrics.segments_continued._value.get() == len(TOPICS)
