@@ -19,6 +19,6 @@ class ContinueMetrics(Families):
         )
         self.buffer_overdrawn_bytes = self._gauge(
             "offloaderd_buffer_overdrawn_bytes",
-            "Bytes beyond memory.buffer_bytes that one segment of an earlier owner may take, as it can neither end "
-            "earlier nor be given up. Above 0 for long: raise memory.buffer_bytes.",
+            "Bytes beyond memory.buffer_bytes: one segment at a time may take what it lacks if its end is decided and "
+            "all memory is held by such. Above 0 for long: raise memory.buffer_bytes.",
         )

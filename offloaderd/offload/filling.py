@@ -61,11 +61,12 @@ class Filling:
     def press(self) -> bool:
         """Have it sealed soon, because memory is short; says whether that, or a seal that there is, will free some.
 
-        A segment that an earlier owner sealed and that lacks entries frees none before they come, nor does what no
-        segment can take yet.
+        A segment whose end is decided and that lacks entries frees none before they come, nor does what no segment can
+        take yet.
         """
         attempt, builder = self._topic.attempt, self._topic.builder
-        if attempt is not None and attempt.seal is not None and self.taken < attempt.seal.end:
+        end = attempt.end if attempt is not None else None
+        if end is not None and self.taken < end:
             return False
         if not (builder is not None and builder.entries) and not self._buffer.take(self.taken, 1):
             return False

@@ -1,9 +1,10 @@
 """The memory that the tailing buffers of all topics share, and what is done when it is short.
 
 First gives way what is inside cut parts and can be read again; then the topic that holds the most has its segment
-sealed early. A segment that an earlier owner sealed cannot end earlier, nor be given up, for the source may have
-deleted its first entries: several of them could wait for each other's memory for ever. So one at a time may overdraw
-the pool, by what it lacks, until its segment is committed. Nothing here awaits.
+sealed early. A segment whose end is decided, as an earlier owner sealed it or as it holds a whole ledger, cannot end
+earlier, nor be given up, for the source may have deleted its first entries: several of them could wait for each other's
+memory for ever. So one at a time may overdraw the pool, by what it lacks, until its segment is committed. Nothing here
+awaits.
 """
 
 from __future__ import annotations
