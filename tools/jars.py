@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.real.jar_lock import DESCRIPTIONS, lock_path, write_lock  # noqa: E402 - the tree is no installed package
 
-KINDS = ("bookkeeper", "pulsar")
+KINDS = ("bookkeeper", "pulsar", "offloader")
 GOAL = ("dependency:copy-dependencies", "-DincludeScope=runtime", "-Dmdep.useRepositoryLayout=true")
 
 

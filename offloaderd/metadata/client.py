@@ -85,6 +85,11 @@ class Stat(Protocol):
         ...
 
     @property
+    def ctime(self) -> int:
+        """When the node was created, by the leader's clock, in milliseconds since the epoch."""
+        ...
+
+    @property
     def mtime(self) -> int:
         """When the value was last replaced, by the leader's clock, in milliseconds since the epoch."""
         ...

@@ -7,19 +7,24 @@ and Closed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator, Sequence
 
 
-class Versioned(NamedTuple):
-    """A node's content with the version to compare-and-set against."""
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    """A node's content with the version to compare-and-set against.
+
+    `created_ms` is when the node was made, by the store's clock; 0 where the store does not keep it.
+    """
 
     value: bytes
     version: int
+    created_ms: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class ZooKeeperStore:
         """Return a node's value and version. Raises NotFound."""
         full = self._full(path)
         value, stat = await self._read(f"read {path}", lambda client: client.get_async(full))
-        return Versioned(value or b"", stat.version)
+        return Versioned(value or b"", stat.version, stat.ctime)
 
     async def children(self, path: str) -> Sequence[str]:
         """Return the sorted names below a node; a node that does not exist has none."""

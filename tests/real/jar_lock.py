@@ -43,7 +43,7 @@ class Jar:
 
 
 def lock_path(kind: str) -> Path:
-    """Return where the lock of "bookkeeper" or "pulsar" is."""
+    """Return where the lock of "bookkeeper", "pulsar" or "offloader" is."""
     return DESCRIPTIONS / f"{kind}.sha256"
 
 

@@ -39,7 +39,7 @@ def cache_directory() -> Path:
 
 
 def server_jars(kind: str) -> Path:
-    """Return the folder with the jars of "bookkeeper" or "pulsar", fetched now if they are not there.
+    """Return the folder with the jars of "bookkeeper", "pulsar" or "offloader", fetched now if they are not there.
 
     Raises FetchFailed.
     """

@@ -57,8 +57,8 @@ class LedgerNodes:
     async def read(self, ledger_id: int) -> LedgerNode:
         """Return the node of a ledger that anybody has made. Raises NotFound."""
         path = self.layout.path(self.root, ledger_id)
-        value, version = await self.store.get(path)
-        return LedgerNode(ledger_id, path, decode(value, path=path), version, self.store)
+        node = await self.store.get(path)
+        return LedgerNode(ledger_id, path, decode(node.value, path=path), node.version, self.store)
 
 
 def encode(metadata: LedgerMetadata) -> bytes:

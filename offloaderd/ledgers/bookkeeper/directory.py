@@ -200,6 +200,10 @@ class Directory:
                 self._closed.popitem(last=False)
         return metadata
 
+    async def created_ms(self, ledger_id: int) -> int:
+        """Return when a ledger's node was made, by ZooKeeper's clock. Raises NotFound."""
+        return (await self._znodes.get(await self.ledger_path(ledger_id))).created_ms
+
     async def cursors(self, topic: TopicName) -> Sequence[str]:
         """Return the names of the topic's cursors, as they are spelt in ZooKeeper."""
         return await self._znodes.children(self.topic_path(topic))
