@@ -19,7 +19,7 @@ from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import RANGES_PER_NODE, HistoryRange, RangeState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.model import Position, TopicName
@@ -49,16 +49,20 @@ class HistoryRanges:
         """Return the index of the first range that ends behind a position, None when there is none."""
         return next((index for index, one in enumerate(self.ranges) if one.end > position), None)
 
-    def with_range(self, index: int, changed: HistoryRange) -> tuple[Step, HistoryRanges]:
-        """Return the step that changes a range, and the ranges afterwards."""
-        number = index // RANGES_PER_NODE
-        after = replace(
-            self,
-            ranges=(*self.ranges[:index], changed, *self.ranges[index + 1 :]),
-            versions=(*self.versions[:number], self.versions[number] + 1, *self.versions[number + 1 :]),
-        )
-        path = paths.history_range_node(self.topic, number)
-        return Replace(path, history_record.encode_ranges(after.on_node(number)), self.versions[number]), after
+    def with_ranges(self, changed: Mapping[int, HistoryRange]) -> tuple[list[Step], HistoryRanges]:
+        """Return the steps that change ranges, one for each node, and the ranges afterwards."""
+        ranges, versions = list(self.ranges), list(self.versions)
+        for index, one in changed.items():
+            ranges[index] = one
+        touched = sorted({index // RANGES_PER_NODE for index in changed})
+        for number in touched:
+            versions[number] += 1
+        after = replace(self, ranges=tuple(ranges), versions=tuple(versions))
+        paths_of = {number: paths.history_range_node(self.topic, number) for number in touched}
+        return [
+            Replace(path, history_record.encode_ranges(after.on_node(number)), self.versions[number])
+            for number, path in paths_of.items()
+        ], after
 
     def behind(self, position: Position) -> list[int]:
         """Return the indices of ranges that end at a position or before it and are not marked done."""

@@ -44,25 +44,31 @@ class Claim:
 
 
 class AttemptLog:
-    """Writes a topic's attempt and commits it, under one claim."""
+    """Writes a topic's attempt and commits it, under one claim.
 
-    def __init__(self, store: MetadataStore, claim: Claim, *, clock: Clock, metrics: Metrics) -> None:
+    The attempt is recorded at `path`, by default where that of the live edge is. Steps that go `along` are carried out
+    in the same transaction.
+    """
+
+    def __init__(
+        self, store: MetadataStore, claim: Claim, *, clock: Clock, metrics: Metrics, path: str | None = None
+    ) -> None:
         self._store = store
         self._claim = claim
         self.fence = Fence(store, claim, clock=clock, metrics=metrics)
         self._clock = clock
         self._metrics = metrics
-        self._path = paths.attempt(claim.topic)
+        self._path = path or paths.attempt(claim.topic)
         self._version = 0
 
-    async def begin(self, attempt: Attempt) -> None:
+    async def begin(self, attempt: Attempt, along: Sequence[Step] = ()) -> None:
         """Record the attempt before its first byte. Raises Fenced."""
 
         async def recorded() -> bool:
             found = await self.load()
             return found is not None and found.segment_id == attempt.segment_id
 
-        await self.fence.settle([Create(self._path, attempt_record.encode(attempt))], recorded)
+        await self.fence.settle([Create(self._path, attempt_record.encode(attempt)), *along], recorded)
         self._version = 0
 
     async def update(self, attempt: Attempt) -> None:
@@ -101,7 +107,13 @@ class AttemptLog:
         self._version = node.version
         return attempt_record.decode(node.value, path=self._path)
 
-    async def commit(self, topic_map: TopicMap, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> TopicMap:
+    async def commit(
+        self,
+        topic_map: TopicMap,
+        segment: CommittedSegment,
+        ends: Mapping[int, LedgerEnd],
+        along: Sequence[Step] = (),
+    ) -> TopicMap:
         """Make the segment part of the topic: every touched ledger's context and the attempt's end, in one step.
 
         `ends` tells of ledgers that are closed. Returns the map with it. Raises Fenced, or Conflict when contexts were
@@ -114,7 +126,7 @@ class AttemptLog:
             return any(known.segment_id == segment.segment_id for known in current.segments)
 
         started = self._clock.monotonic()
-        await self._write(segment.segment_id, lambda version: [*steps, Delete(self._path, version)], recorded)
+        await self._write(segment.segment_id, lambda version: [*steps, *along, Delete(self._path, version)], recorded)
         self._metrics.metadata_commit_duration_seconds.observe(self._clock.monotonic() - started)
         self._measure(steps)
         return after
@@ -170,7 +182,7 @@ class AttemptLog:
                 hint="a ledger's segments must fit into one node of about 1 MB: let segments grow larger or older",
             )
 
-    async def give_up(self, attempt: Attempt, reason: str) -> None:
+    async def give_up(self, attempt: Attempt, reason: str, along: Sequence[Step] = ()) -> None:
         """Put the attempt's objects on the trash list and end the attempt, in one step. Raises Fenced."""
         path = paths.trash_record(self._claim.topic, attempt.segment_id)
         trash = trash_record.Trash(
@@ -187,4 +199,4 @@ class AttemptLog:
             return await self.load() is None
 
         create = Create(path, trash_record.encode(trash))
-        await self._write(attempt.segment_id, lambda version: [create, Delete(self._path, version)], recorded)
+        await self._write(attempt.segment_id, lambda version: [create, *along, Delete(self._path, version)], recorded)

@@ -64,9 +64,8 @@ class Engine:
         self._clock = shop.uplink.clock
         self._draining = False
         self._looks = 0
-        self._home = Household(
-            shop=shop, book=book, duties={"trash": self._keep_trash_empty, "history": self._keep_history, **(duties or {})}, me=NOBODY
-        )
+        own = {"trash": self._keep_trash_empty, "history": self._keep_history}
+        self._home = Household(shop=shop, book=book, duties={**own, **(duties or {})}, me=NOBODY)
         self._history = History(shop, lambda: self._home.me.daemon_id)
         self._reporter = Reporter(shop, self.statuses)
         self.book = book

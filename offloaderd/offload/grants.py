@@ -283,7 +283,9 @@ def has_successor(topic_map: TopicMap, ledger_id: int) -> bool:
     The source's list tells that only as long as the ledger is in it. A next owner that finds neither would have to
     take whatever comes later for the end of a gap, and report a possible loss.
     """
-    end, offloaded = topic_map.ends.get(ledger_id), topic_map.offloaded
+    end, offloaded, plan = topic_map.ends.get(ledger_id), topic_map.offloaded, topic_map.unfinished
+    if plan is not None and ledger_id < plan.boundary:
+        offloaded = topic_map.history_end
     if offloaded is not None and ledger_id < offloaded.ledger_id:
         return True
     return end is not None and end.next_ledger_id is not None

@@ -83,6 +83,8 @@ def _state(topic_map: TopicMap, ledger_id: int, info: LedgerInfo | None, grant: 
 
 def deletion_plan(topic_map: TopicMap, ledger_ids: Iterable[int]) -> DeletionPlan:
     """Return what goes once these ledgers are marked as well."""
+    if topic_map.unfinished is not None:
+        return DeletionPlan(segments=(), waits_for=())  # all wait until history is done
     _, marked = removal.mark_deleted(topic_map, ledger_ids, now_ms=0)
     going: list[CommittedSegment] = []
     for segment in marked.segments:

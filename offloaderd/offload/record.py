@@ -7,12 +7,17 @@ as they are noticed, so that a restart knows what a vanished ledger means.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.metadata import removal
+from offloaderd.errors import OffloaderError
+from offloaderd.metadata import catalog, paths, removal
+from offloaderd.metadata.port import Replace
+from offloaderd.metadata.records import history as history_record
 from offloaderd.model import LedgerEnd, Position, SegmentRange
+from offloaderd.offload.budget import until_answered
 from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import LedgerChain
 
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
     from offloaderd.format.manifest import LedgerPart
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.port import Step
+    from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.metrics import Metrics
     from offloaderd.model import LedgerInfo, Loss
     from offloaderd.offload.commit import AttemptLog
@@ -30,15 +37,27 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
+class HistoryTorn(OffloaderError):
+    """History and the live segments behind it would not join on to each other: nothing is committed, loudly."""
+
+
 class TopicRecord:
-    """A topic's map under one claim. `begin` is where an earlier owner's unfinished segment began."""
+    """A topic's map under one claim. `begin` is where an earlier owner's unfinished segment began.
+
+    The chain is that of the live edge; history that is offloaded beside it has one of its own (`history_record.py`).
+    """
 
     def __init__(
         self, attempts: AttemptLog, topic_map: TopicMap, begin: Position | None, *, clock: Clock, metrics: Metrics
     ) -> None:
-        resume = topic_map.offloaded or START
+        resume, plan = topic_map.standing or START, topic_map.history
+        end = plan.end if plan is not None and resume == plan.last else topic_map.ends.get(resume.ledger_id)
         self.map = topic_map
-        self.chain = LedgerChain(resume, end=topic_map.ends.get(resume.ledger_id), begin=begin, losses=topic_map.losses)
+        self.chain = LedgerChain(resume, end=end, begin=begin, losses=topic_map.losses)
+        self.since_s = clock.monotonic()
+        """Since when it is looked after here (monotonic)."""
+        self.history_error: OffloaderError | None = None
+        """What hinders the offloading of history at the moment."""
         self.fence = attempts.fence
         self._attempts = attempts
         self._clock = clock
@@ -66,32 +85,79 @@ class TopicRecord:
 
         `parts` is what that segment holds of each, `infos` what the source last said.
         """
-        held = {part.ledger_id: part.last_entry_id + 1 for part in parts}
-        before = {self.offloaded.ledger_id} if self.offloaded is not None else set()
-        ends = []
-        for ledger_id in sorted(held.keys() | before):
-            end, info = self.chain.end_of(ledger_id), infos.get(ledger_id)
-            if end is None and info is not None and info.closed:
-                end = LedgerEnd(info.entries, None)
-            if end is not None and end.entries >= held.get(ledger_id, 0):
-                ends.append((ledger_id, end))
-        return tuple(ends)
+        return known_ends(self.chain, self.map.standing, parts, infos)
 
     def losses_before(self, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
         """Return the losses between what is offloaded and the end of the next segment, which holds `parts`."""
-        since, end = self.offloaded or START, Position(parts[-1].ledger_id, parts[-1].last_entry_id)
-        ranges = [
-            SegmentRange(Position(part.ledger_id, part.first_entry_id), Position(part.ledger_id, part.last_entry_id))
-            for part in parts
-        ]
-        left = [loss.without(ranges) for loss in self.map.losses]
-        return tuple(loss for loss in left if loss is not None and since <= loss.after and loss.before <= end)
+        return losses_before(self.map, self.map.standing, parts)
 
     async def commit(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
-        """Make a segment part of the topic, and record which ledgers ended. Raises Fenced and Conflict."""
+        """Make a live segment part of the topic, and record which ledgers ended. Raises Fenced and Conflict.
+
+        Raises HistoryTorn when it would not join on to history.
+        """
         async with self._writing:
+            self._check_boundary(segment)
             self.map = await self._attempts.commit(self.map, segment, ends)
         self.chain.forget_before(segment.end)
+
+    def _check_boundary(self, segment: CommittedSegment) -> None:
+        """Raise HistoryTorn for a live segment that begins in history, or certainly leaves something out behind it."""
+        plan = self.map.history
+        if plan is None or any(one.begin >= plan.live_begin for one in self.map.segments):
+            return
+        boundary = self.chain.end_of(plan.boundary)
+        skipped = segment.begin.ledger_id > plan.boundary and boundary is not None and boundary.entries > 0
+        told = any(loss.after == plan.last and loss.before == segment.begin for loss in self.map.losses)
+        if segment.begin < plan.live_begin or segment.begin.entry_id or (skipped and not told):
+            raise HistoryTorn(
+                f"segment {segment.segment_id} of {self.map.topic} begins with {segment.begin}, and history ends with "
+                f"{plan.last} before {plan.live_begin}",
+                hint="a defect: nothing is committed; report it with the topic's nodes in the metadata store",
+            )
+
+    async def commit_history(
+        self, attempts: AttemptLog, segment: CommittedSegment, ends: Mapping[int, LedgerEnd], along: Sequence[Step]
+    ) -> None:
+        """Make a segment of history part of the topic; steps that go `along` with it are carried out as well.
+
+        Raises Fenced, Conflict and HistoryTorn.
+        """
+        async with self._writing:
+            self._check_joint(segment, ends)
+            self.map = await attempts.commit(self.map, segment, ends, along)
+
+    def _check_joint(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
+        """Raise HistoryTorn for a segment that does not join on to what is offloaded of history, or to its end."""
+        plan, before = self.map.history, self.map.history_end
+        assert plan is not None  # noqa: S101 - else there is no segment of it
+        _, after = self.map.with_commit(segment, ends)
+        if before is None:
+            front = any(loss.after == START and loss.before == segment.begin for loss in self.map.losses)
+            joined = front or segment.begin == Position(plan.first, 0)
+        else:
+            joined = after.joined(before, segment.begin)
+        last = ends.get(plan.last.ledger_id)
+        ended = last is None or last.entries == plan.last.entry_id + 1
+        if not joined or not ended or segment.end > plan.last:
+            raise HistoryTorn(
+                f"segment {segment.segment_id} of {self.map.topic} ({segment.range}) does not join on to "
+                f"{before or 'the begin'} of a history that ends with {plan.last}",
+                hint="a ledger of the source is not as long as it was, or a defect; nothing is committed",
+            )
+
+    async def change_plan(self, plan: HistoryPlan, steps: Sequence[Step] = ()) -> None:
+        """Record another state of the plan, and carry out steps that go along with it. Raises Fenced, Conflict."""
+        async with self._writing:
+            change = Replace(paths.history_plan(self.map.topic), history_record.encode(plan), self.map.history_version)
+            after = replace(self.map, history=plan, history_version=self.map.history_version + 1)
+            self.map = await self._attempts.change([change, *steps], after)
+
+    async def reload(self) -> None:
+        """Take in what somebody else has committed of history, or said of its plan. Raises CorruptData."""
+        async with self._writing:
+            store, topic = self.fence.store, self.map.topic
+            self.map = await until_answered(self._clock, lambda: catalog.load(store, topic))
 
     async def lost(self, loss: Loss) -> None:
         """Record, count and tell what was deleted before it was offloaded. Raises Fenced."""
@@ -124,7 +190,7 @@ class TopicRecord:
         Raises Fenced, Conflict.
         """
         async with self._writing:
-            if segment not in self.map.segments[:1]:
+            if segment not in self.map.segments[:1] or self.map.unfinished is not None:
                 return False
             now_ms = self._clock.wall_ms()
             self.map = await self._attempts.change(
@@ -138,3 +204,30 @@ class TopicRecord:
         if offloaded is None or end is None or end.entries != offloaded.entry_id + 1:
             return {}
         return {offloaded.ledger_id: end} if end.adds_to(self.map.ends.get(offloaded.ledger_id)) else {}
+
+
+def known_ends(
+    chain: LedgerChain, standing: Position | None, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
+) -> tuple[tuple[int, LedgerEnd], ...]:
+    """Return how ledgers ended, as far as known: that in which `standing` lies, and those of the segment behind it."""
+    held = {part.ledger_id: part.last_entry_id + 1 for part in parts}
+    before = {standing.ledger_id} if standing is not None else set()
+    ends = []
+    for ledger_id in sorted(held.keys() | before):
+        end, info = chain.end_of(ledger_id), infos.get(ledger_id)
+        if end is None and info is not None and info.closed:
+            end = LedgerEnd(info.entries, None)
+        if end is not None and end.entries >= held.get(ledger_id, 0):
+            ends.append((ledger_id, end))
+    return tuple(ends)
+
+
+def losses_before(topic_map: TopicMap, standing: Position | None, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
+    """Return the losses between `standing` and the end of the segment behind it, which holds `parts`."""
+    since, end = standing or START, Position(parts[-1].ledger_id, parts[-1].last_entry_id)
+    ranges = [
+        SegmentRange(Position(part.ledger_id, part.first_entry_id), Position(part.ledger_id, part.last_entry_id))
+        for part in parts
+    ]
+    left = [loss.without(ranges) for loss in topic_map.losses]
+    return tuple(loss for loss in left if loss is not None and since <= loss.after and loss.before <= end)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from offloaderd.model import TopicName
-    from offloaderd.offload.status import TopicStatus
+    from offloaderd.offload.status import HistoryStatus, TopicStatus
     from offloaderd.offload.workshop import Workshop
 
 REPORT_S = 5.0
@@ -53,12 +53,20 @@ class Reporter:
         self._metrics.unprotected_entries.labels(topic=topic).set(status.unprotected_entries)
         self._metrics.unprotected_bytes.labels(topic=topic).set(status.unprotected_bytes)
         self._metrics.unprotected_seconds.labels(topic=topic).set(status.unprotected_s)
+        self._report_history(topic, status.history)
         before = self._stalled.pop(status.topic, "")
         if before and before != status.stalled_class:
             self._metrics.stalled.remove(topic, before)
         if status.stalled_class:
             self._stalled[status.topic] = status.stalled_class
             self._metrics.stalled.labels(topic=topic, reason=status.stalled_class).set(1)
+
+    def _report_history(self, topic: str, history: HistoryStatus | None) -> None:
+        """Show what is left of a topic's history; nothing when there is none, or it is done."""
+        metrics = self._metrics
+        metrics.history_left_entries.labels(topic=topic).set(history.left_entries if history is not None else 0)
+        metrics.history_left_bytes.labels(topic=topic).set(history.left_bytes if history is not None else 0)
+        metrics.history_waiting.labels(topic=topic).set(1 if history is not None and history.waits else 0)
 
     def forget(self, topic: TopicName) -> None:
         """Drop the series of a topic that this daemon no longer works on."""

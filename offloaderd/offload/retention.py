@@ -80,7 +80,7 @@ def over_limit(topic_map: TopicMap, limits: Limits, kept: Collection[int], *, no
 
     `kept` are the ledgers that the source has.
     """
-    if limits.kind is not TierRetention.LIMITED or len(topic_map.segments) < 2:
+    if limits.kind is not TierRetention.LIMITED or len(topic_map.segments) < 2 or topic_map.unfinished is not None:
         return None
     oldest = topic_map.segments[0]
     if any(part.ledger_id in kept for part in oldest.slices):
@@ -237,9 +237,14 @@ class Retention:
                 order.done.set_result(marked)
 
     async def remove_marked(self, offloader: TopicOffloader) -> None:
-        """Take the oldest segments out of the map for as long as all their ledgers are marked deleted."""
-        while offloader.map.segments and removal.is_marked(offloader.map, offloader.map.segments[0]):
-            await self._remove(offloader, offloader.map.segments[0], "ledgers_deleted")
+        """Take the oldest segments out of the map for as long as all their ledgers are marked deleted.
+
+        None goes before history is done: what is deleted is everything up to the floor, and nothing that is to come.
+        """
+        while (known := offloader.map).segments and known.unfinished is None:
+            if not removal.is_marked(known, known.segments[0]):
+                return
+            await self._remove(offloader, known.segments[0], "ledgers_deleted")
 
     async def _follow(self, offloader: TopicOffloader, register: LedgerRegister, absent: dict[int, float]) -> None:
         """Mark what has been missing from the source for long enough."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from offloaderd.offload import history
 from offloaderd.offload.troubles import error_class
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ class TopicStatus:
     """One topic of this daemon; sizes in payload bytes, ages in seconds.
 
     `edge` is how the source knows the newest entry (model.Edge), `hidden_entries` what is stored beyond it, and
-    `looked_age_s` how long ago the source last told.
+    `looked_age_s` how long ago the source last told. The lag has what is left of `history` in it.
     """
 
     topic: TopicName
@@ -53,6 +54,34 @@ class TopicStatus:
     unprotected_s: float = 0.0
     spilled_entries: int = 0
     spilled_bytes: int = 0
+    history: HistoryStatus | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryStatus:
+    """What is left of a topic's planned history, who offloads it, and whether live segments wait for it."""
+
+    boundary: Position
+    worker: str
+    left_entries: int
+    left_bytes: int
+    waits: bool
+    error: str
+
+
+def history_status(topic: TopicOffloader) -> HistoryStatus | None:
+    """Describe a history that is not done, None when there is none."""
+    plan, left, error = topic.map.unfinished, history.left_of(topic.map), topic.record.history_error
+    if plan is None:
+        return None
+    return HistoryStatus(
+        boundary=plan.live_begin,
+        worker=plan.worker.value,
+        left_entries=left.entries,
+        left_bytes=left.payload_bytes,
+        waits=history.waits(topic.map, topic.policy),
+        error=str(error) if error is not None else "",
+    )
 
 
 def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicStatus:
@@ -62,6 +91,7 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicSt
     entries, size = lag_of(topic)
     unprotected, spill = topic.outage.look(entries, size), topic.outage.spill
     confirmed, tailer = topic.newest, topic.tailer
+    since_s = topic.record.since_s if topic.map.unfinished is not None else now_s
     return TopicStatus(
         topic=topic.topic,
         state="stalled" if stalled else "offloading",
@@ -71,7 +101,7 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicSt
         offloaded=topic.offloaded,
         lag_entries=entries,
         lag_bytes=size,
-        lag_seconds=topic.lag.age_s(now_s) if entries else 0.0,
+        lag_seconds=max(topic.lag.age_s(now_s), now_s - since_s) if entries else 0.0,
         open_segment_id=str(builder.segment_id) if builder else "",
         open_segment_entries=builder.entries if builder else 0,
         open_segment_bytes=builder.payload_bytes if builder else 0,
@@ -94,6 +124,7 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicSt
         unprotected_s=unprotected.lasts_s,
         spilled_entries=spill.entries if spill is not None else 0,
         spilled_bytes=spill.payload_bytes if spill is not None else 0,
+        history=history_status(topic),
     )
 
 
@@ -122,16 +153,17 @@ def lag_of(topic: TopicOffloader) -> tuple[int, int]:
         spill = topic.outage.spill
         spilled = (spill.entries, spill.payload_bytes) if spill is not None else (0, 0)
         return pending[0] + taken[0] + spilled[0], pending[1] + taken[1] + spilled[1]
-    offloaded = topic.offloaded
-    entries = size = 0
+    offloaded = topic.map.standing
+    entries, size = history.left_of(topic.map)
     for ledger_id, info in reversed(topic.tailer.chain.ledgers.items()):
         if offloaded is None or ledger_id > offloaded.ledger_id:
             entries += info.entries
             size += info.size_bytes
             continue
         if ledger_id == offloaded.ledger_id:
-            entries += max(0, info.entries - offloaded.entry_id - 1)
-            size += max(0, info.size_bytes - offloaded_bytes(topic, ledger_id))
+            missing = info.entries - offloaded.entry_id - 1
+            entries += max(0, missing)
+            size += max(0, info.size_bytes - offloaded_bytes(topic, ledger_id)) if missing > 0 else 0
         break
     return entries, size
 

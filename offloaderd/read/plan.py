@@ -6,7 +6,8 @@ known where the ledger ended:
 - the ledger source says that it is closed, or
 - it is recorded as offloaded to its end, or
 - a manifest says that it was closed when the segment was sealed, or
-- the next committed segment begins in a later ledger: segments of a topic are committed without gaps.
+- the next committed segment begins in a later ledger: segments of a topic are committed without gaps, but for the one
+  between what is offloaded of a history that is not done and where its live segments begin.
 
 Entries that are known to exist but are in no tier are an error, as is a ledger that vanishes under a reader, a range
 that is recorded as lost, and what was deleted by the topic's retention.
@@ -53,7 +54,7 @@ class TopicView:
 
     `ends` holds what manifests said, by segment and ledger: the last entry of a ledger that was closed, None for one
     that was still open. `complete` has the ledgers that are recorded as offloaded to their end. Up to `floor` all was
-    deleted by retention.
+    deleted by retention. Between the two positions of `unfinished` lies history that is still to be offloaded.
     """
 
     segments: Sequence[CommittedSegment] = ()
@@ -63,6 +64,7 @@ class TopicView:
     complete: Mapping[int, LedgerEnd] = field(default_factory=dict)
     losses: Sequence[Loss] = ()
     floor: Position | None = None
+    unfinished: tuple[Position, Position] | None = None
 
     def is_empty(self) -> bool:
         """Whether no tier has a trace of the topic: it is empty, or unknown."""
@@ -267,7 +269,8 @@ def _leave(view: TopicView, cursor: Position) -> Step:
     end = view.ends[asked]
     if end is not None:
         return _hop(view, cursor, max(end, held.last_entry_id))
-    if view.segments[at].end.ledger_id > ledger_id or at + 1 < len(view.segments):
+    followed = at + 1 < len(view.segments) and not _before_gap(view, ledger_id)
+    if view.segments[at].end.ledger_id > ledger_id or followed:
         return _hop(view, cursor, held.last_entry_id)
     if view.source and view.source[-1].ledger_id > ledger_id:
         raise EntriesMissing(
@@ -275,6 +278,12 @@ def _leave(view: TopicView, cursor: Position) -> Step:
             hint="the ledger source has dropped it, and its segment was sealed before it was closed",
         )
     return Stop.WAIT
+
+
+def _before_gap(view: TopicView, ledger_id: int) -> bool:
+    """Whether history that is not offloaded lies between a ledger and what follows it in the bucket."""
+    gap = view.unfinished
+    return gap is not None and gap[0].ledger_id <= ledger_id < gap[1].ledger_id
 
 
 def _later_source_ledgers(view: TopicView, ledger_id: int) -> list[int]:
@@ -315,7 +324,7 @@ def _next_ledger(view: TopicView, ledger_id: int) -> Step:
 
     The buffer alone is no witness: it names its two ends, and there may be more between them.
     """
-    stored = _later_segment_ledgers(view, ledger_id)
+    stored = [] if _before_gap(view, ledger_id) else _later_segment_ledgers(view, ledger_id)
     listed = _later_source_ledgers(view, ledger_id)
     if not stored and listed and view.ledger(ledger_id) is None:
         known = view.complete.get(ledger_id)
@@ -325,4 +334,9 @@ def _next_ledger(view: TopicView, ledger_id: int) -> Step:
                 hint="the ledger source has dropped the former; what was lost is told once its owner has looked",
             )
     later = [*stored, *listed]
+    if not later and _before_gap(view, ledger_id):
+        raise EntriesMissing(
+            f"what follows ledger {ledger_id} is not offloaded yet, and not at the source",
+            hint="`offloadctl history status` shows how far the topic's history is offloaded",
+        )
     return Hop(Position(min(later), 0)) if later else Stop.WAIT

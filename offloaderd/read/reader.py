@@ -174,8 +174,10 @@ class TopicReader:
             except Transient as error:
                 trouble = error
         topic_map: TopicMap = await self.patiently(lambda: self._maps.topic_map(topic))
-        if trouble is not None and not (last and topic_map.offloaded and last <= topic_map.offloaded):
+        stored = topic_map.offloaded if topic_map.unfinished is None else topic_map.history_end
+        if trouble is not None and not (last and stored and last <= stored):
             raise trouble
+        plan = topic_map.unfinished
         return TopicView(
             segments=topic_map.segments,
             source=source or (),
@@ -183,6 +185,7 @@ class TopicReader:
             complete=topic_map.ends,
             losses=topic_map.losses,
             floor=topic_map.floor,
+            unfinished=(topic_map.history_end or Position(-1, -1), plan.live_begin) if plan is not None else None,
         )
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData, InvalidInput
+from offloaderd.metadata.records.history import Worker
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.policy.policies import NAMES
 from offloaderd.policy.rules import ANYWHERE, by_itself, checked, sound
@@ -105,7 +106,8 @@ def progress_of(target: Position | None, offloaded: Position | None, status: Top
 
     `remaining_entries` is exact within the ledger of the target, else what the whole topic still lags.
     """
-    done = target is None or (offloaded is not None and offloaded >= target)
+    history = status.history is not None and status.history.worker == Worker.DAEMON
+    done = target is None or (offloaded is not None and offloaded >= target and not history)
     entries = 0 if done else status.lag_entries
     if not done and target is not None and offloaded is not None and offloaded.ledger_id == target.ledger_id:
         entries = target.entry_id - offloaded.entry_id

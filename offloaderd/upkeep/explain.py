@@ -238,7 +238,8 @@ def _nowhere(known: Explanation, topic_map: TopicMap) -> Explanation:
         advice = next((f"the next entry is {begin}" for begin in begins if begin > position), "")
         text = f"no entry: ledger {position.ledger_id} ended with {end} entries"
         return replace(known, state=State.NO_ENTRY, text=text, what_to_do=advice)
-    if held.source is None and (newest is None or position > (topic_map.offloaded or Position(-1, -1))):
+    beyond = newest is None or position > (topic_map.offloaded or Position(-1, -1)) or topic_map.awaits(position)
+    if held.source is None and beyond:
         text = f"not in the bucket and not in the buffer; the ledger source cannot be asked: {held.why}"
         return replace(known, state=State.UNKNOWN, text=text, what_to_do="bring the source back and ask again")
     if newest is None or position > newest:

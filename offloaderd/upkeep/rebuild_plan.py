@@ -102,16 +102,23 @@ class TopicPlan:
         return any(problem.blocks for problem in self.problems)
 
 
-def plan_topic(topic: TopicName, found: Iterable[Known], *, prefer: Collection[UUID] = ()) -> TopicPlan:
-    """Put the segments of one topic together; `prefer` names those that win over what overlaps them."""
+def plan_topic(
+    topic: TopicName, found: Iterable[Known], *, prefer: Collection[UUID] = (), boundary: Position | None = None
+) -> TopicPlan:
+    """Put the segments of one topic together; `prefer` names those that win over what overlaps them.
+
+    What lies right before the `boundary` is history that is known not to be there yet, which is no problem.
+    """
     known = sorted(found, key=lambda one: (one.segment.begin, one.segment.end, one.segment.segment_id))
     problems: list[Problem] = []
     chosen = _disjoint(known, prefer, problems)
     ends = _ends(chosen, problems)
     losses = _losses(chosen)
-    if chosen:
+    if chosen and (boundary is None or chosen[0].segment.begin < boundary):
         problems += _front(chosen[0])
     for before, after in pairwise(chosen):
+        if boundary is not None and before.segment.end < boundary <= after.segment.begin:
+            continue
         problems += _between(before.segment, after.segment, ends, losses)
     topic_map = TopicMap(topic)
     try:
@@ -248,7 +255,8 @@ def _between(
             text=f"{', '.join(missing)} between {gone} and {begin}: in no segment, and not recorded as lost",
             segments=segments,
             what_to_do="look for a segment that is incomplete, unreadable or gone from the bucket and restore it; or "
-            "begin the topic behind the gap: leave out what lies before it with --without",
+            "begin the topic behind the gap: leave out what lies before it with --without, and what of it the source "
+            "still has is offloaded again as history",
         )
     elif not _joined(first, begin, ends):
         yield Problem(

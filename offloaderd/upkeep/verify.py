@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.errors import BucketMissing, OffloaderError, Transient
 from offloaderd.metadata.each import each
-from offloaderd.model import TopicName
+from offloaderd.model import Position, TopicName
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.flaws import Flaw, Kind, Level
 from offloaderd.upkeep.rebuild import known_of
@@ -215,20 +215,25 @@ class Verifier:
         before = self._looker.read_bytes
         found = self._found.pop(topic, [])
         report = Report(topic=topic, flaws=self._flaws.pop(topic, []))
-        knowns = [one.known for one in found]
+        knowns, boundary = [one.known for one in found], None
         if self._maps is not None:
-            knowns = await self._compared(report, found, self._maps)
+            knowns, boundary = await self._compared(report, found, self._maps)
         report.segments = len(knowns)
         report.entries = sum(one.segment.entries for one in knowns)
         report.object_bytes = sum(one.segment.object_bytes for one in knowns)
-        report.flaws += [joint(problem) for problem in plan_topic(topic, knowns).problems]
+        report.flaws += [joint(problem) for problem in plan_topic(topic, knowns, boundary=boundary).problems]
         if level is not Level.METADATA:
             await each([one for one in found if one.whole], lambda one: self._inside(one, level, report))
         report.read_bytes = self._looker.read_bytes - before
         return report
 
-    async def _compared(self, report: Report, found: Sequence[_Found], maps: Maps) -> list[Known]:
-        """Compare what is there with what is committed; returns those segments that are in the map."""
+    async def _compared(
+        self, report: Report, found: Sequence[_Found], maps: Maps
+    ) -> tuple[list[Known], Position | None]:
+        """Compare what is there with what is committed; returns those segments that are in the map.
+
+        Before the position beside them history is still to come.
+        """
         assert report.topic is not None  # noqa: S101 - the caller's
         topic_map = await maps.load(report.topic)
         there = {one.known.segment.segment_id: one for one in found}
@@ -253,7 +258,9 @@ class Verifier:
                     entries=str(there[segment_id].known.segment.range),
                 )
             )
-        return informed([one.known for segment_id, one in there.items() if segment_id in committed], topic_map)
+        plan = topic_map.unfinished
+        knowns = informed([one.known for segment_id, one in there.items() if segment_id in committed], topic_map)
+        return knowns, plan.live_begin if plan is not None else None
 
     async def _lacking(self, topic: TopicName, segment: CommittedSegment, maps: Maps) -> list[Flaw]:
         """Say what is wrong with a committed segment that the listing did not show whole."""

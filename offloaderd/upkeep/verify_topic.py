@@ -79,7 +79,9 @@ class TopicVerifier:
             report.read_bytes = looker.read_bytes - before
             yield report
         whole = len(knowns) == len(topic_map.segments)
-        problems = plan_topic(topic, informed(knowns, topic_map)).problems if whole else ()
+        plan = topic_map.unfinished
+        boundary = plan.live_begin if plan is not None else None
+        problems = plan_topic(topic, informed(knowns, topic_map), boundary=boundary).problems if whole else ()
         yield Between(
             segments=len(topic_map.segments), read_bytes=looker.read_bytes, flaws=[joint(one) for one in problems]
         )

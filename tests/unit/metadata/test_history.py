@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from uuid import UUID
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,9 @@ from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import history as record
 from offloaderd.metadata.records.history import RANGES_PER_NODE, HistoryPlan, HistoryRange, RangeState, Worker
 from offloaderd.model import HistoryOrder, Position, TopicName
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 TOPIC = TopicName.parse("public/default/orders")
 numbers = st.integers(0, 2**40)
@@ -110,7 +113,7 @@ def test_ranges_that_cannot_be_are_told(ranges: list[HistoryRange]) -> None:
     """Not in order, twice the same, reversed."""
     with pytest.raises(CorruptData):
         record.decode_ranges(record.encode_ranges(ranges), path="p")
-    unknown = history_pb2.HistoryRangesRecord(ranges=[history_pb2.HistoryRangeRecord(state=0)])
+    unknown = history_pb2.HistoryRangesRecord(ranges=[history_pb2.HistoryRangeRecord()])
     with pytest.raises(CorruptData):
         record.decode_ranges(unknown.SerializeToString(), path="p")
 
@@ -127,9 +130,9 @@ async def test_many_ranges_lie_in_nodes_of_bounded_size() -> None:
         await store.create(step.path, step.value)
     at = RANGES_PER_NODE + 7
     claimed = part(at, state=RangeState.CLAIMED, segment_id=SystemClock().uuid())
-    step, after = ranges.with_range(at, claimed)
-    assert step.path == paths.history_range_node(TOPIC, 1)
-    await store.transact([step])
+    changes, after = ranges.with_ranges({at: claimed})
+    assert [change.path for change in changes] == [paths.history_range_node(TOPIC, 1)]
+    await store.transact(changes)
     assert await history.load(store, TOPIC, count) == after
     assert after.counts() == {RangeState.PLANNED: count - 1, RangeState.CLAIMED: 1, RangeState.DONE: 0}
     assert after.next_after(Position(at, 3)) == at

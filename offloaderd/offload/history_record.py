@@ -1,0 +1,218 @@
+"""Where the offloading of history stands: the ledgers before the boundary as the source has them, and the ranges.
+
+Its chain sees the boundary as a ledger of its own without entries, so that what the source deletes before it is
+offloaded is a loss that ends there, whatever becomes of the live ledgers. The list is believed only if it goes on to
+the boundary or behind it: trimming takes ledgers from the front.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import NotFound, Transient
+from offloaderd.metadata import history, paths
+from offloaderd.metadata.port import Check, Create, Delete
+from offloaderd.metadata.records.history import RANGES_PER_NODE, RangeState
+from offloaderd.model import LedgerInfo, Position
+from offloaderd.offload.buffer import START
+from offloaderd.offload.chain import LedgerChain
+from offloaderd.offload.record import HistoryTorn, known_ends, losses_before
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from offloaderd.format.manifest import LedgerPart
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.history import HistoryRanges
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.records.history import HistoryPlan, HistoryRange
+    from offloaderd.model import LedgerEnd, Loss
+    from offloaderd.offload.boundaries import Split
+    from offloaderd.offload.chain import Run
+    from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.record import TopicRecord
+
+
+class HistoryRecord:
+    """The history of one topic under one claim. `begin` is where an earlier owner's unfinished segment begins."""
+
+    def __init__(
+        self, record: TopicRecord, plan: HistoryPlan, attempts: AttemptLog, begin: Position | None, *, holder: str
+    ) -> None:
+        resume = record.map.history_end or START
+        self._record = record
+        self._attempts = attempts
+        self._holder = holder
+        self._boundary = plan.boundary
+        self.ranges: HistoryRanges = history.HistoryRanges(record.map.topic)
+        self.chain = LedgerChain(
+            resume,
+            end=record.map.ends.get(resume.ledger_id),
+            begin=begin if begin is not None or resume != START else Position(plan.first, 0),
+            losses=[loss for loss in record.map.losses if loss.before <= plan.live_begin],
+        )
+
+    @property
+    def map(self) -> TopicMap:
+        """All that is committed of the topic."""
+        return self._record.map
+
+    @property
+    def plan(self) -> HistoryPlan:
+        """What is history, as it is recorded."""
+        plan = self._record.map.history
+        assert plan is not None  # noqa: S101 - else nobody works on it
+        return plan
+
+    @property
+    def map(self) -> TopicMap:
+        """What is committed."""
+        return self._record.map
+
+    @property
+    def standing(self) -> Position:
+        """The newest position of history that is committed; START when there is none."""
+        return self._record.map.history_end or START
+
+    async def look(self, source: LedgerSource) -> list[LedgerInfo]:
+        """Take in what the source has of history; returns it. Raises Transient, HistoryTorn."""
+        try:
+            infos = list(await source.ledgers(self._record.map.topic))
+        except NotFound:
+            infos = []
+        if not any(info.ledger_id >= self._boundary for info in infos):
+            raise Transient(
+                f"the source lists nothing of {self._record.map.topic} from ledger {self._boundary} on",
+                hint="history waits until it does: the topic was deleted, or its list is not whole",
+            )
+        old = [info for info in infos if info.ledger_id < self._boundary]
+        last = next((info for info in old if info.ledger_id == self.plan.last.ledger_id), None)
+        if last is not None and (not last.closed or last.entries != self.plan.last.entry_id + 1):
+            raise HistoryTorn(
+                f"ledger {last.ledger_id} of {self._record.map.topic} has {last.entries} entries, and history was "
+                f"planned to end with {self.plan.last}",
+                hint="a closed ledger has changed at its source; nothing behind it is committed",
+            )
+        edge = LedgerInfo(ledger_id=self._boundary, closed=False, entries=0, size_bytes=0)
+        self.chain.look([*old, edge])
+        return old
+
+    def next_after(self, position: Position) -> Run | Loss | None:
+        """Return what follows a position, None at the end of history."""
+        return self.chain.next_after(position)
+
+    def known_ends(
+        self, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
+    ) -> tuple[tuple[int, LedgerEnd], ...]:
+        """Return how ledgers ended; see TopicRecord."""
+        return known_ends(self.chain, self._record.map.history_end, parts, infos)
+
+    def losses_before(self, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
+        """Return what was lost up to the end of the next segment; see TopicRecord."""
+        return losses_before(self._record.map, self._record.map.history_end, parts)
+
+    async def lost(self, loss: Loss) -> None:
+        """Record that the source deleted a part of history before it was offloaded. Raises Fenced."""
+        await self._record.lost(loss)
+        self.chain.accept(loss)
+
+    async def load(self) -> None:
+        """Read the ranges. Raises NotFound, CorruptData, Transient."""
+        self.ranges = await history.load(self._record.fence.store, self._record.map.topic, self.plan.ranges)
+
+    async def store(self, split: Split, segment_bytes: int) -> None:
+        """Record how history is split, in place of what a try that was broken off has left. Raises Fenced."""
+        topic, store = self._record.map.topic, self._record.fence.store
+        ranges = history.HistoryRanges.split(topic, split.ranges)
+        for name in await store.children(paths.history_ranges(topic)):
+            await self._settle(Delete(f"{paths.history_ranges(topic)}/{name}"))
+        for step in ranges.creations():
+            await self._settle(step)
+        plan = replace(
+            self.plan,
+            segment_bytes=segment_bytes,
+            ranges=len(split.ranges),
+            probes=split.probes,
+            split_ms=int(split.seconds * 1000),
+            doubtful_ledgers=len(split.doubts),
+        )
+        await self._record.change_plan(plan)
+        self.ranges = ranges
+
+    async def _settle(self, step: Create | Delete) -> None:
+        store = self._record.fence.store
+
+        async def recorded() -> bool:
+            names = await store.children(paths.history_ranges(self._record.map.topic))
+            return (step.path.rpartition("/")[2] in names) is isinstance(step, Create)
+
+        await self._record.fence.settle([step], recorded)
+
+    async def begin(self, attempt: Attempt) -> None:
+        """Record an attempt before its first byte, and who has claimed its range. Raises Fenced, Conflict."""
+        index = self.ranges.next_after(self.standing)
+        if index is None:
+            await self._attempts.begin(attempt, [self._unchanged()])
+            return
+        claimed = replace(
+            self.ranges.ranges[index],
+            state=RangeState.CLAIMED,
+            holder=self._holder,
+            epoch=attempt.epoch,
+            segment_id=attempt.segment_id,
+        )
+        steps, after = self.ranges.with_ranges({index: claimed})
+        await self._attempts.begin(attempt, [self._unchanged(), *steps])
+        self.ranges = after
+
+    async def commit(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
+        """Make a segment part of the topic. Raises Fenced, Conflict, HistoryTorn."""
+        steps, after = self.ranges.with_ranges(self._over(segment.end))
+        await self._record.commit_history(self._attempts, segment, ends, [self._unchanged(), *steps])
+        self.ranges = after
+        self.chain.forget_before(segment.end)
+
+    async def give_up(self, attempt: Attempt, reason: str) -> None:
+        """End an attempt that failed, and give its range back. Raises Fenced."""
+        changed: dict[int, HistoryRange] = {}
+        index = self.ranges.next_after(self.standing)
+        if index is not None:
+            one = self.ranges.ranges[index]
+            back = replace(one, state=RangeState.PLANNED, segment_id=None, tries=one.tries + 1, last_error=reason)
+            changed[index] = replace(back, holder="", epoch=0)
+        steps, after = self.ranges.with_ranges(changed)
+        await self._attempts.give_up(attempt, reason, steps)
+        self.ranges = after
+
+    async def finish(self, now_ms: int) -> None:
+        """Record that all of history is offloaded, or known to be lost. Raises Fenced, Conflict, HistoryTorn."""
+        topic_map, plan = self._record.map, self.plan
+        end = topic_map.history_end
+        ended = topic_map.ends.get(plan.last.ledger_id)
+        whole = end == plan.last and (ended is None or ended.entries == plan.last.entry_id + 1)
+        lost = any(loss.after == self.standing and loss.before == plan.live_begin for loss in topic_map.losses)
+        if not whole and not lost:
+            raise HistoryTorn(
+                f"history of {topic_map.topic} was to end with {plan.last}, and ends with {end}: nothing more of it is "
+                "at the source, and nothing is known to be lost",
+                hint="compare offloadctl ledgers list with the topic's ledgers; nothing is given up meanwhile",
+            )
+        while over := self._over(plan.last):
+            steps, after = self.ranges.with_ranges(over)
+            await self._record.change_plan(plan, steps)
+            self.ranges = after
+        await self._record.change_plan(replace(plan, done_ms=max(1, now_ms)))
+
+    def _over(self, end: Position) -> dict[int, HistoryRange]:
+        """Return the ranges up to `end` that are to be marked done, as many as go along with a commit."""
+        over = self.ranges.behind(end)[:RANGES_PER_NODE]
+        return {index: replace(self.ranges.ranges[index], state=RangeState.DONE) for index in over}
+
+    def _unchanged(self) -> Check:
+        """Return the condition that nobody else has taken history over."""
+        topic_map = self._record.map
+        return Check(paths.history_plan(topic_map.topic), topic_map.history_version)

@@ -1,0 +1,304 @@
+"""Writes the planned history of one topic beside its live segments: range after range, each an attempt of its own.
+
+A segment of history is made, stored, continued and given up as a live one is; only where its entries come from differs:
+there is nothing to wait for, so they are read as fast as they can be stored, without the tailing buffer. What is read
+of a part counts against the budget of uploads until it is sent. A range whose lengths were wrong becomes several
+segments; one that the source has lost becomes none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.errors import NotFound, OffloaderError, Transient, first_of
+from offloaderd.metadata import paths
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.model import Loss, OffloadMethod, Position
+from offloaderd.offload import recovery
+from offloaderd.offload.boundaries import Splitter, segment_bytes_for
+from offloaderd.offload.budget import Backoff, until_answered
+from offloaderd.offload.commit import AttemptLog
+from offloaderd.offload.history_record import HistoryRecord
+from offloaderd.offload.open_segment import OpenSegment
+from offloaderd.offload.uploader import SegmentFailed
+
+if TYPE_CHECKING:
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.model import LedgerInfo
+    from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.offload.workshop import Workshop
+
+log = structlog.get_logger(__name__)
+
+READ_BYTES = 1 << 20
+PAUSED_S = 5.0
+"""How often to look whether offloading is wanted again; a change of the policy wakes at once."""
+
+
+class HistoryWriter:
+    """One owner's work on one topic's history."""
+
+    def __init__(
+        self,
+        offloader: TopicOffloader,
+        shop: Workshop,
+        source: LedgerSource,
+        turns: asyncio.Semaphore,
+        *,
+        holder: str,
+    ) -> None:
+        uplink = shop.uplink
+        self._offloader = offloader
+        self._shop = shop
+        self._source = source
+        self._turns = turns
+        self._holder = holder
+        self._topic = offloader.topic
+        self._clock, self._metrics, self._budget = uplink.clock, uplink.metrics, uplink.budget
+        self._attempts = AttemptLog(
+            shop.metadata,
+            offloader.claim,
+            clock=self._clock,
+            metrics=self._metrics,
+            path=paths.history_attempt(offloader.topic),
+        )
+
+    async def run(self) -> None:
+        """Write until all of history is committed, or known to be lost.
+
+        Raises Fenced, and what should not be: HistoryTorn, CorruptData, Conflict. Beginning anew is safe then.
+        """
+        record = self._offloader.record
+        left = await recovery.take_over(self._attempts, record.map.history_end, self._shop)
+        plan = record.map.history
+        assert plan is not None  # noqa: S101 - else nobody runs it
+        self._history = HistoryRecord(record, plan, self._attempts, left.begin, holder=self._holder)
+        self._taken = self._history.standing
+        self._failures = left.failures
+        infos = await self._look()
+        if plan.ranges:
+            await until_answered(self._clock, self._history.load)
+        else:
+            await self._split(infos)
+        attempt, backoff = left.attempt, Backoff(self._clock)
+        while True:
+            await self._wanted()
+            async with self._turns:
+                continued = attempt is not None
+                attempt = attempt or await self._next_attempt()
+                if attempt is None:
+                    break
+                failed = await self._one_segment(attempt, continued=continued)
+            attempt = None
+            if failed is not None:
+                await backoff.wait(Transient(str(failed)))
+        await self._history.finish(self._clock.wall_ms())
+        log.info("history.finished", topic=str(self._topic), end=str(plan.last))
+
+    async def _wanted(self) -> None:
+        """Wait while the topic's policy is that nothing is offloaded."""
+        while self._offloader.policy.method is OffloadMethod.NONE:
+            await self._offloader.policy_changed.wait_at_most(self._clock, PAUSED_S)
+
+    async def _look(self) -> list[LedgerInfo]:
+        """Take in what the source has, as soon as it answers. Raises HistoryTorn."""
+        infos = await until_answered(self._clock, lambda: self._history.look(self._source), met=self._met)
+        self._met(None)
+        return infos
+
+    def _met(self, error: OffloaderError | None) -> None:
+        self._offloader.record.history_error = error
+
+    async def _split(self, infos: list[LedgerInfo]) -> None:
+        """Find the boundaries of segments and record them."""
+        plan = self._history.plan
+        segment_bytes = segment_bytes_for(self._offloader.policy.segment_bytes_max, self._shop.layout)
+        splitter = Splitter(
+            self._source, self._topic, segment_bytes=segment_bytes, clock=self._clock, metrics=self._metrics
+        )
+        begin = Position(plan.first, 0)
+        split = await until_answered(self._clock, lambda: splitter.split(infos, begin, plan.last), met=self._met)
+        await self._history.store(split, segment_bytes)
+        log.info(
+            "history.split",
+            topic=str(self._topic),
+            ranges=len(split.ranges),
+            probes=split.probes,
+            boundaries=split.boundaries,
+            duration_s=round(split.seconds, 3),
+            doubtful_ledgers=len(split.doubts),
+        )
+
+    async def _next_attempt(self) -> Attempt | None:
+        """Return an attempt that begins where history goes on, None at its end. Losses before that are recorded."""
+        await self._look()
+        while isinstance(step := self._history.next_after(self._taken), Loss):
+            await self._history.lost(step)
+        if step is None:
+            return None
+        tries, last_error = self._failures
+        return Attempt(
+            segment_id=self._clock.uuid(),
+            begin=step.first,
+            assigned_ms=self._clock.wall_ms(),
+            epoch=self._offloader.claim.epoch,
+            status=AttemptStatus.ASSIGNED,
+            driver="offloaderd",
+            driver_properties=self._shop.driver,
+            tries=tries,
+            last_error=last_error,
+            layout=self._shop.layout,
+        )
+
+    async def _one_segment(self, attempt: Attempt, *, continued: bool) -> SegmentFailed | None:
+        """Bring an attempt to its commit, or give it up and return why."""
+        segment = OpenSegment(
+            self._shop,
+            self._attempts,
+            attempt,
+            troubles=self._offloader.troubles,
+            opened_s=self._clock.monotonic(),
+            continued=continued,
+        )
+        if not continued:
+            await self._history.begin(attempt)
+            self._metrics.segments.labels(state="assigned").inc()
+        try:
+            await self._store(segment)
+            committed = await segment.finish()
+        except SegmentFailed as error:
+            why = str(error)
+            log.error("history.segment_failed", topic=str(self._topic), segment_id=str(attempt.segment_id), error=why)  # noqa: TRY400
+            self._metrics.segments.labels(state="failed").inc()
+            self._metrics.uploads_aborted.labels(reason="failed").inc()
+            self._failures = (self._failures[0] + 1, str(error))
+            await self._history.give_up(segment.attempt, str(error))
+            self._taken = self._history.standing
+            self._met(error)
+            return error
+        await self._history.commit(committed, dict(segment.sealed.ends))
+        self._committed(segment)
+        return None
+
+    def _committed(self, segment: OpenSegment) -> None:
+        self._failures = (0, "")
+        self._met(None)
+        builder = segment.builder
+        self._metrics.segments.labels(state="offloaded").inc()
+        self._metrics.segment_bytes.observe(builder.object_bytes)
+        self._metrics.segment_entries.observe(builder.entries)
+        if segment.continued:
+            self._metrics.segments_continued.inc()
+        log.info(
+            "history.segment_committed",
+            topic=str(self._topic),
+            segment_id=str(builder.segment_id),
+            range=str(builder.range),
+            entries=builder.entries,
+            payload_bytes=builder.payload_bytes,
+            object_bytes=builder.object_bytes,
+            duration_s=round(self._clock.monotonic() - segment.opened_s, 3),
+            epoch=self._offloader.claim.epoch,
+        )
+        self._offloader.changed.notify()
+
+    async def _store(self, segment: OpenSegment) -> None:
+        """Have all parts of a segment stored and recorded. Raises SegmentFailed, Fenced, what the source raises."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(segment.progress.run(), name=f"progress of history of {self._topic}")
+                async with asyncio.TaskGroup() as parts:
+                    await segment.open()
+                    await self._fill(segment, parts)
+                segment.progress.end()
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+
+    async def _fill(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> None:
+        """Read the segment's entries, seal it, send what is left. It ends earlier when the source has lost the rest."""
+        plan, builder, seal = self._history.plan, segment.builder, segment.attempt.seal
+        self._taken = builder.end or self._history.standing
+        index = self._history.ranges.next_after(self._taken)
+        planned = self._history.ranges.ranges[index].end if index is not None else plan.last
+        end = seal.end if seal is not None else planned
+        limit = None if seal is not None else plan.segment_bytes + plan.segment_bytes // 4
+        await self._take(segment, parts, end, limit)
+        if not builder.entries:
+            raise SegmentFailed("the source has lost all entries that the segment was to hold")
+        segment.finish_blocks()
+        if segment.attempt.seal is None or segment.sealed.end != self._taken:
+            await segment.decide_end(self._history, self._history.chain.ledgers)
+        while builder.pending_bytes:
+            await segment.send(parts, last=not builder.part_ready)
+
+    async def _take(self, segment: OpenSegment, parts: asyncio.TaskGroup, end: Position, limit: int | None) -> None:
+        """Move the entries up to `end` into the segment, as long as it has room."""
+        builder, backoff = segment.builder, Backoff(self._clock)
+        while self._taken < end and not builder.full and (limit is None or builder.payload_bytes < limit):
+            step = self._history.next_after(self._taken)
+            if isinstance(step, Loss):
+                if not builder.entries:
+                    return
+                await self._history.lost(step)
+                continue
+            if step is None or step.first > end:
+                return
+            if not builder.entries and step.first != segment.attempt.begin:
+                raise SegmentFailed(
+                    f"the segment was to begin at {segment.attempt.begin}, its first entry is {step.first}"
+                )
+            last = min(step.last_entry_id, end.entry_id) if step.ledger_id == end.ledger_id else step.last_entry_id
+            try:
+                await self._read(segment, parts, Position(step.ledger_id, step.first_entry_id), last, limit)
+            except NotFound:
+                await self._look()
+                if step.ledger_id in self._history.chain.ledgers:
+                    await backoff.wait(Transient("listed, and not there"))
+            except Transient as error:
+                self._met(error)
+                await backoff.wait(error)
+            else:
+                self._met(None)
+                backoff.reset()
+
+    async def _read(
+        self, segment: OpenSegment, parts: asyncio.TaskGroup, first: Position, last: int, limit: int | None
+    ) -> None:
+        """Read entries of one ledger into the segment, and send each part as soon as it is full."""
+        builder = segment.builder
+        entries = self._source.read(
+            self._topic,
+            first.ledger_id,
+            first.entry_id,
+            last,
+            batch_bytes=min(READ_BYTES, self._shop.layout.part_bytes),
+        )
+        held = 0
+        try:
+            async with aclosing(entries) as batches:
+                while True:
+                    if not held:
+                        held = self._shop.layout.part_bytes
+                        await self._budget.acquire(held, self)
+                    batch = await anext(batches, None)
+                    if batch is None:
+                        return
+                    self._taken = segment.add(batch, limit).last
+                    self._metrics.source_entries.inc(len(batch.payloads))
+                    self._metrics.source_bytes.inc(batch.payload_bytes())
+                    if builder.part_ready:
+                        self._budget.release(held, self)
+                        held = 0
+                        while builder.part_ready:
+                            await segment.send(parts)
+                    # Live segments run between two steps, however fast the source is.
+                    await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
+                    if builder.full or (limit is not None and builder.payload_bytes >= limit):
+                        return
+        finally:
+            if held:
+                self._budget.release(held, self)

@@ -1,0 +1,305 @@
+"""History beside the live edge: planned once, committed in order, joined at the boundary, whatever happens between."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offloaderd.errors import Transient
+from offloaderd.metadata import catalog, history, paths
+from offloaderd.metadata.records import history as history_record
+from offloaderd.metadata.records.history import HistoryPlan, RangeState, Worker
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import HistoryOrder, LedgerInfo, Position
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.offload.history import left_of, waits
+from offloaderd.offload.record import HistoryTorn
+from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.workshop import HistoryRules
+from offloaderd.testing.faults import FaultyMetadata, FaultyStore
+from offloaderd.upkeep import references
+from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until
+from tests.unit.offload.test_faults import QuickClock
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.offload.topic import TopicOffloader
+
+GIB = 1 << 30
+
+
+async def rig_with(
+    entries: int,
+    *,
+    order: HistoryOrder = HistoryOrder.ALONGSIDE,
+    daemon_bytes_max: int = GIB,
+    ledger_entries: int = 30,
+    segment_bytes: int = 4000,
+) -> Rig:
+    """A topic with so many entries of 100 bytes over ledgers of equal length, not enabled yet."""
+    rig = Rig(
+        policy=RollPolicy(segment_bytes_max=segment_bytes, segment_age_max_s=3600, history_order=order),
+        history=HistoryRules(daemon_bytes_max=daemon_bytes_max),
+    )
+    rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=ledger_entries)
+    rig.clock = QuickClock(rig)  # type: ignore[assignment]
+    await rig.ledgers.append(TOPIC, payloads(entries))
+    return rig
+
+
+async def map_of(rig: Rig) -> TopicMap:
+    """The topic as it is stored."""
+    return await catalog.load(rig.tree.connect(), TOPIC)
+
+
+async def plan_of(rig: Rig) -> HistoryPlan:
+    """Its plan, which there has to be."""
+    plan = (await map_of(rig)).history
+    assert plan is not None
+    return plan
+
+
+async def until_done(topic: TopicOffloader) -> None:
+    """Wait until history is done, and everything that was confirmed is offloaded."""
+    target = await topic.request_roll()
+    while topic.map.unfinished is not None or (target is not None and (topic.offloaded or Position(-1, -1)) < target):
+        await topic.changed.wait()
+
+
+async def checked(rig: Rig, count: int) -> TopicMap:
+    """Everything is committed once, in order, and nothing is left over."""
+    assert [payload for _, payload in await rig.committed()] == payloads(count)
+    assert await rig.leftovers() == []
+    topic_map = await map_of(rig)
+    for before, after in zip(topic_map.segments, topic_map.segments[1:], strict=False):
+        assert topic_map.joined(before.end, after.begin)
+    assert topic_map.losses == ()
+    return topic_map
+
+
+async def test_live_segments_begin_at_the_boundary_and_history_follows_beside_them() -> None:
+    """Order alongside: the newest ledger is live from its first entry, the closed ones are history."""
+    rig = await rig_with(200)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until_done(topic)
+    topic_map = await checked(rig, 200)
+    plan = await plan_of(rig)
+    assert (plan.boundary, plan.last, plan.entries, plan.payload_bytes) == (6, Position(5, 29), 180, 18_000)
+    assert (plan.order, plan.worker, plan.epoch, plan.daemon_id) == (HistoryOrder.ALONGSIDE, Worker.DAEMON, 1, "one")
+    assert plan.done_ms
+    ranges = await history.load(rig.tree.connect(), TOPIC, plan.ranges)
+    assert [one.state for one in ranges.ranges] == [RangeState.DONE] * 5
+    old = [one for one in topic_map.segments if one.begin < plan.live_begin]
+    assert [(one.begin, one.end) for one in old] == [(one.begin, one.end) for one in ranges.ranges]
+    assert [one.segment_id for one in old] == [one.segment_id for one in ranges.ranges]
+    assert topic_map.segments[5].begin == plan.live_begin
+    assert plan.probes <= 4 * 6
+    store = rig.tree.connect()
+    assert await store.children(paths.history(TOPIC)) == ["plan", "ranges"]
+    assert set((await references.look(store)).committed) == {one.segment_id for one in topic_map.segments}
+
+
+async def test_small_history_goes_first_without_a_plan() -> None:
+    """The engine's own way: one sequence from the first entry, no boundary, no ranges."""
+    rig = await rig_with(200, order=HistoryOrder.HISTORY_FIRST)
+    async with rig.engine() as engine:
+        await until_done(await enabled(engine))
+    assert (await checked(rig, 200)).history is None
+
+
+@pytest.mark.parametrize("order", HistoryOrder)
+async def test_a_topic_without_closed_ledgers_has_no_history(order: HistoryOrder) -> None:
+    """Whatever the order and the limit say; the same goes for one that was offloaded before."""
+    rig = await rig_with(20, order=order, daemon_bytes_max=0)
+    async with rig.engine() as engine:
+        await until_done(await enabled(engine))
+        assert rig.ledgers is not None
+        await rig.ledgers.append(TOPIC, payloads(100)[20:])
+    async with rig.engine("two") as engine:
+        await until_done(await offloader_of(engine))
+    assert (await checked(rig, 100)).history is None
+
+
+async def test_large_history_is_left_to_a_job_and_live_segments_wait() -> None:
+    """Order history-first: nothing is offloaded, which is shown; alongside lets the live edge begin at once."""
+    rig = await rig_with(200, order=HistoryOrder.HISTORY_FIRST, daemon_bytes_max=17_999)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until(lambda: topic.tailer is not None and topic.tailer.looked_s is not None)
+        await asyncio.sleep(0.05)  # noqa: TID251 - nothing may happen in it
+        assert waits(topic.map, topic.policy)
+        assert (topic.segment, topic.offloaded, topic.buffer.used_bytes) == (None, None, 0)
+        status = topic.status()
+        assert (status.lag_entries, status.lag_bytes) == (200, 20_000)
+        assert left_of(topic.map) == (180, 18_000)
+        await engine.enable(TOPIC, TopicPolicy(enabled=True, history_order=HistoryOrder.ALONGSIDE))
+        await until(lambda: not waits(topic.map, topic.policy))
+        target = await topic.request_roll()
+        await until(lambda: topic.offloaded == target == Position(6, 19))
+        assert [one.begin for one in topic.map.segments] == [Position(6, 0)]
+        assert topic.status().lag_entries == 180
+    plan = await plan_of(rig)
+    assert (plan.worker, plan.done_ms, plan.ranges) == (Worker.JOB, 0, 0)
+    rig.history = HistoryRules(daemon_bytes_max=18_000)
+    async with rig.engine("two") as engine:
+        await until_done(await offloader_of(engine))
+    await checked(rig, 200)
+
+
+async def test_what_a_job_commits_is_taken_in() -> None:
+    """The owner follows the plan: whoever else finishes history changes it, and live segments begin behind that."""
+    rig = await rig_with(100, order=HistoryOrder.HISTORY_FIRST, daemon_bytes_max=0)
+    store = rig.tree.connect()
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        assert waits(topic.map, topic.policy)
+        topic_map = await map_of(rig)
+        plan = await plan_of(rig)
+        path = paths.history_plan(TOPIC)
+        ours = history_record.encode(replace(plan, worker=Worker.DAEMON))
+        await store.replace(path, ours, topic_map.history_version)
+        await until_done(topic)
+    await checked(rig, 100)
+
+
+async def test_what_the_source_trims_of_history_is_recorded_as_lost() -> None:
+    """Retention does not wait: the loss ends where what is left begins, live segments know nothing of it."""
+    rig = await rig_with(200, daemon_bytes_max=0)
+    ledgers = rig.ledgers
+    assert ledgers is not None
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        target = await topic.request_roll()
+        await until(lambda: topic.offloaded == target)
+    for ledger_id in (0, 1, 2):
+        await ledgers.delete(TOPIC, ledger_id)
+    rig.history = HistoryRules()
+    async with rig.engine("two") as engine:
+        await until_done(await offloader_of(engine))
+    topic_map = await map_of(rig)
+    assert [(loss.after, loss.before) for loss in topic_map.losses] == [(Position(-1, -1), Position(3, 0))]
+    assert [payload for _, payload in await rig.committed()] == payloads(200)[90:]
+    assert await rig.leftovers() == []
+
+
+async def test_history_that_is_gone_as_a_whole_ends_at_the_boundary() -> None:
+    """Every closed ledger was trimmed before anything of it was offloaded: one loss, and history is over."""
+    rig = await rig_with(100, daemon_bytes_max=0)
+    ledgers = rig.ledgers
+    assert ledgers is not None
+    async with rig.engine() as engine:
+        await enabled(engine)
+    for ledger_id in (0, 1, 2):
+        await ledgers.delete(TOPIC, ledger_id)
+    rig.history = HistoryRules()
+    async with rig.engine("two") as engine:
+        await until_done(await offloader_of(engine))
+    topic_map = await map_of(rig)
+    assert [loss.before for loss in topic_map.losses] == [Position(3, 0)]
+    assert [payload for _, payload in await rig.committed()] == payloads(100)[90:]
+
+
+async def test_a_ledger_whose_length_was_wrong_becomes_several_segments() -> None:
+    """What the list says is far too small: the writer cuts, and the range is done when its last entry is stored."""
+    rig = await rig_with(200, ledger_entries=100)
+    ledgers = rig.ledgers
+    assert ledgers is not None
+    listed = ledgers.ledgers
+
+    async def too_small(topic: object) -> list[LedgerInfo]:
+        return [replace(info, size_bytes=10) for info in await listed(topic)]  # type: ignore[arg-type]
+
+    ledgers.ledgers = too_small  # type: ignore[method-assign]
+    async with rig.engine() as engine:
+        await until_done(await enabled(engine))
+    topic_map = await checked(rig, 200)
+    assert (await plan_of(rig)).ranges == 1
+    assert max(one.object_bytes for one in topic_map.segments) < 6500
+    assert len(topic_map.segments) > 3
+
+
+async def test_a_closed_ledger_that_changes_stops_history() -> None:
+    """The last ledger of history is longer than when it was planned: nothing of it is committed, loudly."""
+    rig = await rig_with(100, daemon_bytes_max=0)
+    ledgers = rig.ledgers
+    assert ledgers is not None
+    async with rig.engine() as engine:
+        await enabled(engine)
+    listed = ledgers.ledgers
+
+    async def longer(topic: object) -> list[LedgerInfo]:
+        found = list(await listed(topic))  # type: ignore[arg-type]
+        return [replace(info, entries=31) if info.ledger_id == 2 else info for info in found]
+
+    ledgers.ledgers = longer  # type: ignore[method-assign]
+    rig.history = HistoryRules()
+    async with rig.engine("two") as engine:
+        topic = await offloader_of(engine)
+        await until(lambda: isinstance(topic.record.history_error, HistoryTorn))
+    assert [one.begin for one in (await map_of(rig)).segments if one.begin < Position(3, 0)] == []
+    ledgers.ledgers = listed  # type: ignore[method-assign]
+    async with rig.engine("three") as engine:
+        await until_done(await offloader_of(engine))
+    await checked(rig, 100)
+
+
+@pytest.mark.parametrize("operation", ["create_upload", "upload_part", "complete_upload", "put", "head"])
+async def test_a_store_that_fails_for_a_while_delays_history(operation: str) -> None:
+    """As it does live segments; nothing is doubled."""
+    rig = await rig_with(200)
+    left = 5
+
+    def plan(asked: str, key: str, when: str) -> Exception | None:
+        nonlocal left
+        if asked != operation or when != "before" or not left:
+            return None
+        left -= 1
+        return Transient("away")
+
+    rig.objects = FaultyStore(MemoryStore(rig.clock, part_bytes_min=1), plan)
+    async with rig.engine() as engine:
+        await until_done(await enabled(engine))
+    assert left == 0
+    await checked(rig, 200)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(crashes=st.lists(st.integers(1, 500), max_size=4), size=st.integers(50, 300))
+def test_crashes_at_any_moment_lose_and_double_nothing(crashes: list[int], size: int) -> None:
+    """Cancelled after any number of store calls and started again, history and live edge are one topic in the end."""
+    asyncio.run(_crash_and_restart(crashes, size))
+
+
+async def _crash_and_restart(crashes: list[int], size: int) -> None:
+    rig = await rig_with(size)
+    real = rig.store
+    for number, calls in enumerate(crashes):
+        left = calls
+
+        def plan(operation: str, key: str, when: str) -> Exception | None:
+            nonlocal left
+            left -= 1
+            return asyncio.CancelledError() if left < 0 else None  # type: ignore[return-value]
+
+        rig.objects = FaultyStore(real, plan)
+        session = rig.tree.connect()
+        died = asyncio.ensure_future(_run_until_done(rig, f"run-{number}", FaultyMetadata(session, plan)))  # noqa: TID251
+        while not died.done() and left >= 0:
+            await turn()
+        died.cancel()
+        await asyncio.wait([died])
+        session.expire()
+    rig.objects = real
+    await _run_until_done(rig, "last", None)
+    await checked(rig, size)
+
+
+async def _run_until_done(rig: Rig, name: str, metadata: FaultyMetadata | None) -> None:
+    async with rig.engine(name, metadata=metadata) as engine:
+        await until_done(await enabled(engine))
