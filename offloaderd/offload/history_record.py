@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from offloaderd.format.manifest import LedgerPart
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.history import HistoryRanges
     from offloaderd.metadata.records.attempt import Attempt
@@ -67,11 +66,6 @@ class HistoryRecord:
         plan = self._record.map.history
         assert plan is not None  # noqa: S101 - else nobody works on it
         return plan
-
-    @property
-    def map(self) -> TopicMap:
-        """What is committed."""
-        return self._record.map
 
     @property
     def standing(self) -> Position:
