@@ -13,6 +13,7 @@ from offloaderd.cli.ctl import (
     explain,
     gc,
     grants,
+    import_broker_conf,
     ledgers,
     offload,
     options,
@@ -65,6 +66,7 @@ for command in (
     grants.grants,
     policies.broker,
     policies.namespaces,
+    import_broker_conf.import_broker_conf,
 ):
     cli.add_command(command)
 
