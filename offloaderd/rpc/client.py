@@ -14,6 +14,7 @@ import grpc
 from grpc import aio
 
 from offloaderd.errors import InvalidInput, OffloaderError, Transient, first_of
+from offloaderd.rpc.client_history import HistoryCalls
 from offloaderd.rpc.client_inspect import InspectCalls
 from offloaderd.rpc.client_placement import PlacementCalls
 from offloaderd.rpc.client_policy import PolicyCalls
@@ -27,6 +28,7 @@ from offloaderd.rpc.v1 import (
     doctor_pb2_grpc,
     ledgers_pb2,
     ledgers_pb2_grpc,
+    policy_pb2,
     read_pb2,
     read_pb2_grpc,
     upkeep_pb2,
@@ -78,7 +80,7 @@ class Said(TypedDict, total=False):
     retention_bytes: int | None
 
 
-class DaemonClient(InspectCalls, PlacementCalls, PolicyCalls, RetentionCalls):
+class DaemonClient(HistoryCalls, InspectCalls, PlacementCalls, PolicyCalls, RetentionCalls):
     """Async context manager over one channel to `address` (`host:port`).
 
     `timeout_s` is the deadline of each call that is not a stream; streams take their own (None: no limit). Every
@@ -151,10 +153,15 @@ class DaemonClient(InspectCalls, PlacementCalls, PolicyCalls, RetentionCalls):
             return (await self._admin.ListSelections(request, timeout=self._timeout_s)).selections
 
     async def enable(
-        self, topics: TopicName | TopicPattern, *, dry_run: bool = False, **policy: Unpack[Said]
+        self,
+        topics: TopicName | TopicPattern,
+        *,
+        dry_run: bool = False,
+        policies: policy_pb2.OffloadPolicies | None = None,
+        **policy: Unpack[Said],
     ) -> admin_pb2.EnableTopicResponse:
         """Enable a topic or a pattern and return what becomes of each topic; None is left to the configuration."""
-        request = admin_pb2.EnableTopicRequest(topic=str(topics), dry_run=dry_run, **policy)
+        request = admin_pb2.EnableTopicRequest(topic=str(topics), dry_run=dry_run, policies=policies, **policy)
         with self._errors():
             return await self._admin.EnableTopic(request, timeout=self._timeout_s)
 

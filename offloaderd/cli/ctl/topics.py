@@ -9,13 +9,17 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.errors import InvalidInput
 from offloaderd.model import OutagePolicy, TierRetention
 from offloaderd.patterns import Scope, TopicPattern
+from offloaderd.policy.fields import FIELDS
+from offloaderd.rpc.v1 import policy_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from offloaderd.cli.ctl.options import Session
+    from offloaderd.policy.fields import Field
     from offloaderd.rpc.client import DaemonClient
     from offloaderd.rpc.v1 import admin_pb2
 
@@ -138,8 +142,43 @@ def selection_json(one: admin_pb2.Selection) -> dict[str, object]:
         "retention": one.retention or None,
         "retention_age_s": one.retention_age_s if one.HasField("retention_age_s") else None,
         "retention_bytes": one.retention_bytes if one.HasField("retention_bytes") else None,
+        "policies": {field.name: value for field, value in one.policies.ListFields()},
         "damage": one.damage or None,
     }
+
+
+FURTHER = {
+    "method": "How to offload: as entries come (PIP-76), by closed ledgers (PIP-17), or not.",
+    "threshold_bytes": "Ledger-based: leave so much of a topic in BookKeeper alone; 0: every closed ledger goes.",
+    "threshold_s": "Ledger-based: offload ledgers that were closed this long ago, e.g. 2h.",
+    "deletion_lag_s": "Keep ledgers at the source this long after their offloading; off: for ever.",
+    "history_order": "Offload what was there before first, or alongside.",
+}
+"""Policies that the topics' own command takes as well; `set-offload-policies` has them all."""
+
+
+def further_policies(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add options for the further policies."""
+    for name in reversed(list(FURTHER)):
+        field = FIELDS[name]
+        kind = PolicyParam(field)
+        function = click.option(f"--{field.option}", name, type=kind, help=FURTHER[name])(function)
+    return function
+
+
+class PolicyParam(click.ParamType[object]):
+    """A policy's value as a person writes it."""
+
+    def __init__(self, field: Field) -> None:
+        self.field = field
+        self.name = "|".join(field.choices) or str(field.kind)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:  # noqa: ANN401
+        """Read a value, or fail with the range."""
+        try:
+            return self.field.read(value) if isinstance(value, str) else value
+        except InvalidInput as error:
+            self.fail(error.message, param, ctx)
 
 
 @topics.command(short_help="Start offloading a topic, or all that match a pattern.")
@@ -160,6 +199,7 @@ def selection_json(one: admin_pb2.Selection) -> dict[str, object]:
     help="Let a segment that is full wait at least this long.",
 )
 @click.option("--read-priority", type=options.PRIORITY, help="tiered-storage-first or bookkeeper-first.")
+@further_policies
 @click.option(
     "--outage",
     type=click.Choice([str(one) for one in OutagePolicy]),
@@ -205,6 +245,7 @@ def enable(
     Examples:
       offloadctl topics enable persistent://public/default/orders
       offloadctl topics enable orders --segment-size 256M --segment-age 60
+      offloadctl topics enable orders --method ledger-based --threshold-size 0
       offloadctl topics enable orders --outage block
       offloadctl topics enable orders --retention limited --retain-age 7776000
       offloadctl topics enable 'public/default/*' --dry-run
@@ -212,9 +253,11 @@ def enable(
       offloadctl topics enable 're:public/default/eu-.*'
     """
 
+    further = policy_pb2.OffloadPolicies(**{name: policy.pop(name) for name in FURTHER})
+
     async def work() -> None:
         async with client_for(session, pattern) as client:
-            found = await client.enable(pattern.topic or pattern, dry_run=dry_run, **policy)
+            found = await client.enable(pattern.topic or pattern, dry_run=dry_run, policies=further, **policy)
         answer(session, pattern, found.topics, enabled=True, dry_run=dry_run)
 
     return session.run(work())

@@ -19,6 +19,8 @@ from offloaderd.rpc.v1 import (
     common_pb2,
     ledgers_pb2,
     ledgers_pb2_grpc,
+    policy_pb2,
+    policy_pb2_grpc,
     read_pb2,
     read_pb2_grpc,
 )
@@ -48,7 +50,10 @@ class Failure:
 
 @dataclass
 class FakeDaemon(
-    admin_pb2_grpc.AdminServiceServicer, read_pb2_grpc.ReadServiceServicer, ledgers_pb2_grpc.LedgerServiceServicer
+    admin_pb2_grpc.AdminServiceServicer,
+    read_pb2_grpc.ReadServiceServicer,
+    ledgers_pb2_grpc.LedgerServiceServicer,
+    policy_pb2_grpc.PolicyServiceServicer,
 ):
     """Answers every call with what a test put here, and keeps the requests."""
 
@@ -68,6 +73,8 @@ class FakeDaemon(
     positions: read_pb2.LastPositionsResponse = field(default_factory=read_pb2.LastPositionsResponse)
     appended: list[bytes] = field(default_factory=list)
     rolled: int = 0
+    policies: policy_pb2.GetPoliciesResponse = field(default_factory=policy_pb2.GetPoliciesResponse)
+    effects: policy_pb2.ChangePoliciesResponse = field(default_factory=policy_pb2.ChangePoliciesResponse)
 
     def _seen(self, request: object, context: grpc.ServicerContext) -> None:
         self.requests.append(request)
@@ -102,6 +109,22 @@ class FakeDaemon(
         """Agree."""
         self._seen(request, context)
         return admin_pb2.DisableTopicResponse(pattern=self.pattern or request.topic, topics=self.changes)
+
+    def GetPolicies(self, request: Any, context: Any) -> Any:
+        """Answer with the policies, at the level that was asked for."""
+        self._seen(request, context)
+        self.policies.level.CopyFrom(request.level)
+        return self.policies
+
+    def SetPolicies(self, request: Any, context: Any) -> Any:
+        """Agree."""
+        self._seen(request, context)
+        return self.effects
+
+    def RemovePolicies(self, request: Any, context: Any) -> Any:
+        """Agree."""
+        self._seen(request, context)
+        return self.effects
 
     def ListSegments(self, request: Any, context: Any) -> Any:
         """Answer with the segments."""
@@ -160,6 +183,7 @@ def running_fake() -> Iterator[FakeDaemon]:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(fake, server)
         read_pb2_grpc.add_ReadServiceServicer_to_server(fake, server)
         ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(fake, server)
+        policy_pb2_grpc.add_PolicyServiceServicer_to_server(fake, server)
         fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()
         try:
