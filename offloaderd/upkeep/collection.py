@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import BucketMissing, NotFound, OffloaderError
 from offloaderd.metadata import catalog
 from offloaderd.metadata.each import each
-from offloaderd.objects.keys import ObjectKind, SegmentKeys
+from offloaderd.objects.keys import ObjectKind
 from offloaderd.upkeep import references, stored
 from offloaderd.upkeep.abandoned import AbandonedTrash
 from offloaderd.upkeep.finds import ALARMS, RUBBISH, Find, Kind, Verdict
@@ -113,18 +113,19 @@ class Collection:
         prefix, listing, counts = self._site.prefix, _Listing(), Counts()
         uploads = dict(await stored.uploads(self._objects, prefix))
         known = await references.look(self._metadata)
-        async with aclosing(stored.segments(self._objects, prefix, counts)) as found:
+        async with aclosing(stored.segments(self._objects, prefix, counts, with_brokers=True)) as found:
             async for one in found:
-                one.uploads = uploads.pop(one.segment_id, [])
+                one.uploads = uploads.pop(one.keys, [])
                 if one.segment_id in known.committed:
                     listing.committed[one.segment_id] = one.objects
                     if one.uploads:
                         listing.uploads.append(StoredSegment(one.keys, uploads=one.uploads))
                 elif one.segment_id not in known:
                     listing.strangers.append(one)
-        for segment_id, found_uploads in uploads.items():
-            if segment_id not in known.attempts and segment_id not in known.trash:
-                listing.uploads.append(StoredSegment(SegmentKeys(prefix, segment_id), uploads=found_uploads))
+        for where, found_uploads in uploads.items():
+            if where.segment_id not in known.attempts and where.segment_id not in known.trash:
+                listing.uploads.append(StoredSegment(where, uploads=found_uploads))
+        self._shared |= any(one.foreign for one in known.committed.values())
         summary = self._summary
         summary.segments, summary.objects, summary.others = counts.segments, counts.objects, counts.others
         summary.object_bytes = counts.object_bytes
@@ -177,6 +178,12 @@ class Collection:
         self._shared |= judgement.kind is Kind.FOREIGN
         return one, judgement
 
+    def _is_brokers(self, one: StoredSegment, judgement: Judgement) -> bool:
+        """Say whether a broker wrote a ledger's object; of these there may be as many as ledgers, and nothing to do."""
+        brokers = one.may_be_brokers and judgement.kind is Kind.FOREIGN
+        self._summary.others += len(one.objects) if brokers else 0
+        return brokers
+
     async def _look_for_others(self, strangers: Sequence[StoredSegment], uploads: Sequence[StoredSegment]) -> None:
         """Find out whether young objects are another cluster's, if there are old uploads that could be as well."""
         if self._shared or all(map(self._is_young, uploads)):
@@ -203,7 +210,7 @@ class Collection:
         finds = [
             find
             for one, judgement in judged
-            if judgement.kind not in RUBBISH or not self._rules.apply
+            if (judgement.kind not in RUBBISH or not self._rules.apply) and not self._is_brokers(one, judgement)
             for find in self._finds_of(one, judgement, _verdict(judgement.kind))
         ]
         if self._rules.apply and doomed:

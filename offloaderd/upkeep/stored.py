@@ -1,7 +1,7 @@
 """What lies in the bucket, segment by segment: the objects and the open uploads that bear a segment's id.
 
 Only keys that `keys.py` makes are looked at; what else lies under the prefix is counted and never touched. A ledger's
-object (V1) counts as ours only with a manifest beside it: brokers write such objects as well, and have none.
+object (V1) without a manifest beside it may be a broker's: its labels say whose it is.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ class StoredSegment:
         return self.keys.segment_id
 
     @property
+    def may_be_brokers(self) -> bool:
+        """Whether a broker may have written it, as far as its keys tell: brokers write no manifest."""
+        return self.keys.ledger_id is not None and ObjectKind.MANIFEST not in self.objects
+
+    @property
     def newest_ms(self) -> int:
         """When the last of it was stored or begun, by the store's clock."""
         times = [info.modified_ms for info in self.objects.values()]
@@ -59,8 +64,13 @@ class Counts:
     """Objects whose keys are not those of a segment's."""
 
 
-async def segments(objects: ObjectReader, prefix: str, counts: Counts) -> AsyncGenerator[StoredSegment, None]:
-    """Yield every segment that has objects, in the order of ids; one at a time, as keys of one id lie together."""
+async def segments(
+    objects: ObjectReader, prefix: str, counts: Counts, *, with_brokers: bool = False
+) -> AsyncGenerator[StoredSegment, None]:
+    """Yield every segment that has objects, in the order of ids; one at a time, as keys of one id lie together.
+
+    What may be a broker's is among them only `with_brokers`.
+    """
     current: StoredSegment | None = None
     async with aclosing(objects.list(prefix)) as found:
         async for info in found:
@@ -70,17 +80,17 @@ async def segments(objects: ObjectReader, prefix: str, counts: Counts) -> AsyncG
                 continue
             where = SegmentKeys(prefix, name.object_id, name.ledger_id)
             if current is None or current.keys != where:
-                if current is not None and _counted(current, counts):
+                if current is not None and _counted(current, counts, with_brokers=with_brokers):
                     yield current
                 current = StoredSegment(where)
             current.objects[name.kind] = info
-    if current is not None and _counted(current, counts):
+    if current is not None and _counted(current, counts, with_brokers=with_brokers):
         yield current
 
 
-def _counted(found: StoredSegment, counts: Counts) -> bool:
-    """Count a segment; says whether it is ours as far as its keys tell."""
-    if found.keys.ledger_id is not None and ObjectKind.MANIFEST not in found.objects:
+def _counted(found: StoredSegment, counts: Counts, *, with_brokers: bool) -> bool:
+    """Count a segment; says whether it is to be looked at."""
+    if found.may_be_brokers and not with_brokers:
         counts.others += len(found.objects)
         return False
     counts.segments += 1
@@ -89,12 +99,13 @@ def _counted(found: StoredSegment, counts: Counts) -> bool:
     return True
 
 
-async def uploads(objects: MultipartStore, prefix: str) -> Mapping[UUID, list[UploadInfo]]:
-    """Return every open upload of a segment's data object by its id; those of whole ledgers may be a broker's."""
-    by_segment: dict[UUID, list[UploadInfo]] = {}
+async def uploads(objects: MultipartStore, prefix: str) -> Mapping[SegmentKeys, list[UploadInfo]]:
+    """Return every open upload of a data object by its segment; one of a whole ledger may be a broker's."""
+    by_segment: dict[SegmentKeys, list[UploadInfo]] = {}
     async with aclosing(objects.list_uploads(prefix)) as found:
         async for upload in found:
             name = keys.parse(prefix, upload.key)
-            if name is not None and name.kind is ObjectKind.DATA and name.ledger_id is None:
-                by_segment.setdefault(name.object_id, []).append(upload)
+            if name is not None and name.kind is ObjectKind.DATA:
+                where = SegmentKeys(prefix, name.object_id, name.ledger_id)
+                by_segment.setdefault(where, []).append(upload)
     return by_segment

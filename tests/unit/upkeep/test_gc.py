@@ -133,14 +133,17 @@ async def test_what_others_wrote_stays(ground: Ground, metadata: dict[str, str],
 
 
 async def test_other_keys_are_not_looked_at(ground: Ground) -> None:
-    """Ledger-based offloads, files of operators and objects outside of the prefix are counted, no more."""
+    """What brokers offload, files of operators and objects outside of the prefix are counted, no more."""
     others = [keys.SegmentKeys(PREFIX, segment_id(9), 7).data, keys.SegmentKeys(PREFIX, segment_id(9), 7).index]
     others += [f"{PREFIX}README", f"{PREFIX}{segment_id(9)}-backup", f"{PREFIX}sub/{segment_id(9)}", str(segment_id(9))]
     for key in others:
-        await ground.objects.put(key, b"x", metadata=OURS)
+        await ground.objects.put(key, b"x", metadata=OURS | {keys.SOFTWARE_VERSION_KEY: "4.0.8"})
+    upload = keys.SegmentKeys(PREFIX, segment_id(8), 9).data
+    await ground.objects.create_upload(upload, metadata=OURS)
     await ground.age()
     finds, summary = await ground.collect()
     assert finds == []
+    assert [one.key async for one in ground.objects.list_uploads()] == [upload]
     assert summary.others == 5
     assert set(others) < set(await ground.keys())
 
