@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.model import OffloadMethod
+from offloaderd.offload.chain import Run
 from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
@@ -61,18 +63,22 @@ class Filling:
     def press(self) -> bool:
         """Have it sealed soon, because memory is short; says whether that, or a seal that there is, will free some.
 
-        A segment whose end is decided and that lacks entries frees none before they come, nor does what no segment can
-        take yet.
+        A segment whose end is decided and that lacks entries frees none before they come, nor does what no segment
+        takes yet.
         """
+        self._pressed = True
+        self._buffer.changed.notify()
         attempt, builder = self._topic.attempt, self._topic.builder
         end = attempt.end if attempt is not None else None
         if end is not None and self.taken < end:
             return False
-        if not (builder is not None and builder.entries) and not self._buffer.take(self.taken, 1):
-            return False
-        self._pressed = True
-        self._buffer.changed.notify()
-        return True
+        if builder is not None and builder.entries:
+            return True
+        waiting = self._buffer.take(self.taken, 1)
+        if attempt is not None or not waiting:
+            return bool(waiting)
+        first = waiting[0].first
+        return self._topic.next.method_of(Run(*first, first.entry_id)) is OffloadMethod.STREAMING
 
     def committed(self, end: Position) -> None:
         """A segment that ends with the entry at `end` is part of the topic."""

@@ -184,6 +184,8 @@ class NextSegment:
                     await recovery.abandon(self._log, self.left, error, self._shop.uplink.metrics)
                     self.left = None
                 else:
+                    if self.left.end is not None:
+                        topic.buffer.starve()
                     await topic.buffer.changed.wait_at_most(self._clock, LOOK_S)
             elif batches:
                 await topic.buffer.changed.wait_at_most(self._clock, LOOK_S)

@@ -13,10 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 2000
 AT_ONCE = 100
 TIMEOUT_S = 600
-OPEN_DEFECTS = {
-    876: "a topic stands still: its buffer is full, and the front of its next segment is not in it",
-}
-"""Seeds that fail and are not mended yet, each with what is wrong; all others must hold."""
 
 
 def run(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:
@@ -35,13 +31,9 @@ def run(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProce
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
 def test_promises_hold_whatever_happens(first: int) -> None:
-    """No seed but those of open defects breaks a promise; in each, something was committed and something went wrong."""
+    """No seed breaks a promise; in each, something was committed and something went wrong."""
     done = run("--first", str(first), "--seeds", str(AT_ONCE))
-    if done.returncode:
-        last = done.stdout.rstrip().splitlines()[-1]
-        assert last.startswith("failed: "), f"{done.stdout}\n{done.stderr}"
-        failed = {int(seed) for seed in last.removeprefix("failed: ").strip("[]").split(",")}
-        assert failed <= OPEN_DEFECTS.keys(), f"{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
 def test_a_seed_is_a_run() -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from offloaderd.clock import SystemClock
 from offloaderd.errors import Transient
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.model import EntryBatch, OfferResult, TopicName
-from offloaderd.offload.buffer import ENTRY_OVERHEAD_BYTES
+from offloaderd.metrics import Metrics
+from offloaderd.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
+from offloaderd.offload import filling
+from offloaderd.offload.buffer import ENTRY_OVERHEAD_BYTES, TailingBuffer
+from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.roll import RollPolicy
 from tests.unit.offload.lives import life, until_found
-from tests.unit.offload.rig import LAYOUT, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
+from tests.unit.offload.rig import LAYOUT, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
 
 if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
@@ -98,3 +103,54 @@ async def test_segments_that_cannot_end_do_not_wait_for_each_others_memory(push_
         assert [payload for _, payload in await rig.committed(name)] == payloads(ENTRIES, seed=number)
     assert rig.metrics.segments.labels(state="failed")._value.get() == 0
     assert rig.metrics.segments_continued._value.get() == len(TOPICS)
+
+
+async def test_a_segment_whose_entries_stay_away_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has taken more memory than there is, then its pusher goes away: after a while another may, and is finished."""
+    monkeypatch.setattr(filling, "OVERDRAW_S", 0.2)
+    monkeypatch.setattr(filling, "LOOK_S", 0.05)
+    rig = await sealed_everywhere(push_only=True)
+    rig.buffer_bytes = BUFFER_BYTES
+    async with rig.engine("two", push_only=True) as engine, asyncio.TaskGroup() as group:
+        away, other, _ = [await offloader_of(engine, name) for name in TOPICS]
+        pool = away.buffer._pool
+        pushing = group.create_task(push(away, 0))
+        while not pool.overdrawn_bytes:
+            await turn()
+        pushing.cancel()
+        await push(other, 1)
+        await until_offloaded(other, Position(0, ENTRIES - 1))
+        assert away.offloaded is None
+        await push(away, 0)
+        await until_offloaded(away, Position(0, ENTRIES - 1))
+
+
+@pytest.mark.parametrize(
+    ("end", "built", "held", "method", "helps"),
+    [
+        (None, 5, 5, OffloadMethod.STREAMING, True),
+        (Position(1, 20), 5, 5, OffloadMethod.STREAMING, False),
+        (Position(1, 4), 5, 5, OffloadMethod.STREAMING, True),
+        (None, None, 5, OffloadMethod.STREAMING, True),
+        (None, None, 0, OffloadMethod.STREAMING, False),
+        (None, None, 5, OffloadMethod.NONE, False),
+        (None, None, 5, OffloadMethod.LEDGER_BASED, False),
+    ],
+    ids=["open", "ends later", "being stored", "begins now", "unreachable", "not now", "a whole ledger"],
+)
+def test_pressing_helps_where_a_segment_can_end(
+    end: Position | None, built: int | None, held: int, method: OffloadMethod, helps: bool
+) -> None:
+    """Or has ended, or is about to begin; what holds memory otherwise is passed over."""
+    taken = Position(1, 4) if built else Position(1, -1)
+    buffer = TailingBuffer(BufferPool(10_000), resume=taken, rereadable=True, on_pressure=lambda: False)
+    if held:
+        assert buffer.fill(EntryBatch(1, taken.entry_id + 1, payloads(held)), taken)
+    topic: Any = SimpleNamespace(
+        buffer=buffer,
+        attempt=SimpleNamespace(end=end) if built else None,
+        builder=SimpleNamespace(entries=built) if built else None,
+        next=SimpleNamespace(method_of=lambda run: method),
+    )
+    found = filling.Filling(topic, taken, clock=SystemClock(), metrics=Metrics())
+    assert found.press() is helps
