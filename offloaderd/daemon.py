@@ -39,6 +39,7 @@ from offloaderd.probes import Prober
 from offloaderd.read.reader import TopicReader
 from offloaderd.rpc.admin import AdminService, DaemonSnapshot
 from offloaderd.rpc.doctor import DoctorService
+from offloaderd.rpc.history import HistoryService
 from offloaderd.rpc.interceptor import ErrorInterceptor
 from offloaderd.rpc.ledgers import LedgerService
 from offloaderd.rpc.offload import OffloadService
@@ -337,6 +338,7 @@ class Daemon:
             upkeep=UpkeepService(gc, grace_s=settings.gc.grace_s),
             placement=PlacementService(engine, registration),
             retention=RetentionService(engine, retention, metadata, ledgers.source, self._clock),
+            history=HistoryService(engine, engine.shop, engine.book),
             inspect=wiring.inspection(settings, engine, reader, metadata, objects, self._clock),
             policy=PolicyService(engine.levels, metadata, wiring.policy_place(settings), retained=ledgers.retained),
             ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,

@@ -20,7 +20,7 @@ from offloaderd.offload.retention import RetentionOptions
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.offload.spill_files import SpillArea
 from offloaderd.offload.uploader import Uplink, UploadLimits
-from offloaderd.offload.workshop import Workshop
+from offloaderd.offload.workshop import HistoryRules, Workshop
 from offloaderd.policy.effective import Level, Origin
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.rules import Place
@@ -83,6 +83,7 @@ def workshop(
         cluster=settings.daemon.cluster,
         driver=driver_properties(settings),
         outage=OutageRules(policy=settings.outage.policy, area=spill_area(settings, metrics)),
+        history=HistoryRules(daemon_bytes_max=settings.history.daemon_bytes_max),
         ledgers=None if ledgers.describer is None else whole_ledgers(settings, ledgers.describer),
     )
 

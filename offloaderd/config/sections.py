@@ -32,6 +32,7 @@ from offloaderd.config.kinds import (
 from offloaderd.config.rules import broken_rules
 from offloaderd.config.section import Section
 from offloaderd.config.sections_gc import GcSettings
+from offloaderd.config.sections_history import HistorySettings
 from offloaderd.config.sections_ledger_based import LedgerBasedSettings
 from offloaderd.config.sections_outage import OutageSettings, SpillSettings, UploadSettings
 from offloaderd.config.sections_placement import PlacementSettings
@@ -340,6 +341,7 @@ class Settings(Section):
     outage: OutageSettings = OutageSettings()
     spill: SpillSettings = SpillSettings()
     placement: PlacementSettings = PlacementSettings()
+    history: HistorySettings = HistorySettings()
     retention: RetentionSettings = RetentionSettings()
     grants: GrantSettings = GrantSettings()
     memory: MemorySettings = MemorySettings()

@@ -60,7 +60,7 @@ class Engine:
         placement: PlacementOptions | None = None,
     ) -> None:
         """Take what all topics work with, what holds for those that say nothing, and further duties towards each."""
-        self._shop = shop
+        self.shop = shop
         self._clock = shop.uplink.clock
         self._draining = False
         self._looks = 0
@@ -141,12 +141,12 @@ class Engine:
 
     async def owner_of(self, topic: TopicName) -> Owner | None:
         """Return who owns a topic, None when nobody does."""
-        return await ownership.owner_of(self._shop.metadata, topic)
+        return await ownership.owner_of(self.shop.metadata, topic)
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Return what is committed of a topic: the owner's live map, else as stored."""
         found = self.find(topic)
-        return found.map if found is not None else await catalog.load(self._shop.metadata, topic)
+        return found.map if found is not None else await catalog.load(self.shop.metadata, topic)
 
     def statuses(self) -> list[TopicStatus]:
         """Describe every enabled topic that this daemon works on or waits for."""
@@ -186,7 +186,7 @@ class Engine:
 
     async def _follow(self, path: str, look: Callable[[], Awaitable[None]]) -> None:
         """Look at once, and whenever the counter at a node moves, until that succeeds."""
-        store = self._shop.metadata
+        store = self.shop.metadata
         async with aclosing(store.watch(path)) as changes:
             async for _ in changes:
                 backoff = Backoff(self._clock)
@@ -206,7 +206,7 @@ class Engine:
         looked, found = -1, {}
         while looked != self._looks:
             looked = self._looks
-            found = await catalog.topic_policies(self._shop.metadata)
+            found = await catalog.topic_policies(self.shop.metadata)
         enabled: dict[TopicName, TopicPolicy] = {}
         for topic, policy in sorted(found.items()):
             if isinstance(policy, CorruptData):
@@ -227,4 +227,4 @@ class Engine:
         await self._history.run(offloader)
 
     async def _keep_trash_empty(self, offloader: TopicOffloader) -> None:
-        await deletion.keep_trash_empty(self._shop, offloader)
+        await deletion.keep_trash_empty(self.shop, offloader)

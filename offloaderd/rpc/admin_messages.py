@@ -11,7 +11,7 @@ from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.policy.policies import NAMES
 from offloaderd.policy.rules import ANYWHERE, by_itself, checked, sound
 from offloaderd.rpc.policy_messages import given_policies, policies_message
-from offloaderd.rpc.v1 import admin_pb2, common_pb2
+from offloaderd.rpc.v1 import admin_pb2, common_pb2, history_pb2
 
 if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.selection import Selection
     from offloaderd.model import Loss, Position
     from offloaderd.offload.selection import Change
-    from offloaderd.offload.status import TopicStatus
+    from offloaderd.offload.status import HistoryStatus, TopicStatus
 
 
 def checked_prefix(text: str) -> tuple[str, ...]:
@@ -153,6 +153,19 @@ def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
         unprotected_since_ms=status.unprotected_since_ms,
         spilled_entries=status.spilled_entries,
         spilled_bytes=status.spilled_bytes,
+        history=history_summary(status.history) if status.history is not None else None,
+    )
+
+
+def history_summary(found: HistoryStatus) -> history_pb2.HistorySummary:
+    """Return what is left of a topic's history as a message."""
+    return history_pb2.HistorySummary(
+        boundary=position(found.boundary),
+        worker=found.worker,
+        left_entries=found.left_entries,
+        left_bytes=found.left_bytes,
+        live_waits=found.waits,
+        error=found.error,
     )
 
 

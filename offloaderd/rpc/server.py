@@ -17,6 +17,8 @@ from offloaderd.rpc.v1 import (
     admin_pb2_grpc,
     doctor_pb2,
     doctor_pb2_grpc,
+    history_pb2,
+    history_pb2_grpc,
     inspect_pb2,
     inspect_pb2_grpc,
     ledgers_pb2,
@@ -62,6 +64,7 @@ class Services:
     placement: placement_pb2_grpc.PlacementServiceServicer
     retention: retention_pb2_grpc.RetentionServiceServicer
     inspect: inspect_pb2_grpc.InspectServiceServicer
+    history: history_pb2_grpc.HistoryServiceServicer
     policy: policy_pb2_grpc.PolicyServiceServicer
     ledgers: ledgers_pb2_grpc.LedgerServiceServicer | None = None
 
@@ -116,9 +119,10 @@ class RpcServer:
         placement_pb2_grpc.add_PlacementServiceServicer_to_server(services.placement, self._server)
         retention_pb2_grpc.add_RetentionServiceServicer_to_server(services.retention, self._server)
         inspect_pb2_grpc.add_InspectServiceServicer_to_server(services.inspect, self._server)
+        history_pb2_grpc.add_HistoryServiceServicer_to_server(services.history, self._server)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(services.policy, self._server)
         files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2, placement_pb2, retention_pb2, inspect_pb2]
-        files.append(policy_pb2)
+        files += [policy_pb2, history_pb2]
         if services.ledgers is not None:
             ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(services.ledgers, self._server)
             files.append(ledgers_pb2)

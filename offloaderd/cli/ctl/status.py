@@ -12,7 +12,7 @@ from offloaderd.cli.ctl import options
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
     from offloaderd.model import TopicName
-    from offloaderd.rpc.v1 import admin_pb2, read_pb2
+    from offloaderd.rpc.v1 import admin_pb2, history_pb2, read_pb2
 
 POSITIONS = ("first", "confirmed", "offloaded", "buffered_first", "buffered_last")
 
@@ -50,6 +50,8 @@ async def _status(session: Session, topic: TopicName | None) -> None:
         for one in found.topics:
             if one.stalled_reason:
                 click.echo(f"{one.topic}: {one.stalled_reason}")
+            if one.history.live_waits:
+                click.echo(f"{one.topic}: {history_text(one.history)}")
 
 
 COLUMNS = ("TOPIC", "STATE", "CONFIRMED", "OFFLOADED", ">LAG", ">LAG BYTES", ">LAG AGE", ">OPEN SEGMENT", ">SEGMENTS")
@@ -105,6 +107,8 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         ("buffer", show.size(one.buffer_bytes)),
         ("segments", show.number(one.segments_committed)),
     ]
+    if one.HasField("history"):
+        lines.append(("history", history_text(one.history)))
     if one.edge:
         lines.append(("live edge", edge_text(one)))
     lines += [("LOST", loss_text(loss)) for loss in one.losses]
@@ -128,6 +132,27 @@ def outage_facts(one: admin_pb2.TopicStatus) -> list[tuple[str, str]]:
         since = show.moment(one.unprotected_since_ms)
         lines.append(("NOT PROTECTED", f"{entries}, {size}{spilled}, since {since} UTC"))
     return lines
+
+
+def history_text(one: history_pb2.HistorySummary) -> str:
+    """Say what is left of a topic's history, and what that means for new entries."""
+    left = f"{show.plural(one.left_entries, 'entry', 'entries')}, {show.size(one.left_bytes)} left"
+    whose = "for the daemon" if one.worker == "daemon" else "for a backfill job"
+    live = "WAIT until it is done" if one.live_waits else "are offloaded beside it"
+    text = f"{left} {whose} before {show.position_of(one, 'boundary')}; new entries {live}"
+    return f"{text}; hindered: {one.error}" if one.error else text
+
+
+def history_json(one: history_pb2.HistorySummary) -> dict[str, object]:
+    """Return what is left of a topic's history as JSON shows it."""
+    return {
+        "boundary": show.position_of(one, "boundary"),
+        "worker": one.worker,
+        "left_entries": one.left_entries,
+        "left_bytes": one.left_bytes,
+        "live_waits": one.live_waits,
+        "error": one.error or None,
+    }
 
 
 def edge_text(one: admin_pb2.TopicStatus) -> str:
@@ -195,6 +220,7 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         "epoch": one.epoch,
         "confirmed": show.position_of(one, "confirmed"),
         "offloaded": show.position_of(one, "offloaded"),
+        "history": history_json(one.history) if one.HasField("history") else None,
         "lag_entries": one.lag_entries,
         "lag_bytes": one.lag_bytes,
         "lag_seconds": one.lag_seconds,

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from offloaderd.rpc.v1 import common_pb2 as _common_pb2
+from offloaderd.rpc.v1 import history_pb2 as _history_pb2
 from offloaderd.rpc.v1 import policy_pb2 as _policy_pb2
 import builtins as _builtins
 import sys
@@ -501,12 +502,55 @@ Global___Segment: _TypeAlias = Segment  # noqa: Y015
 
 @_typing.final
 class OffloadRequest(_message.Message):
+    """Without `to` and `size_threshold`: everything that is confirmed now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    SIZE_THRESHOLD_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    wait: _builtins.bool
+    size_threshold: _builtins.int
+    """How much is to stay in BookKeeper at most, in bytes, as in `pulsar-admin topics offload`: the newest ledgers stay
+    whose sizes, the open one's included, add up to no more; all older ones go. The open ledger stays in any case.
+    """
+    dry_run: _builtins.bool
+    """do nothing, say what would go"""
+    @_builtins.property
+    def to(self) -> _common_pb2.Position:
+        """The newest entry to offload. Ledgers that go as a whole go up to the last one that ends there or before."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        wait: _builtins.bool = ...,
+        to: _common_pb2.Position | None = ...,
+        size_threshold: _builtins.int | None = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_size_threshold", b"_size_threshold", "size_threshold", b"size_threshold", "to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size_threshold", b"_size_threshold", "dry_run", b"dry_run", "size_threshold", b"size_threshold", "to", b"to", "topic", b"topic", "wait", b"wait"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__size_threshold: _TypeAlias = _typing.Literal["size_threshold"]  # noqa: Y015
+    _WhichOneofArgType__size_threshold: _TypeAlias = _typing.Literal["_size_threshold", b"_size_threshold"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__size_threshold) -> _WhichOneofReturnType__size_threshold | None: ...
+
+Global___OffloadRequest: _TypeAlias = OffloadRequest  # noqa: Y015
+
+@_typing.final
+class OffloadStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     wait: _builtins.bool
+    """report until nothing is under way any more"""
     def __init__(
         self,
         *,
@@ -519,7 +563,7 @@ class OffloadRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___OffloadRequest: _TypeAlias = OffloadRequest  # noqa: Y015
+Global___OffloadStatusRequest: _TypeAlias = OffloadStatusRequest  # noqa: Y015
 
 @_typing.final
 class OffloadProgress(_message.Message):
@@ -531,15 +575,58 @@ class OffloadProgress(_message.Message):
     REMAINING_BYTES_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    ASKED_MS_FIELD_NUMBER: _builtins.int
+    ASKED_BY_FIELD_NUMBER: _builtins.int
+    DONE_MS_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    OWNER_ADDRESS_FIELD_NUMBER: _builtins.int
+    SEGMENT_ID_FIELD_NUMBER: _builtins.int
+    SEGMENT_ENTRIES_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
     remaining_entries: _builtins.int
     remaining_bytes: _builtins.int
     done: _builtins.bool
+    """nothing more comes of it; `outcome` says what has"""
     message: _builtins.str
     """why it does not move at the moment; empty: it does"""
+    outcome: _builtins.str
+    """nothing (there was nothing to do), running, done, failed, planned (a dry run), or unknown: nobody asked, and the
+    daemon that is asked does not work on the topic.
+    """
+    reason: _builtins.str
+    """why there is nothing to do, or less than was asked for; why it failed"""
+    wanted: _builtins.str
+    """what was asked for, in words; empty: nothing was asked by hand"""
+    asked_ms: _builtins.int
+    """when; 0: nothing was asked by hand"""
+    asked_by: _builtins.str
+    """the address it came from"""
+    done_ms: _builtins.int
+    """when the target was offloaded; 0: it is not, or nobody can say"""
+    method: _builtins.str
+    """that of the topic's policy; empty: only its owner knows"""
+    owner: _builtins.str
+    """daemon id; empty: nobody works on the topic"""
+    owner_address: _builtins.str
+    """set if that is another daemon than the one that answers: it knows more"""
+    segment_id: _builtins.str
+    """of the open segment"""
+    segment_entries: _builtins.int
+    """in it so far"""
     @_builtins.property
-    def target(self) -> _common_pb2.Position: ...
+    def target(self) -> _common_pb2.Position:
+        """the newest entry to wait for; unset: there is none"""
+
     @_builtins.property
     def offloaded(self) -> _common_pb2.Position: ...
+    @_builtins.property
+    def plan(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedOffload]:
+        """what was left to do when the call was made"""
+
     def __init__(
         self,
         *,
@@ -549,14 +636,64 @@ class OffloadProgress(_message.Message):
         remaining_bytes: _builtins.int = ...,
         done: _builtins.bool = ...,
         message: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        wanted: _builtins.str = ...,
+        asked_ms: _builtins.int = ...,
+        asked_by: _builtins.str = ...,
+        done_ms: _builtins.int = ...,
+        method: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        owner_address: _builtins.str = ...,
+        segment_id: _builtins.str = ...,
+        segment_entries: _builtins.int = ...,
+        plan: _abc.Iterable[Global___PlannedOffload] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["offloaded", b"offloaded", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "message", b"message", "offloaded", b"offloaded", "remaining_bytes", b"remaining_bytes", "remaining_entries", b"remaining_entries", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_by", b"asked_by", "asked_ms", b"asked_ms", "done", b"done", "done_ms", b"done_ms", "message", b"message", "method", b"method", "offloaded", b"offloaded", "outcome", b"outcome", "owner", b"owner", "owner_address", b"owner_address", "plan", b"plan", "reason", b"reason", "remaining_bytes", b"remaining_bytes", "remaining_entries", b"remaining_entries", "segment_entries", b"segment_entries", "segment_id", b"segment_id", "target", b"target", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OffloadProgress: _TypeAlias = OffloadProgress  # noqa: Y015
+
+@_typing.final
+class PlannedOffload(_message.Message):
+    """Entries of one ledger that are to be offloaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    DUE_FIELD_NUMBER: _builtins.int
+    ledger_id: _builtins.int
+    first_entry_id: _builtins.int
+    last_entry_id: _builtins.int
+    payload_bytes: _builtins.int
+    method: _builtins.str
+    """streaming, or ledger-based: the whole ledger in an object of its own"""
+    due: _builtins.bool
+    """it goes by itself as well"""
+    def __init__(
+        self,
+        *,
+        ledger_id: _builtins.int = ...,
+        first_entry_id: _builtins.int = ...,
+        last_entry_id: _builtins.int = ...,
+        payload_bytes: _builtins.int = ...,
+        method: _builtins.str = ...,
+        due: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "first_entry_id", b"first_entry_id", "last_entry_id", b"last_entry_id", "ledger_id", b"ledger_id", "method", b"method", "payload_bytes", b"payload_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedOffload: _TypeAlias = PlannedOffload  # noqa: Y015
 
 @_typing.final
 class StatusRequest(_message.Message):
@@ -679,6 +816,7 @@ class TopicStatus(_message.Message):
     SPILLED_BYTES_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     OPEN_SEGMENT_CONTINUED_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     state: _builtins.str
     """claiming, offloading, stalled, stopped, not-owner"""
@@ -726,6 +864,10 @@ class TopicStatus(_message.Message):
     def offloaded(self) -> _common_pb2.Position: ...
     @_builtins.property
     def losses(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostRange]: ...
+    @_builtins.property
+    def history(self) -> _history_pb2.HistorySummary:
+        """not set: there is none, or it is done"""
+
     def __init__(
         self,
         *,
@@ -759,10 +901,11 @@ class TopicStatus(_message.Message):
         spilled_bytes: _builtins.int = ...,
         placement: _builtins.str = ...,
         open_segment_continued: _builtins.bool = ...,
+        history: _history_pb2.HistorySummary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "offloaded", b"offloaded"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "history", b"history", "offloaded", b"offloaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "looked_age_s", b"looked_age_s", "losses", b"losses", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "placement", b"placement", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "looked_age_s", b"looked_age_s", "losses", b"losses", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "placement", b"placement", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

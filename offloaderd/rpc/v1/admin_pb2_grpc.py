@@ -64,6 +64,11 @@ class AdminServiceStub:
                 request_serializer=offloaderd_dot_v1_dot_admin__pb2.OffloadRequest.SerializeToString,
                 response_deserializer=offloaderd_dot_v1_dot_admin__pb2.OffloadProgress.FromString,
                 _registered_method=True)
+        self.OffloadStatus = channel.unary_stream(
+                '/offloaderd.v1.AdminService/OffloadStatus',
+                request_serializer=offloaderd_dot_v1_dot_admin__pb2.OffloadStatusRequest.SerializeToString,
+                response_deserializer=offloaderd_dot_v1_dot_admin__pb2.OffloadProgress.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/offloaderd.v1.AdminService/Status',
                 request_serializer=offloaderd_dot_v1_dot_admin__pb2.StatusRequest.SerializeToString,
@@ -105,8 +110,15 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Offload(self, request, context):
-        """PIP-76's manual offload: seals the open segment and, with `wait`, streams progress until everything confirmed at
-        the time of the call is committed.
+        """PIP-76's manual offload, and PIP-17's: has what was asked for sealed and, with `wait`, streams progress until it is
+        committed. A later request takes the place of an earlier one that it goes beyond; who owns the topic next goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OffloadStatus(self, request, context):
+        """What became of the last Offload, by what is stored and what the topic's owner knows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,6 +161,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
             'Offload': grpc.unary_stream_rpc_method_handler(
                     servicer.Offload,
                     request_deserializer=offloaderd_dot_v1_dot_admin__pb2.OffloadRequest.FromString,
+                    response_serializer=offloaderd_dot_v1_dot_admin__pb2.OffloadProgress.SerializeToString,
+            ),
+            'OffloadStatus': grpc.unary_stream_rpc_method_handler(
+                    servicer.OffloadStatus,
+                    request_deserializer=offloaderd_dot_v1_dot_admin__pb2.OffloadStatusRequest.FromString,
                     response_serializer=offloaderd_dot_v1_dot_admin__pb2.OffloadProgress.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
@@ -318,6 +335,33 @@ class AdminService:
             target,
             '/offloaderd.v1.AdminService/Offload',
             offloaderd_dot_v1_dot_admin__pb2.OffloadRequest.SerializeToString,
+            offloaderd_dot_v1_dot_admin__pb2.OffloadProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OffloadStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/offloaderd.v1.AdminService/OffloadStatus',
+            offloaderd_dot_v1_dot_admin__pb2.OffloadStatusRequest.SerializeToString,
             offloaderd_dot_v1_dot_admin__pb2.OffloadProgress.FromString,
             options,
             channel_credentials,

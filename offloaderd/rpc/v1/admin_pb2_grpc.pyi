@@ -37,9 +37,11 @@ class AdminServiceStub:
     DisableTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DisableTopicRequest, _admin_pb2.DisableTopicResponse]
     ListSegments: _grpc.UnaryStreamMultiCallable[_admin_pb2.ListSegmentsRequest, _admin_pb2.Segment]
     Offload: _grpc.UnaryStreamMultiCallable[_admin_pb2.OffloadRequest, _admin_pb2.OffloadProgress]
-    """PIP-76's manual offload: seals the open segment and, with `wait`, streams progress until everything confirmed at
-    the time of the call is committed.
+    """PIP-76's manual offload, and PIP-17's: has what was asked for sealed and, with `wait`, streams progress until it is
+    committed. A later request takes the place of an earlier one that it goes beyond; who owns the topic next goes on.
     """
+    OffloadStatus: _grpc.UnaryStreamMultiCallable[_admin_pb2.OffloadStatusRequest, _admin_pb2.OffloadProgress]
+    """What became of the last Offload, by what is stored and what the topic's owner knows."""
     Status: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]
 
 @_typing.type_check_only
@@ -51,9 +53,11 @@ class AdminServiceAsyncStub(AdminServiceStub):
     DisableTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DisableTopicRequest, _admin_pb2.DisableTopicResponse]  # type: ignore[assignment]
     ListSegments: _aio.UnaryStreamMultiCallable[_admin_pb2.ListSegmentsRequest, _admin_pb2.Segment]  # type: ignore[assignment]
     Offload: _aio.UnaryStreamMultiCallable[_admin_pb2.OffloadRequest, _admin_pb2.OffloadProgress]  # type: ignore[assignment]
-    """PIP-76's manual offload: seals the open segment and, with `wait`, streams progress until everything confirmed at
-    the time of the call is committed.
+    """PIP-76's manual offload, and PIP-17's: has what was asked for sealed and, with `wait`, streams progress until it is
+    committed. A later request takes the place of an earlier one that it goes beyond; who owns the topic next goes on.
     """
+    OffloadStatus: _aio.UnaryStreamMultiCallable[_admin_pb2.OffloadStatusRequest, _admin_pb2.OffloadProgress]  # type: ignore[assignment]
+    """What became of the last Offload, by what is stored and what the topic's owner knows."""
     Status: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]  # type: ignore[assignment]
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -98,9 +102,17 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.OffloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.OffloadProgress], _abc.AsyncIterator[_admin_pb2.OffloadProgress]]:
-        """PIP-76's manual offload: seals the open segment and, with `wait`, streams progress until everything confirmed at
-        the time of the call is committed.
+        """PIP-76's manual offload, and PIP-17's: has what was asked for sealed and, with `wait`, streams progress until it is
+        committed. A later request takes the place of an earlier one that it goes beyond; who owns the topic next goes on.
         """
+
+    @_abc_1.abstractmethod
+    def OffloadStatus(
+        self,
+        request: _admin_pb2.OffloadStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.OffloadProgress], _abc.AsyncIterator[_admin_pb2.OffloadProgress]]:
+        """What became of the last Offload, by what is stored and what the topic's owner knows."""
 
     @_abc_1.abstractmethod
     def Status(

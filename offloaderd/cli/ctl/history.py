@@ -1,0 +1,252 @@
+"""`offloadctl history`: what was in a topic's ledgers before its live edge, and how far it is offloaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.model import TopicName
+    from offloaderd.rpc.v1 import history_pb2
+
+PLAN_TIMEOUT_S = 3600.0
+"""Every boundary is some twenty questions to the source; years of ledgers have thousands."""
+SHOWN = 50
+RANGES_MAX = 10_000
+
+
+@click.group(short_help="Plan a topic's history, and see how far it is offloaded.")
+@options.common
+def history(session: Session) -> None:
+    """Plan a topic's history, and see how far it is offloaded.
+
+    History is what the closed ledgers held when the topic was enabled. The daemon offloads a small one by itself; a
+    large one (history.daemon_bytes_max) is left to a backfill job. New entries begin behind it, or at once if the
+    topic's history order is alongside.
+    """
+
+
+@history.command(short_help="Show into which segments history would be split.")
+@click.argument("topic", type=options.TOPIC)
+@click.option("--segment-size", type=options.SIZE, default=0, metavar="SIZE", help="Instead of the topic's policy's.")
+@options.common
+def plan(session: Session, topic: TopicName, segment_size: int) -> int:
+    """Find the boundaries of segments by binary search on the ledgers' lengths, and show them. Changes nothing.
+
+    \b
+    Examples:
+      offloadctl history plan orders
+      offloadctl history plan orders --segment-size 2GiB
+      offloadctl history plan orders --json | jq '.ranges | length'
+    """
+    return session.run(_plan(session, topic, segment_size))
+
+
+async def _plan(session: Session, topic: TopicName, segment_bytes: int) -> None:
+    async with session.client(timeout_s=PLAN_TIMEOUT_S) as client:
+        found = await client.plan_history(topic, segment_bytes=segment_bytes)
+    if session.json:
+        show.document({"topic": str(topic), **planned_json(found)})
+        return
+    if not found.ranges:
+        click.echo(f"{topic} has no history that is not offloaded", err=True)
+        return
+    show.table(
+        ("BEGIN", "END", ">ENTRIES", ">PAYLOAD"),
+        [
+            (str(show.position_of(one, "begin")), str(show.position_of(one, "end")), show.number(one.entries),
+             show.size(one.payload_bytes))
+            for one in found.ranges
+        ],
+    )  # fmt: skip
+    for one in found.doubtful:
+        click.echo(f"ledger {one.ledger_id} is split by its entries' number: {one.reason}", err=True)
+    click.echo(
+        f"{show.plural(len(found.ranges), 'segment')} of about {show.size(found.segment_bytes)}, "
+        f"{show.plural(found.entries, 'entry', 'entries')}, {show.size(found.payload_bytes)} "
+        f"before {show.position_of(found, 'boundary')}; {show.plural(found.probes, 'probe')} for "
+        f"{show.plural(found.boundaries, 'boundary', 'boundaries')} in {show.age(found.seconds)}; "
+        f"{'left to' if found.planned else 'for'} the {'daemon' if found.worker == 'daemon' else 'backfill job'}",
+        err=True,
+    )
+
+
+@history.command(short_help="Show how far planned history is offloaded.")
+@click.argument("topic", type=options.TOPIC)
+@click.option("--all", "everything", is_flag=True, help=f"All ranges, not only {SHOWN} of those that are not done.")
+@options.common
+def status(session: Session, topic: TopicName, everything: bool) -> int:
+    """Show a topic's planned history: how much of it is offloaded, by whom, and the state of its ranges.
+
+    \b
+    planned  nobody works on it yet
+    claimed  a daemon or an executor writes its segment
+    done     committed, or known to be lost
+
+    \b
+    Examples:
+      offloadctl history status orders
+      offloadctl history status orders --all
+      offloadctl history status orders --json | jq .done_percent
+    """
+    return session.run(_status(session, topic, everything=everything))
+
+
+async def _status(session: Session, topic: TopicName, *, everything: bool) -> None:
+    async with session.client() as client:
+        found = await client.history(topic)
+        some = everything or session.json
+        first, most = (0, RANGES_MAX) if some else (found.ranges_done, SHOWN)
+        found = await client.history(topic, ranges_from=first, ranges_max=most)
+    if session.json:
+        show.document({"topic": str(topic), **status_json(found)})
+        return
+    if not found.HasField("plan"):
+        click.echo(f"{topic} has no planned history: it is offloaded in one sequence, or not at all yet", err=True)
+        return
+    show.facts(facts(found))
+    if found.ranges:
+        click.echo()
+        show.table(COLUMNS, map(row, found.ranges))
+    shown, total = len(found.ranges), found.plan.ranges
+    if shown + (0 if some else found.ranges_done) < total:
+        click.echo(f"{show.plural(shown, 'range')} of {show.number(total)}; --all shows more", err=True)
+
+
+COLUMNS = ("BEGIN", "END", ">ENTRIES", ">PAYLOAD", "STATE", "WHO", "SEGMENT", ">TRIES", "LAST ERROR")
+
+
+def row(one: history_pb2.HistoryRange) -> tuple[str, ...]:
+    """Return a range's line in the table."""
+    return (
+        str(show.position_of(one, "begin")),
+        str(show.position_of(one, "end")),
+        show.number(one.entries),
+        show.size(one.payload_bytes),
+        one.state,
+        f"{one.holder} (epoch {one.epoch})" if one.epoch else one.holder or "-",
+        one.segment_id or "-",
+        show.number(one.tries),
+        one.last_error,
+    )
+
+
+def done_percent(found: history_pb2.GetHistoryResponse) -> float:
+    """Return how much of history is offloaded or lost, by its entries."""
+    if found.plan.done_ms or not found.plan.entries:
+        return 100.0
+    return round(100 * (1 - found.left_entries / found.plan.entries), 1)
+
+
+def facts(found: history_pb2.GetHistoryResponse) -> list[tuple[str, str]]:
+    """Return the lines about a history."""
+    plan = found.plan
+    entries, size = show.plural(plan.entries, "entry", "entries"), show.size(plan.payload_bytes)
+    where = f"{show.position_of(plan, 'begin')} to {show.position_of(plan, 'last')}"
+    left = f"{show.plural(found.left_entries, 'entry', 'entries')}, {show.size(found.left_bytes)} left"
+    done = f"since {show.moment(plan.done_ms)} UTC" if plan.done_ms else left
+    lines = [
+        ("history", f"{where}: {entries}, {size}"),
+        ("done", f"{done_percent(found)} %, {done}"),
+        ("offloaded to", show.position_of(found, "offloaded") or "-"),
+        ("live begins at", f"{show.position_of(plan, 'boundary')}{' when history is done' * found.live_waits}"),
+        ("order", f"{plan.order} when it was planned at {show.moment(plan.planned_ms)} UTC"),
+        ("who", who(found)),
+    ]
+    if plan.ranges:
+        cost = f"{show.plural(plan.probes, 'probe')} in {show.age(plan.split_seconds)}"
+        states = f"{found.ranges_done} done, {found.ranges_claimed} claimed, {found.ranges_planned} planned"
+        lines.append(("ranges", f"{states}; of about {show.size(plan.segment_bytes)}, {cost}"))
+    if plan.doubtful_ledgers:
+        lines.append(("DOUBTFUL", f"lengths of {show.plural(plan.doubtful_ledgers, 'ledger')}: split by entries"))
+    if found.error:
+        lines.append(("HINDERED", found.error))
+    return lines
+
+
+def who(found: history_pb2.GetHistoryResponse) -> str:
+    """Say who offloads a history."""
+    if found.plan.worker == "daemon":
+        return f"daemon {found.owner}" if found.owner else "the topic's next owner"
+    if found.plan.holder:
+        return f"job {found.plan.holder}, until {show.moment(found.plan.holder_until_ms)} UTC"
+    return "a backfill job, which has not begun"
+
+
+def ranges_json(ranges: Iterable[history_pb2.HistoryRange]) -> list[dict[str, object]]:
+    """Return ranges as JSON shows them."""
+    return [
+        {
+            "begin": show.position_of(one, "begin"),
+            "end": show.position_of(one, "end"),
+            "entries": one.entries,
+            "payload_bytes": one.payload_bytes,
+            "state": one.state,
+            "holder": one.holder or None,
+            "epoch": one.epoch or None,
+            "lease_until_ms": one.lease_until_ms or None,
+            "segment_id": one.segment_id or None,
+            "tries": one.tries,
+            "last_error": one.last_error or None,
+        }
+        for one in ranges
+    ]
+
+
+def planned_json(found: history_pb2.PlanHistoryResponse) -> dict[str, object]:
+    """Return a plan as JSON shows it."""
+    return {
+        "boundary": show.position_of(found, "boundary"),
+        "ranges": ranges_json(found.ranges),
+        "entries": found.entries,
+        "payload_bytes": found.payload_bytes,
+        "segment_bytes": found.segment_bytes,
+        "probes": found.probes,
+        "boundaries": found.boundaries,
+        "seconds": found.seconds,
+        "doubtful": [{"ledger_id": one.ledger_id, "reason": one.reason} for one in found.doubtful],
+        "worker": found.worker or None,
+        "planned": found.planned,
+    }
+
+
+def status_json(found: history_pb2.GetHistoryResponse) -> dict[str, object]:
+    """Return the state of a history as JSON shows it; null for a topic without one."""
+    plan = found.plan
+    if not found.HasField("plan"):
+        return {"history": None}
+    return {
+        "history": {
+            "begin": show.position_of(plan, "begin"),
+            "last": show.position_of(plan, "last"),
+            "boundary": show.position_of(plan, "boundary"),
+            "order": plan.order,
+            "worker": plan.worker,
+            "planned_ms": plan.planned_ms,
+            "entries": plan.entries,
+            "payload_bytes": plan.payload_bytes,
+            "segment_bytes": plan.segment_bytes or None,
+            "probes": plan.probes,
+            "split_seconds": plan.split_seconds,
+            "doubtful_ledgers": plan.doubtful_ledgers,
+            "done_ms": plan.done_ms or None,
+            "holder": plan.holder or None,
+            "holder_until_ms": plan.holder_until_ms or None,
+        },
+        "done_percent": done_percent(found),
+        "left_entries": found.left_entries,
+        "left_bytes": found.left_bytes,
+        "offloaded": show.position_of(found, "offloaded"),
+        "owner": found.owner or None,
+        "error": found.error or None,
+        "live_waits": found.live_waits,
+        "states": {"planned": found.ranges_planned, "claimed": found.ranges_claimed, "done": found.ranges_done},
+        "ranges": ranges_json(found.ranges),
+    }
