@@ -56,6 +56,11 @@ class Ledgers:
         """Make a topic known."""
         self.topics.setdefault(topic, [])
 
+    def ended(self, topic: TopicName, ledger_id: int) -> int | None:
+        """Return how many entries a ledger has got for good, None while it is open."""
+        ledger = next(one for one in self.topics[topic] if one.ledger_id == ledger_id)
+        return len(ledger.entries) if ledger.closed else None
+
     def append(self, topic: TopicName, sizes: Sequence[int]) -> None:
         """Write entries; a topic that was deleted is there again."""
         self.gone.discard(topic)

@@ -52,5 +52,7 @@ def _compare(world: World, live: TopicMap, found: TopicMap) -> None:
             known = replace(known, end=None)
         if known.end is not None and end is not None and known.end.entries == end.entries:
             known = replace(known, end=end)  # which ledger comes next may be known before the seal, or only after it
+        if known.end is None and end is not None and world.ledgers.ended(live.topic, ledger_id) == end.entries:
+            known = replace(known, end=end)  # an owner heard of it, sealed with it, and died; its successor did not
         if context.encode(known) != value:
             world.oracle.fail("P9", f"{path} would come back as {context.decode(value, path=path)}, it is {known}")
