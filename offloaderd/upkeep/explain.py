@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
-from offloaderd.format.v2 import BLOCK_HEADER_BYTES
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
@@ -184,7 +183,7 @@ class Explainer:
             return replace(place, flaw=corrupt(Kind.BLOCK, error, entries=entries_of(block)))
         number = position.entry_id - block.first_entry_id
         before = sum(len(one) + ENTRY_OVERHEAD_BYTES for one in payloads[:number])
-        offset = block.offset + BLOCK_HEADER_BYTES + before
+        offset = block.offset + block.head_bytes + before
         return replace(place, entry_offset=offset, payload_bytes=len(payloads[number]))
 
     async def _verified(self, topic: TopicName, segment: CommittedSegment) -> SegmentVerified | None:
