@@ -30,15 +30,16 @@ from offloaderd.metric_values import (
     OPEN,
     S3_CODES,
     S3_THROTTLES,
-    TIERS,
 )
 from offloaderd.metrics_continue import ContinueMetrics
 from offloaderd.metrics_gc import GcMetrics
 from offloaderd.metrics_history import HistoryMetrics
 from offloaderd.metrics_outage import OutageMetrics
 from offloaderd.metrics_placement import PlacementMetrics
+from offloaderd.metrics_reads import ReadMetrics
 from offloaderd.metrics_retention import RetentionMetrics
 from offloaderd.metrics_scrub import ScrubMetrics
+from offloaderd.metrics_seek import SeekMetrics
 from offloaderd.model import RollReason
 
 if TYPE_CHECKING:
@@ -49,7 +50,15 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles
 
 
 class Metrics(
-    ContinueMetrics, OutageMetrics, GcMetrics, RetentionMetrics, PlacementMetrics, ScrubMetrics, HistoryMetrics
+    ContinueMetrics,
+    OutageMetrics,
+    GcMetrics,
+    RetentionMetrics,
+    PlacementMetrics,
+    ScrubMetrics,
+    HistoryMetrics,
+    ReadMetrics,
+    SeekMetrics,
 ):
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
@@ -72,6 +81,7 @@ class Metrics(
         self._gc()
         self._retention()
         self._scrub()
+        self._seek()
         self._history()
 
     def _identity(self) -> None:
@@ -306,26 +316,6 @@ class Metrics(
             "offloaderd_zk_session_losses_total",
             "Metadata sessions lost. More than three in a quarter of an hour: raise metadata.session_timeout_s.",
         )
-
-    def _reads(self) -> None:
-        self.read_requests = self._counter(
-            "offloaderd_read_requests_total",
-            "Runs of entries read, by tier asked and outcome. fallback: the tier failed and the next one answered.",
-            source=TIERS,
-            outcome=("ok", "fallback", "error", "cancelled"),
-        )
-        self.read_bytes = self._counter(
-            "offloaderd_read_bytes_total", "Payload bytes handed out by tier.", source=TIERS
-        )
-        self.read_entries = self._counter("offloaderd_read_entries_total", "Entries handed out by tier.", source=TIERS)
-        self.read_duration_seconds = self._histogram(
-            "offloaderd_read_duration_seconds", "From a read's start to its end; reads that follow are not counted."
-        )
-        self.read_first_byte_seconds = self._histogram(
-            "offloaderd_read_first_byte_seconds",
-            "From a read's start to its first batch. p99 above 1 s: the cache is small or the store slow.",
-        )
-        self.readers = self._gauge("offloaderd_readers", "Reads open now; at most read.readers_max.")
 
     def _cache_and_integrity(self) -> None:
         self.cache_requests = self._counter(

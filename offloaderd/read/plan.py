@@ -16,7 +16,7 @@ that is recorded as lost, and what was deleted by the topic's retention.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,6 +40,18 @@ class Tier(StrEnum):
     OBJECTS = "objects"
 
 
+class Why(StrEnum):
+    """Why entries come from the tier that they come from, as metrics name it."""
+
+    CHOSEN = "chosen"
+    """The read priority says so, or the buffer has them."""
+    ONLY_HERE = "only_here"
+    """The tier that the priority names has not got them."""
+    MISSING = "fell_back_missing"
+    CORRUPT = "fell_back_corrupt"
+    UNAVAILABLE = "fell_back_unavailable"
+
+
 class SourceLedger(NamedTuple):
     """One ledger of the source: its newest readable entry (-1: none), and whether it will get no more."""
 
@@ -55,6 +67,7 @@ class TopicView:
     `ends` holds what manifests said, by segment and ledger: the last entry of a ledger that was closed, None for one
     that was still open. `complete` has the ledgers that are recorded as offloaded to their end. Up to `floor` all was
     deleted by retention. Between the two positions of `unfinished` lies history that is still to be offloaded.
+    `source_away`: the source could not be asked what it has.
     """
 
     segments: Sequence[CommittedSegment] = ()
@@ -65,6 +78,7 @@ class TopicView:
     losses: Sequence[Loss] = ()
     floor: Position | None = None
     unfinished: tuple[Position, Position] | None = None
+    source_away: bool = False
 
     def is_empty(self) -> bool:
         """Whether no tier has a trace of the topic: it is empty, or unknown."""
@@ -92,13 +106,18 @@ class TopicView:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Entries of one ledger to be read from one tier (SOURCE, or OBJECTS with the segment)."""
+    """Entries of one ledger to be read from one tier (SOURCE, or OBJECTS with the segment).
+
+    `preferred`: the priority names this tier. `instead_of` is the holder that has the entries, comes first, and failed.
+    """
 
     tier: Tier
     ledger_id: int
     first_entry_id: int
     last_entry_id: int
     segment: CommittedSegment | None = None
+    preferred: bool = field(default=False, compare=False)
+    instead_of: object = field(default=None, compare=False)
 
     @property
     def holder(self) -> object:
@@ -179,10 +198,10 @@ def next_step(
     runs = _runs(view, cursor, last, priority)
     for run in runs:
         if run.holder not in failed:
-            return run
+            return run if run is runs[0] else replace(run, instead_of=runs[0].holder)
     for run in runs:
         if failed[run.holder] < cursor:
-            return run
+            return run if run is runs[0] else replace(run, instead_of=runs[0].holder)
     if not runs:
         _not_deleted(view, cursor)
     if runs or _has_later(view, cursor):
@@ -201,6 +220,7 @@ def _not_deleted(view: TopicView, position: Position) -> None:
 def _runs(view: TopicView, cursor: Position, last: Position | None, priority: ReadPriority) -> list[Run]:
     """The runs that could begin at the cursor, best first; each ends where another choice begins."""
     ledger_id, entry_id = cursor
+    source_first = priority is ReadPriority.BOOKKEEPER_FIRST
     limit = last.entry_id if last is not None and last.ledger_id == ledger_id else ENTRY_ID_MAX
     if view.hot and view.hot[0].ledger_id == ledger_id and view.hot[0].entry_id > entry_id:
         limit = min(limit, view.hot[0].entry_id - 1)
@@ -209,12 +229,13 @@ def _runs(view: TopicView, cursor: Position, last: Position | None, priority: Re
     segment = view.segments[at] if at >= 0 else None
     held = _slice(segment, ledger_id) if segment else None
     if held and held.first_entry_id <= entry_id <= held.last_entry_id:
-        runs.append(Run(Tier.OBJECTS, ledger_id, entry_id, min(limit, held.last_entry_id), segment))
+        end = min(limit, held.last_entry_id)
+        runs.append(Run(Tier.OBJECTS, ledger_id, entry_id, end, segment, preferred=not source_first))
     source = view.ledger(ledger_id)
     if source and entry_id <= source.last_entry_id:
         end = min(limit, source.last_entry_id)
-        if priority is ReadPriority.BOOKKEEPER_FIRST:
-            runs.insert(0, Run(Tier.SOURCE, ledger_id, entry_id, end))
+        if source_first:
+            runs.insert(0, Run(Tier.SOURCE, ledger_id, entry_id, end, preferred=True))
         else:
             if runs:
                 end = runs[0].last_entry_id

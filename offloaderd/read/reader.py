@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from offloaderd.metrics import Metrics
     from offloaderd.model import EntryBatch, TopicName
     from offloaderd.objects.port import ObjectReader
-    from offloaderd.read.plan import Tier
+    from offloaderd.read.plan import Tier, Why
     from offloaderd.read.ports import HotTier, Maps, Policies
 
 BATCH_BYTES = 1024 * 1024
@@ -121,15 +121,14 @@ class TopicReader:
             stream = Stream(self, topic, news, batch_bytes or self.options.batch_bytes)
             await stream.begin(first, last, priority)
             async with aclosing(stream.batches()) as batches:
-                async for batch, tier in batches:
+                async for batch, tier, why in batches:
                     kept = batch
                     if entries_max:
                         kept = batch.between(batch.first_entry_id, batch.first_entry_id + entries_max - 1)
                     if waiting:
                         self.metrics.read_first_byte_seconds.observe(self.clock.monotonic() - started)
                         waiting = False
-                    self.metrics.read_entries.labels(source=tier).inc(len(kept.payloads))
-                    self.metrics.read_bytes.labels(source=tier).inc(kept.payload_bytes())
+                    self._count(kept, tier, why)
                     yield kept, tier
                     if entries_max:
                         entries_max -= len(kept.payloads)
@@ -137,6 +136,14 @@ class TopicReader:
                             break
         if not follow:
             self.metrics.read_duration_seconds.observe(self.clock.monotonic() - started)
+
+    def _count(self, batch: EntryBatch, tier: Tier, why: Why) -> None:
+        """Count what is handed out."""
+        entries, size = len(batch.payloads), batch.payload_bytes()
+        self.metrics.read_entries.labels(source=tier).inc(entries)
+        self.metrics.read_bytes.labels(source=tier).inc(size)
+        self.metrics.read_choice_entries.labels(source=tier, why=why).inc(entries)
+        self.metrics.read_choice_bytes.labels(source=tier, why=why).inc(size)
 
     async def last_positions(self, topic: TopicName) -> LastPositions:
         """Return how far the topic reaches. Raises TopicNotFound, Transient."""
@@ -186,6 +193,7 @@ class TopicReader:
             losses=topic_map.losses,
             floor=topic_map.floor,
             unfinished=(topic_map.history_end or Position(-1, -1), plan.live_begin) if plan is not None else None,
+            source_away=trouble is not None,
         )
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:

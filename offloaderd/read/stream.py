@@ -17,7 +17,7 @@ from offloaderd.errors import CorruptData, Denied, NotFound, OffloaderError, Tra
 from offloaderd.model import EntryBatch, Position, ReadPriority
 from offloaderd.read import plan
 from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing
-from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, Tier, TopicView
+from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, Tier, TopicView, Why
 from offloaderd.read.segment import Pace
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Stream:
         self._cursor: Position | None = None
         self._last: Position | None = None
         self._failed: dict[object, Position] = {}
+        self._reasons: dict[object, Why] = {}
         self._troubles: list[tuple[Tier, OffloaderError]] = []
         self._missing: EntriesMissing | None = None
         self._source_tries = 0
@@ -63,8 +64,8 @@ class Stream:
         follow = self._news is not None
         self._cursor, self._last = plan.checked_range(self._view, first, last, follow=follow)
 
-    async def batches(self) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
-        """Yield the entries of the range."""
+    async def batches(self) -> AsyncGenerator[tuple[EntryBatch, Tier, Why], None]:
+        """Yield the entries of the range, with the tier that gave them and why it was asked."""
         while True:
             seen = self._news.count if self._news is not None else 0
             if self._cursor is None and not await self._find_start():
@@ -75,14 +76,14 @@ class Stream:
             if (batch := self._hot_batch()) is not None:
                 self._advance(batch)
                 self._reader.metrics.read_requests.labels(source=Tier.BUFFER, outcome="ok").inc()
-                yield batch, Tier.BUFFER
+                yield batch, Tier.BUFFER, Why.CHOSEN
                 continue
             step = await self._step()
             if isinstance(step, Run):
                 async with aclosing(self._run(step)) as run:
                     async for batch in run:
                         for piece in split(batch, self._batch_bytes):
-                            yield piece, step.tier
+                            yield piece, step.tier, self._why(step)
             elif isinstance(step, Hop):
                 self._cursor = step.to
             elif isinstance(step, AskEnd):
@@ -229,6 +230,16 @@ class Stream:
                 found=f"{batch.first} to {batch.last_entry_id}",
             )
 
+    def _why(self, run: Run) -> Why:
+        """Say why a run is read from its tier and not from the other one."""
+        if run.instead_of is not None:
+            return self._reasons[run.instead_of]
+        if run.preferred:
+            return Why.CHOSEN
+        if run.tier is Tier.OBJECTS and self._view.source_away:
+            return Why.UNAVAILABLE
+        return Why.ONLY_HERE
+
     async def _failed_at(self, run: Run, error: OffloaderError) -> None:
         """Note that a tier failed at the cursor; a source that only stumbled is tried again after a pause."""
         reader, cursor = self._reader, self._cursor or Position(run.ledger_id, run.first_entry_id)
@@ -242,10 +253,18 @@ class Stream:
         if run.tier is Tier.SOURCE and isinstance(error, CorruptData):
             reader.metrics.checksum_failures.labels(where="read").inc()
         self._failed[run.holder] = cursor
+        self._reasons[run.holder] = reason_of(error)
         self._troubles.append((run.tier, error))
         log.warning(
             "read.tier_failed", topic=str(self._topic), tier=run.tier.value, position=str(cursor), error=str(error)
         )
+
+
+def reason_of(error: OffloaderError) -> Why:
+    """Say what kind of failure had a read fall back to the other tier."""
+    if isinstance(error, CorruptData):
+        return Why.CORRUPT
+    return Why.MISSING if isinstance(error, NotFound) else Why.UNAVAILABLE
 
 
 def split(batch: EntryBatch, batch_bytes: int) -> Iterator[EntryBatch]:
