@@ -128,7 +128,9 @@ class OpenSegment:
         self.progress.stored(part.part_number, stored_part(info.etag, info.size_bytes, part.blocks))
 
     async def decide_end(self, record: TopicRecord | HistoryRecord, infos: Mapping[int, LedgerInfo]) -> None:
-        """No more entries: record the seal, before a part is cut that would be larger with more. Raises Fenced.
+        """No more entries: record the seal, before a part is cut that would be larger with more.
+
+        Raises Fenced, SegmentFailed.
 
         `infos` is what the source says of the topic's ledgers.
         """
@@ -143,6 +145,7 @@ class OpenSegment:
             ledgers=ledgers,
             losses=record.losses_before(ledgers),
             ends=record.known_ends(ledgers, infos),
+            past=await self._shop.pasts.before(record.map, self.attempt.begin, infos, self.upload.find),
         )
         await self.progress.note_seal(seal)
 

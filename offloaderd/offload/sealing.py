@@ -57,6 +57,7 @@ class Sealer:
             await self._upload.verify(manifest_key, len(encoded), lambda data: same_bytes(manifest_key, data, encoded))
             if self._shop.uplink.limits.readback or not self._upload.proven:
                 await self._read_back(data_key, described)
+        self._shop.pasts.note(described)
         return CommittedSegment.described(described, bucket=self._shop.driver.get("bucket", ""), prefix=prefix)
 
     def _describe(self, attempt: Attempt, blocks: tuple[BlockInfo, ...]) -> tuple[bytes, SegmentManifest]:

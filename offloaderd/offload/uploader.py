@@ -274,6 +274,19 @@ class SegmentUpload:
         """Read back a part of an object that was just written."""
         return await self._persist(lambda: self._up.objects.get(key, first, length))
 
+    async def find(self, key: str) -> bytes | None:
+        """Read a small object of another segment, None when there is none."""
+
+        async def get() -> bytes | None:
+            try:
+                return await self._up.objects.get(key)
+            except BucketMissing:
+                raise
+            except NotFound:
+                return None
+
+        return await self._persist(get)
+
     async def _head(self, key: str = "") -> ObjectInfo | None:
         try:
             return await self._up.objects.head(key or self._key)

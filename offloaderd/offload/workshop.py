@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from offloaderd.offload.outage import OutageRules
+from offloaderd.offload.past import Pasts
 
 if TYPE_CHECKING:
     from offloaderd.format.layout import SegmentLayout
-    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.ledgers.port import BrokerOffloads, LedgerSource
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.offload.next_segment import WholeLedgers
     from offloaderd.offload.pool import BufferPool
@@ -25,7 +26,10 @@ class HistoryRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
-    """Stores, budgets and settings. `ledgers` is what writes whole ledgers, None where there is no ledger source."""
+    """Stores, budgets and settings. `ledgers` is what writes whole ledgers, None where there is no ledger source.
+
+    `offloads` says what brokers have offloaded by themselves, None where there are no brokers.
+    """
 
     metadata: MetadataStore
     source: LedgerSource | None
@@ -37,3 +41,5 @@ class Workshop:
     outage: OutageRules = field(default_factory=OutageRules)
     ledgers: WholeLedgers | None = None
     history: HistoryRules = field(default_factory=HistoryRules)
+    offloads: BrokerOffloads | None = None
+    pasts: Pasts = field(default_factory=Pasts)

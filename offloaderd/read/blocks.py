@@ -107,6 +107,10 @@ class Cache(Generic[V]):
         """Bytes that readers hold, or wait for, at this moment."""
         return self.used_bytes - self._idle_bytes
 
+    def holds(self, key: Hashable) -> bool:
+        """Whether a value is there, or being loaded."""
+        return key in self._slots
+
     def claim(self, key: Hashable, cost_bytes: int) -> tuple[Slot[V], bool]:
         """Pin the value; says whether it is new, and therefore the caller's to load (with `load`).
 

@@ -7,6 +7,7 @@ Rules:
   is kept from one segment, or ledger, to the next; what a read waits for is asked for in a small request of its own.
 - What is fetched ahead is pinned in the shared block cache, so all readers together stay within its budget; only the
   block that a reader needs next is fetched regardless.
+- What a broker has offloaded itself has no manifest: `ledger_object.py` reads it.
 - Decoding runs block by block with the loop let go in between; nothing here awaits for an entry.
 """
 
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 import structlog
 
@@ -24,6 +25,7 @@ from offloaderd.errors import CorruptData, first_of
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.read.blocks import Cache
 from offloaderd.read.fetch import Fetcher, RetryPolicy
+from offloaderd.read.ledger_object import LedgerObjects
 from offloaderd.read.table import SegmentTable, table_of
 from offloaderd.tasks import Tasks
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from offloaderd.model import EntryBatch, Position, TopicName
     from offloaderd.objects.port import ObjectReader
     from offloaderd.read.blocks import Slot
+    from offloaderd.read.ledger_object import LedgerTable
 
 ENTRY_BYTES = 48
 """Memory of one small `bytes` object beyond its content, with its place in a list."""
@@ -68,6 +71,13 @@ class SegmentReader:
         self.loader = Tasks("the reader")
         self._blocks: Cache[EntryBatch] = Cache("blocks", options.cache_bytes, loader=self.loader, metrics=metrics)
         self._tables: Cache[SegmentTable] = Cache("segments", options.tables_bytes, loader=self.loader, metrics=metrics)
+        self._ledgers = LedgerObjects(
+            self._fetcher,
+            pieces=cast("Cache[bytes]", self._blocks),  # one budget for both: their keys tell them apart
+            tables=cast("Cache[LedgerTable]", self._tables),
+            metrics=metrics,
+            report=self._report,
+        )
 
     async def __aenter__(self) -> Self:
         """Be ready to read."""
@@ -128,8 +138,15 @@ class SegmentReader:
         object, CorruptData for one that is not what was committed, Transient and Denied; what was yielded before is
         right. Close the iterator when done with it.
         """
+        pace = pace or Pace()
+        if segment.foreign:
+            ahead = self._options.read_ahead_bytes
+            async with aclosing(self._ledgers.read(segment, first, last, pace, read_ahead_bytes=ahead)) as batches:
+                async for batch in batches:
+                    yield batch
+            return
         async with self.table(topic, segment) as table:
-            window = _Window(self, table, table.block_at(first), table.block_at(last), pace or Pace())
+            window = _Window(self, table, table.block_at(first), table.block_at(last), pace)
             try:
                 while (slot := window.next()) is not None:
                     try:
@@ -141,6 +158,20 @@ class SegmentReader:
                         self._blocks.release(slot)
             finally:
                 window.close()
+
+    async def block(self, table: SegmentTable, number: int) -> tuple[EntryBatch, bool]:
+        """Return one checked block, and whether it had to be fetched. Raises as `read` does."""
+        slot, new = self.claim(table, number)
+        try:
+            if new:
+                self.fetch(table, number, [slot], ahead=False)
+            return await slot.get(), new
+        finally:
+            self.give_up(slot)
+
+    def has_table(self, segment: CommittedSegment) -> bool:
+        """Whether the segment's tables are in memory, or on their way."""
+        return self._tables.holds(segment.segment_id)
 
     def claim(self, table: SegmentTable, number: int) -> tuple[Slot[EntryBatch], bool]:
         """Pin a block; says whether the caller has to fetch it."""

@@ -16,9 +16,11 @@ from grpc import aio
 from offloaderd.errors import InvalidInput, OffloaderError, Transient, first_of
 from offloaderd.rpc.client_history import HistoryCalls
 from offloaderd.rpc.client_inspect import InspectCalls
+from offloaderd.rpc.client_manual import ManualCalls
 from offloaderd.rpc.client_placement import PlacementCalls
 from offloaderd.rpc.client_policy import PolicyCalls
 from offloaderd.rpc.client_retention import RetentionCalls
+from offloaderd.rpc.client_seek import SeekCalls, seek_target
 from offloaderd.rpc.errors import DETAIL_KEY, from_rpc_error
 from offloaderd.rpc.v1 import (
     admin_pb2,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from offloaderd.model import OutagePolicy, Position, ReadPriority, TierRetention, TopicName
     from offloaderd.patterns import TopicPattern
+    from offloaderd.read.seek_goal import Goal
 
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 """Largest message that is sent or taken; an entry is at most 5 MiB, a batch a little more than the batch size."""
@@ -65,6 +68,7 @@ class Wanted(TypedDict, total=False):
     batch_bytes: int
     read_priority: ReadPriority | None
     client_bytes: bool
+    seek: Goal | None
 
 
 class Said(TypedDict, total=False):
@@ -80,7 +84,7 @@ class Said(TypedDict, total=False):
     retention_bytes: int | None
 
 
-class DaemonClient(HistoryCalls, InspectCalls, PlacementCalls, PolicyCalls, RetentionCalls):
+class DaemonClient(HistoryCalls, InspectCalls, ManualCalls, PlacementCalls, PolicyCalls, RetentionCalls, SeekCalls):
     """Async context manager over one channel to `address` (`host:port`).
 
     `timeout_s` is the deadline of each call that is not a stream; streams take their own (None: no limit). Every
@@ -178,15 +182,6 @@ class DaemonClient(HistoryCalls, InspectCalls, PlacementCalls, PolicyCalls, Rete
         with self._errors():
             request = admin_pb2.ListSegmentsRequest(topic=str(topic))
             return [segment async for segment in self._admin.ListSegments(request, timeout=self._timeout_s)]
-
-    async def offload(
-        self, topic: TopicName, *, wait: bool, timeout_s: float | None = None
-    ) -> AsyncIterator[admin_pb2.OffloadProgress]:
-        """Seal the open segment; yields one report, or with `wait` reports until all is committed."""
-        call = self._admin.Offload(admin_pb2.OffloadRequest(topic=str(topic), wait=wait), timeout=timeout_s)
-        with self._errors(call):
-            async for progress in call:
-                yield progress
 
     async def status(self, topic: TopicName | None = None) -> admin_pb2.StatusResponse:
         """Return the daemon's state with one topic, or all of its topics."""
@@ -368,6 +363,7 @@ def read_request(topic: TopicName, wanted: Wanted) -> read_pb2.ReadRequest:
         batch_bytes=wanted.get("batch_bytes", 0),
         read_priority=wanted.get("read_priority") or "",
         client_bytes=wanted.get("client_bytes", False),
+        seek=seek_target(goal) if (goal := wanted.get("seek")) is not None else None,
     )
 
 

@@ -16,6 +16,7 @@ from offloaderd.model import ReadPriority, TopicName
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.convert import encoded_read_response, from_position, to_position
 from offloaderd.rpc.messages import MessageReader
+from offloaderd.rpc.seek import sought, to_response
 from offloaderd.rpc.v1 import read_pb2, read_pb2_grpc
 
 if TYPE_CHECKING:
@@ -67,22 +68,35 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
             for answer in messages.rest(last_tier):
                 yield answer
 
-    def _entries(self, request: read_pb2.ReadRequest) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
-        """Begin to read what was asked for. Raises InvalidInput."""
+    async def _entries(self, request: read_pb2.ReadRequest) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
+        """Read what was asked for. Raises InvalidInput, and what TopicReader.read and a seek raise."""
         topic = TopicName.parse(request.topic)
         if request.batch_bytes > self._batch_bytes_max:
             raise InvalidInput(
                 f"batch_bytes of {request.batch_bytes} is too large", hint=f"at most {self._batch_bytes_max}, or 0"
             )
-        return self._reader.read(
+        first = from_position(request.first) if request.HasField("first") else None
+        last = from_position(request.last) if request.HasField("last") else None
+        if request.HasField("seek"):
+            if first is not None:
+                raise InvalidInput("a read from a position and from a seek", hint="say one of the two")
+            found = await sought(self._reader, topic, request.seek)
+            first = found.begin
+            beyond = first is not None and last is not None and first > last
+            if beyond or (found.hit is None and not request.follow):
+                return
+        reading = self._reader.read(
             topic,
-            first=from_position(request.first) if request.HasField("first") else None,
-            last=from_position(request.last) if request.HasField("last") else None,
+            first=first,
+            last=last,
             follow=request.follow,
             priority=ReadPriority.parse(request.read_priority) if request.read_priority else None,
             batch_bytes=request.batch_bytes,
             entries_max=request.entries_max,
         )
+        async with aclosing(reading) as batches:
+            async for batch, tier in batches:
+                yield batch, tier
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -111,6 +125,13 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
             buffered_first=to_position(found.buffered_first),
             buffered_last=to_position(found.buffered_last),
         )
+
+    async def Seek(  # noqa: N802 - named by the proto
+        self, request: read_pb2.SeekRequest, context: Context
+    ) -> read_pb2.SeekResponse:
+        """Say where a time, a message or an entry is. Raises TopicNotFound, InvalidInput, Throttled."""
+        with self._counted():
+            return to_response(await sought(self._reader, TopicName.parse(request.topic), request.target))
 
 
 def _client_bytes(batch: EntryBatch) -> EntryBatch:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from offloaderd.cli.ctl import options
+from offloaderd.cli.ctl.moments import MOMENT
 from offloaderd.cli.ctl.read_styles import FORMATS, TIERS, encoder, message_encoder
+from offloaderd.cli.ctl.seek import NUMBER, one_goal
 from offloaderd.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 @click.command(short_help="Print a topic's entries.")
 @click.argument("topic", type=options.TOPIC)
 @click.option("--from", "first", type=options.POSITION, metavar="POS", help="First entry. [default: the oldest]")
+@click.option("--from-time", "time", type=MOMENT, metavar="TIME", help="Begin with the first that is not older.")
+@click.option("--from-index", "index", type=NUMBER, metavar="N", help="Begin with the message of this index (PIP-70).")
+@click.option(
+    "--from-sequence", "sequence", type=NUMBER, metavar="N", help="Begin with the topic's entry N, from 0 on."
+)
 @click.option("--to", "last", type=options.POSITION, metavar="POS", help="Last entry, inclusive. [default: the newest]")
 @click.option("--follow", "-f", is_flag=True, help="Go on with new entries as they come.")
 @click.option("--max", "entries_max", type=click.IntRange(min=1), metavar="N", help="Stop after this many entries.")
@@ -37,11 +44,23 @@ if TYPE_CHECKING:
 @click.option("--client-bytes", is_flag=True, help="Leave out the metadata that brokers put before entries (PIP-70).")
 @click.option("--priority", "read_priority", type=options.PRIORITY, help="tiered-storage-first or bookkeeper-first.")
 @options.common
-def read(session: Session, /, topic: TopicName, *, style: str, messages: bool, **wanted: Unpack[Wanted]) -> int:
+def read(
+    session: Session,
+    /,
+    topic: TopicName,
+    *,
+    style: str,
+    messages: bool,
+    time: int | None,
+    index: int | None,
+    sequence: int | None,
+    **wanted: Unpack[Wanted],
+) -> int:
     """Print the entries of a topic from one position to another, both inclusive, in order.
 
-    A position is LEDGER:ENTRY. Entries come from the daemon's buffer, the bucket or the ledger source, whichever
-    has them. On a terminal, text shows control characters as escapes; elsewhere it gives the bytes as they are.
+    A position is LEDGER:ENTRY; --from-time and the like begin where offloadctl seek finds them. Entries come from the
+    daemon's buffer, the bucket or the ledger source, whichever has them. On a terminal, text shows control characters
+    as escapes; elsewhere it gives the bytes as they are.
 
     With --messages, batches are unpacked, contents uncompressed and chunks joined. Messages that cannot be unpacked,
     such as encrypted ones, come as they are stored, and say so. --max counts entries, not messages.
@@ -51,10 +70,14 @@ def read(session: Session, /, topic: TopicName, *, style: str, messages: bool, *
       offloadctl read orders
       offloadctl read orders --from 12:0 --to 12:99 --json
       offloadctl read orders --follow --max 10
+      offloadctl read orders --from-time 2026-11-21T10:00:00Z --messages
       offloadctl read orders --format hex | less
       offloadctl read orders --messages --json | jq -r .key
     """
     first, last = wanted["first"], wanted["last"]
+    wanted["seek"] = one_goal({"time": time, "index": index, "sequence": sequence})
+    if first is not None and wanted["seek"] is not None:
+        raise click.UsageError("--from excludes --from-time, --from-index and --from-sequence")
     if first is not None and last is not None and first > last:
         raise InvalidInput(f"the range {first}..{last} is reversed", hint="--from must not be after --to")
     style, terminal = "json" if session.json else style, sys.stdout.isatty()

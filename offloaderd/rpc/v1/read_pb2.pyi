@@ -55,6 +55,35 @@ MESSAGE_STATE_RAW: MessageState.ValueType  # 6
 """the whole entry: no message could be found in it"""
 Global___MessageState: _TypeAlias = MessageState  # noqa: Y015
 
+class _SeekAnswer:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SeekAnswerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SeekAnswer.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SEEK_ANSWER_UNSPECIFIED: _SeekAnswer.ValueType  # 0
+    SEEK_ANSWER_MANIFEST: _SeekAnswer.ValueType  # 1
+    """from tables of segments and the buffer alone"""
+    SEEK_ANSWER_BLOCK: _SeekAnswer.ValueType  # 2
+    """with one block of the bucket, or one entry of the source"""
+    SEEK_ANSWER_SCAN: _SeekAnswer.ValueType  # 3
+    """with several"""
+    SEEK_ANSWER_NOTHING: _SeekAnswer.ValueType  # 4
+    """no entry reaches the target yet"""
+
+class SeekAnswer(_SeekAnswer, metaclass=_SeekAnswerEnumTypeWrapper): ...
+
+SEEK_ANSWER_UNSPECIFIED: SeekAnswer.ValueType  # 0
+SEEK_ANSWER_MANIFEST: SeekAnswer.ValueType  # 1
+"""from tables of segments and the buffer alone"""
+SEEK_ANSWER_BLOCK: SeekAnswer.ValueType  # 2
+"""with one block of the bucket, or one entry of the source"""
+SEEK_ANSWER_SCAN: SeekAnswer.ValueType  # 3
+"""with several"""
+SEEK_ANSWER_NOTHING: SeekAnswer.ValueType  # 4
+"""no entry reaches the target yet"""
+Global___SeekAnswer: _TypeAlias = SeekAnswer  # noqa: Y015
+
 @_typing.final
 class ReadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -67,6 +96,7 @@ class ReadRequest(_message.Message):
     READ_PRIORITY_FIELD_NUMBER: _builtins.int
     ENTRIES_MAX_FIELD_NUMBER: _builtins.int
     CLIENT_BYTES_FIELD_NUMBER: _builtins.int
+    SEEK_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     follow: _builtins.bool
     """go on with new entries until `last`, or until cancelled"""
@@ -86,6 +116,10 @@ class ReadRequest(_message.Message):
     def last(self) -> _common_pb2.Position:
         """inclusive; absent: the newest confirmed entry at the time of the call, or follow"""
 
+    @_builtins.property
+    def seek(self) -> Global___SeekTarget:
+        """Instead of `first`: where Seek would find it. Nothing there yet: nothing is read, or what comes when following."""
+
     def __init__(
         self,
         *,
@@ -97,19 +131,24 @@ class ReadRequest(_message.Message):
         read_priority: _builtins.str = ...,
         entries_max: _builtins.int = ...,
         client_bytes: _builtins.bool = ...,
+        seek: Global___SeekTarget | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "first", b"first", "last", b"last"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "_seek", b"_seek", "first", b"first", "last", b"last", "seek", b"seek"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "batch_bytes", b"batch_bytes", "client_bytes", b"client_bytes", "entries_max", b"entries_max", "first", b"first", "follow", b"follow", "last", b"last", "read_priority", b"read_priority", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "_seek", b"_seek", "batch_bytes", b"batch_bytes", "client_bytes", b"client_bytes", "entries_max", b"entries_max", "first", b"first", "follow", b"follow", "last", b"last", "read_priority", b"read_priority", "seek", b"seek", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first: _TypeAlias = _typing.Literal["first"]  # noqa: Y015
     _WhichOneofArgType__first: _TypeAlias = _typing.Literal["_first", b"_first"]  # noqa: Y015
     _WhichOneofReturnType__last: _TypeAlias = _typing.Literal["last"]  # noqa: Y015
     _WhichOneofArgType__last: _TypeAlias = _typing.Literal["_last", b"_last"]  # noqa: Y015
+    _WhichOneofReturnType__seek: _TypeAlias = _typing.Literal["seek"]  # noqa: Y015
+    _WhichOneofArgType__seek: _TypeAlias = _typing.Literal["_seek", b"_seek"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first) -> _WhichOneofReturnType__first | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last) -> _WhichOneofReturnType__last | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seek) -> _WhichOneofReturnType__seek | None: ...
 
 Global___ReadRequest: _TypeAlias = ReadRequest  # noqa: Y015
 
@@ -333,3 +372,125 @@ class LastPositionsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LastPositionsResponse: _TypeAlias = LastPositionsResponse  # noqa: Y015
+
+@_typing.final
+class SeekTarget(_message.Message):
+    """Times are the broker's (PIP-70), else the producer's publish time: milliseconds since 1970."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    time_ms: _builtins.int
+    """the first entry that is not older"""
+    index: _builtins.int
+    """the entry that holds the message with this index (PIP-70), or the next one that is kept"""
+    sequence: _builtins.int
+    """the entry with this number, counted over all ledgers from 0, or the next one"""
+    def __init__(
+        self,
+        *,
+        time_ms: _builtins.int = ...,
+        index: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "sequence", b"sequence", "target", b"target", "time_ms", b"time_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "sequence", b"sequence", "target", b"target", "time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["time_ms", "index", "sequence"]  # noqa: Y015
+    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
+
+Global___SeekTarget: _TypeAlias = SeekTarget  # noqa: Y015
+
+@_typing.final
+class SeekRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    @_builtins.property
+    def target(self) -> Global___SeekTarget: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        target: Global___SeekTarget | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["target", b"target", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeekRequest: _TypeAlias = SeekRequest  # noqa: Y015
+
+@_typing.final
+class SeekResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    GETS_FIELD_NUMBER: _builtins.int
+    GET_BYTES_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    SOURCE_READS_FIELD_NUMBER: _builtins.int
+    answer: Global___SeekAnswer.ValueType
+    time_ms: _builtins.int
+    """of the entry"""
+    index: _builtins.int
+    """of its last message"""
+    sequence: _builtins.int
+    """unset: nobody has counted"""
+    tier: _common_pb2.Tier.ValueType
+    """who has it"""
+    gets: _builtins.int
+    """ranges of data objects that were fetched"""
+    get_bytes: _builtins.int
+    tables: _builtins.int
+    """segments whose index and manifest had to be fetched"""
+    source_reads: _builtins.int
+    """requests to the ledger source"""
+    @_builtins.property
+    def position(self) -> _common_pb2.Position:
+        """of the entry; nothing: behind the newest one, unset when the topic has none"""
+
+    def __init__(
+        self,
+        *,
+        answer: Global___SeekAnswer.ValueType = ...,
+        position: _common_pb2.Position | None = ...,
+        time_ms: _builtins.int | None = ...,
+        index: _builtins.int | None = ...,
+        sequence: _builtins.int | None = ...,
+        tier: _common_pb2.Tier.ValueType = ...,
+        gets: _builtins.int = ...,
+        get_bytes: _builtins.int = ...,
+        tables: _builtins.int = ...,
+        source_reads: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "_sequence", b"_sequence", "_time_ms", b"_time_ms", "index", b"index", "position", b"position", "sequence", b"sequence", "time_ms", b"time_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "_sequence", b"_sequence", "_time_ms", b"_time_ms", "answer", b"answer", "get_bytes", b"get_bytes", "gets", b"gets", "index", b"index", "position", b"position", "sequence", b"sequence", "source_reads", b"source_reads", "tables", b"tables", "tier", b"tier", "time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__index: _TypeAlias = _typing.Literal["index"]  # noqa: Y015
+    _WhichOneofArgType__index: _TypeAlias = _typing.Literal["_index", b"_index"]  # noqa: Y015
+    _WhichOneofReturnType__sequence: _TypeAlias = _typing.Literal["sequence"]  # noqa: Y015
+    _WhichOneofArgType__sequence: _TypeAlias = _typing.Literal["_sequence", b"_sequence"]  # noqa: Y015
+    _WhichOneofReturnType__time_ms: _TypeAlias = _typing.Literal["time_ms"]  # noqa: Y015
+    _WhichOneofArgType__time_ms: _TypeAlias = _typing.Literal["_time_ms", b"_time_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__index) -> _WhichOneofReturnType__index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sequence) -> _WhichOneofReturnType__sequence | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_ms) -> _WhichOneofReturnType__time_ms | None: ...
+
+Global___SeekResponse: _TypeAlias = SeekResponse  # noqa: Y015

@@ -49,6 +49,11 @@ class ReadServiceStub:
                 request_serializer=offloaderd_dot_v1_dot_read__pb2.LastPositionsRequest.SerializeToString,
                 response_deserializer=offloaderd_dot_v1_dot_read__pb2.LastPositionsResponse.FromString,
                 _registered_method=True)
+        self.Seek = channel.unary_unary(
+                '/offloaderd.v1.ReadService/Seek',
+                request_serializer=offloaderd_dot_v1_dot_read__pb2.SeekRequest.SerializeToString,
+                response_deserializer=offloaderd_dot_v1_dot_read__pb2.SeekResponse.FromString,
+                _registered_method=True)
 
 
 class ReadServiceServicer:
@@ -74,6 +79,13 @@ class ReadServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Seek(self, request, context):
+        """Where a time, a message or an entry is: the first entry, in the order of the log, that reaches it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReadServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +103,11 @@ def add_ReadServiceServicer_to_server(servicer, server):
                     servicer.LastPositions,
                     request_deserializer=offloaderd_dot_v1_dot_read__pb2.LastPositionsRequest.FromString,
                     response_serializer=offloaderd_dot_v1_dot_read__pb2.LastPositionsResponse.SerializeToString,
+            ),
+            'Seek': grpc.unary_unary_rpc_method_handler(
+                    servicer.Seek,
+                    request_deserializer=offloaderd_dot_v1_dot_read__pb2.SeekRequest.FromString,
+                    response_serializer=offloaderd_dot_v1_dot_read__pb2.SeekResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +191,33 @@ class ReadService:
             '/offloaderd.v1.ReadService/LastPositions',
             offloaderd_dot_v1_dot_read__pb2.LastPositionsRequest.SerializeToString,
             offloaderd_dot_v1_dot_read__pb2.LastPositionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Seek(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/offloaderd.v1.ReadService/Seek',
+            offloaderd_dot_v1_dot_read__pb2.SeekRequest.SerializeToString,
+            offloaderd_dot_v1_dot_read__pb2.SeekResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,8 @@ class ReadServiceStub:
     ReadMessages: _grpc.UnaryStreamMultiCallable[_read_pb2.ReadRequest, _read_pb2.ReadMessagesResponse]
     """The same as messages: batches unpacked, contents uncompressed, chunks joined."""
     LastPositions: _grpc.UnaryUnaryMultiCallable[_read_pb2.LastPositionsRequest, _read_pb2.LastPositionsResponse]
+    Seek: _grpc.UnaryUnaryMultiCallable[_read_pb2.SeekRequest, _read_pb2.SeekResponse]
+    """Where a time, a message or an entry is: the first entry, in the order of the log, that reaches it."""
 
 @_typing.type_check_only
 class ReadServiceAsyncStub(ReadServiceStub):
@@ -45,6 +47,8 @@ class ReadServiceAsyncStub(ReadServiceStub):
     ReadMessages: _aio.UnaryStreamMultiCallable[_read_pb2.ReadRequest, _read_pb2.ReadMessagesResponse]  # type: ignore[assignment]
     """The same as messages: batches unpacked, contents uncompressed, chunks joined."""
     LastPositions: _aio.UnaryUnaryMultiCallable[_read_pb2.LastPositionsRequest, _read_pb2.LastPositionsResponse]  # type: ignore[assignment]
+    Seek: _aio.UnaryUnaryMultiCallable[_read_pb2.SeekRequest, _read_pb2.SeekResponse]  # type: ignore[assignment]
+    """Where a time, a message or an entry is: the first entry, in the order of the log, that reaches it."""
 
 class ReadServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -69,5 +73,13 @@ class ReadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _read_pb2.LastPositionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_read_pb2.LastPositionsResponse, _abc.Awaitable[_read_pb2.LastPositionsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Seek(
+        self,
+        request: _read_pb2.SeekRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_read_pb2.SeekResponse, _abc.Awaitable[_read_pb2.SeekResponse]]:
+        """Where a time, a message or an entry is: the first entry, in the order of the log, that reaches it."""
 
 def add_ReadServiceServicer_to_server(servicer: ReadServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

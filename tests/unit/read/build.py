@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import google_crc32c
 
 from offloaderd.clock import SystemClock
+from offloaderd.format import broker_entry, v2
 from offloaderd.format import manifest as manifest_format
-from offloaderd.format import v2
-from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
+from offloaderd.format.entry_time import Survey, survey, time_of
+from offloaderd.format.manifest import BlockInfo, LedgerPart, Past, SegmentManifest
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
@@ -74,7 +75,7 @@ class Piece:
 
 
 def encode_pieces(
-    pieces: Sequence[Piece], block_entries: int, *, preamble: bool
+    pieces: Sequence[Piece], block_entries: int, *, preamble: bool, surveyed: bool = False
 ) -> tuple[bytearray, list[BlockInfo], list[v2.LedgerIndex]]:
     """Encode a data object; returns it with its blocks and index groups."""
     data = bytearray(v2.PREAMBLE if preamble else b"")
@@ -95,12 +96,34 @@ def encode_pieces(
                     offset=len(data),
                     length=len(encoded),
                     crc32c=google_crc32c.value(encoded),
+                    **(times_of(payloads) if surveyed else Times()),
                 )
             )
             data += encoded
         info = LedgerInfo(ledgerId=piece.ledger_id, entries=piece.last_entry_id + 1, timestamp=0).SerializeToString()
         groups.append(v2.LedgerIndex(piece.ledger_id, info, tuple(entries)))
     return data, blocks, groups
+
+
+class Times(TypedDict, total=False):
+    """What a block says of the times of its entries."""
+
+    survey: Survey
+    first_broker_timestamp: int | None
+    first_index: int | None
+    first_publish_time: int | None
+
+
+def times_of(payloads: Sequence[bytes]) -> Times:
+    """Look at the entries of a block."""
+    first, head = time_of(payloads[0]), broker_entry.read_head(payloads[0])
+    broker_ms = head.broker_timestamp if head is not None else None
+    return Times(
+        survey=survey(payloads),
+        first_broker_timestamp=broker_ms,
+        first_index=first.message_index,
+        first_publish_time=first.time_ms if broker_ms is None else None,
+    )
 
 
 def part_of(piece: Piece) -> LedgerPart:
@@ -126,9 +149,11 @@ async def put_segment(
     block_entries: int = 3,
     topic: TopicName = TOPIC,
     preamble: bool = False,
+    surveyed: bool = False,
+    past: Past | None = None,
 ) -> CommittedSegment:
     """Store a segment's three objects and return what a commit would say of it."""
-    data, blocks, groups = encode_pieces(pieces, block_entries, preamble=preamble)
+    data, blocks, groups = encode_pieces(pieces, block_entries, preamble=preamble, surveyed=surveyed)
     parts = [part_of(piece) for piece in pieces]
     index = v2.encode_index(len(data), groups)
     manifest = SegmentManifest(
@@ -145,6 +170,7 @@ async def put_segment(
         ledgers=tuple(parts),
         blocks=tuple(blocks),
         software_version="test",
+        past=past,
     )
     await store.put(keys.SegmentKeys(PREFIX, segment_id).data, bytes(data))
     await store.put(keys.SegmentKeys(PREFIX, segment_id).index, index)

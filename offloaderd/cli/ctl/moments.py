@@ -1,0 +1,63 @@
+"""Times as people write them on the command line."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from offloaderd.clock import Clock
+
+_MILLISECOND = timedelta(milliseconds=1)
+_AGO = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(ms|s|min|m|h|d|w)")
+_UNITS_S = {"ms": 0.001, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+class MomentParam(click.ParamType[int]):
+    """A point in time: ISO 8601, UTC unless it names a zone, or milliseconds since 1970. Gives the latter."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
+        """Parse a time, or fail with what one looks like."""
+        if isinstance(value, int):
+            return value
+        text = value.strip()
+        if text.isascii() and text.isdecimal():
+            return int(text)
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            self.fail(f"not a time: {value!r}; write 2026-11-21T10:00:00Z or milliseconds since 1970", param, ctx)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        wall_ms = (moment - datetime.fromtimestamp(0, UTC)) // _MILLISECOND
+        if wall_ms < 0:
+            self.fail(f"{value!r} is before 1970", param, ctx)
+        return wall_ms
+
+
+class AgoParam(click.ParamType[float]):
+    """A duration: 90s, 15min, 2h, 1.5d. Gives seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
+        """Parse a duration, or fail with what one looks like."""
+        if isinstance(value, float):
+            return value
+        match = _AGO.fullmatch(value.strip())
+        if match is None:
+            self.fail(f"not a duration: {value!r}; write a number with ms, s, min, h, d or w, such as 2h", param, ctx)
+        return float(match[1]) * _UNITS_S[match[2]]
+
+
+def ago_ms(clock: Clock, seconds: float) -> int:
+    """Return when it was so long ago, 1970 at the earliest."""
+    return max(0, clock.wall_ms() - round(seconds * 1000))
+
+
+MOMENT = MomentParam()
+AGO = AgoParam()

@@ -1,0 +1,188 @@
+"""Seeking among entries that only the ledger source or the buffer has.
+
+Nobody has surveyed them, so they are searched by halves, one entry a probe. That is exact as long as no entry is
+`DISORDER_MS` or more older than one that is written before it; message indexes have to ascend. What lies between the
+last entry that is surely before the goal and the answer is read through: about as much as is written in that time.
+Entries without a time (or index) are passed over, as many as `BLANK_MAX` for each probe.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from contextlib import aclosing
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.format.entry_time import time_of
+from offloaderd.model import Position
+from offloaderd.read.errors import EntriesMissing
+from offloaderd.read.plan import Tier
+from offloaderd.read.seek_goal import Hit, Unseekable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from offloaderd.model import EntryBatch, TopicName
+    from offloaderd.read.reader import TopicReader
+    from offloaderd.read.seek_goal import Cost, Goal
+
+BLANK_MAX = 10_000
+
+
+class Stretch(NamedTuple):
+    """Consecutive entries of one ledger, both ends inclusive."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+
+    @property
+    def entries(self) -> int:
+        """Number of entries."""
+        return self.last_entry_id - self.first_entry_id + 1
+
+    @property
+    def begin(self) -> Position:
+        """Position of the first entry."""
+        return Position(self.ledger_id, self.first_entry_id)
+
+    @property
+    def end(self) -> Position:
+        """Position of the last entry."""
+        return Position(self.ledger_id, self.last_entry_id)
+
+
+class SourceSeek:
+    """Entries of some stretches, numbered through from 0."""
+
+    def __init__(self, reader: TopicReader, topic: TopicName, stretches: Sequence[Stretch], cost: Cost) -> None:
+        self._reader = reader
+        self._topic = topic
+        self._stretches = stretches
+        self._cost = cost
+        self._ends = list(accumulate(stretch.entries for stretch in stretches))
+
+    @property
+    def entries(self) -> int:
+        """How many there are."""
+        return self._ends[-1] if self._ends else 0
+
+    def position(self, number: int) -> Position:
+        """Return where an entry is."""
+        at = bisect_right(self._ends, number)
+        stretch = self._stretches[at]
+        return Position(stretch.ledger_id, stretch.last_entry_id + 1 - (self._ends[at] - number))
+
+    async def find(self, goal: Goal) -> Hit | None:
+        """Return the first entry that reaches the goal. Raises what the source raises, Unseekable."""
+        before, behind = -1, self.entries
+        while behind - before > 1:
+            middle = (before + behind) // 2
+            found = await self._first_key(goal, middle, behind)
+            if found is None or found[1] >= goal.surely_before:
+                behind = middle
+            else:
+                before = found[0]
+        return await self._scan(goal, before + 1)
+
+    async def _first_key(self, goal: Goal, start: int, end: int) -> tuple[int, int] | None:
+        """Return the first entry of [start, end) that has a time or index, and that."""
+        key = goal.key_of((await self.entry(start))[0])
+        if key is not None:
+            return start, key
+        number = start
+        async with aclosing(self._batches(start + 1)) as batches:
+            async for batch, _ in batches:
+                for payload in batch.payloads:
+                    number += 1
+                    if number >= end:
+                        return None
+                    if (key := goal.key_of(payload)) is not None:
+                        return number, key
+                    self._check_blank(goal, start, number)
+        return None
+
+    def _check_blank(self, goal: Goal, start: int, number: int) -> None:
+        if number - start >= BLANK_MAX:
+            raise Unseekable(
+                f"the {BLANK_MAX} entries from {self.position(start)} on have no {goal.kind}",
+                hint="brokers number messages only with brokerEntryMetadataInterceptors, and only messages of Pulsar's "
+                "producers have times; seek by sequence",
+            )
+
+    async def _scan(self, goal: Goal, start: int) -> Hit | None:
+        """Return the first entry from `start` on that reaches the goal."""
+        blank_since = start
+        number = start
+        async with aclosing(self._batches(start)) as batches:
+            async for batch, tier in batches:
+                for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
+                    found = time_of(payload)
+                    key = goal.of(found)
+                    if key is not None and key >= goal.value:
+                        return Hit(position=Position(batch.ledger_id, entry_id), time=found, tier=tier)
+                    number += 1
+                    if key is not None:
+                        blank_since = number
+                    else:
+                        self._check_blank(goal, blank_since, number)
+        return None
+
+    async def entry(self, number: int) -> tuple[bytes, Tier]:
+        """Return one entry, and who had it."""
+        at = self.position(number)
+        self._cost.at = None
+        held = self._reader.hot.read(self._topic, at, at, 1)
+        if held is not None:
+            return held.payloads[0], Tier.BUFFER
+        batch = await self._reader.patiently(lambda: self._one(at))
+        self._count(batch)
+        return batch.payloads[0], Tier.SOURCE
+
+    async def _one(self, at: Position) -> EntryBatch:
+        source = self._reader.source
+        if source is not None:
+            reading = source.read(self._topic, at.ledger_id, at.entry_id, at.entry_id, batch_bytes=1)
+            async with aclosing(reading) as batches:
+                async for batch in batches:
+                    return batch
+        raise EntriesMissing(f"entry {at} is in no tier", hint="`offloadctl segments` shows what is kept")
+
+    async def _batches(self, start: int) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
+        """Yield the entries from `start` on, from the buffer as far as it has them."""
+        if start >= self.entries:
+            return
+        self._cost.at = None
+        at = self.position(start)
+        batch_bytes = self._reader.options.batch_bytes
+        for stretch in self._stretches[bisect_right(self._ends, start) :]:
+            cursor = max(at, stretch.begin)
+            last = stretch.end
+            while cursor <= last:
+                held = self._reader.hot.read(self._topic, cursor, last, batch_bytes)
+                if held is not None:
+                    yield held, Tier.BUFFER
+                    cursor = Position(held.ledger_id, held.last_entry_id + 1)
+                    continue
+                async with aclosing(self._from_source(cursor, last)) as batches:
+                    async for batch in batches:
+                        yield batch, Tier.SOURCE
+                        cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
+
+    async def _from_source(self, first: Position, last: Position) -> AsyncGenerator[EntryBatch, None]:
+        """Yield what the source has from `first` to `last`, which it must have."""
+        source, cursor = self._reader.source, first.entry_id
+        if source is not None:
+            batch_bytes = self._reader.options.batch_bytes
+            reading = source.read(self._topic, first.ledger_id, cursor, last.entry_id, batch_bytes=batch_bytes)
+            async with aclosing(reading) as batches:
+                async for batch in batches:
+                    self._count(batch)
+                    yield batch
+                    cursor = batch.last_entry_id + 1
+        if cursor <= last.entry_id:
+            raise EntriesMissing(f"entry {first.ledger_id}:{cursor} is in no tier", hint="the source ended before it")
+
+    def _count(self, batch: EntryBatch) -> None:
+        self._cost.source_reads += 1
+        self._cost.source_bytes += batch.payload_bytes()
