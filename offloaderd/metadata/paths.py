@@ -7,12 +7,13 @@
         namespaces/<tenant>/<namespace>
     /rebuild                                               while the rest is being rebuilt from the bucket
     /topics/<tenant>/<namespace>/<domain>/<local>/
-        policy  owner  epoch  attempt  floor  verified
+        policy  owner  epoch  attempt  floor  verified  asked
         ledgers/<ledger id>
         losses/<ledger id>
         trash/<segment uuid>
         grants/<ledger id>
         history/plan  attempt  ranges/<number>
+        rollback/order  attempt
 
 Rules: a topic's names are percent-encoded as nearly all of its managed ledger's, so a topic is found under the name
 an operator knows; what ZooKeeper would refuse as a name (`.`, `..`, characters beyond ASCII) is encoded as well.
@@ -136,6 +137,11 @@ def verified(name: TopicName) -> str:
     return f"{topic(name)}/verified"
 
 
+def asked(name: TopicName) -> str:
+    """What was last asked of the topic by hand."""
+    return f"{topic(name)}/asked"
+
+
 def grants(name: TopicName) -> str:
     """Folder of the permissions to delete ledgers from their source."""
     return f"{topic(name)}/grants"
@@ -169,6 +175,21 @@ def history_ranges(name: TopicName) -> str:
 def history_range_node(name: TopicName, number: int) -> str:
     """So many of these ranges as one node holds."""
     return f"{history_ranges(name)}/{number}"
+
+
+def rollback(name: TopicName) -> str:
+    """Folder of the rewriting of segments as whole ledgers; only topics for which it was ordered have one."""
+    return f"{topic(name)}/rollback"
+
+
+def rollback_order(name: TopicName) -> str:
+    """Up to where it was ordered, and what came of it."""
+    return f"{rollback(name)}/order"
+
+
+def rollback_attempt(name: TopicName) -> str:
+    """The ledger that is being rewritten."""
+    return f"{rollback(name)}/attempt"
 
 
 def folders(name: TopicName) -> tuple[str, ...]:

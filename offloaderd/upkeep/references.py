@@ -31,9 +31,22 @@ if TYPE_CHECKING:
     from offloaderd.objects.keys import SegmentKeys
 
 KNOWN_NODES = frozenset(
-    {"attempt", "epoch", "floor", "grants", "history", "ledgers", "losses", "owner", "policy", "trash", "verified"}
+    {
+        "attempt",
+        "epoch",
+        "floor",
+        "grants",
+        "history",
+        "ledgers",
+        "losses",
+        "owner",
+        "policy",
+        "rollback",
+        "trash",
+        "verified",
+    }
 )
-HISTORY_NODES = frozenset({"attempt", "plan", "ranges"})
+FOLDERS = {"history": frozenset({"attempt", "plan", "ranges"}), "rollback": frozenset({"attempt", "order"})}
 """All that a topic's folder may hold; a newer version may refer to segments in nodes that this one does not know."""
 
 
@@ -110,8 +123,9 @@ async def _read_topic(
             hint="delete the node if no program of yours needs it; until then nothing is collected",
         ) from None
     names = await store.children(folder)
-    below = await store.children(paths.history(topic)) if "history" in names else ()
-    unknown = sorted({*names} - KNOWN_NODES | {f"history/{name}" for name in {*below} - HISTORY_NODES})
+    below = {name: await store.children(f"{folder}/{name}") for name in FOLDERS if name in names}
+    beneath = {f"{name}/{one}" for name, found in below.items() for one in {*found} - FOLDERS[name]}
+    unknown = sorted({*names} - KNOWN_NODES | beneath)
     if unknown:
         raise Conflict(
             f"{folder} holds {', '.join(unknown)}, of which this version knows nothing",
@@ -119,8 +133,10 @@ async def _read_topic(
         )
     # One that begins later has no objects yet.
     attempts = await _attempt(store, paths.attempt(topic)) if "attempt" in names else []
-    if below:
+    if below.get("history"):
         attempts += await _attempt(store, paths.history_attempt(topic)) + await _ranges(store, topic)
+    if below.get("rollback"):
+        attempts += await _attempt(store, paths.rollback_attempt(topic))
     return topic, attempts, await _segments(store, topic), await _trash(store, topic)
 
 

@@ -1,0 +1,68 @@
+"""`rollback/order`: that a topic's streaming segments are to be rewritten as whole ledgers, and what came of it.
+
+How far that is follows from the topic's map; the order says what it is about, so that the next owner goes on with it,
+and which ledgers could not be rewritten, so that nobody tries them again and again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from offloaderd.format.pb.storage import rollback_pb2
+from offloaderd.metadata.records import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+REASON_CHARS_MAX = 300
+FAILURES_MAX = 1000
+"""So many are kept, the oldest ledgers first: a node has to stay below 1 MB. The log has all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackOrder:
+    """Rewrite the ledgers up to `to_ledger_id`. `failures` are those that could not be, with the reason.
+
+    `ended_ms` is 0 while it is being carried out; `stopped` says that somebody took it back.
+    """
+
+    to_ledger_id: int
+    ordered_ms: int
+    ended_ms: int = 0
+    stopped: bool = False
+    failures: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def active(self) -> bool:
+        """Whether it is still to be carried out."""
+        return not self.ended_ms
+
+
+def encode(value: RollbackOrder) -> bytes:
+    """Return the node's content."""
+    kept = sorted(value.failures.items())[:FAILURES_MAX]
+    return rollback_pb2.RollbackOrderRecord(
+        to_ledger_id=value.to_ledger_id,
+        ordered_ms=value.ordered_ms,
+        ended_ms=value.ended_ms,
+        stopped=value.stopped,
+        failures=[
+            rollback_pb2.RollbackFailure(ledger_id=ledger_id, reason=reason[:REASON_CHARS_MAX])
+            for ledger_id, reason in kept
+        ],
+    ).SerializeToString(deterministic=True)
+
+
+def decode(data: bytes, *, path: str) -> RollbackOrder:
+    """Read the node's content; raises CorruptData."""
+    record = codec.parse(rollback_pb2.RollbackOrderRecord, data, path)
+    if record.to_ledger_id < 0 or any(one.ledger_id < 0 for one in record.failures):
+        codec.corrupt(path, "ledger ids of 0 or more", "a negative one")
+    return RollbackOrder(
+        to_ledger_id=record.to_ledger_id,
+        ordered_ms=record.ordered_ms,
+        ended_ms=record.ended_ms,
+        stopped=record.stopped,
+        failures={one.ledger_id: one.reason for one in record.failures},
+    )
