@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -126,3 +127,12 @@ def test_differences_name_both_sides() -> None:
     before = OffloadPolicies(segment_bytes_max=MiB, threshold_s=-1.0, segment_age_max_s=90.0)
     after = OffloadPolicies(segment_bytes_max=3 * 2**30, threshold_s=7200.0, segment_age_max_s=90.0)
     assert differences(before, after) == ["segment_bytes_max: 1 MiB -> 3 GiB", "threshold_s: off -> 2 h"]
+
+
+def test_the_documentation_has_every_value() -> None:
+    """Each value that may be said, with its name in Pulsar; and every word of it."""
+    page = Path(__file__).parents[3].joinpath("docs", "policies.md").read_text(encoding="utf-8")
+    table = page[page.index("| value |") : page.index("On the command line")]
+    for field in FIELDS.values():
+        assert f"`{field.name}`" in table
+        assert all(f"`{word}`" in page for word in (field.pulsar, *field.choices) if word)
