@@ -293,7 +293,7 @@ def _leave(view: TopicView, cursor: Position) -> Step:
     followed = at + 1 < len(view.segments) and not _before_gap(view, ledger_id)
     if view.segments[at].end.ledger_id > ledger_id or followed:
         return _hop(view, cursor, held.last_entry_id)
-    if view.source and view.source[-1].ledger_id > ledger_id:
+    if (view.source and view.source[-1].ledger_id > ledger_id) or _before_gap(view, ledger_id):
         raise EntriesMissing(
             f"nobody can say whether ledger {ledger_id} ended at entry {held.last_entry_id}",
             hint="the ledger source has dropped it, and its segment was sealed before it was closed",

@@ -32,7 +32,7 @@ def main() -> int:
     metrics = Metrics()
     fired: Counter[str] = Counter()
     failed: list[int] = []
-    commits = entries = reads = steps = kept = granted = removed = 0
+    commits = entries = reads = steps = kept = granted = removed = history = 0
     seeds = [given.seed] if given.seed is not None else range(given.first, given.first + given.seeds)
     started = time.process_time()  # how long it takes on the machine
     gc.disable()
@@ -42,6 +42,7 @@ def main() -> int:
         commits, entries = commits + report.commits, entries + report.entries
         reads, steps, kept = reads + report.reads, steps + report.steps, kept + report.kept
         granted, removed = granted + report.granted, removed + report.removed
+        history += report.history
         if given.hashes:
             print(f"{seed} {report.trace_hash}")
         if report.failure:
@@ -56,7 +57,8 @@ def main() -> int:
     took = time.process_time() - started
     print(
         f"{len(seeds)} seeds in {took:.1f} s ({took / len(seeds):.3f} s each, {steps} steps): "
-        f"{len(failed)} failed, {commits} segments of {entries} entries committed, {reads} entries read, "
+        f"{len(failed)} failed, {commits} segments of {entries} entries committed, "
+        f"{history} of history, {reads} entries read, "
         f"{kept} parts found by new owners, {granted} ledgers deleted by grant, {removed} segments removed, "
         f"{fired.total()} faults"
     )

@@ -47,6 +47,7 @@ class Oracle:
         self.kept = 0
         self.grants = 0
         self.removed = 0
+        self.history = 0
         self._held: dict[UUID, TopicName] = {}
         self._checked: set[UUID] = set()
 
@@ -71,7 +72,7 @@ class Oracle:
             if "epoch" in names:
                 claimed[topic] = writer
             self._check_writer(topic, names, before, after, writer)
-            if any(name.startswith(("ledgers/", "losses/")) or name == "floor" for name in names):
+            if any(name.startswith(("ledgers/", "losses/")) or name in {"floor", "history/plan"} for name in names):
                 self._check_map(topic, after)
         self.claims.update(claimed)
 
@@ -79,7 +80,8 @@ class Oracle:
         """P4: what an owner alone may write is written by who claimed the topic last."""
         folder = paths.topic(topic)
         for name in names:
-            guarded = name in {"attempt", "floor"} or name.startswith(("ledgers/", "losses/"))
+            guarded = name in {"attempt", "floor"} or name.startswith(("ledgers/", "losses/", "history/"))
+            guarded &= name != "history/ranges"  # a folder, which nobody has to own
             guarded |= name.startswith("trash/") and f"{folder}/{name}" not in before
             if guarded and writer != self.claims.get(topic):
                 self.fail("P4", f"{name} of {topic} was written by {writer}, but {self.claims.get(topic)} owns it")
@@ -104,6 +106,7 @@ class Oracle:
             if segment.segment_id not in self._checked:
                 self._checked.add(segment.segment_id)
                 self.commits += 1
+                self.history += found.history is not None and segment.begin < found.history.live_begin
                 self._check_segment(topic, segment)
 
     def _check_removed(self, topic: TopicName, before: TopicMap, found: TopicMap, nodes: Nodes) -> None:
@@ -131,7 +134,9 @@ class Oracle:
         for segment in found.segments:
             if segment.begin <= at:
                 self.fail("P2", f"{segment.range} of {topic} overlaps what ends at {at}")
-            self._check_between(topic, found, at, segment.begin)
+            plan = found.unfinished
+            if plan is None or not at < plan.live_begin <= segment.begin:  # else what lies between is still to come
+                self._check_between(topic, found, at, segment.begin)
             at = segment.end
 
     def _check_between(self, topic: TopicName, found: TopicMap, after: Position, before: Position) -> None:
@@ -250,4 +255,6 @@ def _map_of(topic: TopicName, nodes: Nodes) -> TopicMap:
             losses.append(loss_record.decode(node.value, path=path))
     floor = nodes.get(paths.floor(topic))
     base = Versioned(floor.value, floor.version) if floor is not None else None
-    return catalog.TopicMap.build(topic, contexts, losses, base)
+    plan = nodes.get(paths.history_plan(topic))
+    planned = Versioned(plan.value, plan.version) if plan is not None else None
+    return catalog.TopicMap.build(topic, contexts, losses, base, planned)

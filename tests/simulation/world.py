@@ -13,7 +13,7 @@ from uuid import UUID
 
 from offloaderd.errors import Conflict, OffloaderError
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import Position, TierRetention, TopicName
+from offloaderd.model import HistoryOrder, Position, TierRetention, TopicName
 from offloaderd.objects import keys
 from offloaderd.offload.retention import Limits
 from offloaderd.offload.roll import RollPolicy
@@ -72,6 +72,8 @@ class Options:
     busy_s: float
     collect_s: float
     grace_s: float
+    order: HistoryOrder
+    late_s: float
 
     @property
     def policies(self) -> OffloadPolicies:
@@ -81,6 +83,7 @@ class Options:
             segment_age_max_s=self.policy.segment_age_max_s,
             segment_age_min_s=self.policy.segment_age_min_s,
             deletion_lag_s=2.0,
+            history_order=self.order,
             retention=self.tier.kind,
             retention_age_s=self.tier.age_s,
             retention_bytes=self.tier.size_bytes,
@@ -116,6 +119,8 @@ class Options:
             busy_s=rng.choice([10.0, 15.0, 25.0]),
             collect_s=rng.choice([2.0, 5.0, 1000.0]),
             grace_s=rng.choice([0.0, 0.5, 3.0]),
+            order=rng.choice([HistoryOrder.HISTORY_FIRST, HistoryOrder.ALONGSIDE]),
+            late_s=rng.choice([0.0, 0.0, 3.0, 8.0]),
         )
 
 
@@ -130,6 +135,7 @@ class Report:
     steps: int = 0
     commits: int = 0
     removed: int = 0
+    history: int = 0
     granted: int = 0
     entries: int = 0
     reads: int = 0
@@ -267,6 +273,7 @@ class World:
                 group.create_task(Pusher(self, topic).run())
 
     async def _enable(self) -> None:
+        await asyncio.sleep(self.options.late_s)  # noqa: TID251 - the loop's own time; until then it becomes history
         for topic in self.topics:
             while True:
                 try:
@@ -321,8 +328,9 @@ class World:
         oldest = next((one for one in self.ledgers.topics[topic] if not one.deleted), None)
         if oldest is None or not oldest.closed or self.options.retention in {"keep", "granted"}:
             return
-        offloaded = self.oracle.maps[topic].offloaded if topic in self.oracle.maps else None
-        done = offloaded is not None and offloaded >= Position(oldest.ledger_id, len(oldest.entries) - 1)
+        found, last = self.oracle.maps.get(topic), Position(oldest.ledger_id, len(oldest.entries) - 1)
+        offloaded = found.offloaded if found is not None else None
+        done = found is not None and offloaded is not None and offloaded >= last and not found.awaits(last)
         if done or (self.options.retention == "blind" and rng.random() < 0.15):
             self.trace("broker", f"deletes ledger {oldest.ledger_id} of {topic.local}")
             self.ledgers.delete(topic, oldest.ledger_id)
@@ -358,6 +366,8 @@ class World:
         """Say whether every entry is in the map, or recorded as lost."""
         newest = self.ledgers.newest(topic)
         found = self.oracle.maps.get(topic)
+        if found is not None and found.unfinished is not None:
+            return False
         offloaded = (found.offloaded if found else None) or START
         at = self.ledgers.following(topic, offloaded)
         while at is not None and newest is not None and at <= newest:
@@ -483,6 +493,7 @@ def simulate(seed: int, metrics: Metrics, *, verbose: bool = False) -> Report:
     report.virtual_s, report.steps = loop.time(), loop.steps
     report.commits, report.entries, report.reads = world.oracle.commits, world.oracle.entries, world.oracle.reads
     report.kept, report.granted, report.removed = world.oracle.kept, world.oracle.grants, world.oracle.removed
+    report.history = world.oracle.history
     report.fired = world.faults.fired
     report.tail = list(world.tail)
     if not report.failure and not report.commits:

@@ -230,3 +230,50 @@ def test_a_ledger_that_the_source_has_dropped_is_left_only_for_what_is_known_to_
             step(replace(known, complete=complete), Position(3, 5))
     assert step(replace(known, complete={3: LedgerEnd(5, 9)}), Position(3, 5)) == Hop(Position(9, 0))
     assert step(replace(known, source=()), Position(3, 5)) is Stop.WAIT
+
+
+HISTORY = TopicView(
+    segments=(segment(1, (3, 0, 9)), segment(2, (5, 0, 4)), segment(3, (12, 0, 5))),
+    source=(SourceLedger(5, 9, True), SourceLedger(7, 9, True), SourceLedger(12, 5, False)),
+    complete={3: LedgerEnd(10, 5)},
+    unfinished=(Position(5, 4), Position(12, 0)),
+)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "expected"),
+    [
+        ((3, 9), Run(Tier.OBJECTS, 3, 9, 9, HISTORY.segments[0])),
+        ((3, 10), Hop(Position(5, 0))),
+        ((5, 5), Run(Tier.SOURCE, 5, 5, 9)),
+        ((5, 10), Hop(Position(7, 0))),
+        ((7, 0), Run(Tier.SOURCE, 7, 0, 9)),
+        ((7, 10), Hop(Position(12, 0))),
+    ],
+)
+def test_history_that_is_not_offloaded_comes_from_the_source(cursor: tuple[int, int], expected: Step) -> None:
+    """Segments behind the boundary do not follow what is offloaded before it."""
+    assert step(HISTORY, Position(*cursor)) == expected
+
+
+@pytest.mark.parametrize("listed", [(), (SourceLedger(12, 5, False),), (SourceLedger(13, 5, False),)])
+@pytest.mark.parametrize("end", [None, LedgerEnd(5, None), LedgerEnd(5, 7), LedgerEnd(10, 7)])
+def test_history_that_the_source_has_lost_is_not_skipped(
+    listed: tuple[SourceLedger, ...], end: LedgerEnd | None
+) -> None:
+    """It was trimmed and its loss is not recorded yet: an error, whatever is known of the ledger before it."""
+    complete = {3: LedgerEnd(10, 5)} if end is None else {5: end}
+    view = replace(HISTORY, source=listed, complete=complete, ends={(HISTORY.segments[1].segment_id, 5): None})
+    with pytest.raises(EntriesMissing):
+        step(view, Position(5, 5))
+
+
+def test_where_history_ends_is_left_for_the_boundary_if_that_is_known_to_follow() -> None:
+    """All of it is offloaded and the source has trimmed it; only the plan does not say yet that it is done."""
+    view = replace(
+        HISTORY,
+        source=(SourceLedger(12, 5, False),),
+        complete={5: LedgerEnd(5, 12)},
+        unfinished=(Position(5, 4), Position(12, 0)),
+    )
+    assert step(view, Position(5, 5)) == Hop(Position(12, 0))
