@@ -48,7 +48,8 @@ class TopicMap:
     """All committed segments of a topic, ascending, and the context nodes they came from by ledger id.
 
     `ends` has the ledgers that are offloaded to their end, `losses` what was gone before it could be offloaded,
-    `deleted` the ledgers that are marked deleted, with the time of it. `base` is the record of what was deleted from
+    `deleted` the ledgers that are marked deleted, with the time of it, `source_deleted` those of which the source has
+    no copy or is about to delete it. `base` is the record of what was deleted from
     the front, `base_version` its node's version. `history` is the plan of a topic whose live segments do not wait for
     what lay before them, or wait for a job: until it is done, segments may be missing between the last one before its
     boundary and the boundary, and nowhere else.
@@ -60,6 +61,7 @@ class TopicMap:
     ends: Mapping[int, LedgerEnd] = field(default_factory=dict)
     losses: tuple[Loss, ...] = ()
     deleted: Mapping[int, int] = field(default_factory=dict)
+    source_deleted: frozenset[int] = frozenset()
     base: Floor | None = None
     base_version: int = 0
     history: HistoryPlan | None = None
@@ -79,6 +81,7 @@ class TopicMap:
         seen: set[UUID] = set()
         ends: dict[int, LedgerEnd] = {}
         deleted: dict[int, int] = {}
+        source_deleted: set[int] = set()
         base = floor_record.decode(floor.value, path=paths.floor(topic)) if floor is not None else None
         if base is not None and base.end is not None:
             ends[base.position.ledger_id] = base.end
@@ -87,6 +90,8 @@ class TopicMap:
             known = context.decode(contexts[ledger_id].value, path=path)
             if known.end is not None:
                 ends[ledger_id] = known.end
+            if known.source_deleted:
+                source_deleted.add(ledger_id)
             if known.deleted_ms is not None:
                 deleted[ledger_id] = known.deleted_ms
             for index, found in enumerate(known.segments):
@@ -106,6 +111,7 @@ class TopicMap:
             MappingProxyType(ends),
             tuple(sorted(losses)),
             MappingProxyType(deleted),
+            frozenset(source_deleted),
             base,
             floor.version if floor is not None else 0,
             history_record.decode(plan.value, path=paths.history_plan(topic)) if plan is not None else None,

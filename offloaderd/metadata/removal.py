@@ -48,6 +48,24 @@ def mark_deleted(topic_map: TopicMap, ledger_ids: Iterable[int], *, now_ms: int)
     return steps, replace(topic_map, contexts=MappingProxyType(contexts), deleted=MappingProxyType(deleted))
 
 
+def note_source_deleted(topic_map: TopicMap, ledger_ids: Iterable[int]) -> tuple[list[Step], TopicMap]:
+    """Return the steps that note of ledgers that their source has no copy any more, and the map afterwards.
+
+    Pulsar notes it before it deletes (`bookkeeperDeleted`). One that is noted already, or of which the map holds
+    nothing, needs none.
+    """
+    steps: list[Step] = []
+    contexts = dict(topic_map.contexts)
+    noted = sorted(set(ledger_ids) & contexts.keys() - topic_map.source_deleted)
+    for ledger_id in noted:
+        node, path = contexts[ledger_id], paths.ledger(topic_map.topic, ledger_id)
+        value = context.encode(replace(context.decode(node.value, path=path), source_deleted=True))
+        steps.append(Replace(path, value, node.version))
+        contexts[ledger_id] = Versioned(value, node.version + 1)
+    after = replace(topic_map, contexts=MappingProxyType(contexts))
+    return steps, replace(after, source_deleted=topic_map.source_deleted.union(noted))
+
+
 def batches(topic_map: TopicMap, ledger_ids: Iterable[int]) -> Iterator[list[int]]:
     """Yield those ledgers of which the map holds something, so many at a time that one transaction can mark them."""
     batch: list[int] = []
@@ -127,6 +145,7 @@ def without_oldest(
         ends=MappingProxyType(ends),
         losses=tuple(loss for loss in topic_map.losses if loss not in gone),
         deleted=MappingProxyType(deleted),
+        source_deleted=topic_map.source_deleted & contexts.keys(),
         base=risen,
         base_version=topic_map.base_version + 1 if base is not None else 0,
     )

@@ -201,6 +201,7 @@ class Grants:
             return
         if not found.grant.source_deleted_ms and not await self._decide(offloader, ledger_id, found):
             return
+        await offloader.record.note_source_deleted([ledger_id])
         await store.delete(topic, ledger_id)
         self._metrics.source_ledgers_deleted.inc()
         log.info("ledger.deleted_at_source", topic=str(topic), ledger_id=ledger_id, verified_ms=found.grant.verified_ms)

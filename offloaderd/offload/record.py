@@ -116,6 +116,14 @@ class TopicRecord:
                 hint="a defect: nothing is committed; report it with the topic's nodes in the metadata store",
             )
 
+    async def adopt(self, segment: CommittedSegment, end: LedgerEnd) -> None:
+        """Make a ledger that a broker has offloaded itself part of the topic. Raises Fenced, Conflict, HistoryTorn."""
+        async with self._writing:
+            self._check_boundary(segment)
+            steps = self.map.with_commit(segment, {segment.end.ledger_id: end})
+            self.map = await self._attempts.change(*steps)
+        self.chain.forget_before(segment.end)
+
     async def commit_history(
         self, attempts: AttemptLog, segment: CommittedSegment, ends: Mapping[int, LedgerEnd], along: Sequence[Step]
     ) -> None:
@@ -184,6 +192,12 @@ class TopicRecord:
                 marked = removal.mark_deleted(self.map, some, now_ms=self._clock.wall_ms())
                 self.map = await self._attempts.change(*marked)
 
+    async def note_source_deleted(self, ledger_ids: Iterable[int]) -> None:
+        """Record that the source has no copy of ledgers any more, or is about to delete it. Raises Fenced."""
+        async with self._writing:
+            for some in removal.batches(self.map, set(ledger_ids) - self.map.source_deleted):
+                self.map = await self._attempts.change(*removal.note_source_deleted(self.map, some))
+
     async def remove_oldest(self, segment: CommittedSegment, reason: str) -> bool:
         """Take the oldest segment out of the map and put it on the trash list; False if that was done meanwhile.
 
@@ -197,6 +211,12 @@ class TopicRecord:
                 *removal.without_oldest(self.map, segment, reason=reason, now_ms=now_ms)
             )
         return True
+
+    def trimmed(self) -> list[int]:
+        """Return the ledgers of the map that the source had and has no more: those before the first that it lists."""
+        listed = self.chain.ledgers
+        first = min(listed, default=0)
+        return [ledger_id for ledger_id in self.map.ends if ledger_id < first and ledger_id in self.map.contexts]
 
     def _end_of_offloaded(self) -> dict[int, LedgerEnd]:
         offloaded = self.offloaded

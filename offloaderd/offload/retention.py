@@ -192,6 +192,7 @@ class Retention:
             await self._follow(offloader, self._register, absent)
         else:
             absent.clear()
+        await offloader.record.note_source_deleted(offloader.record.trimmed())
         await self.remove_marked(offloader)
         if limits.kind is TierRetention.LIMITED:
             await self._remove_over(offloader, limits)

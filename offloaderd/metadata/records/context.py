@@ -5,6 +5,7 @@
 | context.complete, uidMsb, uidLsb | of a ledger in one object (PIP-17): true and its uuid; else false and unset |
 | context.timestamp, driverMetadata | of such a ledger: when it was offloaded, in milliseconds, and by which driver |
 | context.ledgerEntries (1000), nextLedgerId (1001) | once all of a closed ledger is offloaded: entries, successor |
+| context.bookkeeperDeleted | once the ledger source has no copy of it, or is about to delete it |
 | context.deletedTimestamp (1002) | once the ledger is marked deleted: when, in milliseconds |
 | context.assignedTimestamp (1003), dataObjectLength (1004), payloadBytes (1005) | of a ledger in one object |
 | segment.uidMsb, uidLsb | the segment's uuid in two signed halves, the same in every ledger that it touches |
@@ -63,13 +64,15 @@ class LedgerSegment:
 class LedgerContext:
     """All segments that hold entries of one ledger, ascending; `end` once all of it is offloaded.
 
-    `deleted_ms` is when the ledger was marked deleted, None while it is kept.
+    `deleted_ms` is when the ledger was marked deleted, None while it is kept; `source_deleted` says that its source
+    has no copy of it any more, or is about to delete it.
     `source` as in LedgerSegment.
     """
 
     segments: tuple[LedgerSegment, ...] = ()
     end: LedgerEnd | None = None
     deleted_ms: int | None = None
+    source_deleted: bool = False
     source: bytes = field(default=b"", repr=False, compare=False)
 
     @property
@@ -84,6 +87,8 @@ def encode(value: LedgerContext) -> bytes:
     message.complete = False
     for name in _OURS:
         message.ClearField(name)
+    if value.source_deleted:
+        message.bookkeeperDeleted = True
     if value.deleted_ms is not None:
         message.deletedTimestamp = value.deleted_ms
     if value.end is not None:
@@ -124,6 +129,7 @@ def decode(data: bytes, *, path: str) -> LedgerContext:
         segments=tuple(segments),
         end=end,
         deleted_ms=deleted_ms,
+        source_deleted=message.bookkeeperDeleted,
         source=message.SerializeToString(deterministic=True),
     )
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.errors import Conflict, CorruptData
+from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext
 from offloaderd.metadata import catalog, paths, removal
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
@@ -211,3 +212,22 @@ def test_any_removal_leaves_what_a_rebuild_gives(lengths: list[int], cuts: set[i
         assert current.floor == segment.end
         assert current.base is not None
         assert current.base.end in {None, ends[segment.end.ledger_id]}
+
+
+async def test_what_the_source_has_deleted_is_noted_as_pulsar_notes_it() -> None:
+    """A reload agrees, a second note writes nothing, and the note goes with the ledger's last segment."""
+    store = await _stored()
+    current = await _committed(store, A, B, C, ends=ENDS)
+    steps, noted = removal.note_source_deleted(current, [3, 4, 99])
+    await store.transact(steps)
+    assert await catalog.load(store, TOPIC) == noted
+    assert noted.source_deleted == {3, 4}
+    message = OffloadContext.FromString((await store.get(paths.ledger(TOPIC, 3))).value)
+    assert message.bookkeeperDeleted
+    assert removal.note_source_deleted(noted, [3, 4]) == ([], noted)
+    steps, marked = removal.mark_deleted(noted, [3], now_ms=5)
+    await store.transact(steps)
+    steps, after = removal.without_oldest(marked, A, reason="age", now_ms=6)
+    await store.transact(steps)
+    assert await catalog.load(store, TOPIC) == after
+    assert after.source_deleted == {4}

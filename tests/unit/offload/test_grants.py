@@ -200,6 +200,7 @@ async def test_the_embedded_store_deletes_by_grant_after_the_lag() -> None:
     grants = await _granted(owned, store=owned.ledgers)
     assert await _present(owned) == [2]
     assert all(grant.source_deleted_ms for grant in grants.values())
+    assert (await catalog.load(other.tree.connect(), TOPIC)).source_deleted == {0, 1}
     assert len(await other.committed()) == 25
     assert other.metrics.source_ledgers_deleted._value.get() == 2
 
