@@ -9,7 +9,7 @@ import pytest
 
 from offloaderd.errors import Conflict, Fenced, NotFound, Transient
 from offloaderd.format import manifest
-from offloaderd.metadata import paths
+from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.model import LedgerEnd, Loss, Position
 from offloaderd.objects import keys
