@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.model import EntryBatch, OfferResult, Position
-from offloaderd.offload.signal import Signal
+from offloaderd.offload.signal import Signal, race
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +72,8 @@ class TailingBuffer:
         """Whether offers find no room because earlier ones wait elsewhere for theirs."""
         self.starving = False
         """Whether a segment that cannot end yet has taken all there is for it, and needs more."""
+        self.hungry = Signal()
+        """Wakes when it has begun to starve."""
         self.on_pressure = on_pressure
         self.changed = Signal()
         self.need = 0
@@ -85,10 +87,9 @@ class TailingBuffer:
         """Say whether the topic has been given up."""
         return self._closed
 
-    @property
-    def room(self) -> Signal:
-        """Wakes when memory of the shared pool was freed."""
-        return self._pool.freed
+    async def wait_for_room(self) -> None:
+        """Return when memory of the shared pool was freed since the call, or this topic may exceed it."""
+        await race(self._pool.freed.wait(), self.hungry.wait())
 
     @property
     def last_offered(self) -> Position | None:
@@ -161,9 +162,8 @@ class TailingBuffer:
 
     def _squeeze_in(self, last: Position, cost: int) -> bool:
         """Make room for what ends at `last` with what lies behind it, or by what a starving segment may overdraw."""
-        if self._rereadable:
-            self._drop(bisect_right(self._lasts, last), len(self._stored))
-        return self._pool.admit(cost, needed_by=self)
+        dropped = self._rereadable and self._drop(bisect_right(self._lasts, last), len(self._stored))
+        return (bool(dropped) or self.starving) and self._pool.admit(cost, needed_by=self)
 
     def _insert(self, stored: _Stored) -> None:
         at = bisect_left(self._lasts, stored.batch.last)
@@ -332,8 +332,8 @@ class TailingBuffer:
         self.used_bytes -= freed
         self._pool.free(freed)
 
-    def _drop(self, begin: int, end: int) -> None:
-        """Drop stored batches from one index up to another."""
+    def _drop(self, begin: int, end: int) -> int:
+        """Drop stored batches from one index up to another; returns the bytes that this freed."""
         freed = sum(stored.cost for stored in self._stored[begin:end])
         del self._stored[begin:end]
         del self._lasts[begin:end]
@@ -341,12 +341,13 @@ class TailingBuffer:
         if freed:
             self._pool.free(freed)
             self.changed.notify()
+        return freed
 
     def starve(self) -> None:
-        """Say that a segment which cannot end yet has taken all there is for it; whoever has more tries again."""
+        """Say that a segment which cannot end yet has taken all there is for it; who has more for it tries again."""
         if not self.starving:
             self.starving = True
-            self._pool.freed.notify()
+            self.hungry.notify()
 
     def let_others(self) -> None:
         """Leave it to another topic to take more memory than there is, as nothing comes for this one."""

@@ -66,8 +66,9 @@ class Filling:
         A segment whose end is decided and that lacks entries frees none before they come, nor does what no segment
         takes yet.
         """
-        self._pressed = True
-        self._buffer.changed.notify()
+        if not self._pressed:
+            self._pressed = True
+            self._buffer.changed.notify()
         attempt, builder = self._topic.attempt, self._topic.builder
         end = attempt.end if attempt is not None else None
         if end is not None and self.taken < end:

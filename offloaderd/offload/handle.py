@@ -74,7 +74,7 @@ class OffloadHandle:
 
     async def room(self) -> None:
         """Return when memory was freed since the call; for a pusher that was told FULL."""
-        await self._buffer.room.wait()
+        await self._buffer.wait_for_room()
 
     def ledger_closed(self, ledger_id: int, last_entry_id: int, closed_ms: int) -> None:
         """Note that a pushed ledger gets no more entries (its size is known only from what was pushed)."""

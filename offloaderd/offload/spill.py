@@ -79,7 +79,8 @@ class Spill:
         try:
             while True:
                 if not await self._step():
-                    await race(self._wake.wait(), self._pool.freed.wait(), self._clock.sleep(LOOK_S))
+                    room = self._pool.freed.wait(), self._buffer.hungry.wait()
+                    await race(self._wake.wait(), *room, self._clock.sleep(LOOK_S))
                 elif self.empty:
                     self._buffer.diverted = False
                     self._pool.freed.notify()

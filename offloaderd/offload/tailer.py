@@ -17,7 +17,7 @@ import structlog
 from offloaderd.errors import NotFound, OffloaderError, Transient
 from offloaderd.model import Confirmed, Loss, Position
 from offloaderd.offload.budget import Backoff
-from offloaderd.offload.signal import Signal
+from offloaderd.offload.signal import Signal, race
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -270,7 +270,8 @@ class Tailer:
                     await self._may_take(self._look_meanwhile)
                     while self._buffer.need == need and not self._buffer.fill(batch, follows):
                         self._metrics.buffer_rejected_entries.labels(reason="full").inc(len(batch.payloads))
-                        await self._pool.freed.wait_at_most(self._clock, LOOK_S)
+                        room = self._pool.freed.wait(), self._buffer.hungry.wait()
+                        await race(*room, self._clock.sleep(LOOK_S))
                         await self._look_meanwhile()
                     if self._buffer.need != need:
                         return True

@@ -267,22 +267,24 @@ def test_an_entry_larger_than_all_memory_gets_into_a_segment_that_holds_others()
     assert pool.used_bytes == 0
 
 
-@pytest.mark.parametrize("end", ["starve", "let_others", "close"])
+@pytest.mark.parametrize("end", ["let_others", "close"])
 async def test_who_waits_for_room_is_told_when_it_may_be_exceeded(end: str) -> None:
-    """By who starves, as its own reader may go on now; by who did exceed it, as the next one may."""
-    pool = BufferPool(COST)
-    one = pinned(pool)
-    if end != "starve":
-        one.starve()
-        assert one.fill(entries(1, 11, 10), Position(1, 10))
+    """One that starves is woken by itself alone, as its reader may go on now; all are when others may."""
+    pool = BufferPool(2 * COST)
+    one, two = pinned(pool), pinned(pool)
     async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(pool.freed.wait())
+        own, other = (group.create_task(buffer.wait_for_room()) for buffer in (one, two))
         await turn()
+        one.starve()
+        await asyncio.wait([own], timeout=1)
+        assert own.done()
+        assert not other.done()
+        assert one.fill(entries(1, 11, 10), Position(1, 10))
+        await turn()
+        assert not other.done()
         getattr(one, end)()
-        await turn()
-        await turn()
-        assert waiting.done()
-        waiting.cancel()
+        await asyncio.wait([other], timeout=1)
+        assert other.done()
 
 
 def test_a_closed_buffer_takes_nothing() -> None:
