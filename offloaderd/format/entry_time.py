@@ -48,6 +48,31 @@ class Survey(NamedTuple):
     index_max: int | None = None
 
 
+class BlockTimes(NamedTuple):
+    """What a manifest says of a block's times and indexes, by the names that `BlockInfo` has for it."""
+
+    first_broker_timestamp: int | None
+    last_broker_timestamp: int | None
+    first_index: int | None
+    last_index: int | None
+    survey: Survey | None
+    first_publish_time: int | None
+
+
+def block_times(payloads: Sequence[bytes]) -> BlockTimes:
+    """Return what a manifest has to say of a block with these entries, of which there is at least one."""
+    first, last = broker_entry.read_head(payloads[0]), broker_entry.read_head(payloads[-1])
+    by_broker = first is not None and first.broker_timestamp is not None
+    return BlockTimes(
+        first_broker_timestamp=first.broker_timestamp if first else None,
+        last_broker_timestamp=last.broker_timestamp if last else None,
+        first_index=first.index if first else None,
+        last_index=last.index if last else None,
+        survey=survey(payloads),
+        first_publish_time=None if by_broker else time_of(payloads[0]).time_ms,
+    )
+
+
 def time_of(payload: bytes) -> EntryTime:
     """Return an entry's time and index; never raises."""
     head = broker_entry.read_head(payload)

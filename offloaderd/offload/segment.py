@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from offloaderd.errors import InvalidInput
-from offloaderd.format import broker_entry, entry_time, manifest, v2
+from offloaderd.format import manifest, v2
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.format.entry_time import block_times
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.model import EntryBatch, Position, SegmentRange
 
@@ -242,8 +243,6 @@ class SegmentBuilder:
             entry = bisect_left(starts, wanted)
             if entry < len(block.payloads) and (not sparse or sparse[-1][0] != entry):
                 sparse.append((entry, starts[entry]))
-        first, last = broker_entry.read_head(block.payloads[0]), broker_entry.read_head(block.payloads[-1])
-        by_broker = first is not None and first.broker_timestamp is not None
         return manifest.BlockInfo(
             ledger_id=block.ledger_id,
             first_entry_id=block.first_entry_id,
@@ -252,14 +251,9 @@ class SegmentBuilder:
             length=length,
             crc32c=crc32c,
             sparse=tuple(sparse),
-            first_broker_timestamp=first.broker_timestamp if first else None,
-            last_broker_timestamp=last.broker_timestamp if last else None,
-            first_index=first.index if first else None,
-            last_index=last.index if last else None,
-            survey=entry_time.survey(block.payloads),
-            first_publish_time=None if by_broker else entry_time.time_of(block.payloads[0]).time_ms,
             head_bytes=block.head_bytes,
             pad_bytes=block.pad_bytes,
+            **block_times(block.payloads)._asdict(),
         )
 
     @property

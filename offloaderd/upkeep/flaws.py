@@ -41,6 +41,8 @@ class Kind(StrEnum):
     """A block begins with something else than its header."""
     BLOCK = "block"
     """A block's bytes are not those that were written."""
+    TIMES = "times"
+    """The manifest says other times or message indexes than the block's entries have."""
     IDENTITY = "identity"
     """An object holds another segment than its key says."""
     MAP = "map"
@@ -80,6 +82,7 @@ WHAT_TO_DO = {
     Kind.INDEX: RESTORE,
     Kind.HEADER: RESTORE,
     Kind.BLOCK: RESTORE,
+    Kind.TIMES: "the entries are sound, only seeks may miss some of them; restore the manifest, or read by positions",
     Kind.IDENTITY: "somebody copied objects to other keys: restore the right one",
     Kind.LABELS: "copy the object onto itself with its user metadata, so that Pulsar's own readers take it",
     Kind.MAP: "compare the map with the manifest; restore whichever was changed by hand",

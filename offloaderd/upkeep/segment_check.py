@@ -14,6 +14,7 @@ from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format import v1, v2
 from offloaderd.format.entries import ENTRY_HEAD
+from offloaderd.format.entry_time import block_times
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata.each import each
 from offloaderd.model import OffloadMethod, TopicName
@@ -322,7 +323,20 @@ def _check_run(
             flaws.append(corrupt(Kind.BLOCK, error, entries=entries_of(block)))
         else:
             payload_bytes[block.ledger_id] += batch.payload_bytes()
+            flaws += _check_times(block, batch.payloads, key)
     return flaws, True
+
+
+def _check_times(block: BlockInfo, payloads: Sequence[bytes], key: str) -> list[Flaw]:
+    """Compare what seeks go by with the entries; older versions wrote down less of it."""
+    told = block_times(payloads)
+    if block.survey is None:
+        told = told._replace(survey=None, first_publish_time=None)
+    differing = [name for name, value in told._asdict().items() if getattr(block, name) != value]
+    expected = ", ".join(f"{name} {getattr(told, name)}" for name in differing)
+    held = ", ".join(f"{name} {getattr(block, name)}" for name in differing)
+    flaw = Flaw(kind=Kind.TIMES, key=key, offset=block.offset, expected=expected, found=held, entries=entries_of(block))
+    return [flaw] if differing else []
 
 
 def _sums(manifest: SegmentManifest, payload_bytes: Counter[int], key: str) -> list[Flaw]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -12,6 +12,7 @@ import google_crc32c
 from hypothesis import strategies as st
 
 from offloaderd.format import v1, v2
+from offloaderd.format.entry_time import block_times
 from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
@@ -42,14 +43,17 @@ class Segment:
     manifest: SegmentManifest
 
 
-def build_segment(runs: Sequence[Run], *, block_bytes_min: int = 0, preamble: bool = False) -> Segment:
-    """Write the objects of a segment whose blocks are `runs`."""
+def build_segment(
+    runs: Sequence[Run], *, block_bytes_min: int = 0, preamble: bool = False, times: bool = True
+) -> Segment:
+    """Write the objects of a segment whose blocks are `runs`; without `times` the manifest is one of older versions."""
     data = v2.PREAMBLE if preamble else b""
     blocks: list[BlockInfo] = []
     for run in runs:
         encoded = v2.encode_block(run.ledger_id, run.first_entry_id, run.payloads, block_bytes_min=block_bytes_min)
         block = b"".join(encoded.chunks)
-        blocks.append(_describe(run, len(data), block))
+        described = _describe(run, len(data), block)
+        blocks.append(replace(described, **block_times(run.payloads)._asdict()) if times else described)
         data += block
     parts = tuple(
         _part([run for run in runs if run.ledger_id == ledger_id])
@@ -124,7 +128,7 @@ def _part(runs: Sequence[Run]) -> LedgerPart:
 def small_segment(*, preamble: bool = False) -> Segment:
     """Three blocks over two ledgers, the first of which begins before the segment."""
     runs = (Run(7, 41, [b"abc", b"", b"de"]), Run(7, 44, [b"f"]), Run(9, 0, [b"xyz!", b"0123456789"]))
-    return build_segment(runs, preamble=preamble)
+    return build_segment(runs, preamble=preamble, times=False)
 
 
 def ledger_metadata(entry_count: int, payload_bytes: int) -> bytes:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import google_crc32c
 
 from offloaderd.clock import SystemClock
-from offloaderd.format import broker_entry, v2
 from offloaderd.format import manifest as manifest_format
-from offloaderd.format.entry_time import Survey, survey, time_of
+from offloaderd.format import v2
+from offloaderd.format.entry_time import block_times
 from offloaderd.format.manifest import BlockInfo, LedgerPart, Past, SegmentManifest
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
 from offloaderd.metadata.catalog import TopicMap
@@ -96,34 +96,13 @@ def encode_pieces(
                     offset=len(data),
                     length=len(encoded),
                     crc32c=google_crc32c.value(encoded),
-                    **(times_of(payloads) if surveyed else Times()),
+                    **(block_times(payloads)._asdict() if surveyed else {}),
                 )
             )
             data += encoded
         info = LedgerInfo(ledgerId=piece.ledger_id, entries=piece.last_entry_id + 1, timestamp=0).SerializeToString()
         groups.append(v2.LedgerIndex(piece.ledger_id, info, tuple(entries)))
     return data, blocks, groups
-
-
-class Times(TypedDict, total=False):
-    """What a block says of the times of its entries."""
-
-    survey: Survey
-    first_broker_timestamp: int | None
-    first_index: int | None
-    first_publish_time: int | None
-
-
-def times_of(payloads: Sequence[bytes]) -> Times:
-    """Look at the entries of a block."""
-    first, head = time_of(payloads[0]), broker_entry.read_head(payloads[0])
-    broker_ms = head.broker_timestamp if head is not None else None
-    return Times(
-        survey=survey(payloads),
-        first_broker_timestamp=broker_ms,
-        first_index=first.message_index,
-        first_publish_time=first.time_ms if broker_ms is None else None,
-    )
 
 
 def part_of(piece: Piece) -> LedgerPart:

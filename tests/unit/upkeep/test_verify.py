@@ -10,6 +10,7 @@ import pytest
 
 from offloaderd.errors import BucketMissing, Denied, Transient
 from offloaderd.format import manifest as manifest_format
+from offloaderd.format.entry_time import Survey
 from offloaderd.metadata import catalog
 from offloaderd.model import LedgerEnd, Loss, Position
 from offloaderd.objects import keys
@@ -285,6 +286,29 @@ async def test_the_sums_of_a_ledger_have_to_be_right(ground: Ground) -> None:
     wrong = replace(described, ledgers=(replace(described.ledgers[0], payload_bytes=5),))
     await rewrite(ground, manifest_key(3), manifest_format.encode(wrong))
     assert kinds(await verified(ground)) == [("manifest", manifest_key(3))]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"survey": Survey(5, 6)},
+        {"survey": Survey(5, 6, 0, 7)},
+        {"survey": Survey(5, 5, 2), "first_publish_time": 5},
+        {"survey": None, "first_index": 7},
+        {"survey": None, "last_broker_timestamp": 7},
+    ],
+)
+async def test_other_times_than_the_entries_have_are_found(ground: Ground, lie: dict[str, object]) -> None:
+    """What seeks go by is compared with the entries; a manifest of an older version may leave it out."""
+    described = manifest_format.decode(await ground.objects.get(manifest_key(3)), key="k")
+    first = described.blocks[0]
+    silent = replace(described, blocks=(replace(first, survey=None), *described.blocks[1:]))
+    await rewrite(ground, manifest_key(3), manifest_format.encode(silent))
+    assert kinds(await verified(ground)) == []
+    wrong = replace(described, blocks=(replace(first, **lie), *described.blocks[1:]))  # type: ignore[arg-type]
+    await rewrite(ground, manifest_key(3), manifest_format.encode(wrong))
+    reports = await verified(ground)
+    assert kinds(reports) == [("times", data_key(3))]
 
 
 async def test_a_preamble_counts(ground: Ground) -> None:
