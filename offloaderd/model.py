@@ -14,7 +14,8 @@ from urllib.parse import quote_plus, unquote_plus
 from offloaderd.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from uuid import UUID
 
 LEDGER_ID_MAX = ENTRY_ID_MAX = 2**63 - 1
 ENTRY_BYTES_MAX = 5 * 1024 * 1024
@@ -113,11 +114,26 @@ class TopicName:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerOffload:
+    """A whole ledger that a broker has offloaded itself (PIP-17), by its own word: what its OffloadContext says.
+
+    `driver` and `properties` tell where the objects lie. `source_deleted`: BookKeeper has, or soon will have, no copy.
+    """
+
+    object_id: UUID
+    driver: str
+    properties: Mapping[str, str]
+    offloaded_ms: int
+    source_deleted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerInfo:
     """What is known of one ledger of a topic.
 
     `entries` and `size_bytes` (payload only) are those of the whole ledger once it is closed; before, `entries` is a
-    lower bound and `size_bytes` what is known of their size. `closed_at_ms` is 0 while it is open.
+    lower bound and `size_bytes` what is known of their size. `closed_at_ms` is 0 while it is open. `offloaded` is a
+    broker's own copy in tiered storage.
     """
 
     ledger_id: int
@@ -125,6 +141,7 @@ class LedgerInfo:
     entries: int
     size_bytes: int
     closed_at_ms: int = 0
+    offloaded: LedgerOffload | None = None
 
 
 class LedgerEnd(NamedTuple):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
-    from offloaderd.ledgers.port import LedgerDescriber, LedgerRegister, LedgerSource, LedgerStore
+    from offloaderd.ledgers.port import BrokerOffloads, LedgerDescriber, LedgerRegister, LedgerSource, LedgerStore
     from offloaderd.metrics import Metrics
 
 
@@ -32,7 +32,8 @@ class Ledgers:
     """Where entries can be read again: nowhere (all None), in a cluster, or in a store that clients may append to.
 
     `probe` asks for something small; it raises what the source would. `register` says which ledgers were deleted at the
-    source; the embedded store deletes none but by our own word. `describer` knows what BookKeeper says of a ledger.
+    source; the embedded store deletes none but by our own word. `describer` knows what BookKeeper says of a ledger,
+    `offloads` what brokers have offloaded by themselves.
     `retained` says for how many seconds Pulsar retains the topics of a tenant's namespace, None for ever.
     """
 
@@ -41,6 +42,7 @@ class Ledgers:
     probe: Callable[[], Awaitable[object]] | None = None
     register: LedgerRegister | None = None
     describer: LedgerDescriber | None = None
+    offloads: BrokerOffloads | None = None
     retained: Callable[[str, str], Awaitable[float | None]] | None = None
 
 
@@ -108,4 +110,4 @@ async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: C
         )
     )
     retained = admin.retained if admin is not None else None
-    return Ledgers(source=source, probe=probe, register=source, describer=source, retained=retained)
+    return Ledgers(source=source, probe=probe, register=source, offloads=source, describer=source, retained=retained)

@@ -84,6 +84,7 @@ def workshop(
         driver=driver_properties(settings),
         outage=OutageRules(policy=settings.outage.policy, area=spill_area(settings, metrics)),
         history=HistoryRules(daemon_bytes_max=settings.history.daemon_bytes_max),
+        offloads=ledgers.offloads,
         ledgers=None if ledgers.describer is None else whole_ledgers(settings, ledgers.describer),
     )
 

@@ -73,6 +73,17 @@ class LedgerDescriber(Protocol):
         ...
 
 
+class BrokerOffloads(Protocol):
+    """What brokers have offloaded by themselves, whether or not the source still has it."""
+
+    async def offloaded(self, topic: TopicName) -> Sequence[LedgerInfo]:
+        """Return the closed ledgers in order that a broker has offloaded as a whole, also those it then deleted.
+
+        Raises NotFound for an unknown topic.
+        """
+        ...
+
+
 class LedgerRegister(Protocol):
     """The word of whoever keeps a topic's ledgers about which there are; what is missing from it was deleted.
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
+from uuid import UUID
 
 from offloaderd.errors import CorruptData
 from offloaderd.format.messages import parse_message
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import KeyValue, LedgerInfo, ManagedLedgerInfo
 from offloaderd.ledgers.pulsar_compression import CONTENT_BYTES_MAX, Content, content_of
-from offloaderd.model import Position
+from offloaderd.model import LedgerOffload, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,12 +27,17 @@ if TYPE_CHECKING:
 class PulsarOffload:
     """What the list says of a ledger's copy in tiered storage, made by Pulsar itself or by a segment of PIP-76.
 
-    `bookkeeper_deleted`: ledger and node are gone from BookKeeper, on purpose.
+    `bookkeeper_deleted`: ledger and node are gone from BookKeeper, on purpose. `object_id` names the attempt to write
+    it as a whole (PIP-17), `driver` and `properties` where, `offloaded_ms` when that was complete.
     """
 
     complete: bool
     bookkeeper_deleted: bool
     segments: int
+    object_id: UUID | None = None
+    driver: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    offloaded_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,20 @@ class ListedLedger:
     def closed(self) -> bool:
         """Whether the list says that it is closed; if not, ask BookKeeper."""
         return self.closed_at_ms is not None
+
+    @property
+    def offloaded(self) -> LedgerOffload | None:
+        """The whole ledger's copy that its broker has made; None while there is none, or a segment holds its part."""
+        found = self.offload
+        if found is None or not found.complete or found.object_id is None or found.segments:
+            return None
+        return LedgerOffload(
+            object_id=found.object_id,
+            driver=found.driver,
+            properties=found.properties,
+            offloaded_ms=found.offloaded_ms,
+            source_deleted=found.bookkeeper_deleted,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +119,10 @@ def _ledger(info: LedgerInfo, key: str, content: Content) -> ListedLedger:
             complete=context.complete,
             bookkeeper_deleted=context.bookkeeperDeleted,
             segments=len(context.offloadSegment),
+            object_id=_uuid(context.uidMsb, context.uidLsb) if context.HasField("uidMsb") else None,
+            driver=context.driverMetadata.name,
+            properties=_properties(context.driverMetadata.properties),
+            offloaded_ms=max(context.timestamp, 0),
         )
     return ListedLedger(
         ledger_id=info.ledgerId,
@@ -108,6 +132,11 @@ def _ledger(info: LedgerInfo, key: str, content: Content) -> ListedLedger:
         offload=offload,
         properties=_properties(info.properties),
     )
+
+
+def _uuid(msb: int, lsb: int) -> UUID:
+    """Return the uuid of two signed 64-bit halves, as Java has them."""
+    return UUID(bytes=msb.to_bytes(8, "big", signed=True) + lsb.to_bytes(8, "big", signed=True))
 
 
 def _properties(pairs: Iterable[KeyValue]) -> dict[str, str]:

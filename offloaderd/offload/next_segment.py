@@ -78,6 +78,8 @@ class NextSegment:
         policy = self._topic.policy
         if history.waits(self._topic.map, policy):
             return OffloadMethod.NONE
+        if run.first_entry_id == 0 and self._topic.adoption.claims(run.ledger_id):
+            return OffloadMethod.NONE
         whole = policy.method is OffloadMethod.LEDGER_BASED and run.first_entry_id == 0
         if whole and self._shop.ledgers is not None and not self._has_vanished(run.ledger_id):
             return OffloadMethod.LEDGER_BASED if self._is_due(run.ledger_id) else OffloadMethod.NONE
@@ -97,6 +99,8 @@ class NextSegment:
     def ends_here(self, taken: Position) -> bool:
         """Say whether a segment of streaming has to end with the entry at `taken`, as another method follows it."""
         method = self._topic.policy.method
+        if self._topic.adoption.follows(taken):
+            return True
         if method is not OffloadMethod.LEDGER_BASED or self._shop.ledgers is None:
             return method is OffloadMethod.NONE
         end = self._topic.record.chain.end_of(taken.ledger_id)
@@ -173,6 +177,9 @@ class NextSegment:
         """Wait for the first entry of the next segment; None when stopping."""
         topic = self._topic
         while not topic.may_stop():
+            if self._may_adopt() and (info := topic.adoption.due()) is not None:
+                await topic.adoption.adopt(info)
+                continue
             batches = topic.buffer.take(topic.taken, 1)
             if batches and (self.left is not None or self._begins_with(batches[0].first)):
                 return batches[0].first
@@ -192,6 +199,12 @@ class NextSegment:
             else:
                 await topic.buffer.changed.wait()
         return None
+
+    def _may_adopt(self) -> bool:
+        """Say whether ledgers may be taken over from brokers now: a segment could begin as well."""
+        topic = self._topic
+        none = topic.policy.method is OffloadMethod.NONE or history.waits(topic.map, topic.policy)
+        return self.left is None and not none
 
     def _begins_with(self, first: Position) -> bool:
         return self.method_of(Run(*first, first.entry_id)) is not OffloadMethod.NONE

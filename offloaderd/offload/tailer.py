@@ -20,12 +20,12 @@ from offloaderd.offload.budget import Backoff
 from offloaderd.offload.signal import Signal, race
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metrics import Metrics
-    from offloaderd.model import TopicName
+    from offloaderd.model import LedgerInfo, TopicName
     from offloaderd.offload.buffer import Gap, TailingBuffer
     from offloaderd.offload.chain import LedgerChain, Run
     from offloaderd.offload.lag import LagTracker
@@ -74,11 +74,13 @@ class Tailer:
         troubles: Troubles,
         clock: Clock,
         metrics: Metrics,
+        also: Callable[[Sequence[LedgerInfo]], Awaitable[list[LedgerInfo]]] | None = None,
     ) -> None:
         self._source = source
         self._topic = topic
         self._buffer = buffer
         self._pool = pool
+        self._also = also
         self._needed = needed
         self._pushing = pushing
         self._wants = wants
@@ -159,6 +161,8 @@ class Tailer:
                     trouble = error
             else:
                 self.edge = Confirmed(infos[-1].entries - 1, closed=True) if infos else None
+            if self._also is not None:
+                infos = await self._also(infos)
         except NotFound:
             infos, self.edge = [], None
         if trouble is None:

@@ -15,6 +15,7 @@ import structlog
 from offloaderd.errors import Conflict, InvalidInput, Transient, first_of
 from offloaderd.model import OfferResult, OffloadMethod
 from offloaderd.offload import history
+from offloaderd.offload.adoption import Adoption
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.buffer import START, TailingBuffer
 from offloaderd.offload.filling import Filling
@@ -78,6 +79,7 @@ class TopicOffloader:
             shop.pool, resume=taken, rereadable=shop.source is not None, on_pressure=self._filling.press
         )
         self.outage = Outage(self, shop)
+        self.adoption = Adoption(self, shop)
         self.tailer = self._make_tailer(shop.source) if shop.source is not None else None
         self.handle = OffloadHandle(
             self.buffer,
@@ -104,7 +106,7 @@ class TopicOffloader:
 
     def _looked(self) -> None:
         """The source was seen: tell whoever waits if that gives something to record."""
-        if self.record.end_is_news():
+        if self.record.end_is_news() or self.adoption.due() is not None:
             self.buffer.changed.notify()
 
     async def _lost(self, loss: Loss) -> None:
@@ -119,6 +121,7 @@ class TopicOffloader:
             self.buffer,
             self._shop.pool,
             self.record.chain,
+            also=self.adoption.look,
             needed=lambda: self.taken,
             pushing=lambda: self.pushers > 0,
             wants=self.next.wants,
@@ -347,6 +350,19 @@ class TopicOffloader:
             duration_s=round(now - segment.opened_s, 3),
             epoch=self.claim.epoch,
         )
+        self.changed.notify()
+
+    def adopted(self, end: Position) -> None:
+        """What a broker has offloaded itself is part of the topic up to there: go on behind it."""
+        self.went_on()
+        self.next.committed()
+        self._filling.taken = end
+        self._filling.committed(end)
+        self.buffer.release(end)
+        self.buffer.restart(end)
+        self.lag.durable(end)
+        if self.tailer is not None:
+            self.tailer.nudge()
         self.changed.notify()
 
     async def ledger_infos(self) -> dict[int, LedgerInfo]:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+ELSEWHERE = frozenset({"", "source", "adoption"})
+"""What fails by these names says nothing of requests to the store that are tried again."""
+
 STALLED_TRIES = 5
 """After so many failures in a row of something that may pass, a topic counts as stalled."""
 
@@ -94,7 +97,7 @@ class Troubles:
     @property
     def outage(self) -> Trouble | None:
         """What stalls the topic at the store: requests that are being tried again until they work."""
-        stalling = [one for what, one in self._failing.items() if what not in {"", "source"} and one.stalls]
+        stalling = [one for what, one in self._failing.items() if what not in ELSEWHERE and one.stalls]
         return min(stalling, key=lambda one: one.since_s, default=None)
 
     @property

@@ -9,11 +9,12 @@ import cramjam
 
 from offloaderd.format.pb.pulsar import ml_data_formats_pb2 as pb
 from offloaderd.ledgers.pulsar_compression import MAGIC
+from offloaderd.metadata.records.context import split_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from offloaderd.ledgers.pulsar import ListedLedger, ManagedLedger
+    from offloaderd.ledgers.pulsar import ListedLedger, ManagedLedger, PulsarOffload
 
 Compression = Literal["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"]
 
@@ -67,5 +68,18 @@ def _add(message: pb.ManagedLedgerInfo, ledger: ListedLedger) -> None:
         info.offloadContext.bookkeeperDeleted = ledger.offload.bookkeeper_deleted
         for _ in range(ledger.offload.segments):
             info.offloadContext.offloadSegment.add(complete=True)
+        _add_object(info.offloadContext, ledger.offload)
     for key, text in ledger.properties.items():
         info.properties.add(key=key, value=text)
+
+
+def _add_object(context: pb.OffloadContext, offload: PulsarOffload) -> None:
+    """What a broker says of a whole ledger in an object of its own."""
+    if offload.object_id is not None:
+        context.uidMsb, context.uidLsb = split_uuid(offload.object_id)
+    if offload.offloaded_ms:
+        context.timestamp = offload.offloaded_ms
+    if offload.driver:
+        context.driverMetadata.name = offload.driver
+        for key, text in offload.properties.items():
+            context.driverMetadata.properties.add(key=key, value=text)

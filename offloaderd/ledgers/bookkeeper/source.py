@@ -100,6 +100,10 @@ class BookKeeperLedgers:
         """Return the topic's ledgers in order. Raises NotFound, CorruptData."""
         return await self._topic(topic).ledgers()
 
+    async def offloaded(self, topic: TopicName) -> Sequence[LedgerInfo]:
+        """Return the ledgers that brokers have offloaded as a whole; see BrokerOffloads."""
+        return await self._topic(topic).offloaded()
+
     async def listed(self, topic: TopicName) -> Collection[int]:
         """Return the ledgers of Pulsar's list, also those that BookKeeper does not have; see LedgerRegister."""
         return await self._directory.listed(topic)

@@ -69,6 +69,11 @@ class Topic:
                     break
         return infos
 
+    async def offloaded(self) -> Sequence[LedgerInfo]:
+        """Return the ledgers that a broker has offloaded as a whole, also those that BookKeeper has no more."""
+        managed = await self._directory.topic(self.name)
+        return [_info_of(listed) for listed in managed.ledgers if listed.offloaded is not None and _complete(listed)]
+
     async def confirmed(self, ledger_id: int) -> Confirmed:
         """Return how far a ledger may be read. Raises NotFound, CorruptData, Transient, Denied."""
         listed = await self._find(ledger_id)
@@ -284,4 +289,5 @@ def _info_of(listed: ListedLedger) -> LedgerInfo:
         entries=listed.entries or 0,
         size_bytes=listed.size_bytes or 0,
         closed_at_ms=listed.closed_at_ms or 0,
+        offloaded=listed.offloaded,
     )

@@ -35,7 +35,7 @@ from offloaderd.policy.policies import OffloadPolicies
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from offloaderd.ledgers.port import LedgerDescriber, LedgerStore
+    from offloaderd.ledgers.port import BrokerOffloads, LedgerDescriber, LedgerStore
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.topic import TopicOffloader
@@ -63,6 +63,7 @@ class Rig:
     history: HistoryRules = field(default_factory=HistoryRules)
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
+    offloads: BrokerOffloads | None = None
 
     def __post_init__(self) -> None:
         """Make the stores that the test did not bring."""
@@ -96,6 +97,7 @@ class Rig:
             outage=self.outage,
             history=self.history,
             ledgers=self.whole_ledgers(source) if source is not None else None,
+            offloads=self.offloads,
         )
 
     def book(self, metadata: MetadataStore) -> PolicyBook:

@@ -1,0 +1,251 @@
+"""Adopts ledgers that a broker has offloaded itself (PIP-17): they become part of a topic's map where they lie.
+
+Rules:
+- Only the ledger that comes next is adopted, whole, from entry 0, between two segments and after its objects were
+  looked at: their format version, lengths and index, and the entries of the last block, where Pulsar's writer has cut
+  ledgers short and reported success.
+- What BookKeeper has no more is still there while its objects are: such a ledger counts as one of the topic's.
+- What cannot be adopted is offloaded from BookKeeper like any other. Where BookKeeper has it no more, it is lost if its
+  objects are missing; else the topic stops before it, loudly, until somebody has looked.
+- The objects stay the broker's: nothing here writes or deletes them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.errors import BucketMissing, CorruptData, InvalidConfig, NotFound, OffloaderError, Transient
+from offloaderd.format.v1_index import decode_index
+from offloaderd.format.v1_scan import BlockScan, block_spans
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.model import LedgerEnd, Loss, OffloadMethod, Position
+from offloaderd.objects import keys
+from offloaderd.offload.budget import Backoff
+from offloaderd.offload.chain import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.format.v1_index import LedgerObjectIndex
+    from offloaderd.model import LedgerInfo, LedgerOffload
+    from offloaderd.objects.port import ObjectInfo, ObjectReader
+    from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.offload.workshop import Workshop
+
+log = structlog.get_logger(__name__)
+
+DRIVERS = frozenset({"aws-s3", "s3"})
+"""Pulsar's drivers for S3, by their names in lower case."""
+TROUBLE = "adoption"
+RETRY_S = 30.0
+"""How soon what could not be adopted, and is nowhere else, is looked at again."""
+PIECE_BYTES = 1 << 20
+MANAGED_LEDGER = "pulsar/managed-ledger"
+"""Key of BookKeeper's custom metadata with the name of the ledger's topic (LedgerMetadataUtils)."""
+
+
+class Adoption:
+    """What brokers have offloaded of one topic, and has not been adopted yet."""
+
+    def __init__(self, topic: TopicOffloader, shop: Workshop) -> None:
+        self._topic = topic
+        self._shop = shop
+        self._clock = shop.uplink.clock
+        self._backoff = Backoff(self._clock)
+        self._found: dict[int, LedgerInfo] = {}
+        self._readable: set[int] = set()
+        self._left: set[int] = set()  # not adopted, and offloaded from BookKeeper, or lost
+        self._refused: dict[int, float] = {}  # nowhere else either: when to look again (monotonic)
+
+    async def look(self, infos: Sequence[LedgerInfo]) -> list[LedgerInfo]:
+        """Take in what brokers say; returns the source's ledgers with those that only tiered storage has.
+
+        Raises what the source raises.
+        """
+        offloads = self._shop.offloads
+        if offloads is None:
+            return list(infos)
+        taken = self._topic.taken
+        found = await offloads.offloaded(self._topic.topic)
+        self._readable = {info.ledger_id for info in infos}
+        self._left.intersection_update(info.ledger_id for info in found)
+        new = (info for info in found if info.ledger_id > taken.ledger_id)
+        self._found = {info.ledger_id: info for info in new if info.ledger_id not in self._left}
+        more = [info for info in self._found.values() if info.ledger_id not in self._readable]
+        return sorted([*infos, *more], key=lambda info: info.ledger_id)
+
+    def claims(self, ledger_id: int) -> bool:
+        """Say whether a ledger is to be adopted, so that nobody begins to read it."""
+        return ledger_id in self._found
+
+    def follows(self, taken: Position) -> bool:
+        """Say whether a ledger that is to be adopted comes directly behind an entry."""
+        step = self._topic.record.chain.next_after(taken) if self._found else None
+        return isinstance(step, Run) and step.first_entry_id == 0 and self.claims(step.ledger_id)
+
+    def due(self) -> LedgerInfo | None:
+        """Return the ledger that is to be adopted now: the next one, with nothing open before it."""
+        topic = self._topic
+        standing = topic.map.standing
+        if not self._found or (standing is not None and standing != topic.taken):
+            return None
+        step = topic.record.chain.next_after(topic.taken)
+        if not isinstance(step, Run) or step.first_entry_id:
+            return None
+        again_s = self._refused.get(step.ledger_id, 0.0)
+        return self._found.get(step.ledger_id) if self._clock.monotonic() >= again_s else None
+
+    async def adopt(self, info: LedgerInfo) -> None:
+        """Make a ledger part of the topic, or decide what becomes of it. Raises Fenced, Conflict."""
+        topic, offload = self._topic, info.offloaded
+        assert offload is not None  # noqa: S101 - only such ledgers are found
+        try:
+            segment = await self._verified(info, offload)
+        except Transient as error:
+            topic.troubles.met(error, TROUBLE)
+            await self._backoff.wait(error)
+            return
+        except OffloaderError as error:
+            await self._refuse(info, error)
+            return
+        following = topic.record.chain.end_of(info.ledger_id)
+        await topic.record.adopt(segment, LedgerEnd(segment.entries, following.next_ledger_id if following else None))
+        self._settled(info.ledger_id)
+        topic.adopted(segment.end)
+        log.info(
+            "ledger.adopted",
+            topic=str(topic.topic),
+            ledger_id=info.ledger_id,
+            object_id=str(offload.object_id),
+            entries=segment.entries,
+            object_bytes=segment.object_bytes,
+            driver=offload.driver,
+            source_deleted=info.ledger_id not in self._readable,
+        )
+
+    def _settled(self, ledger_id: int) -> None:
+        self._found.pop(ledger_id, None)
+        self._refused.pop(ledger_id, None)
+        self._backoff.reset()
+        self._topic.troubles.over(TROUBLE)
+
+    async def _refuse(self, info: LedgerInfo, error: OffloaderError) -> None:
+        """Leave a ledger to the other ways there are; without one it is lost, or the topic stops before it."""
+        ledger_id, topic = info.ledger_id, self._topic
+        loss = self._loss(info) if isinstance(error, NotFound) and not isinstance(error, BucketMissing) else None
+        if ledger_id in self._readable:
+            way = "offloaded from BookKeeper"
+        else:
+            way = "lost" if loss is not None else "waited for"
+        log.error(
+            "ledger.not_adopted",
+            topic=str(topic.topic),
+            ledger_id=ledger_id,
+            error=str(error),
+            way=way,
+            hint=error.hint or "look what became of the objects that the broker's metadata names",
+        )
+        if ledger_id not in self._readable:
+            if loss is None:
+                self._refused[ledger_id] = self._clock.monotonic() + RETRY_S
+                topic.troubles.met(error, TROUBLE)
+                return
+            await topic.record.lost(loss)
+        self._settled(ledger_id)
+        self._left.add(ledger_id)
+        if topic.tailer is not None:
+            topic.tailer.nudge()
+        topic.changed.notify()
+
+    def _loss(self, info: LedgerInfo) -> Loss | None:
+        """Return what is lost with a ledger that no tier has; None while nothing is known to follow it."""
+        following = self._topic.record.chain.next_after(Position(info.ledger_id, info.entries - 1))
+        if following is None:
+            return None
+        before = following.before if isinstance(following, Loss) else following.first
+        more = following.entries if isinstance(following, Loss) else 0
+        return Loss(self._topic.taken, before, info.entries + more)
+
+    async def _verified(self, info: LedgerInfo, offload: LedgerOffload) -> CommittedSegment:
+        """Return the ledger as a segment once its objects are what they should be.
+
+        Raises InvalidConfig when they lie elsewhere, NotFound, CorruptData, Transient and Denied.
+        """
+        bucket = self._shop.driver.get("bucket", "")
+        theirs = offload.properties.get("bucket", "")
+        if offload.driver.lower() not in DRIVERS or theirs != bucket:
+            raise InvalidConfig(
+                f"ledger {info.ledger_id} of {self._topic.topic} was offloaded by driver {offload.driver!r} "
+                f"into bucket {theirs!r}, not into {bucket!r}",
+                hint="copy its objects into our bucket, or let a broker serve it",
+            )
+        where = keys.SegmentKeys("", offload.object_id, info.ledger_id)
+        index, data_bytes = await verified_index(
+            self._shop.uplink.objects, where, managed_ledger=self._topic.topic.managed_ledger, info=info
+        )
+        last = index.ledger().lastEntryId
+        return CommittedSegment(
+            segment_id=offload.object_id,
+            slices=(LedgerSlice(info.ledger_id, 0, last, index.ledger().length),),
+            object_bytes=data_bytes,
+            assigned_ms=offload.offloaded_ms,
+            offloaded_ms=offload.offloaded_ms,
+            bucket=bucket,
+            prefix="",
+            method=OffloadMethod.LEDGER_BASED,
+            driver=offload.driver,
+        )
+
+
+async def verified_index(
+    objects: ObjectReader, where: keys.SegmentKeys, *, managed_ledger: str, info: LedgerInfo
+) -> tuple[LedgerObjectIndex, int]:
+    """Return the index of a ledger's objects, and the length of the data, after looking at both.
+
+    Reads the last block. Raises NotFound for a missing object, CorruptData for one that is not of this format, of this
+    ledger or as long as it should be, Transient and Denied.
+    """
+    data = await objects.head(where.data)
+    _check_metadata(await objects.head(where.index), managed_ledger)
+    _check_metadata(data, managed_ledger)
+    index = decode_index(await objects.get(where.index), key=where.index)
+    ledger = index.ledger()
+    if index.data_bytes != data.size_bytes:
+        raise _differs(where.data, data.size_bytes, f"an object of {index.data_bytes} bytes", f"{data.size_bytes}")
+    if ledger.lastEntryId != info.entries - 1:
+        raise _differs(where.index, 32, f"a ledger up to entry {info.entries - 1}", ledger.lastEntryId)
+    if info.size_bytes and ledger.length != info.size_bytes:
+        raise _differs(where.index, 32, f"a ledger of {info.size_bytes} bytes", ledger.length)
+    names = {pair.key: pair.value for pair in ledger.customMetadata}
+    if names.get(MANAGED_LEDGER, managed_ledger.encode()) != managed_ledger.encode():
+        raise _differs(where.index, 32, f"a ledger of {managed_ledger}", names[MANAGED_LEDGER])
+    await _check_last_block(objects, where.data, index)
+    return index, data.size_bytes
+
+
+def _check_metadata(found: ObjectInfo, managed_ledger: str) -> None:
+    """Check what Pulsar's readers check, and that the object names no other topic. Raises CorruptData."""
+    version = found.metadata.get(keys.FORMAT_VERSION_KEY)
+    if version != keys.FORMAT_VERSION:
+        expected = f"user metadata {keys.FORMAT_VERSION_KEY} of {keys.FORMAT_VERSION}"
+        raise _differs(found.key, 0, expected, "none" if version is None else version)
+    name = found.metadata.get(keys.MANAGED_LEDGER_KEY, managed_ledger)
+    if name != managed_ledger:
+        raise _differs(found.key, 0, f"a ledger of {managed_ledger}", name)
+
+
+async def _check_last_block(objects: ObjectReader, key: str, index: LedgerObjectIndex) -> None:
+    """Read from the last index entry to the end, which the ledger's last entry and nothing else may have."""
+    span, last = block_spans(index)[-1], index.entries[-1]
+    inside = last.first_entry_id > span.first_entry_id
+    at = last.offset + index.header_bytes
+    scan = BlockScan(span, key=key, entry_id=last.first_entry_id if inside else None, at=at)
+    while not scan.done:
+        scan.feed(await objects.get(key, scan.wanted_at, min(PIECE_BYTES, span.end - scan.wanted_at)))
+
+
+def _differs(key: str, offset: int, expected: object, found: object) -> CorruptData:
+    hint = "the object is not what the broker's metadata says; keep it, and look who wrote it"
+    return CorruptData(key=key, offset=offset, expected=expected, found=found, hint=hint)

@@ -1,0 +1,279 @@
+"""What a broker has offloaded itself is adopted where it lies: in order, verified, once, and without a byte sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import CorruptData, NotFound
+from offloaderd.format.v1_index import decode_index, encode_index
+from offloaderd.ledgers.memory import MemoryLedgers
+from offloaderd.metadata import catalog
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import OffloadMethod, Position
+from offloaderd.objects import keys
+from offloaderd.offload.adoption import verified_index
+from offloaderd.offload.roll import RollPolicy
+from tests.unit.broker_objects import BrokerLedger, metadata_of
+from tests.unit.offload.rig import TOPIC, Rig, enabled, payloads, until, until_offloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.format.v1_index import LedgerObjectIndex
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.model import LedgerInfo, TopicName
+
+
+class Brokers:
+    """A source whose brokers offload by themselves, as far as the test says."""
+
+    def __init__(self, rig: Rig, ledgers: MemoryLedgers) -> None:
+        self.ledgers = ledgers
+        self.offloads: dict[int, BrokerLedger] = {}
+        self._rig = rig
+
+    async def offloaded(self, topic: TopicName) -> Sequence[LedgerInfo]:
+        """Return what was offloaded; see BrokerOffloads."""
+        assert topic == TOPIC
+        return [one.info for _, one in sorted(self.offloads.items())]
+
+    async def write(self, counts: Sequence[int]) -> list[list[bytes]]:
+        """Write ledgers with so many entries, all closed but the last; returns what is in each."""
+        found = []
+        for number, count in enumerate(counts):
+            found.append(payloads(count, seed=number))
+            await self.ledgers.append(TOPIC, found[-1])
+            if number < len(counts) - 1:
+                await self.ledgers.roll(TOPIC)
+        return found
+
+    async def offload(self, ledger_id: int, content: Sequence[bytes], *, store: bool = True) -> BrokerLedger:
+        """Have a broker offload a ledger; without `store` its objects vanish at once."""
+        made = BrokerLedger(topic=TOPIC, ledger_id=ledger_id, object_id=self._rig.clock.uuid(), payloads=content)
+        if store:
+            await made.put(self._rig.store)
+        self.offloads[ledger_id] = made
+        return made
+
+    async def trim(self, ledger_id: int) -> None:
+        """Have the broker delete BookKeeper's copy."""
+        self.offloads[ledger_id].source_deleted = True
+        await self.ledgers.delete(TOPIC, ledger_id)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    """An engine's surroundings."""
+    made = Rig(policy=RollPolicy(segment_bytes_max=1_000_000, segment_age_max_s=0.05))
+    made.ledgers = MemoryLedgers(clock=made.clock)
+    return made
+
+
+@pytest.fixture
+def brokers(rig: Rig) -> Brokers:
+    """The brokers of that source."""
+    assert isinstance(rig.ledgers, MemoryLedgers)
+    rig.offloads = made = Brokers(rig, rig.ledgers)
+    return made
+
+
+async def committed(rig: Rig) -> TopicMap:
+    """Return the map as a reader finds it."""
+    return await catalog.load(rig.tree.connect(), TOPIC)
+
+
+async def ids(brokers: Brokers) -> list[int]:
+    """Return the source's ledgers."""
+    return [info.ledger_id for info in await brokers.ledgers.ledgers(TOPIC)]
+
+
+def shape(found: TopicMap) -> list[tuple[int, int, bool]]:
+    """Return each segment's first and last ledger, and whether a broker wrote it."""
+    return [(one.begin.ledger_id, one.end.ledger_id, one.foreign) for one in found.segments]
+
+
+@pytest.mark.parametrize("method", [OffloadMethod.STREAMING, OffloadMethod.LEDGER_BASED])
+@pytest.mark.parametrize("trimmed", [False, True])
+async def test_adopted_at_the_head_and_in_the_middle(
+    rig: Rig, brokers: Brokers, method: OffloadMethod, *, trimmed: bool
+) -> None:
+    """Ledgers of a broker before, between and after ours become part of one map, also those that only the tier has."""
+    rig.policy = RollPolicy(segment_bytes_max=1_000_000, segment_age_max_s=0.05, method=method, threshold_bytes=0)
+    contents = await brokers.write([5, 6, 7, 8, 3])
+    a, b, c, d, e = await ids(brokers)
+    for ledger_id, content in ((a, contents[0]), (c, contents[2])):
+        await brokers.offload(ledger_id, content)
+        if trimmed:
+            await brokers.trim(ledger_id)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until_offloaded(topic, Position(d, 7))
+        if method is OffloadMethod.STREAMING:
+            await until_offloaded(topic, Position(e, 2))
+    found = await committed(rig)
+    assert shape(found)[:3] == [(a, a, True), (b, b, False), (c, c, True)]
+    assert found.losses == ()
+    assert {ledger_id: end.entries for ledger_id, end in found.ends.items()}[c] == 7
+    adopted = found.segments[2]
+    assert adopted.keys == brokers.offloads[c].keys
+    assert (adopted.driver, adopted.bucket, adopted.entries) == ("aws-s3", "b", 7)
+    stored = [info.key async for info in rig.store.list()]
+    assert not [key for key in stored if key.startswith(str(adopted.segment_id)) and key.endswith("manifest")]
+
+
+async def test_not_twice_after_a_restart(rig: Rig, brokers: Brokers) -> None:
+    """The next owner finds what was adopted in the map and goes on behind it."""
+    contents = await brokers.write([5, 4])
+    a, b = await ids(brokers)
+    await brokers.offload(a, contents[0])
+    for _ in range(2):
+        async with rig.engine() as engine:
+            topic = await enabled(engine)
+            await until_offloaded(topic, Position(b, 3))
+    assert shape(await committed(rig)) == [(a, a, True), (b, b, False)]
+
+
+async def test_while_a_segment_is_open(rig: Rig, brokers: Brokers) -> None:
+    """A broker offloads the next ledger while ours is open: ours ends with its ledger, and theirs follows."""
+    rig.policy = RollPolicy(segment_bytes_max=1_000_000, segment_age_max_s=3600.0)
+    first = payloads(5)
+    await brokers.ledgers.append(TOPIC, first)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until(lambda: topic.builder is not None and topic.builder.entries == 5)
+        await brokers.ledgers.roll(TOPIC)
+        second = payloads(6, seed=1)
+        (a,) = await ids(brokers)
+        await brokers.offload(a + 1, second)
+        await brokers.ledgers.append(TOPIC, second)
+        await brokers.ledgers.roll(TOPIC)
+        await brokers.ledgers.append(TOPIC, payloads(2, seed=2))
+        await until_offloaded(topic, Position(a + 1, 5))
+    assert shape(await committed(rig))[:2] == [(a, a, False), (a + 1, a + 1, True)]
+
+
+@pytest.mark.parametrize("wrong", ["bucket", "driver", "version", "short", "missing", "another ledger"])
+async def test_what_cannot_be_adopted_is_offloaded(rig: Rig, brokers: Brokers, wrong: str) -> None:
+    """Whatever is wrong with the broker's copy, BookKeeper still has the ledger: it goes our way, nothing is lost."""
+    contents = await brokers.write([5, 6, 2])
+    a, b, c = await ids(brokers)
+    theirs = await brokers.offload(a, contents[0], store=wrong != "missing")
+    await spoil(rig, theirs, wrong)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until_offloaded(topic, Position(c, 1))
+    found = await committed(rig)
+    assert not any(one.foreign for one in found.segments)
+    assert found.losses == ()
+    assert len(await rig.committed()) == 13
+    assert b
+
+
+async def spoil(rig: Rig, theirs: BrokerLedger, wrong: str) -> None:
+    """Make a broker's copy other than it should be."""
+    match wrong:
+        case "bucket":
+            theirs.bucket = "elsewhere"
+        case "driver":
+            theirs.driver = "google-cloud-storage"
+        case "version":
+            theirs.user_metadata = {keys.FORMAT_VERSION_KEY: "2"}
+            await theirs.put(rig.store)
+        case "short":
+            data, _ = theirs.objects()
+            metadata = (await rig.store.head(theirs.keys.data)).metadata
+            await rig.store.put(theirs.keys.data, data[:-1], metadata=metadata)
+        case "another ledger":
+            theirs.payloads = [*theirs.payloads, b"more"]
+            await theirs.put(rig.store)
+            theirs.payloads = theirs.payloads[:-1]
+
+
+async def test_objects_that_are_gone_are_a_loss(rig: Rig, brokers: Brokers) -> None:
+    """Neither tier has the ledger: the loss is recorded with its entries, and what follows is offloaded."""
+    contents = await brokers.write([5, 6, 2])
+    a, b, c = await ids(brokers)
+    await brokers.offload(b, contents[1], store=False)
+    await brokers.trim(b)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until_offloaded(topic, Position(c, 1))
+    (loss,) = (await committed(rig)).losses
+    assert (loss.after, loss.before, loss.entries) == (Position(a, 4), Position(c, 0), 6)
+
+
+@pytest.mark.parametrize("wrong", ["bucket", "short"])
+async def test_what_only_another_place_may_have_stops_the_topic(rig: Rig, brokers: Brokers, wrong: str) -> None:
+    """Nobody can say that it is lost: the topic stops before it and says why; once it is right, it is adopted."""
+    contents = await brokers.write([5, 6, 2])
+    a, b, c = await ids(brokers)
+    theirs = await brokers.offload(b, contents[1])
+    await spoil(rig, theirs, wrong)
+    await brokers.trim(b)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until_offloaded(topic, Position(a, 4))
+        await until(lambda: topic.troubles.stalled is not None)
+        stalled = topic.troubles.stalled
+        assert stalled is not None
+        assert str(b) in str(stalled.error)
+        assert (await committed(rig)).losses == ()
+    theirs.bucket = "b"
+    await theirs.put(rig.store)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until_offloaded(topic, Position(c, 1))
+    assert shape(await committed(rig)) == [(a, a, False), (b, b, True), (c, c, False)]
+
+
+async def test_method_none_adopts_nothing(rig: Rig, brokers: Brokers) -> None:
+    """A topic that is not offloaded is left alone."""
+    contents = await brokers.write([5, 2])
+    await brokers.offload((await ids(brokers))[0], contents[0])
+    async with rig.engine() as engine:
+        await enabled(engine, TopicPolicy(enabled=True, method=OffloadMethod.NONE))
+        await rig.clock.sleep(0.2)
+    assert (await committed(rig)).segments == ()
+
+
+async def test_writer_that_cut_a_ledger_short(rig: Rig) -> None:
+    """Pulsar's writer can leave out entries and report success: the last block gives it away."""
+    whole = BrokerLedger(topic=TOPIC, ledger_id=3, object_id=rig.clock.uuid(), payloads=payloads(30))
+    await whole.put(rig.store)
+    index, data_bytes = await looked_at(rig, whole)
+    assert (index.ledger().lastEntryId, data_bytes) == (29, len(whole.objects()[0]))
+    short = BrokerLedger(topic=TOPIC, ledger_id=3, object_id=rig.clock.uuid(), payloads=whole.payloads[:20])
+    data, short_index = short.objects()
+    blocks = decode_index(short_index, key="index").entries
+    lies = encode_index(len(data), metadata_of(TOPIC.managed_ledger, whole.payloads), blocks)
+    await short.put(rig.store)
+    await rig.store.put(short.keys.index, lies, metadata=(await rig.store.head(short.keys.index)).metadata)
+    short.payloads = whole.payloads
+    with pytest.raises(CorruptData, match="entry 20") as said:
+        await looked_at(rig, short)
+    assert said.value.key == short.keys.data
+
+
+async def test_each_object_is_looked_at(rig: Rig) -> None:
+    """A missing object, and one of another topic by its user metadata or by BookKeeper's, are told by name."""
+    one = BrokerLedger(topic=TOPIC, ledger_id=3, object_id=rig.clock.uuid(), payloads=payloads(5))
+    await one.put(rig.store)
+    with pytest.raises(CorruptData, match="expected a ledger of a/b"):
+        await verified_index(rig.store, one.keys, managed_ledger="a/b/persistent/c", info=one.info)
+    for key in (one.keys.data, one.keys.index):
+        content = await rig.store.get(key)
+        await rig.store.put(key, content, metadata={keys.FORMAT_VERSION_KEY: "1"})
+    with pytest.raises(CorruptData, match="expected a ledger of a/b"):
+        await verified_index(rig.store, one.keys, managed_ledger="a/b/persistent/c", info=one.info)
+    assert (await looked_at(rig, one))[1] == len(one.objects()[0]), "older brokers name neither topic nor role"
+    for key in (one.keys.index, one.keys.data):
+        await rig.store.delete([key])
+        with pytest.raises(NotFound, match=str(key)):
+            await looked_at(rig, one)
+
+
+async def looked_at(rig: Rig, one: BrokerLedger) -> tuple[LedgerObjectIndex, int]:
+    """Verify a broker's objects against what its list says."""
+    return await verified_index(rig.store, one.keys, managed_ledger=TOPIC.managed_ledger, info=one.info)

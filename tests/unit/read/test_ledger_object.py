@@ -1,0 +1,216 @@
+"""A ledger that a broker offloaded is read by its index alone: every entry, from anywhere, and no damage unnoticed."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offloaderd.errors import CorruptData, NotFound
+from offloaderd.format.v1_index import decode_index
+from offloaderd.format.v1_scan import BlockScan, block_spans
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.metrics import Metrics
+from offloaderd.model import OffloadMethod, Position
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.read import ledger_object
+from offloaderd.read.fetch import RetryPolicy
+from offloaderd.read.segment import Pace, SegmentOptions, SegmentReader
+from tests.unit.broker_objects import BUCKET, BrokerLedger
+from tests.unit.read.build import TOPIC, FastClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+OBJECT = uuid.UUID(int=77)
+PIECE = 400
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a small object have many pieces."""
+    monkeypatch.setattr(ledger_object, "PIECE_BYTES", PIECE)
+
+
+def ledger(sizes: list[int], **others: int) -> BrokerLedger:
+    """Return a ledger with entries of these sizes."""
+    payloads = [bytes((31 * number + k) % 256 for k in range(size)) for number, size in enumerate(sizes)]
+    made = BrokerLedger(topic=TOPIC, ledger_id=9, object_id=OBJECT, payloads=payloads)
+    for name, value in others.items():
+        setattr(made, name, value)
+    return made
+
+
+def committed(one: BrokerLedger) -> CommittedSegment:
+    """Return the segment as its adoption records it."""
+    return CommittedSegment(
+        segment_id=one.object_id,
+        slices=(LedgerSlice(one.ledger_id, 0, len(one.payloads) - 1, sum(map(len, one.payloads))),),
+        object_bytes=len(one.objects()[0]),
+        assigned_ms=1,
+        offloaded_ms=2,
+        bucket=BUCKET,
+        prefix="",
+        method=OffloadMethod.LEDGER_BASED,
+        driver=one.driver,
+    )
+
+
+@pytest.fixture
+def clock() -> FastClock:
+    """A clock that does not wait."""
+    return FastClock()
+
+
+@pytest.fixture
+def store(clock: FastClock) -> MemoryStore:
+    """A bucket."""
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+async def reader(store: MemoryStore, clock: FastClock) -> AsyncIterator[SegmentReader]:
+    """A reader with room for some pieces."""
+    options = SegmentOptions(cache_bytes=6 * PIECE, read_ahead_bytes=4 * PIECE, retry=RetryPolicy(tries_max=2))
+    async with SegmentReader(store, clock=clock, metrics=Metrics(), options=options) as made:
+        yield made
+        assert made.pinned_bytes == 0, "a read lets go of all that it pinned"
+
+
+async def entries(reader: SegmentReader, segment: CommittedSegment, first: int, last: int) -> list[tuple[int, bytes]]:
+    """Read a range."""
+    found: list[tuple[int, bytes]] = []
+    async for batch in reader.read(TOPIC, segment, Position(9, first), Position(9, last), Pace()):
+        assert batch.ledger_id == 9
+        found += enumerate(batch.payloads, batch.first_entry_id)
+    return found
+
+
+SIZES = [(number * 97) % 300 for number in range(60)]
+
+
+@pytest.mark.parametrize("every", [0, 1, 7])
+async def test_every_range(reader: SegmentReader, store: MemoryStore, every: int) -> None:
+    """From any entry to any other, with an index entry a block and with a denser index."""
+    one = ledger(SIZES, index_every=every)
+    await one.put(store)
+    everything = list(enumerate(one.payloads))
+    segment = committed(one)
+    for first in range(0, 60, 7):
+        for last in (first, first + 1, 59):
+            assert await entries(reader, segment, first, min(last, 59)) == everything[first : min(last, 59) + 1]
+
+
+async def test_large_entries_and_empty_ones(reader: SegmentReader, store: MemoryStore) -> None:
+    """Entries over many pieces, of no bytes, and one that has a block of its own."""
+    one = ledger([0, 0, 5000, 0, 900, 871, 872, 873, 0, 3 * PIECE, 1])
+    await one.put(store)
+    assert await entries(reader, committed(one), 0, 10) == list(enumerate(one.payloads))
+    assert await entries(reader, committed(one), 9, 9) == [(9, one.payloads[9])]
+
+
+async def test_places_are_remembered(
+    reader: SegmentReader, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second read near the end of a large block asks for what is near, not for the block."""
+    one = ledger([50] * 300, block_bytes_max=1 << 20)
+    await one.put(store)
+    segment = committed(one)
+    await entries(reader, segment, 0, 299)
+    asked: list[int] = []
+    get = store.get
+
+    async def noted(key: str, first: int = 0, length: int | None = None) -> bytes:
+        asked.append(first)
+        return await get(key, first, length)
+
+    monkeypatch.setattr(store, "get", noted)
+    assert await entries(reader, segment, 150, 150) == [(150, one.payloads[150])]
+    assert len(asked) <= 3
+
+
+async def test_pieces_fetched_ahead_stay_within_the_budget(reader: SegmentReader, store: MemoryStore) -> None:
+    """A block of any size is never held whole."""
+    one = ledger([50] * 1000, block_bytes_max=1 << 20)
+    await one.put(store)
+    most = 0
+    async for _ in reader.read(TOPIC, committed(one), Position(9, 0), Position(9, 999), Pace()):
+        most = max(most, reader.used_bytes)
+    length = len(one.objects()[0])
+    table = ledger_object.TABLE_BYTES + ledger_object.PLACE_BYTES * (1 + length // PIECE)
+    assert most - table <= 6 * PIECE < length
+
+
+async def read_into(found: list[tuple[int, bytes]], reader: SegmentReader, segment: CommittedSegment) -> None:
+    """Collect all entries up to the first that cannot be read."""
+    async for batch in reader.read(TOPIC, segment, segment.begin, segment.end, Pace()):
+        found += enumerate(batch.payloads, batch.first_entry_id)
+
+
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "another header": (lambda data: b"\0" + data[1:], "magic"),
+    "an entry of another id": (lambda data: data[:139] + b"\x09" + data[140:], "entry id 0"),
+    "a length beyond the block": (lambda data: data[:128] + struct.pack(">i", 1 << 30) + data[132:], "entry 0"),
+    "padding where an entry should be": (lambda data: data[:128] + b"\xfe\xdc\xde\xad" + data[132:], "entry 0"),
+    "no padding": (lambda data: data[:999] + b"\0" + data[1000:], "padding"),
+    "cut short": (lambda data: data[:-1], "bytes"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+async def test_damage(reader: SegmentReader, store: MemoryStore, name: str) -> None:
+    """Whatever its framing shows is a typed error that names the object, and nothing wrong is handed out."""
+    change, said = DAMAGES[name]
+    one = ledger([100] * 20)
+    await one.put(store)
+    data = await store.get(one.keys.data)
+    await store.put(one.keys.data, change(data))
+    found: list[tuple[int, bytes]] = []
+    with pytest.raises(CorruptData, match=said) as error:
+        await read_into(found, reader, committed(one))
+    assert error.value.key == one.keys.data
+    assert found == list(enumerate(one.payloads))[: len(found)]
+
+
+async def test_index_of_another_ledger(reader: SegmentReader, store: MemoryStore) -> None:
+    """An index that is longer or shorter than what was committed, cut, or missing."""
+    one, other = ledger([100] * 20), ledger([100] * 21)
+    await one.put(store)
+    index = other.objects()[1]
+    for content in (index, one.objects()[1][:-1], b""):
+        await store.put(one.keys.index, content)
+        with pytest.raises(CorruptData) as error:
+            await entries(reader, committed(one), 0, 0)
+        assert error.value.key == one.keys.index
+    await store.delete([one.keys.index])
+    with pytest.raises(NotFound):
+        await entries(reader, committed(one), 0, 0)
+
+
+@settings(max_examples=200)
+@given(
+    sizes=st.lists(st.integers(0, 700), min_size=1, max_size=40),
+    block=st.integers(200, 2000),
+    every=st.integers(0, 5),
+    pieces=st.lists(st.integers(1, 500), min_size=1, max_size=5),
+)
+def test_scan_in_any_pieces(sizes: list[int], block: int, every: int, pieces: list[int]) -> None:
+    """However a block's bytes come, its entries come out whole and in order, and it ends where it should."""
+    one = ledger(sizes, block_bytes_max=block, index_every=every)
+    data, index_data = one.objects()
+    found: list[bytes] = []
+    for span in block_spans(decode_index(index_data, key="index")):
+        scan = BlockScan(span, key="data")
+        turn = 0
+        while not scan.done:
+            length = pieces[turn % len(pieces)]
+            turn += 1
+            first, payloads = scan.feed(data[scan.wanted_at : scan.wanted_at + length])
+            assert first == len(found)
+            found += payloads
+        assert scan.at == span.end
+    assert found == list(one.payloads)
