@@ -4,200 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import defaultdict
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.format import broker_entry
-from offloaderd.format import manifest as manifest_format
-from offloaderd.format.entry_time import EntryTime, time_of
-from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata
+from offloaderd.errors import CorruptData, InvalidInput, NotFound, Transient
+from offloaderd.format.entry_time import EntryTime
 from offloaderd.metadata.catalog import TopicMap
-from offloaderd.model import EntryBatch, LedgerInfo, Position
+from offloaderd.model import EntryBatch, Position
 from offloaderd.objects import keys
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.past import past_behind, past_of
+from offloaderd.read.errors import TopicNotFound
+from offloaderd.read.plan import Tier
 from offloaderd.read.seek import seek
-from offloaderd.read.seek_goal import DISORDER_MS, Answered, Goal, SeekKind
-from tests.unit.read.build import PREFIX, TOPIC, FastClock, Piece, make_house, put_segment
+from offloaderd.read.seek_goal import Answered, Goal, SeekKind, Unseekable
+from offloaderd.read.seek_segments import first_true
+from offloaderd.read.seek_source import BLANK_MAX
+from tests.unit.read.build import PREFIX, TOPIC, FastClock, Piece, make_house, put_segment, sample
+from tests.unit.read.seek_topics import (
+    NOW,
+    Entry,
+    Topic,
+    expected,
+    furnish,
+    goals,
+    manifest_of,
+    message,
+    noted,
+    pieces_of,
+    topics,
+)
 from tests.unit.read.shelf import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from offloaderd.format.manifest import Past, SegmentManifest
-    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.format.manifest import Past
     from offloaderd.objects.port import ObjectInfo
     from tests.unit.read.build import House
-
-NOW = 1_700_000_000_000
-
-
-def message(publish_ms: int) -> bytes:
-    """Return an entry of a broker that notes nothing."""
-    metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms).SerializeToString()
-    return b"\x0e\x01abcd" + len(metadata).to_bytes(4, "big") + metadata + b"data"
-
-
-def noted(broker_ms: int | None, index: int | None = None, publish_ms: int = 5) -> bytes:
-    """Return an entry of a broker with PIP-70."""
-    return broker_entry.encode_head(broker_timestamp=broker_ms, index=index) + message(publish_ms)
-
-
-@dataclass
-class Entry:
-    """One entry of a drawn topic; `number` counts all entries that there ever were."""
-
-    position: Position
-    payload: bytes
-    number: int
-
-
-@dataclass
-class Topic:
-    """A drawn topic: its entries, where segments end (exclusive numbers), and who has what.
-
-    Segments hold entries [cuts[0], cuts[-1]); of `old` ones the manifests are of an older version. The first `removed`
-    segments were deleted again. The source has lost the ledgers that end before number `trimmed`, up to which all is
-    or was in segments. The buffer has the entries from `hot` on, and those from `unlisted` on nobody else.
-    """
-
-    entries: list[Entry]
-    cuts: list[int]
-    old: list[bool]
-    removed: int
-    trimmed: int
-    hot: int
-    unlisted: int
-    block_entries: int
-
-    def kept(self) -> list[Entry]:
-        """What can be read."""
-        low = self.cuts[self.removed] if len(self.cuts) > 1 else 0
-        source = self.in_source()
-        return [one for one in self.entries if one.position in source or one.number >= min(low, self.hot)]
-
-    def in_source(self) -> set[Position]:
-        """What the source lists."""
-        held = {one.position.ledger_id for one in self.entries[self.trimmed :]}
-        gone = {one.position.ledger_id for one in self.entries} - held
-        return {
-            one.position for one in self.entries if one.number < self.unlisted and one.position.ledger_id not in gone
-        }
-
-
-@st.composite
-def topics(draw: st.DrawFn, *, orderly: bool, old: bool) -> Topic:
-    """Draw a topic; `orderly` keeps to the disorder that is allowed where nothing is surveyed."""
-    entries: list[Entry] = []
-    clock, index, ledger_id = NOW, -1, 1
-    for size in draw(st.lists(st.integers(1, 6), min_size=1, max_size=5)):
-        for entry_id in range(size):
-            clock += draw(st.sampled_from([0, 0, 1, 700, 5000]))
-            time = clock + draw(st.integers(0, DISORDER_MS if orderly else 20_000))
-            index += draw(st.integers(1, 3))
-            kinds = [message(time), noted(time), noted(time, index), noted(None, index, publish_ms=time), b"raw"]
-            payload = draw(st.sampled_from(kinds))
-            entries.append(Entry(Position(ledger_id, entry_id), payload, len(entries)))
-        ledger_id += draw(st.integers(1, 3))
-    count = len(entries)
-    cuts = sorted(draw(st.sets(st.integers(0, count), max_size=6)))
-    segments = max(0, len(cuts) - 1)
-    end = cuts[-1] if segments else 0
-    removed = draw(st.integers(0, max(0, segments - 1)))
-    hot = draw(st.integers(cuts[removed] if segments else 0, count))
-    return Topic(
-        entries=entries,
-        cuts=cuts,
-        old=[old and draw(st.booleans()) for _ in range(segments)],
-        removed=removed,
-        trimmed=draw(st.integers(cuts[0], end)) if segments and cuts[0] == 0 else 0,
-        hot=hot,
-        unlisted=draw(st.integers(max(hot, end), count)),
-        block_entries=draw(st.integers(1, 4)),
-    )
-
-
-async def furnish(topic: Topic) -> House:
-    """Put a drawn topic into segments, source and buffer, as an offloader would have left it there."""
-    shelf = Shelf()
-    house = make_house(source=shelf)
-    by_ledger: dict[int, list[bytes]] = defaultdict(list)
-    for one in topic.entries:
-        by_ledger[one.position.ledger_id].append(one.payload)
-    infos = {
-        ledger_id: LedgerInfo(ledger_id=ledger_id, closed=True, entries=len(held), size_bytes=1)
-        for ledger_id, held in by_ledger.items()
-    }
-    segments: list[CommittedSegment] = []
-    behind: Past | None = None
-    for (first, end), is_old in zip(pairwise(topic.cuts), topic.old, strict=True):
-        past = past_of(TopicMap(TOPIC, tuple(segments)), topic.entries[first].position, infos, behind)
-        pieces = pieces_of(topic.entries[first:end])
-        segment_id = uuid.UUID(int=first + 1)
-        segments.append(
-            await put_segment(
-                house.store,
-                pieces,
-                segment_id=segment_id,
-                block_entries=topic.block_entries,
-                surveyed=not is_old,
-                past=None if is_old else past,
-            )
-        )
-        behind = past_behind(await manifest_of(house, segment_id))
-    house.map.segments = segments[topic.removed :]
-    listed = topic.in_source()
-    for ledger_id, held in by_ledger.items():
-        some = [data for entry_id, data in enumerate(held) if Position(ledger_id, entry_id) in listed]
-        if some:
-            shelf.put(ledger_id, some, closed=ledger_id != max(one.ledger_id for one in listed))
-    follows = topic.entries[topic.hot - 1].position if topic.hot else None
-    for piece in pieces_of(topic.entries[topic.hot :]):
-        batch = EntryBatch(piece.ledger_id, piece.first_entry_id, piece.payloads)
-        house.hot.add(batch, follows)
-        follows = batch.last
-    return house
-
-
-async def manifest_of(house: House, segment_id: uuid.UUID) -> SegmentManifest:
-    """Read a manifest back."""
-    key = keys.SegmentKeys(PREFIX, segment_id).manifest
-    return manifest_format.decode(await house.store.get(key), key=key)
-
-
-def pieces_of(entries: Sequence[Entry]) -> list[Piece]:
-    """Return consecutive entries ledger by ledger."""
-    found: dict[int, list[Entry]] = defaultdict(list)
-    for one in entries:
-        found[one.position.ledger_id].append(one)
-    return [
-        Piece(ledger_id, some[0].position.entry_id, [one.payload for one in some]) for ledger_id, some in found.items()
-    ]
-
-
-def expected(topic: Topic, goal: Goal) -> tuple[Position, EntryTime] | None:
-    """Look at every entry."""
-    for one in topic.kept():
-        key = one.number if goal.kind is SeekKind.SEQUENCE else goal.key_of(one.payload)
-        if key is not None and key >= goal.value:
-            return one.position, time_of(one.payload)
-    return None
-
-
-def goals(topic: Topic, kind: SeekKind) -> list[Goal]:
-    """Return every goal that could make a difference."""
-    if kind is SeekKind.SEQUENCE:
-        values = set(range(len(topic.entries) + 2))
-    else:
-        found = {Goal(kind, 0).key_of(one.payload) for one in topic.entries}
-        values = {key + off for key in found if key is not None for off in (-1, 0, 1)} | {0, 2**64 - 1}
-    return [Goal(kind, value) for value in sorted(values) if value >= 0]
 
 
 async def check(topic: Topic, kinds: Sequence[SeekKind]) -> None:
@@ -324,3 +172,171 @@ async def test_one_small_get_at_most_beyond_the_manifests(kind: SeekKind) -> Non
             again = await seek(cold.reader, TOPIC, Goal(kind, key))
             assert again.hit == found.hit
             assert counting.reads == [], "tables and block are in memory now"
+
+
+async def found_at(house: House, kind: SeekKind, value: int) -> tuple[Position | None, bool]:
+    """Return where to read on, and whether an entry is there."""
+    found = await seek(house.reader, TOPIC, Goal(kind, value))
+    return found.begin, found.hit is not None
+
+
+async def three_tiers(*, closed: bool = False) -> tuple[House, Shelf]:
+    """Return a topic of six entries, 10 ms apart: two in the bucket, two in the source, two in the buffer."""
+    shelf = Shelf()
+    shelf.put(3, [noted(NOW + 10 * number, 2 * number) for number in range(4)], closed=closed)
+    house = make_house(source=shelf)
+    pieces = [Piece(3, 0, [noted(NOW, 0), noted(NOW + 10, 2)])]
+    past = past_of(TopicMap(TOPIC), Position(3, 0), {}, None)
+    house.map.segments = [await put_segment(house.store, pieces, segment_id=uuid.UUID(int=1), surveyed=True, past=past)]
+    house.hot.add(EntryBatch(3, 4, [noted(NOW + 40, 8), noted(NOW + 50, 10)]), Position(3, 3))
+    return house, shelf
+
+
+async def test_each_tier_answers_for_what_it_has() -> None:
+    """Manifest, source and buffer, and both ends of the topic."""
+    house, _ = await three_tiers()
+    async with house.reader:
+        for number, tier in enumerate([Tier.OBJECTS, Tier.OBJECTS, Tier.SOURCE, Tier.SOURCE, Tier.BUFFER, Tier.BUFFER]):
+            for kind, value in (
+                (SeekKind.TIME, NOW + 10 * number),
+                (SeekKind.INDEX, 2 * number),
+                (SeekKind.SEQUENCE, number),
+            ):
+                hit = (await seek(house.reader, TOPIC, Goal(kind, value))).hit
+                assert hit is not None
+                assert (hit.position, hit.tier) == (Position(3, number), tier)
+                assert hit.time == EntryTime(NOW + 10 * number, 2 * number)
+        for kind in SeekKind:
+            assert await found_at(house, kind, 0) == (Position(3, 0), True)
+            assert await found_at(house, kind, NOW + 51) == (Position(3, 6), False)
+        assert await found_at(house, SeekKind.INDEX, 3) == (Position(3, 2), True)
+    outcomes = {
+        outcome: sum(
+            sample(house.metrics, "offloaderd_seeks_total", {"kind": kind.value, "outcome": outcome})
+            for kind in SeekKind
+        )
+        for outcome in ("manifest", "block", "scan", "nothing", "error")
+    }
+    assert outcomes["nothing"] == 3
+    assert outcomes["error"] == 0
+    assert min(outcomes["manifest"], outcomes["block"], outcomes["scan"]) > 0
+    assert sample(house.metrics, "offloaderd_seek_bytes_total", {"source": "source"}) > 0
+    assert sample(house.metrics, "offloaderd_seek_bytes_total", {"source": "objects"}) > 0
+
+
+async def test_a_topic_without_entries_has_no_position() -> None:
+    """One that is known and empty is no error, one that nobody knows is."""
+    house = make_house()
+    house.map.enabled = True
+    async with house.reader:
+        for kind in SeekKind:
+            assert await found_at(house, kind, 0) == (None, False)
+        house.map.enabled = False
+        with pytest.raises(TopicNotFound):
+            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, 0))
+
+
+@pytest.mark.parametrize("value", [-1, 2**64])
+async def test_a_number_that_cannot_be_one_is_refused(value: int) -> None:
+    """Before anything is looked at."""
+    house = make_house()
+    async with house.reader:
+        with pytest.raises(InvalidInput, match="cannot seek"):
+            await seek(house.reader, TOPIC, Goal(SeekKind.INDEX, value))
+    assert house.map.looks == 0
+
+
+async def test_the_source_stands_in_for_a_segment_that_cannot_be_read() -> None:
+    """A missing manifest, or a damaged block, costs a look at the source; without the entries there it is an error."""
+    house, shelf = await three_tiers()
+    key = keys.SegmentKeys(PREFIX, uuid.UUID(int=1))
+    manifest = await house.store.get(key.manifest)
+    data = bytearray(await house.store.get(key.data))
+    async with house.reader:
+        await house.store.delete([key.manifest])
+        found = await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 5))
+        assert found.hit is not None
+        assert (found.hit.position, found.hit.tier) == (Position(3, 1), Tier.SOURCE)
+        await house.store.put(key.manifest, manifest)
+        data[-30] ^= 1
+        await house.store.put(key.data, bytes(data))
+        assert await found_at(house, SeekKind.TIME, NOW + 5) == (Position(3, 1), True)
+        shelf.ledgers_by_id[3] = shelf.ledgers_by_id[3][:1]
+        with pytest.raises(CorruptData):
+            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 5))
+        await house.store.delete([key.data])
+        with pytest.raises(NotFound):
+            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 5))
+    assert sample(house.metrics, "offloaderd_seeks_total", {"kind": "time", "outcome": "error"}) == 2
+
+
+async def test_what_the_buffer_cannot_join_on_is_not_readable_yet() -> None:
+    """Nobody can say what lies between: to answer with a later entry, or with nothing, would be wrong."""
+    house, _ = await three_tiers()
+    house.hot.clear()
+    house.hot.add(EntryBatch(3, 5, [noted(NOW + 50, 10)]))
+    async with house.reader:
+        assert await found_at(house, SeekKind.TIME, NOW + 30) == (Position(3, 3), True)
+        for kind in SeekKind:
+            with pytest.raises(Transient, match="not readable yet"):
+                await seek(house.reader, TOPIC, Goal(kind, NOW + 50))
+
+
+async def test_a_source_that_stumbles_is_asked_again_and_one_that_rots_is_an_error() -> None:
+    """As everywhere in reading."""
+    house, shelf = await three_tiers()
+    async with house.reader:
+        shelf.stumbles = 2
+        assert await found_at(house, SeekKind.TIME, NOW + 30) == (Position(3, 3), True)
+        shelf.rotten = {(3, 2)}
+        with pytest.raises(CorruptData, match="ledger 3"):
+            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 30))
+
+
+async def test_entries_without_times_are_passed_over_only_so_far() -> None:
+    """A topic that no Pulsar producer wrote cannot be searched by time: that is said, and not read to its end."""
+    shelf = Shelf()
+    shelf.put(1, [b"raw"] * (2 * BLANK_MAX + 10) + [message(NOW)])
+    house = make_house(source=shelf)
+    async with house.reader:
+        with pytest.raises(Unseekable, match="have no time") as refused:
+            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW))
+        assert "seek by sequence" in refused.value.hint
+        with pytest.raises(Unseekable, match="have no index"):
+            await seek(house.reader, TOPIC, Goal(SeekKind.INDEX, 0))
+        assert await found_at(house, SeekKind.SEQUENCE, 20_005) == (Position(1, 20_005), True)
+        shelf.put(1, [b"raw"] * (BLANK_MAX - 10) + [message(NOW)])
+        assert await found_at(house, SeekKind.TIME, NOW) == (Position(1, BLANK_MAX - 10), True)
+
+
+async def test_manifests_of_older_versions_are_searched_by_halves() -> None:
+    """A few blocks of a few segments are read, not all of them."""
+    house, counting, entries = await stored_topic(32, surveyed=False)
+    for entry in entries[5::101]:
+        cold = make_house(objects=counting, store=house.store)
+        cold.map.segments = house.map.segments
+        async with cold.reader:
+            found = await seek(cold.reader, TOPIC, Goal(SeekKind.TIME, NOW + 10 * entry.number))
+            assert found.hit is not None
+            assert found.hit.position == entry.position
+            assert found.hit.sequence is None
+            assert found.cost.gets < 40
+            assert await found_at(cold, SeekKind.SEQUENCE, entry.number) == (entry.position, True)
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 41), st.integers(-3, 45))
+def test_first_true_asks_little_and_is_right(low: int, length: int, first: int, guess: int) -> None:
+    """From any guess, and with few questions from one that is nearly right."""
+    high = low + length
+    asked: list[int] = []
+
+    async def true_at(number: int) -> bool:
+        assert low <= number < high
+        asked.append(number)
+        return number >= first
+
+    answer = asyncio.run(first_true(low, high, guess, true_at))
+    assert answer == min(max(first, low), high)
+    if abs(answer - guess) <= 1:
+        assert len(asked) <= 4
+    assert len(asked) <= 14
