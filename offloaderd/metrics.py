@@ -38,6 +38,7 @@ from offloaderd.metrics_outage import OutageMetrics
 from offloaderd.metrics_placement import PlacementMetrics
 from offloaderd.metrics_reads import ReadMetrics
 from offloaderd.metrics_retention import RetentionMetrics
+from offloaderd.metrics_rollback import RollbackMetrics
 from offloaderd.metrics_scrub import ScrubMetrics
 from offloaderd.metrics_seek import SeekMetrics
 from offloaderd.model import RollReason
@@ -59,6 +60,7 @@ class Metrics(
     HistoryMetrics,
     ReadMetrics,
     SeekMetrics,
+    RollbackMetrics,
 ):
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
@@ -83,6 +85,7 @@ class Metrics(
         self._scrub()
         self._seek()
         self._history()
+        self._rollback()
 
     def _identity(self) -> None:
         self.build_info = self._gauge(

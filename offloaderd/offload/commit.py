@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import Conflict, Fenced, NotFound
-from offloaderd.metadata import catalog, paths
+from offloaderd.metadata import catalog, conversion, paths
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import trash as trash_record
@@ -120,16 +120,30 @@ class AttemptLog:
         changed by someone else.
         """
         steps, after = topic_map.with_commit(segment, ends)
+        await self._enter(segment, [*steps, *along])
+        self._measure(steps)
+        return after
+
+    async def exchange(self, topic_map: TopicMap, whole: CommittedSegment) -> TopicMap:
+        """Put a ledger's object in the place of its slices of segments, and end the attempt, in one step.
+
+        Returns the map with it. Raises Fenced, Conflict as `conversion.with_whole` does or when somebody else changed
+        the ledger's context.
+        """
+        steps, after = conversion.with_whole(topic_map, whole, now_ms=self._clock.wall_ms())
+        await self._enter(whole, steps)
+        return after
+
+    async def _enter(self, segment: CommittedSegment, steps: Sequence[Step]) -> None:
+        """Carry out the steps that make a segment part of the topic, and end the attempt with them."""
 
         async def recorded() -> bool:
             current = await catalog.load(self._store, self._claim.topic)
             return any(known.segment_id == segment.segment_id for known in current.segments)
 
         started = self._clock.monotonic()
-        await self._write(segment.segment_id, lambda version: [*steps, *along, Delete(self._path, version)], recorded)
+        await self._write(segment.segment_id, lambda version: [*steps, Delete(self._path, version)], recorded)
         self._metrics.metadata_commit_duration_seconds.observe(self._clock.monotonic() - started)
-        self._measure(steps)
-        return after
 
     async def note_ends(self, topic_map: TopicMap, ends: Mapping[int, LedgerEnd]) -> TopicMap:
         """Record that ledgers are offloaded to their end, as far as they are; returns the map with it. Raises Fenced.

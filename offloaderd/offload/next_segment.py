@@ -41,14 +41,32 @@ COUNT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeLedgers:
-    """How ledgers are written as a whole: settings in bytes, and who knows what BookKeeper says of a ledger."""
+class LedgerCut:
+    """How ledgers are written as a whole: settings in bytes."""
 
-    describer: LedgerDescriber
     block_bytes: int
     part_bytes: int
     run_bytes: int
     dense_index: bool = False
+
+    def layout(self, *, entries: int, payload_bytes: int, metadata: bytes) -> LedgerLayout:
+        """Say how a ledger is cut; a long one into longer parts."""
+        return LedgerLayout(
+            block_bytes=self.block_bytes,
+            part_bytes=max(self.part_bytes, -(-2 * payload_bytes // PARTS_MAX)),
+            run_bytes=self.run_bytes,
+            dense_index=self.dense_index,
+            entries=entries,
+            payload_bytes=payload_bytes,
+            metadata=metadata,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeLedgers(LedgerCut):
+    """How ledgers of the source are written as a whole, and who knows what BookKeeper says of them."""
+
+    describer: LedgerDescriber
 
 
 class NextSegment:
@@ -232,15 +250,8 @@ class NextSegment:
             payload_bytes = await self._counted(info)
         else:
             payload_bytes = await source.length_at(self._topic.topic, info.ledger_id, info.entries - 1)
-        return LedgerLayout(
-            block_bytes=ledgers.block_bytes,
-            part_bytes=max(ledgers.part_bytes, -(-2 * payload_bytes // PARTS_MAX)),
-            run_bytes=ledgers.run_bytes,
-            dense_index=ledgers.dense_index,
-            entries=info.entries,
-            payload_bytes=payload_bytes,
-            metadata=await ledgers.describer.described(self._topic.topic, info.ledger_id),
-        )
+        metadata = await ledgers.describer.described(self._topic.topic, info.ledger_id)
+        return ledgers.layout(entries=info.entries, payload_bytes=payload_bytes, metadata=metadata)
 
     async def _counted(self, info: LedgerInfo) -> int:
         source, size = self._shop.source, 0

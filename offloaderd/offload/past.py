@@ -15,14 +15,15 @@ import structlog
 from offloaderd.errors import CorruptData
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format.manifest import Past
+from offloaderd.model import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from uuid import UUID
 
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.manifest import BlockInfo, SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.model import LedgerInfo, Position
+    from offloaderd.model import LedgerInfo
 
 REMEMBERED_MAX = 20_000
 """Segments; some 300 bytes each."""
@@ -35,13 +36,21 @@ def past_behind(manifest: SegmentManifest) -> Past | None:
 
     Without the times of all its blocks, nothing is known of times before its end.
     """
-    past = manifest.past
-    if past is None:
-        return None
-    surveys = [block.survey for block in manifest.blocks]
-    entries = past.entries + sum(block.entry_count for block in manifest.blocks)
+    return None if manifest.past is None else _past_over(manifest.past, manifest.blocks, manifest.range.end)
+
+
+def past_within(manifest: SegmentManifest, ledger_id: int) -> Past | None:
+    """Return what lies before a ledger that begins in this segment; None when its manifest does not say."""
+    before = [block for block in manifest.blocks if block.ledger_id < ledger_id]
+    return None if manifest.past is None else _past_over(manifest.past, before, Position(ledger_id, 0))
+
+
+def _past_over(past: Past, blocks: Sequence[BlockInfo], end: Position) -> Past:
+    """Return what lies behind blocks, which follow on `past`; `end` is the last position about which less is known."""
+    surveys = [block.survey for block in blocks]
+    entries = past.entries + sum(block.entry_count for block in blocks)
     if None in surveys:
-        return Past(entries, manifest.range.end)
+        return Past(entries, end)
     known = [survey for survey in surveys if survey is not None]
     return Past(
         entries,

@@ -161,6 +161,11 @@ class TopicRecord:
             after = replace(self.map, history=plan, history_version=self.map.history_version + 1)
             self.map = await self._attempts.change([change, *steps], after)
 
+    async def exchange(self, attempts: AttemptLog, whole: CommittedSegment) -> None:
+        """Put a ledger's object in the place of its slices of segments. Raises Fenced, Conflict."""
+        async with self._writing:
+            self.map = await attempts.exchange(self.map, whole)
+
     async def reload(self) -> None:
         """Take in what somebody else has committed of history, or said of its plan. Raises CorruptData."""
         async with self._writing:

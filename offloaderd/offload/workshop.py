@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from offloaderd.format.layout import SegmentLayout
     from offloaderd.ledgers.port import BrokerOffloads, LedgerSource
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.offload.next_segment import WholeLedgers
+    from offloaderd.offload.next_segment import LedgerCut, WholeLedgers
     from offloaderd.offload.pool import BufferPool
     from offloaderd.offload.uploader import Uplink
 
@@ -27,6 +27,8 @@ class HistoryRules:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
     """Stores, budgets and settings. `ledgers` is what writes whole ledgers, None where there is no ledger source.
+
+    `cut` says how streaming segments are rewritten as whole ledgers where there is none.
 
     `offloads` says what brokers have offloaded by themselves, None where there are no brokers.
     """
@@ -43,3 +45,4 @@ class Workshop:
     history: HistoryRules = field(default_factory=HistoryRules)
     offloads: BrokerOffloads | None = None
     pasts: Pasts = field(default_factory=Pasts)
+    cut: LedgerCut | None = None

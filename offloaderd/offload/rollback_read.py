@@ -1,0 +1,219 @@
+"""Reading a ledger's entries from the bucket to write them anew: each block checked, slowly, within the upload budget.
+
+Nothing is believed but what the bucket holds now: manifests are fetched and compared with the map, blocks with the
+checksums of their manifest. What seems damaged is read once more, for a bit can flip on its way. What passes is tried
+until it works; what is damaged or missing ends the reading, and names key and byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from offloaderd.errors import BucketMissing, CorruptData, Denied, InvalidInput, NotFound, OffloaderError, Transient
+from offloaderd.format import manifest as manifest_format
+from offloaderd.format.verify import CHANGED, check_index, decode_verified_block
+from offloaderd.offload.budget import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+
+    from offloaderd.format.manifest import BlockInfo, SegmentManifest
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.model import EntryBatch, TopicName
+    from offloaderd.objects.keys import SegmentKeys
+    from offloaderd.offload.troubles import Troubles
+    from offloaderd.offload.workshop import Workshop
+
+T = TypeVar("T")
+
+PIECE_BYTES = 4 << 20
+"""What is read with one request; a block that is larger is read alone."""
+
+CONFIRM_S = 2.0
+"""Pause before what seems damaged is read once more."""
+
+
+class Unreadable(OffloaderError):
+    """What is in the bucket is not what was committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A segment's data and what is in it."""
+
+    keys: SegmentKeys
+    manifest: SegmentManifest
+
+
+class EntryHash:
+    """A hash over entries in order: equal for equal entries however they are cut into batches."""
+
+    def __init__(self) -> None:
+        self.entries = 0
+        self._sum = hashlib.sha256()
+
+    def take(self, batch: EntryBatch) -> None:
+        """Take the next entries."""
+        self.entries += len(batch.payloads)
+        for payload in batch.payloads:
+            self._sum.update(len(payload).to_bytes(8, "big"))
+            self._sum.update(payload)
+
+    def digest(self) -> str:
+        """Return the hash of all that was taken."""
+        return self._sum.hexdigest()
+
+
+class BucketReader:
+    """Reads segments of one topic out of the daemon's bucket. `ready` is asked before each request."""
+
+    def __init__(self, shop: Workshop, topic: TopicName, troubles: Troubles, ready: Callable[[], None]) -> None:
+        self._objects = shop.uplink.objects
+        self._clock = shop.uplink.clock
+        self._budget = shop.uplink.budget
+        self._cluster = shop.cluster
+        self._topic = topic
+        self._troubles = troubles
+        self._ready = ready
+        self._piece_bytes = min(PIECE_BYTES, shop.layout.part_bytes)
+
+    async def volume(self, segment: CommittedSegment) -> Volume:
+        """Fetch a streaming segment's manifest; it has to be the one that was committed. Raises Unreadable."""
+        key = segment.keys.manifest
+
+        async def fetch() -> SegmentManifest:
+            described = manifest_format.decode(await self._objects.get(key), key=key)
+            for what, expected, found in (
+                ("segment", segment.segment_id, described.segment_id),
+                ("managed ledger", self._topic.managed_ledger, described.managed_ledger),
+                ("cluster", self._cluster, described.cluster),
+                ("bytes of the data", segment.object_bytes, described.data_bytes),
+            ):
+                if expected != found:
+                    raise CorruptData(key=key, offset=0, expected=f"{what} {expected}", found=found, hint=CHANGED)
+            if not segment.is_run_of(described.ledgers):
+                expected, held = f"entries {segment.range}", f"entries {described.range}"
+                raise CorruptData(key=key, offset=0, expected=expected, found=held, hint=CHANGED)
+            return described
+
+        return Volume(segment.keys, await self._confirmed(fetch))
+
+    async def object_of(self, whole: CommittedSegment) -> Volume:
+        """Fetch a ledger's manifest and index as they are stored, and compare them. Raises Unreadable."""
+        volume = await self.volume(whole)
+
+        async def fetch() -> None:
+            key = whole.keys.index
+            check_index(await self._objects.get(key), volume.manifest, key=key)
+
+        await self._confirmed(fetch)
+        return volume
+
+    async def entries(
+        self, volumes: Sequence[Volume], ledger_id: int, first_entry_id: int = 0, *, reserve: bool = False
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield the ledger's entries from `first_entry_id` on, once and in order. Raises Unreadable.
+
+        With `reserve` each request takes its memory from the budget; else the caller has.
+        """
+        expected = first_entry_id
+        for volume in volumes:
+            blocks = [
+                block
+                for block in volume.manifest.blocks
+                if block.ledger_id == ledger_id and block.last_entry_id >= first_entry_id
+            ]
+            for piece in pieces(blocks, self._piece_bytes):
+                async with self._room(sum(block.length for block in piece) if reserve else 0):
+                    for found in await self._piece(volume, piece):
+                        batch = found.between(first_entry_id, found.last_entry_id)
+                        if batch.first_entry_id != expected or not batch.payloads:
+                            key = volume.keys.data
+                            raise Unreadable(f"{key} goes on with entry {batch.first}, not with entry {expected}")
+                        expected = batch.last_entry_id + 1
+                        yield batch
+
+    @asynccontextmanager
+    async def _room(self, length: int) -> AsyncIterator[None]:
+        """Hold memory of the budget; none is not even asked for, lest who holds some waits behind another."""
+        if not length:
+            yield
+            return
+        await self._budget.acquire(length)
+        try:
+            yield
+        finally:
+            self._budget.release(length)
+
+    async def _piece(self, volume: Volume, piece: Sequence[BlockInfo]) -> list[EntryBatch]:
+        """Fetch neighbouring blocks, each as its manifest says it is."""
+        key, method, first = volume.keys.data, volume.manifest.method, piece[0].offset
+        length = piece[-1].offset + piece[-1].length - first
+
+        async def fetch() -> list[EntryBatch]:
+            try:
+                data = await self._objects.get(key, first, length)
+            except InvalidInput:
+                data = b""  # the object ends before that byte
+            starts = [(block, block.offset - first) for block in piece]
+            return [
+                decode_verified_block(data[at : at + block.length], block, key=key, method=method)
+                for block, at in starts
+            ]
+
+        return await self._confirmed(fetch)
+
+    async def hashed(self, volumes: Sequence[Volume], ledger_id: int) -> EntryHash:
+        """Read all of a ledger for its hash, a piece of memory at a time. Raises Unreadable."""
+        found = EntryHash()
+        async with aclosing(self.entries(volumes, ledger_id, reserve=True)) as batches:
+            async for batch in batches:
+                found.take(batch)
+                # Live segments run between two steps, however fast the bucket is.
+                await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
+        return found
+
+    async def _confirmed(self, fetch: Callable[[], Awaitable[T]]) -> T:
+        """Fetch something, once more when it seems damaged. Raises Unreadable."""
+        try:
+            return await self._patiently(fetch)
+        except CorruptData:
+            await self._clock.sleep(CONFIRM_S)
+        try:
+            return await self._patiently(fetch)
+        except CorruptData as error:
+            raise Unreadable(error.message, hint=error.hint) from error
+
+    async def _patiently(self, fetch: Callable[[], Awaitable[T]]) -> T:
+        """Ask until the store answers. Raises Unreadable for what is not there."""
+        backoff, what = Backoff(self._clock), object()
+        try:
+            while True:
+                self._ready()
+                try:
+                    return await fetch()
+                except (Transient, Denied, BucketMissing) as error:
+                    self._troubles.met(error, what)
+                    await backoff.wait(error)
+                except NotFound as error:
+                    raise Unreadable(
+                        error.message, hint="restore the object, or read from the ledger source"
+                    ) from error
+        finally:
+            self._troubles.over(what)
+
+
+def pieces(blocks: Sequence[BlockInfo], piece_bytes: int) -> Iterator[list[BlockInfo]]:
+    """Yield neighbouring blocks, up to so many bytes together, at least one."""
+    taken: list[BlockInfo] = []
+    for block in blocks:
+        if taken and block.offset + block.length - taken[0].offset > piece_bytes:
+            yield taken
+            taken = []
+        taken.append(block)
+    if taken:
+        yield taken
