@@ -15,7 +15,7 @@ import structlog
 
 from offloaderd.errors import Closed, Conflict, CorruptData, NotFound, OffloaderError, Transient
 from offloaderd.metadata import catalog, paths
-from offloaderd.offload import deletion, ownership
+from offloaderd.offload import asked, deletion, ownership
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.discovery import Discovery
 from offloaderd.offload.history import History
@@ -64,7 +64,7 @@ class Engine:
         self._clock = shop.uplink.clock
         self._draining = False
         self._looks = 0
-        own = {"trash": self._keep_trash_empty, "history": self._keep_history}
+        own = {"trash": self._keep_trash_empty, "history": self._keep_history, "requests": self._keep_asked}
         self._home = Household(shop=shop, book=book, duties={**own, **(duties or {})}, me=NOBODY)
         self._history = History(shop, lambda: self._home.me.daemon_id)
         self._reporter = Reporter(shop, self.statuses)
@@ -225,6 +225,9 @@ class Engine:
 
     async def _keep_history(self, offloader: TopicOffloader) -> None:
         await self._history.run(offloader)
+
+    async def _keep_asked(self, offloader: TopicOffloader) -> None:
+        await asked.keep(self.shop, offloader)
 
     async def _keep_trash_empty(self, offloader: TopicOffloader) -> None:
         await deletion.keep_trash_empty(self.shop, offloader)

@@ -16,6 +16,7 @@ from offloaderd.errors import Conflict, InvalidInput, Transient, first_of
 from offloaderd.model import OfferResult, OffloadMethod
 from offloaderd.offload import history
 from offloaderd.offload.adoption import Adoption
+from offloaderd.offload.asked import ByHand
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.buffer import START, TailingBuffer
 from offloaderd.offload.filling import Filling
@@ -68,6 +69,7 @@ class TopicOffloader:
         self._log = log
         self.record = TopicRecord(log, topic_map, left.begin, clock=self._clock, metrics=self._metrics)
         self.next = NextSegment(self, shop, log, left)
+        self.by_hand = ByHand(self, shop)
         taken = topic_map.standing or START
         if left.attempt is not None and left.attempt.parts and shop.source is not None:
             taken = left.attempt.parts[-1].end

@@ -6,25 +6,21 @@ is disabled, comes from the metadata store. It raises OffloaderError; the server
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from offloaderd.errors import InvalidInput, NotFound, Transient
+from offloaderd.errors import NotFound
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import TopicName
-from offloaderd.offload import policies
 from offloaderd.rpc.admin_messages import (
     committed_segment,
     lost_range,
     open_segment,
     position,
-    progress_of,
     topic_status,
 )
-from offloaderd.rpc.admin_topics import TopicCalls, exists
+from offloaderd.rpc.manual import ManualCalls
 from offloaderd.rpc.v1 import admin_pb2
 
 if TYPE_CHECKING:
@@ -35,13 +31,8 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.offload.status import TopicStatus
-    from offloaderd.rpc.ports import Engine, Signal, TopicOffloader
+    from offloaderd.rpc.ports import Engine
     from offloaderd.rpc.v1.admin_pb2_grpc import _ServicerContext as Context
-
-HEARTBEAT_S = 1.0
-"""A waiting Offload call reports at least this often, so that a client can tell a slow upload from a dead daemon."""
-CLAIM_S = 10.0
-"""A topic that was enabled a moment ago is claimed well within this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +56,7 @@ class Daemon(Protocol):
         ...
 
 
-class AdminService(TopicCalls):
+class AdminService(ManualCalls):
     """Topics, policies, manual offload, segments and status.
 
     `source` is None when the daemon has no ledger source; `bucket` and `prefix` say where new segments go.
@@ -101,29 +92,6 @@ class AdminService(TopicCalls):
             offloader = self._engine.find(topic)
             status = offloader.status() if offloader is not None else None
             yield open_segment(attempt, status, bucket=self._bucket, prefix=self._prefix)
-
-    async def Offload(  # noqa: N802 - named by the proto
-        self, request: admin_pb2.OffloadRequest, context: Context
-    ) -> AsyncIterator[admin_pb2.OffloadProgress]:
-        """Seal the open segment; with `wait`, report until all that was confirmed at the call is committed.
-
-        Without `wait` there is one report. A topic that is just being claimed is waited for. Raises NotFound (not
-        enabled), Conflict (owned elsewhere), and what stopped the topic meanwhile.
-        """
-        topic = TopicName.parse(request.topic)
-        offloader = await self._claimed(topic)
-        target = await offloader.request_roll()
-        while True:
-            seen = offloader.offloaded
-            progress = progress_of(target, seen, offloader.status())
-            yield progress
-            if progress.done or not request.wait:
-                return
-            if offloader.offloaded == seen:
-                await changed_or_heartbeat(offloader.changed)
-            if self._engine.find(topic) is not offloader:
-                offloader = await self._claimed(topic)
-                await offloader.request_roll()
 
     async def Status(  # noqa: N802 - named by the proto
         self, request: admin_pb2.StatusRequest, context: Context
@@ -187,29 +155,6 @@ class AdminService(TopicCalls):
                 message.state = "not-owner"
         return message
 
-    async def _claimed(self, topic: TopicName) -> TopicOffloader:
-        """Return the topic's offloader, waiting CLAIM_S for a claim that is under way."""
-        tries = round(CLAIM_S / HEARTBEAT_S)
-        while True:
-            tries -= 1
-            try:
-                return await self._engine.owned(topic)
-            except Transient:
-                if tries < 0:
-                    raise
-            except NotFound:
-                if tries < 0 or not await self._enabled(topic):
-                    raise
-            await changed_or_heartbeat(self._engine.changed)
-
-    async def _enabled(self, topic: TopicName) -> bool:
-        """Whether some daemon offloads the topic, or will in a moment. Raises InvalidInput for a partitioned one."""
-        policy = (await policies.read(self._metadata, [topic])).get(topic)
-        if isinstance(policy, TopicPolicy) and policy.partitioned:
-            hint = f"name a partition: {topic}-partition-0"
-            raise InvalidInput(f"{topic} is partitioned, its entries are those of its partitions", hint=hint)
-        return isinstance(policy, TopicPolicy) and policy.active
-
     async def _attempt(self, topic: TopicName) -> Attempt | None:
         """Return the open segment's record: the owner's live one, else as stored."""
         offloader = self._engine.find(topic)
@@ -221,21 +166,3 @@ class AdminService(TopicCalls):
         except NotFound:
             return None
         return attempt_record.decode(node.value, path=path)
-
-    async def _known(self, topic: TopicName) -> None:
-        """Raise NotFound unless the topic has a policy or the ledger source knows it."""
-        try:
-            await self._metadata.get(paths.policy(topic))
-        except NotFound:
-            if self._source is None or not await exists(self._source, topic):
-                hint = "`offloadctl topics list` shows what there is"
-                raise NotFound(f"unknown topic {topic}", hint=hint) from None
-
-
-async def changed_or_heartbeat(changed: Signal) -> None:
-    """Return after the next change, or after HEARTBEAT_S."""
-    try:
-        async with asyncio.timeout(HEARTBEAT_S):
-            await changed.wait()
-    except TimeoutError:
-        return

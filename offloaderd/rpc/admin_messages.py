@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData, InvalidInput
-from offloaderd.metadata.records.history import Worker
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.policy.policies import NAMES
 from offloaderd.policy.rules import ANYWHERE, by_itself, checked, sound
@@ -98,26 +97,6 @@ def open_segment(attempt: Attempt, status: TopicStatus | None, *, bucket: str, p
         assigned_ms=attempt.assigned_ms,
         data_key=attempt.keys(prefix).data,
         bucket=bucket,
-    )
-
-
-def progress_of(target: Position | None, offloaded: Position | None, status: TopicStatus) -> admin_pb2.OffloadProgress:
-    """Say how far a manual offload is.
-
-    `remaining_entries` is exact within the ledger of the target, else what the whole topic still lags.
-    """
-    history = status.history is not None and status.history.worker == Worker.DAEMON
-    done = target is None or (offloaded is not None and offloaded >= target and not history)
-    entries = 0 if done else status.lag_entries
-    if not done and target is not None and offloaded is not None and offloaded.ledger_id == target.ledger_id:
-        entries = target.entry_id - offloaded.entry_id
-    return admin_pb2.OffloadProgress(
-        target=position(target),
-        offloaded=position(offloaded),
-        remaining_entries=entries,
-        remaining_bytes=0 if done else status.lag_bytes,
-        done=done,
-        message="" if done else status.stalled_reason,
     )
 
 

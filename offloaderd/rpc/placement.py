@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.errors import Conflict
 from offloaderd.model import TopicName
-from offloaderd.rpc.admin import changed_or_heartbeat
+from offloaderd.rpc.manual import changed_or_heartbeat
 from offloaderd.rpc.v1 import placement_pb2, placement_pb2_grpc
 
 if TYPE_CHECKING:

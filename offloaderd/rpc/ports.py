@@ -8,11 +8,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.records.asked import Asked
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.records.policy import TopicPolicy
     from offloaderd.model import Position, TopicName
+    from offloaderd.offload.roll import RollPolicy
     from offloaderd.offload.selection import Change
     from offloaderd.offload.status import TopicStatus
+    from offloaderd.offload.wanted import Plan, Wanted
     from offloaderd.patterns import TopicPattern
 
 
@@ -21,6 +24,22 @@ class Signal(Protocol):
 
     async def wait(self) -> object:
         """Return after the next change."""
+        ...
+
+
+class ByHand(Protocol):
+    """What can be asked of a topic's owner."""
+
+    async def plan(self, wanted: Wanted) -> Plan:
+        """Say what a wish comes to now. Raises InvalidInput, Transient."""
+        ...
+
+    async def ask(self, wanted: Wanted, by: str) -> tuple[Asked, Plan]:
+        """Have it offloaded. Raises InvalidInput, Conflict under a method that takes nothing, Transient."""
+        ...
+
+    def left(self, target: Position) -> tuple[int, int]:
+        """Return the entries and payload bytes up to `target` that are not offloaded."""
         ...
 
 
@@ -46,8 +65,14 @@ class TopicOffloader(Protocol):
         """Return how far the topic is."""
         ...
 
-    async def request_roll(self) -> Position | None:
-        """Seal the open segment; returns the position to wait for, None when nothing is confirmed."""
+    @property
+    def policy(self) -> RollPolicy:
+        """What holds for it."""
+        ...
+
+    @property
+    def by_hand(self) -> ByHand:
+        """What can be asked of it."""
         ...
 
 
@@ -57,6 +82,11 @@ class Owner(Protocol):
     @property
     def daemon_id(self) -> str:
         """Its id."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Where its gRPC server listens, `host:port`."""
         ...
 
     @property

@@ -1,8 +1,12 @@
-"""`offloadctl offload`: PIP-76's manual offload."""
+"""`offloadctl offload`: PIP-76's manual offload, and what all ways to offload by hand share.
+
+`topics offload` and `topics offload-status` (topics_offload.py) ask the same calls and show the same answers.
+"""
 
 from __future__ import annotations
 
 import sys
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import click
@@ -11,11 +15,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.cli.program import FAILED, OK
 from offloaderd.errors import OffloaderError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from offloaderd.cli.ctl.options import Session
-    from offloaderd.model import TopicName
+    from offloaderd.model import Position, TopicName
     from offloaderd.rpc.v1 import admin_pb2
 
 
@@ -26,54 +33,138 @@ if TYPE_CHECKING:
 def offload(session: Session, topic: TopicName, *, wait: bool) -> int:
     """Close the topic's open segment, so that everything confirmed by now is offloaded.
 
-    With --wait a progress bar runs on stderr until it is. Interrupting the wait does not stop the offload.
+    With --wait a progress bar runs on stderr until it is. Interrupting the wait does not stop the offload. It is the
+    short form of `offloadctl topics offload`, which takes a part of a topic as well.
 
     \b
     Examples:
       offloadctl offload orders
       offloadctl offload orders --wait --timeout 120
     """
-    return session.run(_offload(session, topic, wait=wait))
+    return session.run(ask(session, topic, wait=wait))
 
 
-async def _offload(session: Session, topic: TopicName, *, wait: bool) -> None:
-    last: admin_pb2.OffloadProgress | None = None
-    timeout_s = session.timeout_s if wait else session.timeout_s or options.CALL_TIMEOUT_S
+async def ask(
+    session: Session,
+    topic: TopicName,
+    *,
+    wait: bool,
+    to: Position | None = None,
+    size_threshold: int | None = None,
+    dry_run: bool = False,
+) -> int:
+    """Have a topic offloaded and show what comes of it; returns the exit code."""
     async with session.client() as client:
-        with Bar(hidden=session.json or not wait) as bar:
-            async for progress in client.offload(topic, wait=wait, timeout_s=timeout_s):
+        reports = client.offload(
+            topic,
+            wait=wait,
+            to=to,
+            size_threshold=size_threshold,
+            dry_run=dry_run,
+            timeout_s=timeout_of(session, wait=wait),
+        )
+        last = await followed(reports, hidden=session.json or not wait)
+    if session.json:
+        show.document(as_json(topic, last))
+    else:
+        if dry_run and last.plan:
+            show.table(["LEDGER", "ENTRIES", ">COUNT", ">SIZE", "METHOD", "BY ITSELF"], map(plan_row, last.plan))
+        click.echo(sentence(topic, last))
+    return code_of(last)
+
+
+def timeout_of(session: Session, *, wait: bool) -> float | None:
+    """Return the deadline of a call: none for one that waits, unless it was given."""
+    return session.timeout_s if wait else session.timeout_s or options.CALL_TIMEOUT_S
+
+
+async def followed(
+    reports: AsyncGenerator[admin_pb2.OffloadProgress, None], *, hidden: bool
+) -> admin_pb2.OffloadProgress:
+    """Return the last report, with a bar on a terminal meanwhile."""
+    last: admin_pb2.OffloadProgress | None = None
+    with Bar(hidden=hidden) as bar:
+        async with aclosing(reports):
+            async for progress in reports:
                 last = progress
                 bar.show(progress)
     if last is None:
         raise OffloaderError("the daemon ended the call without an answer")
-    if session.json:
-        show.document(as_json(topic, last))
-    else:
-        click.echo(sentence(topic, last))
+    return last
+
+
+def code_of(last: admin_pb2.OffloadProgress) -> int:
+    """Return the exit code: nothing to do is no failure, not to know what became of it is."""
+    return FAILED if last.outcome in {"failed", "unknown"} else OK
 
 
 def sentence(topic: TopicName, last: admin_pb2.OffloadProgress) -> str:
     """Return the result in one line."""
-    target = show.position_of(last, "target")
-    if target is None:
-        return f"{topic} holds nothing to offload"
-    if last.done:
-        return f"offloaded {topic} up to {show.position_of(last, 'offloaded')}"
-    remaining = show.plural(last.remaining_entries, "entry", "entries")
+    target, offloaded = show.position_of(last, "target"), show.position_of(last, "offloaded")
+    left = f"{show.plural(last.remaining_entries, 'entry', 'entries')} ({show.size(last.remaining_bytes)})"
+    reason = f": {last.reason}" if last.reason else ""
+    match last.outcome:
+        case "planned":
+            return f"would offload {topic} up to {target}, {left}" + (f"; not more, as {last.reason}" if reason else "")
+        case "nothing":
+            return f"nothing to offload of {topic}{reason}" + (f" (offloaded up to {offloaded})" if offloaded else "")
+        case "failed":
+            return f"failed to offload {topic} up to {target}{reason}"
+        case "unknown":
+            return f"nothing is known of an offload of {topic}{reason}"
+        case "done":
+            moment = f" at {show.moment(last.done_ms)} UTC" if last.done_ms else ""
+            return f"offloaded {topic} up to {target}{moment}" + (f"; not more, as {last.reason}" if reason else "")
+    if last.owner_address:
+        return f"offloading {topic} up to {target}: {last.message}"
     trouble = f"; it does not move: {last.message}" if last.message else ""
-    return f"offloading {topic} up to {target}: {remaining} ({show.size(last.remaining_bytes)}) to go{trouble}"
+    return f"offloading {topic} up to {target}: {left} to go{trouble}"
+
+
+def plan_row(one: admin_pb2.PlannedOffload) -> tuple[str, ...]:
+    """Return what is to be offloaded of a ledger as a line of the table."""
+    count = one.last_entry_id - one.first_entry_id + 1
+    return (
+        str(one.ledger_id),
+        f"{one.first_entry_id}..{one.last_entry_id}",
+        show.number(count),
+        show.size(one.payload_bytes),
+        one.method,
+        "yes" if one.due else "no",
+    )
 
 
 def as_json(topic: TopicName, last: admin_pb2.OffloadProgress) -> dict[str, object]:
     """Return the result as JSON shows it."""
     return {
         "topic": str(topic),
+        "outcome": last.outcome,
         "done": last.done,
+        "reason": last.reason or None,
+        "wanted": last.wanted or None,
+        "asked_ms": last.asked_ms or None,
+        "asked_by": last.asked_by or None,
+        "done_ms": last.done_ms or None,
         "target": show.position_of(last, "target"),
         "offloaded": show.position_of(last, "offloaded"),
         "remaining_entries": last.remaining_entries,
         "remaining_bytes": last.remaining_bytes,
         "message": last.message or None,
+        "method": last.method or None,
+        "owner": last.owner or None,
+        "segment_id": last.segment_id or None,
+        "segment_entries": last.segment_entries,
+        "plan": [
+            {
+                "ledger_id": one.ledger_id,
+                "first_entry_id": one.first_entry_id,
+                "last_entry_id": one.last_entry_id,
+                "payload_bytes": one.payload_bytes,
+                "method": one.method,
+                "due": one.due,
+            }
+            for one in last.plan
+        ],
     }
 
 

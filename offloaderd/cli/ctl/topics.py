@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from offloaderd.cli import show
-from offloaderd.cli.ctl import options
+from offloaderd.cli.ctl import options, topics_offload
 from offloaderd.errors import InvalidInput
 from offloaderd.model import OutagePolicy, TierRetention
 from offloaderd.patterns import Scope, TopicPattern
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 @options.common
 def topics(session: Session) -> None:
     """List topics, and say which of them are offloaded."""
+
+
+topics.add_command(topics_offload.offload_topic)
+topics.add_command(topics_offload.offload_status)
 
 
 def selecting(function: Callable[..., Any]) -> Callable[..., Any]:

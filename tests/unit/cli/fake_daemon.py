@@ -67,6 +67,7 @@ class FakeDaemon(
     changes: list[admin_pb2.TopicChange] = field(default_factory=list)
     segments: list[admin_pb2.Segment] = field(default_factory=list)
     progress: list[admin_pb2.OffloadProgress] = field(default_factory=list)
+    waited: list[admin_pb2.OffloadProgress] = field(default_factory=list)
     batches: list[read_pb2.ReadResponse] = field(default_factory=list)
     messages: list[read_pb2.Message] = field(default_factory=list)
     status: admin_pb2.StatusResponse = field(default_factory=admin_pb2.StatusResponse)
@@ -135,6 +136,11 @@ class FakeDaemon(
         """Answer with the reports."""
         self._seen(request, context)
         yield from self.progress
+
+    def OffloadStatus(self, request: Any, context: Any) -> Any:
+        """Answer with the reports, other ones to who waits if there are."""
+        self._seen(request, context)
+        yield from (self.waited if request.wait else []) or self.progress
 
     def Status(self, request: Any, context: Any) -> Any:
         """Answer with the status."""

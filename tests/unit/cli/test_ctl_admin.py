@@ -1,4 +1,4 @@
-"""offloadctl topics, status, segments and offload: what is asked, what is shown, what the JSON looks like."""
+"""offloadctl topics, status and segments: what is asked, what is shown, what the JSON looks like."""
 
 from __future__ import annotations
 
@@ -331,57 +331,3 @@ def test_status_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
         "buffered_last": None,
     }
     assert "positions" not in ctl("status", "--json").json
-
-
-def reports() -> list[admin_pb2.OffloadProgress]:
-    """An offload that takes two steps."""
-    return [
-        admin_pb2.OffloadProgress(target=at(3, 9), offloaded=at(3, 4), remaining_entries=5, remaining_bytes=500),
-        admin_pb2.OffloadProgress(target=at(3, 9), offloaded=at(3, 9), done=True),
-    ]
-
-
-def test_offload_with_wait_ends_with_one_result_line(ctl: Ctl, fake: FakeDaemon) -> None:
-    """Off a terminal nothing but the result is shown, and there is no deadline unless one is asked for."""
-    fake.progress = reports()
-    answer = ctl("offload", "orders", "--wait")
-    assert (answer.code, answer.err) == (0, "")
-    assert answer.out == f"offloaded {TOPIC} up to 3:9\n"
-    assert fake.requests[0].wait
-    assert fake.deadlines[0] is None or fake.deadlines[0] > 10_000
-
-
-def test_offload_without_wait_says_what_is_left(ctl: Ctl, fake: FakeDaemon) -> None:
-    """The first report is the result, under the usual deadline."""
-    fake.progress = reports()[:1]
-    assert ctl("offload", "orders").out == f"offloading {TOPIC} up to 3:9: 5 entries (500 B) to go\n"
-    assert fake.deadlines[0] is not None
-    assert fake.deadlines[0] < 31
-
-
-def test_offload_as_json_is_one_document(ctl: Ctl, fake: FakeDaemon) -> None:
-    """Only the end is given."""
-    fake.progress = reports()
-    assert ctl("offload", "orders", "--wait", "--json").json == {
-        "topic": TOPIC,
-        "done": True,
-        "target": "3:9",
-        "offloaded": "3:9",
-        "remaining_entries": 0,
-        "remaining_bytes": 0,
-        "message": None,
-    }
-
-
-def test_offload_of_an_empty_topic_is_no_failure(ctl: Ctl, fake: FakeDaemon) -> None:
-    """Nothing to do is said and succeeds."""
-    fake.progress = [admin_pb2.OffloadProgress(done=True)]
-    answer = ctl("offload", "orders", "--wait")
-    assert (answer.code, answer.out) == (0, f"{TOPIC} holds nothing to offload\n")
-
-
-def test_an_offload_that_ends_without_an_answer_fails(ctl: Ctl) -> None:
-    """A server that says nothing has not offloaded anything."""
-    answer = ctl("offload", "orders", "--wait")
-    assert answer.code == 1
-    assert answer.err.startswith("error: the daemon ended the call without an answer")

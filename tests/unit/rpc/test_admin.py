@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 
-from offloaderd.errors import Conflict, InvalidInput, NotFound, Transient
+from offloaderd.errors import Conflict, InvalidInput, NotFound
 from offloaderd.health import Dependency
 from offloaderd.metadata import paths
 from offloaderd.metadata.catalog import TopicMap, load
@@ -27,7 +26,7 @@ from offloaderd.offload.selection import Change, Outcome
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.status import TopicStatus
 from offloaderd.patterns import TopicPattern
-from offloaderd.rpc import admin, admin_topics
+from offloaderd.rpc import admin_topics
 from offloaderd.rpc.admin import AdminService, DaemonSnapshot
 from offloaderd.rpc.v1 import admin_pb2
 
@@ -52,7 +51,8 @@ class FakeOffloader:
     target: Position | None = None
     attempt: Attempt | None = None
     changed: Signal = field(default_factory=Signal)
-    rolls: int = 0
+    by_hand: Any = None
+    policy: Any = None
     lag_entries: int = 0
     open_id: str = ""
     stalled_reason: str = ""
@@ -72,16 +72,6 @@ class FakeOffloader:
             open_segment_bytes=40,
             stalled_reason=self.stalled_reason,
         )
-
-    async def request_roll(self) -> Position | None:
-        """Count the wish."""
-        self.rolls += 1
-        return self.target
-
-    def move(self, position: Position) -> None:
-        """Commit up to a position."""
-        self.offloaded = position
-        self.changed.notify()
 
 
 @dataclass
@@ -427,110 +417,6 @@ async def test_a_known_topic_may_have_no_segments(room: Room) -> None:
         await segments(room, OTHER)
     await enable(room.store, OTHER, enabled=False)
     assert await segments(room, OTHER) == []
-
-
-def offload(room: Room, *, wait: bool = True) -> AsyncIterator[admin_pb2.OffloadProgress]:
-    """Trigger an offload."""
-    return room.service.Offload(admin_pb2.OffloadRequest(topic="orders", wait=wait), CONTEXT)
-
-
-async def test_offload_waits_until_the_target_is_committed(room: Room) -> None:
-    """Reports follow the changes, the remaining entries are exact within a ledger, the last one says done."""
-    offloader = FakeOffloader(offloaded=Position(2, 1), target=Position(2, 9), lag_entries=50)
-    room.engine.running[ORDERS] = offloader
-    answers = offload(room)
-    first = await anext(answers)
-    assert (first.remaining_entries, first.remaining_bytes, first.done) == (8, 500, False)
-    offloader.move(Position(2, 5))
-    assert (await anext(answers)).remaining_entries == 4
-    offloader.move(Position(3, 0))
-    last = await anext(answers)
-    assert (last.done, last.remaining_entries, last.remaining_bytes) == (True, 0, 0)
-    assert [answer async for answer in answers] == []
-    assert offloader.rolls == 1
-
-
-async def test_offload_hears_a_change_while_it_reports(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit between a report and the wait for the next change is not missed."""
-    monkeypatch.setattr(admin, "HEARTBEAT_S", 60.0)
-    offloader = FakeOffloader(offloaded=Position(2, 1), target=Position(2, 9))
-    room.engine.running[ORDERS] = offloader
-    answers = offload(room)
-    await anext(answers)
-    offloader.move(Position(2, 9))
-    async with asyncio.timeout(2):
-        assert (await anext(answers)).done
-
-
-async def test_offload_without_wait_reports_once(room: Room) -> None:
-    """The segment is sealed; the caller learns what to wait for."""
-    room.engine.running[ORDERS] = FakeOffloader(target=Position(2, 9), lag_entries=10)
-    (answer,) = [answer async for answer in offload(room, wait=False)]
-    assert (answer.done, answer.target.entry_id, answer.remaining_entries) == (False, 9, 10)
-
-
-async def test_offload_of_nothing_is_done_at_once(room: Room) -> None:
-    """A topic without entries has no target and nothing to wait for."""
-    room.engine.running[ORDERS] = FakeOffloader()
-    (answer,) = [answer async for answer in offload(room)]
-    assert (answer.done, answer.HasField("target")) == (True, False)
-
-
-async def test_offload_says_why_it_does_not_move(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stalled topic is reported again and again, with its reason."""
-    monkeypatch.setattr(admin, "HEARTBEAT_S", 0.01)
-    room.engine.running[ORDERS] = FakeOffloader(target=Position(2, 9), stalled_reason="Denied: no")
-    answers = offload(room)
-    assert [(await anext(answers)).message for _ in range(3)] == ["Denied: no"] * 3
-    await answers.aclose()  # type: ignore[attr-defined]
-
-
-async def test_offload_goes_on_with_a_new_claim(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a lost session the topic's new offloader is asked to roll as well."""
-    monkeypatch.setattr(admin, "HEARTBEAT_S", 0.01)
-    room.engine.running[ORDERS] = FakeOffloader(target=Position(2, 9))
-    answers = offload(room)
-    await anext(answers)
-    again = FakeOffloader(target=Position(2, 9), offloaded=Position(2, 9))
-    room.engine.running[ORDERS] = again
-    assert (await anext(answers)).done
-    assert again.rolls == 1
-
-
-async def test_offload_waits_for_a_claim_that_is_under_way(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic that was enabled a moment ago is no error."""
-    monkeypatch.setattr(admin, "HEARTBEAT_S", 0.01)
-    room.engine.refusal = Transient("no owner yet")
-    answers = offload(room)
-
-    async def one() -> admin_pb2.OffloadProgress:
-        return await anext(answers)
-
-    async with asyncio.TaskGroup() as group:
-        first = group.create_task(one())
-        await asyncio.sleep(0.03)  # noqa: TID251 - real time passes while the claim is waited for
-        room.engine.running[ORDERS] = FakeOffloader()
-        room.engine.changed.notify()
-    assert first.result().done
-
-
-@pytest.mark.parametrize("refusal", [NotFound("not enabled"), Conflict("owned elsewhere")])
-async def test_offload_of_a_topic_that_is_not_ours_is_refused(room: Room, refusal: Exception) -> None:
-    """Disabled and owned elsewhere are said at once."""
-    room.engine.refusal = refusal
-    with pytest.raises(type(refusal)):
-        await anext(offload(room))
-
-
-async def test_offload_ends_when_the_topic_is_disabled(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits is told, instead of waiting for ever."""
-    monkeypatch.setattr(admin, "HEARTBEAT_S", 0.01)
-    room.engine.running[ORDERS] = FakeOffloader(target=Position(2, 9))
-    answers = offload(room)
-    await anext(answers)
-    room.engine.running.clear()
-    with pytest.raises(NotFound):
-        await anext(answers)
 
 
 async def test_status_shows_the_daemon_and_every_topic(room: Room) -> None:

@@ -87,6 +87,11 @@ class Server(
         await self._seen(request, context)
         yield admin_pb2.OffloadProgress(done=True)
 
+    async def OffloadStatus(self, request: Any, context: Any) -> Any:
+        """Done."""
+        await self._seen(request, context)
+        yield admin_pb2.OffloadProgress(done=True)
+
     async def Status(self, request: Any, context: Any) -> Any:
         """Nothing."""
         await self._seen(request, context)
@@ -161,6 +166,7 @@ async def test_every_call_reaches_the_daemon() -> None:
         assert (await client.enable(TopicPattern.parse("a/*"), dry_run=True)).pattern == "a/*"
         assert [segment.segment_id for segment in await client.segments(TOPIC)] == ["a", "b"]
         assert [progress.done async for progress in client.offload(TOPIC, wait=True)] == [True]
+        assert [progress.done async for progress in client.offload_status(TOPIC, wait=True)] == [True]
         assert (await client.status()).daemon_id == "d"
         await client.status(TOPIC)
         await client.last_positions(TOPIC)
@@ -168,14 +174,15 @@ async def test_every_call_reaches_the_daemon() -> None:
         names = [type(request).__name__ for request in server.requests]
         assert names == [
             "ListTopicsRequest", "EnableTopicRequest", "DisableTopicRequest", "ListSelectionsRequest",
-            "EnableTopicRequest", "ListSegmentsRequest", "OffloadRequest", "StatusRequest", "StatusRequest",
+            "EnableTopicRequest", "ListSegmentsRequest", "OffloadRequest", "OffloadStatusRequest",
+            "StatusRequest", "StatusRequest",
             "LastPositionsRequest", "RollRequest",
         ]  # fmt: skip
         assert server.requests[1].topic == "persistent://public/default/orders"
         assert server.requests[1].segment_age_max_s == 1.5
         assert not server.requests[1].HasField("segment_bytes_max")
         assert (server.requests[4].topic, server.requests[4].dry_run) == ("a/*", True)
-        assert (server.requests[7].topic, server.requests[8].topic) == ("", str(TOPIC))
+        assert (server.requests[8].topic, server.requests[9].topic) == ("", str(TOPIC))
 
 
 async def test_a_read_that_is_left_is_cancelled_at_the_server() -> None:
