@@ -61,32 +61,42 @@ class PolicyBook:
         """Paths of the nodes that cannot be read."""
 
     async def load(self) -> None:
-        """Read what is stored. Raises Transient."""
+        """Read what is stored at all levels. Raises Transient."""
         names = await namespaces(self._store)
-        where = [node_of(None), *map(node_of, names)]
-        damaged: set[str] = set()
-
-        async def read(path: str) -> OffloadPolicies | None:
-            found = await node(self._store, path)
-            if found is None:
-                return None
-            try:
-                return level_policy.decode(found.value, path=path).policies
-            except CorruptData as error:
-                damaged.add(path)
-                if path not in self.damaged:
-                    log.error("policy.corrupt", path=path, error=str(error), hint="set it again")  # noqa: TRY400
-                return None
-
-        broker, *found = await each(where, read)
-        known = {name: one for name, one in zip(names, found, strict=True) if one is not None}
-        for name in names:
-            if node_of(name) in damaged and name in self.namespaces:
-                known[name] = self.namespaces[name]
-        if broker is None:
-            broker = self.broker if paths.BROKER_POLICY in damaged else OffloadPolicies()
-        self.broker, self.namespaces, self.damaged, self.loaded = broker, known, damaged, True
+        found = await each([None, *names], self._read)
         self.named = tuple(names)
+        self.namespaces = {name: one for name, one in self.namespaces.items() if name in names}
+        self.damaged &= {node_of(None), *map(node_of, names)}
+        for where, said in zip([None, *names], found, strict=True):
+            self._note(where, said)
+        self.loaded = True
+
+    async def _read(self, where: Namespace | None) -> OffloadPolicies | CorruptData | None:
+        """Read one level; None for a node that is not there."""
+        path = node_of(where)
+        found = await node(self._store, path)
+        if found is None:
+            return None
+        try:
+            return level_policy.decode(found.value, path=path).policies
+        except CorruptData as error:
+            if path not in self.damaged:
+                log.error("policy.corrupt", path=path, error=str(error), hint="set it again")  # noqa: TRY400
+            return error
+
+    def _note(self, where: Namespace | None, said: OffloadPolicies | CorruptData | None) -> None:
+        """Take over what was read of a level; what cannot be read leaves what was known."""
+        path = node_of(where)
+        if isinstance(said, CorruptData):
+            self.damaged.add(path)
+            return
+        self.damaged.discard(path)
+        if where is None:
+            self.broker = said or OffloadPolicies()
+        elif said is None:
+            self.namespaces.pop(where, None)
+        else:
+            self.namespaces[where] = said
 
     def copied(self) -> PolicyBook:
         """Return a book that says the same and stays as it is."""
@@ -137,12 +147,16 @@ class PolicyBook:
         return {name for name, one in self.namespaces.items() if one.offloads}
 
     async def of(self, topic: TopicName, *, fresh: bool = False) -> Effective:
-        """Return what holds for a topic, whoever works on it; `fresh` reads all levels again.
+        """Return what holds for a topic, whoever works on it; `fresh` reads the levels above it again.
 
         Raises Transient, CorruptData.
         """
-        if fresh or not self.loaded:
+        if not self.loaded:
             await self.load()
+        elif fresh:
+            above = [None, (topic.tenant, topic.namespace)]
+            for where, said in zip(above, await each(above, self._read), strict=True):
+                self._note(where, said)
         path = paths.policy(topic)
         found = await node(self._store, path)
         return self.effective(topic, policy_record.decode(found.value, path=path) if found is not None else None)
