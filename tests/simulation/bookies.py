@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Denied, NotFound
+from offloaderd.ledgers.plain_metadata import plain_metadata
 from offloaderd.model import Confirmed, Edge, EntryBatch, LedgerInfo, Position, TopicName
 from tests.simulation.wire import Wire
 
@@ -232,6 +233,13 @@ class Source:
             return sum(map(len, self._ledgers.find(topic, ledger_id).entries[: entry_id + 1]))
 
         return await self._wire.call(f"length {topic.local} {ledger_id}:{entry_id}", act, write=False)
+
+    async def described(self, topic: TopicName, ledger_id: int) -> bytes:
+        """See LedgerDescriber."""
+        for info in await self.ledgers(topic):
+            if info.ledger_id == ledger_id:
+                return plain_metadata(info)
+        raise NotFound(f"{topic} has no ledger {ledger_id}")
 
     async def delete(self, topic: TopicName, ledger_id: int) -> None:
         """See LedgerSource; as the embedded store does it."""

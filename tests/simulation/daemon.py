@@ -14,6 +14,7 @@ from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.hot import HotBuffers
+from offloaderd.offload.next_segment import WholeLedgers
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.placement import PlacementOptions
 from offloaderd.offload.pool import BufferPool
@@ -117,6 +118,12 @@ class SimDaemon:
             layout=options.layout,
             cluster=CLUSTER,
             driver={"driver": "s3", "bucket": BUCKET, "prefix": world.prefix},
+            ledgers=WholeLedgers(
+                describer=self.source,
+                block_bytes=3 * options.layout.block_bytes,
+                part_bytes=options.layout.part_bytes,
+                run_bytes=options.layout.block_bytes,
+            ),
         )
         book = PolicyBook(self.zookeeper, [Level(Origin.SETTINGS, options.policies)])
         self.retention = Retention(shop, source, RetentionOptions(follow_lag_s=2.0, interval_s=2.0), book)

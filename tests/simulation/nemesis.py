@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from offloaderd.errors import OffloaderError
 from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import OffloadMethod
 from offloaderd.offload import grant_records
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class Nemesis:
     async def _enabled(self, topic: TopicName) -> bool:
         daemon = self._rng.choice(self._world.daemons)
         try:
-            return await self._world.within(daemon, lambda: daemon.engine.enable(topic, TopicPolicy(enabled=True)))
+            streaming = TopicPolicy(enabled=True, method=OffloadMethod.STREAMING)
+            return await self._world.within(daemon, lambda: daemon.engine.enable(topic, streaming))
         except OffloaderError as error:
             self._world.trace("user", f"not enabled: {error}")
             return False
@@ -140,7 +142,9 @@ class Nemesis:
                 if found is not None:
                     await world.within(daemon, found.request_roll)
             elif event == "change policy":
-                policy = TopicPolicy(enabled=True, segment_bytes_max=self._rng.choice([1000, 4000]))
+                size = self._rng.choice([1000, 4000])
+                method = self._rng.choice(world.options.methods)
+                policy = TopicPolicy(enabled=True, segment_bytes_max=size, method=method)
                 await world.within(daemon, lambda: daemon.engine.enable(topic, policy))
             elif event == "collect":
                 grace_s = self._rng.choice([0.0, 1.0])

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import OffloaderError
-from offloaderd.format import manifest, v2
+from offloaderd.format import manifest
+from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.records import loss as loss_record
@@ -161,14 +162,15 @@ class Oracle:
             return
         try:
             described = manifest.decode(manifest_data, key=names[2])
-            index = v2.decode_index(index_data, key=names[1])
-            if not described.data_bytes == index.data_bytes == len(data) == segment.object_bytes:
-                self.fail("P1", f"{names[0]} has {len(data)} bytes, its index says {index.data_bytes}")
+            check_index(index_data, described, key=names[1])
+            if not described.data_bytes == len(data) == segment.object_bytes:
+                self.fail("P1", f"{names[0]} has {len(data)} bytes, its manifest says {described.data_bytes}")
             if described.range != segment.range or described.managed_ledger != topic.managed_ledger:
                 self.fail("P1", f"{names[2]} describes {described.range}, the map {segment.range}")
             at, expected = START, segment.begin
             for block in described.blocks:
-                batch = v2.decode_block(data[block.offset : block.offset + block.length], key=names[0], at=block.offset)
+                stored = data[block.offset : block.offset + block.length]
+                batch = decode_verified_block(stored, block, key=names[0], method=segment.method)
                 self._check_batch(topic, batch, expected if at == START else None, at, f"segment {uuid}")
                 at = batch.last
             if at != segment.end:

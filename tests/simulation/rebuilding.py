@@ -45,7 +45,7 @@ def _compare(world: World, live: TopicMap, found: TopicMap) -> None:
         world.oracle.fail("P9", f"{live.topic} would come back with the losses {found.losses}, not {wanted}")
     for ledger_id, node in live.contexts.items():
         path = paths.ledger(live.topic, ledger_id)
-        known = replace(context.decode(node.value, path=path), deleted_ms=None)
+        known = replace(context.decode(node.value, path=path), deleted_ms=None, source_deleted=False)
         value = found.contexts[ledger_id].value
         end = context.decode(value, path=path).end
         if ledger_id == last.ledger_id and end is None:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from offloaderd.errors import Conflict, OffloaderError
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import HistoryOrder, Position, TierRetention, TopicName
+from offloaderd.model import HistoryOrder, OffloadMethod, Position, TierRetention, TopicName
 from offloaderd.objects import keys
 from offloaderd.offload.retention import Limits
 from offloaderd.offload.roll import RollPolicy
@@ -52,6 +52,10 @@ TIERS = (
 )
 
 
+METHODS = (None, OffloadMethod.STREAMING, OffloadMethod.LEDGER_BASED, OffloadMethod.LEDGER_BASED, OffloadMethod.NONE)
+"""What users change a topic's method to."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What one run's daemons are set to; drawn from the seed."""
@@ -73,6 +77,7 @@ class Options:
     collect_s: float
     grace_s: float
     order: HistoryOrder
+    methods: tuple[OffloadMethod | None, ...]
     late_s: float
 
     @property
@@ -82,6 +87,7 @@ class Options:
             segment_bytes_max=self.policy.segment_bytes_max,
             segment_age_max_s=self.policy.segment_age_max_s,
             segment_age_min_s=self.policy.segment_age_min_s,
+            threshold_bytes=0,
             deletion_lag_s=2.0,
             history_order=self.order,
             retention=self.tier.kind,
@@ -120,6 +126,7 @@ class Options:
             collect_s=rng.choice([2.0, 5.0, 1000.0]),
             grace_s=rng.choice([0.0, 0.5, 3.0]),
             order=rng.choice([HistoryOrder.HISTORY_FIRST, HistoryOrder.ALONGSIDE]),
+            methods=(None,) if push == "only" else rng.choice([(None,), METHODS]),
             late_s=rng.choice([0.0, 0.0, 3.0, 8.0]),
         )
 
@@ -286,7 +293,8 @@ class World:
 
     async def enable(self, daemon: SimDaemon, topic: TopicName) -> None:
         """Have a daemon enable a topic."""
-        await daemon.engine.enable(topic, TopicPolicy(enabled=True))
+        method = self.chance.stream(f"method of {topic}").choice(self.options.methods)
+        await daemon.engine.enable(topic, TopicPolicy(enabled=True, method=method))
 
     async def within(
         self, daemon: SimDaemon, call: Callable[[], Coroutine[Any, Any, object]], *, limit_s: float = 20.0
@@ -448,12 +456,8 @@ class World:
 
     def _check_leftovers(self) -> None:
         """P5: what is in the bucket is referenced, and what is referenced is there."""
-        held = {
-            f"{self.prefix}{segment.segment_id}{suffix}"
-            for found in self.oracle.maps.values()
-            for segment in found.segments
-            for suffix in ("", "-index", "-manifest")
-        }
+        segments = [segment for found in self.oracle.maps.values() for segment in found.segments]
+        held = {key for segment in segments for key in segment.keys.all}
         doomed = {path.rpartition("/")[2] for path in self.tree.nodes if "/trash/" in path}  # by a limited retention
         held |= {name for name in self.bucket.names() if name.removeprefix(self.prefix)[:36] in doomed}
         if missing := held - set(self.bucket.names()):

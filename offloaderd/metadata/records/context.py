@@ -35,7 +35,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DRIVER = "offloaderd"
-_OURS: Final = ("offloadSegment", "ledgerEntries", "nextLedgerId", "deletedTimestamp", "uidMsb", "uidLsb")
+_OURS: Final = (
+    "offloadSegment",
+    "ledgerEntries",
+    "nextLedgerId",
+    "deletedTimestamp",
+    "bookkeeperDeleted",
+    "uidMsb",
+    "uidLsb",
+)
 """What is written anew each time."""
 
 
