@@ -282,8 +282,8 @@ class HistoryWriter:
             async with aclosing(entries) as batches:
                 while True:
                     if not held:
+                        await self._budget.acquire(self._shop.layout.part_bytes, self)
                         held = self._shop.layout.part_bytes
-                        await self._budget.acquire(held, self)
                     batch = await anext(batches, None)
                     if batch is None:
                         return

@@ -303,3 +303,26 @@ async def _crash_and_restart(crashes: list[int], size: int) -> None:
 async def _run_until_done(rig: Rig, name: str, metadata: FaultyMetadata | None) -> None:
     async with rig.engine(name, metadata=metadata) as engine:
         await until_done(await enabled(engine))
+
+
+async def test_a_writer_that_ends_while_it_waits_for_memory_has_taken_none() -> None:
+    """The budget is what it was: a release of what was never had would let others wait for ever."""
+    rig = await rig_with(200)
+    async with rig.engine() as engine:
+        budget = engine.shop.uplink.budget
+        await budget.acquire(rig.upload_bytes)
+        topic = await enabled(engine)
+        while "attempt" not in await rig.tree.connect().children(paths.history(TOPIC)):
+            await turn()
+        for _ in range(50):
+            await turn()
+        assert topic.map.history_end is None
+        supervisor = engine._spread.supervised[TOPIC]
+        supervisor.abandon()
+        await supervisor.ended.wait()
+        assert budget.used_bytes == rig.upload_bytes
+        budget.release(rig.upload_bytes)
+    async with rig.engine("two") as engine:
+        await until_done(await offloader_of(engine))
+        assert engine.shop.uplink.budget.used_bytes == 0
+    await checked(rig, 200)

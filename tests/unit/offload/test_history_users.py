@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,20 +10,25 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.errors import Conflict, NotFound, OffloaderError, Transient
-from offloaderd.metadata import catalog, paths, removal
+from offloaderd.metadata import catalog, history, paths, removal
 from offloaderd.metadata.port import Versioned
+from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import history as history_record
-from offloaderd.metadata.records.history import HistoryPlan, Worker
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.metadata.records.history import HistoryPlan, HistoryRange, RangeState, Worker
 from offloaderd.model import HistoryOrder, LedgerEnd, Loss, Position, TierRetention
+from offloaderd.offload.boundaries import Split
+from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.copy_check import Unsound, segments_of
 from offloaderd.offload.grants import has_successor
+from offloaderd.offload.history_record import HistoryRecord
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.ledger_list import deletion_plan
 from offloaderd.offload.record import HistoryTorn
 from offloaderd.offload.retention import Limits, over_limit
 from offloaderd.offload.workshop import HistoryRules
 from offloaderd.read.reader import ReadOptions, TopicReader
-from offloaderd.upkeep import rebuild
+from offloaderd.upkeep import rebuild, references
 from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.looking import Looker
@@ -154,10 +160,10 @@ def reader_of(rig: Rig, engine: Engine, source: object) -> TopicReader:
     )
 
 
-async def read(reader: TopicReader, first: Position | None = None) -> list[bytes]:
-    """Read to the end."""
+async def read(reader: TopicReader, first: Position | None = None, last: Position | None = None) -> list[bytes]:
+    """Read to the end, or to `last`."""
     found: list[bytes] = []
-    async with aclosing(reader.read(TOPIC, first=first)) as batches:
+    async with aclosing(reader.read(TOPIC, first=first, last=last)) as batches:
         async for batch, _ in batches:
             found += batch.payloads
     return found
@@ -172,7 +178,7 @@ async def test_entries_before_the_boundary_come_from_the_source_until_they_are_o
             assert await read(reader) == payloads(200)
         async with reader_of(rig, engine, Away()) as reader:
             with pytest.raises(Transient):
-                await read(reader, Position(0, 0))
+                await read(reader, Position(0, 0), Position(6, 5))
     rig.history = HistoryRules()
     async with rig.engine("three") as engine:
         topic = await offloader_of(engine)
@@ -295,3 +301,103 @@ async def test_a_plan_that_somebody_has_changed_fences_history() -> None:
     await record.reload()
     assert record.map.history is not None
     assert record.map.history.holder == "job"
+
+
+async def history_of(rig: Rig) -> tuple[Owned, HistoryRecord, AttemptLog]:
+    """One owner's view of a pending history, with ranges of one ledger each."""
+    owned = await Owned.claim(rig)
+    record, claim = owned.offloader.record, owned.offloader.claim
+    attempts = AttemptLog(
+        owned.shop.metadata, claim, clock=rig.clock, metrics=rig.metrics, path=paths.history_attempt(TOPIC)
+    )
+    assert record.map.history is not None
+    found = HistoryRecord(record, record.map.history, attempts, None, holder="one")
+    assert rig.ledgers is not None
+    infos = await found.look(rig.ledgers)
+    ranges = [
+        HistoryRange(begin=Position(one.ledger_id, 0), end=Position(one.ledger_id, 29), entries=30, payload_bytes=3000)
+        for one in infos
+    ]
+    await found.store(Split(ranges=tuple(ranges)), 3000)
+    return owned, found, attempts
+
+
+def attempt_at(owned: Owned, begin: Position) -> Attempt:
+    """An attempt of that owner."""
+    return Attempt(
+        segment_id=uuid.UUID(int=77),
+        begin=begin,
+        assigned_ms=1,
+        epoch=owned.offloader.claim.epoch,
+        status=AttemptStatus.ASSIGNED,
+        driver_properties=owned.shop.driver,
+        layout=owned.shop.layout,
+    )
+
+
+async def test_who_has_not_seen_that_history_was_taken_over_begins_nothing() -> None:
+    """A job writes itself into the plan; the owner's next attempt fails on its version and leaves no trace."""
+    rig = await pending(100)
+    owned, found, attempts = await history_of(rig)
+    store, topic_map = rig.tree.connect(), await map_of(rig)
+    theirs = replace(await plan_of(rig), worker=Worker.JOB, holder="driver")
+    await store.replace(paths.history_plan(TOPIC), history_record.encode(theirs), topic_map.history_version)
+    with pytest.raises(Conflict):
+        await found.begin(attempt_at(owned, Position(0, 0)))
+    assert await attempts.load() is None
+
+
+async def test_what_is_being_written_of_history_is_referred_to() -> None:
+    """By its attempt and by whoever has claimed a range; once it was given up, by the trash alone."""
+    rig = await pending(100)
+    owned, found, attempts = await history_of(rig)
+    attempt = attempt_at(owned, Position(0, 0))
+    await found.begin(attempt)
+    store = rig.tree.connect()
+    assert (await references.look(store)).attempts == {attempt.segment_id: TOPIC}
+    assert found.ranges.ranges[0].state is RangeState.CLAIMED
+    await store.delete(paths.history_attempt(TOPIC))
+    assert (await references.look(store)).attempts == {attempt.segment_id: TOPIC}
+    await store.create(paths.history_attempt(TOPIC), attempt_record.encode(attempt))
+    await attempts.load()
+    await found.give_up(attempt, "gone")
+    seen = await references.look(store)
+    assert (seen.attempts, list(seen.trash)) == ({}, [attempt.segment_id])
+    first = found.ranges.ranges[0]
+    assert (first.state, first.tries, first.last_error, first.segment_id) == (RangeState.PLANNED, 1, "gone", None)
+    assert await history.load(store, TOPIC, 3) == found.ranges
+
+
+@pytest.mark.parametrize(
+    ("slices", "ends"),
+    [
+        (((1, 0, 29),), {1: LedgerEnd(30, 2)}),
+        (((0, 1, 29),), {0: LedgerEnd(30, 1)}),
+        (((0, 0, 29), (1, 0, 29), (2, 0, 29), (3, 0, 9)), {}),
+        (((0, 0, 29), (1, 0, 29), (2, 0, 29)), {2: LedgerEnd(31, 3)}),
+    ],
+)
+async def test_a_segment_of_history_that_does_not_join_on_is_refused(
+    slices: tuple[tuple[int, int, int], ...], ends: dict[int, LedgerEnd]
+) -> None:
+    """Not at the begin, not behind the last one, over the boundary, or of a ledger that is longer than was planned."""
+    rig = await pending(100)
+    _, found, _ = await history_of(rig)
+    with pytest.raises(OffloaderError) as error:
+        await found.commit(segment(7, *slices), ends)
+    assert isinstance(error.value, HistoryTorn | Conflict)
+    assert [one.begin for one in (await map_of(rig)).segments] == [Position(3, 0)]
+
+
+async def test_a_gap_between_two_segments_of_history_is_refused() -> None:
+    """The second begins a ledger too late."""
+    rig = await pending(100)
+    owned, found, _ = await history_of(rig)
+    await found.begin(replace(attempt_at(owned, Position(0, 0)), segment_id=segment(7, (0, 0, 29)).segment_id))
+    await found.commit(segment(7, (0, 0, 29)), {0: LedgerEnd(30, 1)})
+    assert [one.state for one in found.ranges.ranges] == [RangeState.DONE, RangeState.PLANNED, RangeState.PLANNED]
+    with pytest.raises(HistoryTorn):
+        await found.commit(segment(8, (1, 5, 29)), {})
+    with pytest.raises(HistoryTorn):
+        await found.finish(1)
+    assert (await plan_of(rig)).done_ms == 0
