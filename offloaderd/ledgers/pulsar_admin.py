@@ -135,7 +135,7 @@ class PulsarAdmin:
             ) as answer:
                 if answer.status in _REDIRECTS:
                     return _target(url, answer.headers.get("Location", ""))
-                if answer.status == 404:
+                if answer.status in {204, 404}:  # a setting that is not set is answered without a body
                     return None
                 if answer.status in {401, 403}:
                     raise Denied(

@@ -201,3 +201,34 @@ def test_a_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
             file.write_bytes(content)
         with pytest.raises(InvalidConfig, match=r"ca\.pem"):
             PulsarAdmin("https://host", AdminOptions(ca_file=str(file)))
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(-1, None), (0, 0.0), (90, 5400.0)])
+async def test_a_namespaces_retention_is_read(brokers: Brokers, minutes: int, seconds: float | None) -> None:
+    """In minutes; for ever is no limit."""
+    brokers.answer = lambda _: web.json_response({"retentionTimeInMinutes": minutes, "retentionSizeInMB": 5})
+    async with PulsarAdmin(brokers.url) as admin:
+        assert await admin.retained("acme", "eu west") == seconds
+    assert brokers.asked == [("/admin/v2/namespaces/acme/eu%20west/retention", None)]
+
+
+async def test_a_namespace_without_retention_says_nothing(brokers: Brokers) -> None:
+    """Neither one that has none (204) nor one that does not exist is a limit; endless redirects are an error."""
+    async with PulsarAdmin(brokers.url) as admin:
+        for status in (404, 204, 200):
+            brokers.answer = lambda _, status=status: web.Response(status=status)  # type: ignore[misc]
+            assert await admin.retained("acme", "eu") is None
+        brokers.answer = lambda _: web.Response(status=307, headers={"Location": "/elsewhere"})
+        with pytest.raises(Transient, match="redirects"):
+            await admin.retained("acme", "eu")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", "x", '{"retentionTimeInMinutes": "5"}', '{"retentionTimeInMinutes": true}']
+)
+async def test_a_retention_that_is_none_is_transient(brokers: Brokers, text: str) -> None:
+    """Whatever a server says instead."""
+    brokers.answer = lambda _: web.Response(text=text)
+    async with PulsarAdmin(brokers.url) as admin:
+        with pytest.raises(Transient, match="no retention"):
+            await admin.retained("acme", "eu")
