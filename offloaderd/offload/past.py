@@ -129,6 +129,8 @@ class Pasts:
         if not number:
             return past_of(topic_map, begin, infos, None)
         before = topic_map.segments[number - 1]
+        if before.foreign:
+            return past_of(topic_map, begin, infos, None)
         if before.segment_id not in self._behind:
             key = before.keys.manifest
             data = await fetch(key)

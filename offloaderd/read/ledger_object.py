@@ -70,6 +70,11 @@ class LedgerTable:
         """Return the last known place that is not behind an entry."""
         return self._places[bisect_right(self._places, entry_id, key=lambda place: place.entry_id) - 1]
 
+    @property
+    def known(self) -> list[int]:
+        """The entries whose places are known, ascending; entry 0 is the first."""
+        return [place.entry_id for place in self._places]
+
     def learn(self, place: Place) -> None:
         """Remember a place, unless one is known nearby."""
         index = bisect_right(self._places, place.entry_id, key=lambda known: known.entry_id)
@@ -143,6 +148,11 @@ class LedgerObjects:
                 finally:
                     window.close()
                 place = Place(span.last_entry_id + 1, span.end)
+
+    async def known_places(self, segment: CommittedSegment) -> list[int]:
+        """Return entries whose places are known: those of the index, and some that were read. Raises as `read` does."""
+        async with self._table(segment) as table:
+            return table.known
 
     async def _fed(self, scan: BlockScan, window: _Window, table: LedgerTable) -> tuple[int, list[bytes]]:
         wanted = scan.wanted_at

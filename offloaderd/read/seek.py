@@ -1,9 +1,9 @@
 """Seeking in a topic: the first entry, in the order of the log, that reaches a time, message index or sequence number.
 
 The log is what can be read at this moment, in whichever tier; what was lost or deleted is not there. Its pieces are
-searched in order: segments by their manifests, what only the source or the buffer has by reading single entries. Where
-a segment cannot be read and the source has its entries, these are searched instead. PIP-73's priority plays no part:
-manifests answer at once, and both tiers hold the same.
+searched in order: segments by their manifests, ledgers that brokers offloaded themselves by their index, what only the
+source or the buffer has by reading single entries. Where a segment cannot be read and the source has its entries, these
+are searched instead. PIP-73's priority plays no part: manifests answer at once, and both tiers hold the same.
 
 As in Pulsar (PersistentMessageFinder), seeking behind the newest entry is no error: nothing is there yet.
 """
@@ -19,7 +19,8 @@ import structlog
 
 from offloaderd.errors import Transient
 from offloaderd.model import Position
-from offloaderd.read.seek_goal import Cost, SeekKind, Sought
+from offloaderd.read.seek_goal import Cost, SeekKind, Sought, Unseekable
+from offloaderd.read.seek_ledgers import LedgerSeek
 from offloaderd.read.seek_segments import SegmentSeek
 from offloaderd.read.seek_sequence import SequenceSeek
 from offloaderd.read.seek_source import SourceSeek, Stretch
@@ -100,7 +101,7 @@ class _Log:
 
     async def find(self, goal: Goal, failed: Collection[UUID]) -> Hit | None:
         """Search all pieces, without the segments that failed before."""
-        self._cost.at = None
+        self._cost.at = self._cost.skipped = None
         pieces = self._pieces(failed)
         hit: Hit | None = None
         if goal.kind is SeekKind.SEQUENCE:
@@ -112,6 +113,12 @@ class _Log:
         newest = self._newest
         if hit is None and self._view.hot is not None and (newest is None or newest < self._view.hot[1]):
             raise Transient(f"what follows {newest} in {self._topic} is not readable yet", hint="try again")
+        if hit is None and self._cost.skipped is not None:
+            raise Unseekable(
+                f"no {goal.kind} from {goal.value} on was found, and the entries round {self._cost.skipped} have none",
+                hint="brokers number messages only with brokerEntryMetadataInterceptors, and only messages of Pulsar's "
+                "producers have times; seek by sequence",
+            )
         return hit
 
     def stands_in(self, segment: CommittedSegment | None, failed: set[UUID]) -> bool:
@@ -124,20 +131,31 @@ class _Log:
             failed.add(segment.segment_id)
         return whole
 
-    def _pieces(self, failed: Collection[UUID]) -> list[SegmentSeek | SourceSeek]:
+    def _pieces(self, failed: Collection[UUID]) -> list[SegmentSeek | LedgerSeek | SourceSeek]:
         """Return what is to be searched, in the order of the log: neighbours of a kind together."""
         segments = [one for one in self._view.segments if one.segment_id not in failed]
         items: list[CommittedSegment | Stretch] = [*segments, *_uncovered(self._view.source, segments), *self._hot]
         items.sort(key=lambda one: one.begin)
-        pieces: list[SegmentSeek | SourceSeek] = []
-        for uncovered, group in groupby(items, key=lambda one: isinstance(one, Stretch)):
-            if uncovered:
+        pieces: list[SegmentSeek | LedgerSeek | SourceSeek] = []
+        reader = self._reader
+        for kind, group in groupby(items, key=_kind):
+            if kind is SourceSeek:
                 stretches = [one for one in group if isinstance(one, Stretch)]
-                pieces.append(SourceSeek(self._reader, self._topic, stretches, self._cost))
+                pieces.append(SourceSeek(reader, self._topic, stretches, self._cost))
+                continue
+            run = [one for one in group if not isinstance(one, Stretch)]
+            if kind is LedgerSeek:
+                pieces += [LedgerSeek(reader.segments, self._topic, one, self._cost) for one in run]
             else:
-                run = [one for one in group if not isinstance(one, Stretch)]
-                pieces.append(SegmentSeek(self._reader.segments, self._topic, run, self._cost))
+                pieces.append(SegmentSeek(reader.segments, self._topic, run, self._cost))
         return pieces
+
+
+def _kind(item: CommittedSegment | Stretch) -> type[SegmentSeek | LedgerSeek | SourceSeek]:
+    """Return what searches it."""
+    if isinstance(item, Stretch):
+        return SourceSeek
+    return LedgerSeek if item.foreign else SegmentSeek
 
 
 def _uncovered(source: Sequence[SourceLedger], segments: Sequence[CommittedSegment]) -> Iterator[Stretch]:

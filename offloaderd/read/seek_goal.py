@@ -24,7 +24,7 @@ GOAL_MAX = 2**64 - 1
 
 
 class Unseekable(InvalidInput):
-    """Entries have neither times nor indexes, or too many of them in a row have none; the hint says what to do."""
+    """Nothing was found, and many entries have no time or index to go by; the hint says what to do."""
 
 
 class SeekKind(StrEnum):
@@ -103,6 +103,8 @@ class Cost:
     source_bytes: int = 0
     at: CommittedSegment | None = None
     """The segment that was asked last; None when it was the source."""
+    skipped: Position | None = None
+    """Where it was given up to look into each of entries that have no time or index."""
 
     @property
     def answered(self) -> Answered:

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.read.seek_ledgers import LedgerSeek
     from offloaderd.read.seek_source import SourceSeek
 
 
 class SequenceSeek:
     """Entries of all tiers in the order of the log, numbered."""
 
-    def __init__(self, pieces: Sequence[SegmentSeek | SourceSeek]) -> None:
+    def __init__(self, pieces: Sequence[SegmentSeek | LedgerSeek | SourceSeek]) -> None:
         self._pieces = pieces
         self._kept: dict[int, int] = {}
         """How many entries are kept before each piece of segments."""
@@ -44,19 +45,19 @@ class SequenceSeek:
                 if wanted < end:
                     return await self._in_segments(at, piece, wanted)
             else:
-                number = number if at else await self._front(piece.entries)
+                number = number if at else await self._front()
                 end = number + piece.entries
                 if wanted < end:
                     return await _in_source(piece, max(0, wanted - number), max(wanted, number))
             number = end
         return None
 
-    async def _front(self, entries: int) -> int:
-        """Return the number of the oldest entry, which only the source has: with `entries` before the first segment."""
-        following = self._pieces[1] if len(self._pieces) > 1 else None
-        if not isinstance(following, SegmentSeek):
-            return 0
-        return max(0, await self._begin(1, following, 0) - entries)
+    async def _front(self) -> int:
+        """Return the number of the oldest entry, counted back from the first segment that says its own."""
+        for at, piece in enumerate(self._pieces):
+            if isinstance(piece, SegmentSeek):
+                return max(0, await self._begin(at, piece, 0) - self._kept[at])
+        return 0
 
     async def _begin(self, at: int, piece: SegmentSeek, number: int) -> int:
         """Return the number of the first entry of a segment."""
@@ -107,7 +108,7 @@ async def _in_segment(piece: SegmentSeek, number: int, begin: int, wanted: int) 
     return None
 
 
-async def _in_source(piece: SourceSeek, number: int, sequence: int) -> Hit:
+async def _in_source(piece: LedgerSeek | SourceSeek, number: int, sequence: int) -> Hit:
     payload, tier = await piece.entry(number)
     return Hit(position=piece.position(number), time=time_of(payload), tier=tier, sequence=sequence)
 

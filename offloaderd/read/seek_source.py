@@ -3,7 +3,8 @@
 Nobody has surveyed them, so they are searched by halves, one entry a probe. That is exact as long as no entry is
 `DISORDER_MS` or more older than one that is written before it; message indexes have to ascend. What lies between the
 last entry that is surely before the goal and the answer is read through: about as much as is written in that time.
-Entries without a time (or index) are passed over, as many as `BLANK_MAX` for each probe.
+Entries without a time (or index) are passed over. Where `BLANK_MAX` in a row have none, so is the rest of their ledger:
+what a broker notes changes with its settings, and a broker that starts begins a new ledger.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from offloaderd.format.entry_time import time_of
 from offloaderd.model import Position
 from offloaderd.read.errors import EntriesMissing
 from offloaderd.read.plan import Tier
-from offloaderd.read.seek_goal import Hit, Unseekable
+from offloaderd.read.seek_goal import Hit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from offloaderd.format.entry_time import EntryTime
     from offloaderd.model import EntryBatch, TopicName
     from offloaderd.read.reader import TopicReader
     from offloaderd.read.seek_goal import Cost, Goal
 
-BLANK_MAX = 10_000
+BLANK_MAX = 1000
 
 
 class Stretch(NamedTuple):
@@ -74,7 +76,7 @@ class SourceSeek:
         return Position(stretch.ledger_id, stretch.last_entry_id + 1 - (self._ends[at] - number))
 
     async def find(self, goal: Goal) -> Hit | None:
-        """Return the first entry that reaches the goal. Raises what the source raises, Unseekable."""
+        """Return the first entry that reaches the goal. Raises what the source raises."""
         before, behind = -1, self.entries
         while behind - before > 1:
             middle = (before + behind) // 2
@@ -90,43 +92,41 @@ class SourceSeek:
         key = goal.key_of((await self.entry(start))[0])
         if key is not None:
             return start, key
-        number = start
-        async with aclosing(self._batches(start + 1)) as batches:
-            async for batch, _ in batches:
-                for payload in batch.payloads:
-                    number += 1
-                    if number >= end:
-                        return None
-                    if (key := goal.key_of(payload)) is not None:
-                        return number, key
-                    self._check_blank(goal, start, number)
+        async with aclosing(self._noted(goal, start + 1)) as found:
+            async for number, _, time, _ in found:
+                key = goal.of(time)
+                if number >= end:
+                    return None
+                if key is not None:
+                    return number, key
         return None
-
-    def _check_blank(self, goal: Goal, start: int, number: int) -> None:
-        if number - start >= BLANK_MAX:
-            raise Unseekable(
-                f"the {BLANK_MAX} entries from {self.position(start)} on have no {goal.kind}",
-                hint="brokers number messages only with brokerEntryMetadataInterceptors, and only messages of Pulsar's "
-                "producers have times; seek by sequence",
-            )
 
     async def _scan(self, goal: Goal, start: int) -> Hit | None:
         """Return the first entry from `start` on that reaches the goal."""
-        blank_since = start
-        number = start
-        async with aclosing(self._batches(start)) as batches:
-            async for batch, tier in batches:
-                for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
-                    found = time_of(payload)
-                    key = goal.of(found)
-                    if key is not None and key >= goal.value:
-                        return Hit(position=Position(batch.ledger_id, entry_id), time=found, tier=tier)
-                    number += 1
-                    if key is not None:
-                        blank_since = number
-                    else:
-                        self._check_blank(goal, blank_since, number)
+        async with aclosing(self._noted(goal, start)) as found:
+            async for _, position, time, tier in found:
+                key = goal.of(time)
+                if key is not None and key >= goal.value:
+                    return Hit(position=position, time=time, tier=tier)
         return None
+
+    async def _noted(self, goal: Goal, start: int) -> AsyncGenerator[tuple[int, Position, EntryTime, Tier], None]:
+        """Yield number, position and time of the entries from `start` on, without ledgers that go on without any."""
+        at = start
+        while at < self.entries:
+            blanks = 0
+            end = self._ends[bisect_right(self._ends, at)]
+            async with aclosing(self._batches(at, end)) as batches:
+                async for batch, tier in batches:
+                    for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
+                        time = time_of(payload)
+                        yield at, Position(batch.ledger_id, entry_id), time, tier
+                        at += 1
+                        blanks = blanks + 1 if goal.of(time) is None else 0
+                    if blanks >= BLANK_MAX:
+                        self._cost.skipped = self._cost.skipped or self.position(at - 1)
+                        break
+            at = end
 
     async def entry(self, number: int) -> tuple[bytes, Tier]:
         """Return one entry, and who had it."""
@@ -148,26 +148,20 @@ class SourceSeek:
                     return batch
         raise EntriesMissing(f"entry {at} is in no tier", hint="`offloadctl segments` shows what is kept")
 
-    async def _batches(self, start: int) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
-        """Yield the entries from `start` on, from the buffer as far as it has them."""
-        if start >= self.entries:
-            return
+    async def _batches(self, start: int, end: int) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
+        """Yield entries [start, end), which are of one ledger, from the buffer as far as it has them."""
         self._cost.at = None
-        at = self.position(start)
-        batch_bytes = self._reader.options.batch_bytes
-        for stretch in self._stretches[bisect_right(self._ends, start) :]:
-            cursor = max(at, stretch.begin)
-            last = stretch.end
-            while cursor <= last:
-                held = self._reader.hot.read(self._topic, cursor, last, batch_bytes)
-                if held is not None:
-                    yield held, Tier.BUFFER
-                    cursor = Position(held.ledger_id, held.last_entry_id + 1)
-                    continue
-                async with aclosing(self._from_source(cursor, last)) as batches:
-                    async for batch in batches:
-                        yield batch, Tier.SOURCE
-                        cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
+        cursor, last = self.position(start), self.position(end - 1)
+        while cursor <= last:
+            held = self._reader.hot.read(self._topic, cursor, last, self._reader.options.batch_bytes)
+            if held is not None:
+                yield held, Tier.BUFFER
+                cursor = Position(held.ledger_id, held.last_entry_id + 1)
+                continue
+            async with aclosing(self._from_source(cursor, last)) as batches:
+                async for batch in batches:
+                    yield batch, Tier.SOURCE
+                    cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
 
     async def _from_source(self, first: Position, last: Position) -> AsyncGenerator[EntryBatch, None]:
         """Yield what the source has from `first` to `last`, which it must have."""

@@ -169,6 +169,10 @@ class SegmentReader:
         finally:
             self.give_up(slot)
 
+    async def known_places(self, segment: CommittedSegment) -> list[int]:
+        """Return the entries of a broker's ledger from which reading can begin at once. Raises as `read` does."""
+        return await self._ledgers.known_places(segment)
+
     def has_table(self, segment: CommittedSegment) -> bool:
         """Whether the segment's tables are in memory, or on their way."""
         return self._tables.holds(segment.segment_id)
