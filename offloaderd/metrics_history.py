@@ -29,7 +29,8 @@ class HistoryMetrics(Families):
         )
         self.history_ranges = self._gauge(
             "offloaderd_history_ranges",
-            "Ranges that the history of all topics of this daemon was split into, by state.",
+            "Ranges of all histories of this daemon's topics that are not done, by state. A claimed one for hours: "
+            "offloadctl history status TOPIC says who has it.",
             state=("planned", "claimed", "done"),
         )
         self.history_probes = self._counter(

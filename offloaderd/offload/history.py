@@ -18,6 +18,7 @@ import structlog
 
 from offloaderd.errors import Conflict, Fenced, NotFound, OffloaderError, Transient
 from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.history import load
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import HistoryPlan, Worker
@@ -241,5 +242,7 @@ class History:
                 await offloader.record.reload()
                 offloader.changed.notify()
                 plan = offloader.map.unfinished
+                if plan is not None:
+                    offloader.record.history_ranges = await load(self._shop.metadata, offloader.topic, plan.ranges)
                 if plan is None or plan.worker is not Worker.JOB:
                     return

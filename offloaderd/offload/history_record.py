@@ -47,7 +47,6 @@ class HistoryRecord:
         self._attempts = attempts
         self._holder = holder
         self._boundary = plan.boundary
-        self.ranges: HistoryRanges = history.HistoryRanges(record.map.topic)
         self.chain = LedgerChain(
             resume,
             end=record.map.ends.get(resume.ledger_id),
@@ -59,6 +58,15 @@ class HistoryRecord:
     def map(self) -> TopicMap:
         """All that is committed of the topic."""
         return self._record.map
+
+    @property
+    def ranges(self) -> HistoryRanges:
+        """Into which ranges it is split."""
+        return self._record.history_ranges
+
+    @ranges.setter
+    def ranges(self, after: HistoryRanges) -> None:
+        self._record.history_ranges = after
 
     @property
     def plan(self) -> HistoryPlan:

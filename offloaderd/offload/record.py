@@ -14,6 +14,7 @@ import structlog
 
 from offloaderd.errors import OffloaderError
 from offloaderd.metadata import catalog, paths, removal
+from offloaderd.metadata.history import HistoryRanges
 from offloaderd.metadata.port import Replace
 from offloaderd.metadata.records import history as history_record
 from offloaderd.model import LedgerEnd, Position, SegmentRange
@@ -58,6 +59,8 @@ class TopicRecord:
         """Since when it is looked after here (monotonic)."""
         self.history_error: OffloaderError | None = None
         """What hinders the offloading of history at the moment."""
+        self.history_ranges = HistoryRanges(topic_map.topic)
+        """Into which ranges history is split, as far as it was looked up."""
         self.fence = attempts.fence
         self._attempts = attempts
         self._clock = clock
@@ -88,8 +91,13 @@ class TopicRecord:
         return known_ends(self.chain, self.map.standing, parts, infos)
 
     def losses_before(self, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
-        """Return the losses between what is offloaded and the end of the next segment, which holds `parts`."""
-        return losses_before(self.map, self.map.standing, parts)
+        """Return the losses between what is offloaded and the end of the next segment, which holds `parts`.
+
+        A loss at the end of history is known to no segment of it, so live ones keep it for whoever rebuilds the map.
+        """
+        plan = self.map.history
+        tail = [loss for loss in self.map.losses if plan is not None and loss.before == plan.live_begin]
+        return (*tail, *losses_before(self.map, self.map.standing, parts))
 
     async def commit(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
         """Make a live segment part of the topic, and record which ledgers ended. Raises Fenced and Conflict.

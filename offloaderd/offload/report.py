@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offloaderd.metadata.records.history import RangeState
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -40,6 +42,9 @@ class Reporter:
         metrics.memory_used_bytes.labels(pool="upload").set(self._shop.uplink.budget.used_bytes)
         metrics.pipeline_bytes.labels(stage="assembly").set(sum(status.open_segment_bytes for status in statuses))
         metrics.oldest_open_segment_seconds.set(max((status.open_segment_age_s for status in statuses), default=0.0))
+        for state in RangeState:
+            ranges = sum(status.history.ranges[state] for status in statuses if status.history is not None)
+            metrics.history_ranges.labels(state=state.value).set(ranges)
         for status in statuses:
             self._report_topic(status)
 

@@ -9,7 +9,10 @@ from offloaderd.offload import history
 from offloaderd.offload.troubles import error_class
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from offloaderd.errors import OffloaderError
+    from offloaderd.metadata.records.history import RangeState
     from offloaderd.model import Loss, Position, TopicName
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.troubles import Trouble
@@ -59,7 +62,10 @@ class TopicStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryStatus:
-    """What is left of a topic's planned history, who offloads it, and whether live segments wait for it."""
+    """What is left of a topic's planned history, who offloads it, and whether live segments wait for it.
+
+    `ranges` are how many it was split into, by state, as far as they were looked up.
+    """
 
     boundary: Position
     worker: str
@@ -67,6 +73,7 @@ class HistoryStatus:
     left_bytes: int
     waits: bool
     error: str
+    ranges: Mapping[RangeState, int]
 
 
 def history_status(topic: TopicOffloader) -> HistoryStatus | None:
@@ -81,6 +88,7 @@ def history_status(topic: TopicOffloader) -> HistoryStatus | None:
         left_bytes=left.payload_bytes,
         waits=history.waits(topic.map, topic.policy),
         error=str(error) if error is not None else "",
+        ranges=topic.record.history_ranges.counts(),
     )
 
 

@@ -22,7 +22,8 @@ from offloaderd.offload.record import HistoryTorn
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.workshop import HistoryRules
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
-from offloaderd.upkeep import references
+from offloaderd.upkeep import rebuild, references
+from offloaderd.upkeep.collection import Site
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until
 from tests.unit.offload.test_faults import QuickClock
 
@@ -100,6 +101,8 @@ async def test_live_segments_begin_at_the_boundary_and_history_follows_beside_th
     assert [one.segment_id for one in old] == [one.segment_id for one in ranges.ranges]
     assert topic_map.segments[5].begin == plan.live_begin
     assert plan.probes <= 4 * 6
+    assert rig.metrics.history_probes._value.get() == plan.probes
+    assert rig.metrics.history_boundaries._value.get() == 4
     store = rig.tree.connect()
     assert await store.children(paths.history(TOPIC)) == ["plan", "ranges"]
     assert set((await references.look(store)).committed) == {one.segment_id for one in topic_map.segments}
@@ -138,6 +141,11 @@ async def test_large_history_is_left_to_a_job_and_live_segments_wait() -> None:
         status = topic.status()
         assert (status.lag_entries, status.lag_bytes) == (200, 20_000)
         assert left_of(topic.map) == (180, 18_000)
+        engine._reporter.report()
+        metrics = rig.metrics
+        assert metrics.history_left_entries.labels(topic=str(TOPIC))._value.get() == 180
+        assert metrics.history_left_bytes.labels(topic=str(TOPIC))._value.get() == 18_000
+        assert metrics.history_waiting.labels(topic=str(TOPIC))._value.get() == 1
         await engine.enable(TOPIC, TopicPolicy(enabled=True, history_order=HistoryOrder.ALONGSIDE))
         await until(lambda: not waits(topic.map, topic.policy))
         target = await topic.request_roll()
@@ -203,6 +211,12 @@ async def test_history_that_is_gone_as_a_whole_ends_at_the_boundary() -> None:
     topic_map = await map_of(rig)
     assert [loss.before for loss in topic_map.losses] == [Position(3, 0)]
     assert [payload for _, payload in await rig.committed()] == payloads(100)[90:]
+    await ledgers.append(TOPIC, [b"more"])
+    async with rig.engine("three") as engine:
+        await until_done(await offloader_of(engine))
+    site = Site(cluster="test", bucket="b", prefix="seg/")
+    (plan,) = rebuild.make_plan(await rebuild.read_bucket(rig.store, site, lambda _: None)).topics
+    assert plan.map.losses == (await map_of(rig)).losses
 
 
 async def test_a_ledger_whose_length_was_wrong_becomes_several_segments() -> None:
