@@ -72,6 +72,7 @@ class FakeDaemon(
     messages: list[read_pb2.Message] = field(default_factory=list)
     status: admin_pb2.StatusResponse = field(default_factory=admin_pb2.StatusResponse)
     positions: read_pb2.LastPositionsResponse = field(default_factory=read_pb2.LastPositionsResponse)
+    sought: read_pb2.SeekResponse = field(default_factory=read_pb2.SeekResponse)
     appended: list[bytes] = field(default_factory=list)
     rolled: int = 0
     policies: policy_pb2.GetPoliciesResponse = field(default_factory=policy_pb2.GetPoliciesResponse)
@@ -164,6 +165,11 @@ class FakeDaemon(
         """Answer with the positions."""
         self._seen(request, context)
         return self.positions
+
+    def Seek(self, request: Any, context: Any) -> Any:
+        """Answer with what was found."""
+        self._seen(request, context)
+        return self.sought
 
     def Append(self, request_iterator: Iterable[Any], context: Any) -> Any:
         """Take the entries."""
