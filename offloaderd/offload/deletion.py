@@ -12,7 +12,7 @@ from uuid import UUID
 
 import structlog
 
-from offloaderd.errors import CorruptData, NotFound, OffloaderError
+from offloaderd.errors import CorruptData, NotFound, OffloaderError, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.offload.budget import Backoff
@@ -30,10 +30,14 @@ log = structlog.get_logger(__name__)
 
 
 class Emptied(NamedTuple):
-    """What became of a topic's trash: records gone, and records that stay for a reason an operator has to look at."""
+    """What became of a topic's trash: records gone, and records that stay for a reason an operator has to look at.
+
+    Of the latter `held` are of segments that the map still has: its owner may be about to learn what it did.
+    """
 
     gone: int
     left: int
+    held: int = 0
 
 
 async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptied:
@@ -41,7 +45,7 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
 
     The caller owns the topic, whose map `current` returns. Errors leave the record for the next try.
     """
-    gone = left = 0
+    gone = left = held = 0
     store, topic = shop.metadata, current().topic
     for name in await store.children(paths.trash(topic)):
         try:
@@ -61,6 +65,7 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
         if why := reason_to_leave(record, current(), bucket=shop.driver.get("bucket", "")):
             log.error("trash.left", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
             left += 1
+            held += holds(current(), record)
             continue
         await _delete_objects(shop.uplink, record)
         try:
@@ -70,7 +75,7 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
         log.info("trash.emptied", topic=str(topic), segment_id=str(record.segment_id), reason=record.reason)
         shop.uplink.metrics.trash_emptied.inc()
         gone += 1
-    return Emptied(gone, left)
+    return Emptied(gone, left, held)
 
 
 _HINT = "nothing of it was deleted; docs/failures.md says what to do"
@@ -78,11 +83,16 @@ _HINT = "nothing of it was deleted; docs/failures.md says what to do"
 
 def reason_to_leave(record: Trash, topic_map: TopicMap, *, bucket: str) -> str:
     """Say why the objects of a record must not be deleted by this daemon; empty: they may be."""
-    if any(segment.segment_id == record.segment_id for segment in topic_map.segments):
+    if holds(topic_map, record):
         return "the segment is part of the topic"
     if record.bucket is not None and record.bucket != bucket:
         return f"its objects are in bucket {record.bucket!r}, this daemon works with {bucket!r}"
     return ""
+
+
+def holds(topic_map: TopicMap, record: Trash) -> bool:
+    """Whether the segment on the trash list is part of the topic."""
+    return any(segment.segment_id == record.segment_id for segment in topic_map.segments)
 
 
 async def _delete_objects(uplink: Uplink, record: Trash) -> None:
@@ -112,5 +122,8 @@ async def keep_trash_empty(shop: Workshop, offloader: TopicOffloader) -> None:
                 await backoff.wait(error)
             else:
                 shop.uplink.metrics.trash_left.labels(topic=topic).set(done.left)
-                backoff.reset()
-                break
+                if not done.held:
+                    backoff.reset()
+                    break
+                # The answer to the transaction that put it there may be on its way; nothing else wakes us then.
+                await backoff.wait(Transient("the map has a segment that is in the trash"))

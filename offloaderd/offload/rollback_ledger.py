@@ -26,7 +26,7 @@ from offloaderd.offload.budget import until_answered
 from offloaderd.offload.next_segment import LedgerCut
 from offloaderd.offload.open_segment import OpenSegment
 from offloaderd.offload.past import past_within
-from offloaderd.offload.rollback_read import PIECE_BYTES, BucketReader, EntryHash, Unreadable
+from offloaderd.offload.rollback_read import BucketReader, EntryHash, Unreadable
 from offloaderd.offload.troubles import Troubles
 from offloaderd.offload.uploader import SegmentFailed
 
@@ -182,7 +182,7 @@ class LedgerConversion:
         self.done_bytes = builder.payload_bytes
         taken = EntryHash()
         part_bytes = (segment.attempt.layout or self._shop.layout).part_bytes
-        wanted = part_bytes + min(part_bytes, PIECE_BYTES)
+        wanted = part_bytes + self._reader.piece_bytes
         held = 0
         try:
             async with aclosing(self._reader.entries(self._volumes, self.row.ledger_id, first)) as batches:

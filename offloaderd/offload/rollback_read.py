@@ -79,7 +79,8 @@ class BucketReader:
         self._topic = topic
         self._troubles = troubles
         self._ready = ready
-        self._piece_bytes = min(PIECE_BYTES, shop.layout.part_bytes)
+        self.piece_bytes = min(PIECE_BYTES, shop.layout.part_bytes)
+        """What a request fetches at most, unless one block is larger."""
 
     async def volume(self, segment: CommittedSegment) -> Volume:
         """Fetch a streaming segment's manifest; it has to be the one that was committed. Raises Unreadable."""
@@ -127,7 +128,7 @@ class BucketReader:
                 for block in volume.manifest.blocks
                 if block.ledger_id == ledger_id and block.last_entry_id >= first_entry_id
             ]
-            for piece in pieces(blocks, self._piece_bytes):
+            for piece in pieces(blocks, self.piece_bytes):
                 async with self._room(sum(block.length for block in piece) if reserve else 0):
                     for found in await self._piece(volume, piece):
                         batch = found.between(first_entry_id, found.last_entry_id)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Transient
-from offloaderd.metadata import catalog
+from offloaderd.format import manifest
+from offloaderd.format.verify import check_index, decode_verified_block
+from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.model import OffloadMethod, Position
 from offloaderd.offload.engine import Engine
@@ -32,6 +34,7 @@ class Rolling:
 
     engine: Engine
     rollback: Rollback
+    store: MetadataStore
 
     async def offloader(self) -> TopicOffloader:
         """Wait until the topic is owned."""
@@ -52,10 +55,10 @@ class Rolling:
         await self.rollback.order(await self.offloader(), to)
 
     async def ended(self) -> Progress:
-        """Wait until nothing is left to be done."""
+        """Wait until nothing is left to be done, and what was replaced is deleted."""
         while True:
             found = await self.progress()
-            if found.order is not None and not found.order.active:
+            if found.order is not None and not found.order.active and not await self.store.children(paths.trash(TOPIC)):
                 return found
             await turn()
 
@@ -73,7 +76,7 @@ async def rolling(
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         running = group.create_task(engine.run(node))
         try:
-            yield Rolling(engine, rollback)
+            yield Rolling(engine, rollback, store)
             engine.drain()
             await running
         except BaseException:
@@ -117,9 +120,6 @@ def shape(topic_map: TopicMap) -> list[str]:
 
 async def read_all(rig: Rig) -> list[bytes]:
     """Return every committed payload, by the map and the blocks of each segment's manifest."""
-    from offloaderd.format import manifest  # noqa: PLC0415
-    from offloaderd.format.verify import check_index, decode_verified_block  # noqa: PLC0415
-
     found: list[tuple[Position, bytes]] = []
     for segment in (await map_of(rig)).segments:
         data = await rig.store.get(segment.keys.data)
