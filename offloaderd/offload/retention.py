@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import structlog
 
@@ -61,7 +61,7 @@ class RetentionOptions:
 def limits_of(effective: Effective) -> Limits:
     """Return a topic's retention, with its limits."""
     values = effective.values
-    return Limits(values.retention or TierRetention.KEEP, values.retention_age_s, values.retention_bytes)
+    return Limits(cast("TierRetention", values.retention), values.retention_age_s, values.retention_bytes)
 
 
 def missing_ledgers(topic_map: TopicMap, listed: Collection[int] | None) -> set[int]:
@@ -188,8 +188,10 @@ class Retention:
     async def look(self, offloader: TopicOffloader, absent: dict[int, float]) -> None:
         """Do once what is due; `absent` keeps since when ledgers have been missing from the source (monotonic)."""
         limits = limits_of(await self._book.of(offloader.topic, fresh=True))
-        if limits.kind is TierRetention.FOLLOW and self._register is not None:
-            await self._follow(offloader, self._register, absent)
+        follows = limits.kind is TierRetention.FOLLOW
+        theirs = {one.end.ledger_id for one in offloader.map.segments if one.foreign}
+        if self._register is not None and (follows or theirs):
+            await self._follow(offloader, self._register, absent, None if follows else theirs)
         else:
             absent.clear()
         await offloader.record.note_source_deleted(offloader.record.trimmed())
@@ -247,8 +249,17 @@ class Retention:
                 return
             await self._remove(offloader, known.segments[0], "ledgers_deleted")
 
-    async def _follow(self, offloader: TopicOffloader, register: LedgerRegister, absent: dict[int, float]) -> None:
-        """Mark what has been missing from the source for long enough."""
+    async def _follow(
+        self,
+        offloader: TopicOffloader,
+        register: LedgerRegister,
+        absent: dict[int, float],
+        only: Collection[int] | None,
+    ) -> None:
+        """Mark what has been missing from the source for long enough.
+
+        `only` has the ledgers that brokers have offloaded themselves, of which nothing is kept that they delete.
+        """
         topic_map = offloader.map
         if not topic_map.contexts.keys() - topic_map.deleted.keys():
             return
@@ -257,6 +268,8 @@ class Retention:
         except NotFound:
             listed = None
         missing = missing_ledgers(topic_map, listed) - topic_map.deleted.keys()
+        if only is not None:
+            missing &= set(only)
         now_s = self._clock.monotonic()
         for ledger_id in absent.keys() - missing:
             del absent[ledger_id]
@@ -299,7 +312,7 @@ class Retention:
     async def _stored_for(self, segment: CommittedSegment, age_s: float) -> bool:
         """Whether a segment is as old as that by the store's own clock."""
         uplink = self._shop.uplink
-        stored = await uplink.objects.head(segment.keys.manifest)
+        stored = await uplink.objects.head(segment.keys.data if segment.foreign else segment.keys.manifest)
         key = f"{uplink.prefix}{keys.RETENTION_CLOCK}"
         now = await uplink.objects.put(key, b"")
         now_ms = now.modified_ms or (await uplink.objects.head(key)).modified_ms

@@ -6,7 +6,7 @@ A pure decision over a segment's size, its age and what was asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from offloaderd.model import HistoryOrder, OffloadMethod, RollReason
 
@@ -34,16 +34,16 @@ class RollPolicy:
 
     @classmethod
     def of(cls, effective: Effective) -> RollPolicy:
-        """Return what a merged policy means to an offloader."""
+        """Return what a merged policy means to an offloader; it has every one of these values."""
         values = effective.values
         return cls(
-            segment_bytes_max=values.segment_bytes_max or 1,
-            segment_age_max_s=values.segment_age_max_s or 0.0,
-            segment_age_min_s=values.segment_age_min_s or 0.0,
-            method=values.method or OffloadMethod.STREAMING,
+            segment_bytes_max=cast("int", values.segment_bytes_max),
+            segment_age_max_s=cast("float", values.segment_age_max_s),
+            segment_age_min_s=cast("float", values.segment_age_min_s),
+            method=cast("OffloadMethod", values.method),
             threshold_bytes=_limit(values.threshold_bytes),
             threshold_s=_limit(values.threshold_s),
-            history_order=values.history_order or HistoryOrder.HISTORY_FIRST,
+            history_order=cast("HistoryOrder", values.history_order),
         )
 
     def decide(

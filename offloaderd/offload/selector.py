@@ -21,7 +21,7 @@ from offloaderd.metadata.records.policy import TopicPolicy, disabled
 from offloaderd.metadata.records.selection import Selection
 from offloaderd.offload import policies as stored
 from offloaderd.offload.selection import Change, Outcome, Rules, outcome, partitioned_among
-from offloaderd.patterns import partitioned_topic
+from offloaderd.patterns import Breadth, partitioned_topic
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -96,7 +96,10 @@ class Selector:
         if pattern.topic is not None:
             return await self._disable_name(pattern.topic, said, pattern, dry_run=dry_run)
         if pattern.text not in said.selections:
-            raise NotFound(f"{pattern} selects nothing", hint="`offloadctl topics list` shows the selections")
+            hint = "`offloadctl topics list` shows the selections"
+            if pattern.breadth is Breadth.NAMESPACE and pattern.scope in said.above.offloading:
+                hint = "its topics are offloaded by its policy: offloadctl namespaces remove-offload-policies"
+            raise NotFound(f"{pattern} selects nothing", hint=hint)
         rest = {text: one for text, one in said.selections.items() if text != pattern.text}
         rules = Rules(rest, said.policies, said.above)
         selected = sorted(topic for topic, policy in said.policies.items() if _follows(policy, pattern))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, cast
 
 from offloaderd.errors import InvalidInput, NotFound, Transient
 from offloaderd.model import Position, ReadPriority
@@ -165,7 +165,7 @@ class TopicReader:
             known = None if self.source is None else await self._source_ledgers(self.source, topic)
             if known is None and self.hot.range(topic) is None:
                 raise TopicNotFound(f"unknown topic {topic}", hint="`offloadctl topics list` shows what there is")
-        return effective.values.read_priority or ReadPriority.TIERED_STORAGE_FIRST
+        return cast("ReadPriority", effective.values.read_priority)
 
     async def view(self, topic: TopicName, last: Position | None = None) -> TopicView:
         """Look at all tiers. A source that cannot be reached matters only if something up to `last` may be in it.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.policy.policies import NAMES
-from offloaderd.policy.rules import ANYWHERE, by_itself, checked, sound
+from offloaderd.policy.rules import ANYWHERE, Place, by_itself, checked, sound
 from offloaderd.rpc.policy_messages import given_policies, policies_message
 from offloaderd.rpc.v1 import admin_pb2, common_pb2, history_pb2
 
@@ -29,11 +29,11 @@ def checked_prefix(text: str) -> tuple[str, ...]:
     return parts
 
 
-def checked_policy(request: admin_pb2.EnableTopicRequest) -> TopicPolicy:
-    """Read the policy of an EnableTopic request; raises InvalidInput with all that cannot work in it."""
+def checked_policy(request: admin_pb2.EnableTopicRequest, place: Place = ANYWHERE) -> TopicPolicy:
+    """Read the policy of an EnableTopic request; raises InvalidInput with all that cannot work in it or there."""
     given = {field.name: value for field, value in request.ListFields() if field.name in NAMES}
     policies, flaws = sound({**given, **given_policies(request.policies)})
-    checked(policies, flaws, by_itself(policies), ANYWHERE)
+    checked(policies, flaws, by_itself(policies), place)
     return replace(TopicPolicy(enabled=True), **policies.said())
 
 

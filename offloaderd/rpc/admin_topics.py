@@ -11,6 +11,7 @@ from offloaderd.metadata.each import each
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.offload import policies as stored
 from offloaderd.patterns import TopicPattern
+from offloaderd.policy.rules import Place
 from offloaderd.rpc.admin_messages import checked_policy, checked_prefix, selection, topic_change
 from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc
 
@@ -83,7 +84,8 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.EnableTopicResponse:
         """Enable a topic or all that a pattern matches, now and later, or change the policy of what is enabled."""
         pattern = TopicPattern.parse(request.topic)
-        changes = await self._engine.select(pattern, checked_policy(request), dry_run=request.dry_run)
+        policy = checked_policy(request, Place(has_source=self._source is not None))
+        changes = await self._engine.select(pattern, policy, dry_run=request.dry_run)
         return admin_pb2.EnableTopicResponse(pattern=pattern.text, topics=map(topic_change, changes))
 
     async def DisableTopic(  # noqa: N802 - named by the proto

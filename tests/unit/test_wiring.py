@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from offloaderd import wiring
-from offloaderd.config import BookkeeperSettings, MetadataSettings, ObjectsSettings, PulsarSettings, Settings
+from offloaderd.config import (
+    BookkeeperSettings,
+    LedgersSettings,
+    MetadataSettings,
+    ObjectsSettings,
+    PulsarSettings,
+    Settings,
+)
 from offloaderd.config.sections import DaemonSettings, MemorySettings, OffloadSettings
 from offloaderd.config.sections_outage import SpillSettings
 from offloaderd.config.sections_retention import GrantSettings, RetentionSettings
@@ -18,6 +25,7 @@ from offloaderd.model import TierRetention
 from offloaderd.offload.grants import GrantOptions
 from offloaderd.offload.retention import Limits, RetentionOptions, limits_of
 from offloaderd.policy.effective import Origin, effective
+from offloaderd.policy.rules import Place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,3 +149,11 @@ def test_what_is_written_down_is_told_from_what_is_so_by_default() -> None:
     untouched = effective([])
     by_settings = effective(wiring.policy_levels(Settings(objects=FILES)))
     assert replace(by_settings.values, bucket="", prefix="") == untouched.values
+
+
+def test_a_policy_has_to_go_with_the_daemon() -> None:
+    """Its bucket, its prefix, and whether closed ledgers can be read."""
+    settings = Settings(objects=ObjectsSettings(bucket="b-1", prefix="p/"))
+    assert wiring.policy_place(settings) == Place(bucket="b-1", prefix="p/", has_source=settings.ledgers.kind != "none")
+    pushed = Settings(objects=FILES, ledgers=LedgersSettings(kind="none"))
+    assert not wiring.policy_place(pushed).has_source

@@ -38,7 +38,7 @@ def test_topics_list_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
     topic = {"topic": TOPIC, "enabled": True, "owner": None, "ledgers": 2, "entries": None}
     selection = {"pattern": "public/*", "topics": 1, "created_ms": 9, "segment_age_max_s": 0.5, "damage": None}
     inherited = {"segment_bytes_max": None, "segment_age_min_s": None, "read_priority": None, "outage": None}
-    retained = {"retention": None, "retention_age_s": None, "retention_bytes": None, "policies": {}}
+    retained: dict[str, object] = {"retention": None, "retention_age_s": None, "retention_bytes": None, "policies": {}}
     assert ctl("topics", "list", "--json").json == {
         "topics": [{**topic, "selected_by": None, "partitioned": False, "placement": "waits for d-2 to take it"}],
         "selections": [{**selection, **inherited, **retained}],

@@ -132,6 +132,18 @@ async def test_a_selection_of_the_namespace_is_narrower_than_its_policy() -> Non
         assert await one.room.enabled() == {"orders": "public/default/*"}
 
 
+async def test_disabling_the_pattern_of_a_namespace_that_has_a_policy_names_that() -> None:
+    """Nobody enabled the pattern; the error says what to do instead."""
+    async with floor("orders") as one:
+        with pytest.raises(NotFound) as caught:
+            await one.room.disable("public/default/*")
+        assert "topics list" in str(caught.value.hint)
+        await one.say(STREAM)
+        with pytest.raises(NotFound) as caught:
+            await one.room.disable("public/default/*")
+        assert "namespaces remove-offload-policies" in str(caught.value.hint)
+
+
 async def test_a_damaged_policy_of_a_namespace_ends_nothing_and_can_be_replaced() -> None:
     """Topics that follow from it keep what they have, until somebody says something again."""
     async with floor("orders") as one:

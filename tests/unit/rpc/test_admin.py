@@ -21,14 +21,23 @@ from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.owner import Owner
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metadata.records.selection import Selection
-from offloaderd.model import Confirmed, LedgerInfo, OutagePolicy, Position, ReadPriority, TierRetention, TopicName
+from offloaderd.model import (
+    Confirmed,
+    LedgerInfo,
+    OffloadMethod,
+    OutagePolicy,
+    Position,
+    ReadPriority,
+    TierRetention,
+    TopicName,
+)
 from offloaderd.offload.selection import Change, Outcome
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.status import TopicStatus
 from offloaderd.patterns import TopicPattern
 from offloaderd.rpc import admin_topics
 from offloaderd.rpc.admin import AdminService, DaemonSnapshot
-from offloaderd.rpc.v1 import admin_pb2
+from offloaderd.rpc.v1 import admin_pb2, policy_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -254,7 +263,7 @@ async def test_a_malformed_prefix_is_refused(room: Room, prefix: str) -> None:
 
 
 async def test_enable_hands_the_policy_on(room: Room) -> None:
-    """What is unset stays None; the PIP's spelling of the priority is accepted."""
+    """What is unset stays None; other spellings are accepted; what is said twice counts as in `policies`."""
     request = admin_pb2.EnableTopicRequest(
         topic="orders",
         segment_bytes_max=5,
@@ -262,11 +271,14 @@ async def test_enable_hands_the_policy_on(room: Room) -> None:
         outage="spill",
         retention="limited",
         retention_bytes=7,
+        policies=policy_pb2.OffloadPolicies(method="streaming-based", segment_bytes_max=6, threshold_s=-7.0),
     )
     await room.service.EnableTopic(request, CONTEXT)
     policy = TopicPolicy(
         enabled=True,
-        segment_bytes_max=5,
+        method=OffloadMethod.STREAMING,
+        segment_bytes_max=6,
+        threshold_s=-1.0,
         read_priority=ReadPriority.TIERED_STORAGE_FIRST,
         outage=OutagePolicy.SPILL,
         retention=TierRetention.LIMITED,
@@ -293,6 +305,8 @@ async def test_enable_hands_the_policy_on(room: Room) -> None:
         admin_pb2.EnableTopicRequest(topic="t", retention="limited", retention_bytes=0),
         admin_pb2.EnableTopicRequest(topic="t", retention="keep", retention_bytes=5),
         admin_pb2.EnableTopicRequest(topic="t", retention_age_s=5),
+        admin_pb2.EnableTopicRequest(topic="t", policies=policy_pb2.OffloadPolicies(method="slow")),
+        admin_pb2.EnableTopicRequest(topic="t", policies=policy_pb2.OffloadPolicies(method="none", threshold_s=5.0)),
     ],
 )
 async def test_a_policy_that_cannot_work_is_refused(room: Room, request_: admin_pb2.EnableTopicRequest) -> None:
@@ -300,6 +314,15 @@ async def test_a_policy_that_cannot_work_is_refused(room: Room, request_: admin_
     with pytest.raises(InvalidInput):
         await room.service.EnableTopic(request_, CONTEXT)
     assert not room.engine.said
+
+
+async def test_ledgers_are_not_offloaded_without_a_source(room: Room) -> None:
+    """A daemon whose topics are only pushed has no closed ledgers to read."""
+    request = admin_pb2.EnableTopicRequest(topic="t", policies=policy_pb2.OffloadPolicies(method="ledger-based"))
+    await room.service.EnableTopic(request, CONTEXT)
+    room.service._source = None
+    with pytest.raises(InvalidInput, match="only pushed"):
+        await room.service.EnableTopic(request, CONTEXT)
 
 
 async def test_what_becomes_of_each_topic_is_told(room: Room) -> None:
