@@ -54,6 +54,8 @@ class BlockScan:
         """The first entry that has not been given."""
         self.at = span.offset if entry_id is None else at
         """Where that begins, or the header or the padding."""
+        self.entries_end = self.at
+        """Where the last entry that was given ends."""
         self._span = span
         self._key = key
         self._head = entry_id is None
@@ -92,6 +94,7 @@ class BlockScan:
         first = self.next_entry_id
         payloads, stop = self._entries(data, start)
         self.next_entry_id += len(payloads)
+        self.entries_end = self.at + stop
         if self.next_entry_id > span.last_entry_id:
             self._check_padding(data[stop:], self.at + stop)
             stop = len(data)

@@ -83,6 +83,9 @@ class CopyChecker:
 
     async def check(self, topic_map: TopicMap, segment: CommittedSegment, ledger_id: int) -> GrantedSegment:
         """Return what was found of a segment. Raises Unsound, and Transient, Denied when the store does not answer."""
+        if segment.foreign:
+            said = f"ledger {ledger_id} was offloaded by a broker ({segment.driver}): its own deletion lag decides"
+            raise Unsound("foreign", said)
         if segment.bucket != self._shop.driver.get("bucket", ""):
             raise Unsound(
                 "bucket", f"segment {segment.segment_id} is in bucket {segment.bucket!r}, not in this daemon's"
@@ -146,14 +149,13 @@ class CopyChecker:
         self, topic_map: TopicMap, segment: CommittedSegment, described: SegmentManifest, key: str
     ) -> None:
         """Raise CorruptData unless the manifest is this segment's, and says of it what was committed."""
-        committed = [(one.ledger_id, one.first_entry_id, one.last_entry_id) for one in segment.slices]
-        stored = [(one.ledger_id, one.first_entry_id, one.last_entry_id) for one in described.ledgers]
+        stored = segment.range if segment.is_run_of(described.ledgers) else described.range
         for what, expected, found in (
             ("segment", segment.segment_id, described.segment_id),
             ("managed ledger", topic_map.topic.managed_ledger, described.managed_ledger),
             ("cluster", self._shop.cluster, described.cluster),
             ("bytes of the data", segment.object_bytes, described.data_bytes),
-            ("entries", committed, stored),
+            ("entries", segment.range, stored),
         ):
             if expected != found:
                 raise CorruptData(key=key, offset=0, expected=f"{what} {expected}", found=found)

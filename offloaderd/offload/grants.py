@@ -91,8 +91,10 @@ class Grants:
         known = await grant_records.load_all(self._shop.metadata, offloader.topic, known)
         present = await self._present(offloader)
         lag_s = (await self._book.of(offloader.topic, fresh=True)).values.deletion_lag_s
+        known = {one: await self._of_copy(offloader, one, grant, lag_s) for one, grant in known.items()}
         known = {one: await self._on_time(offloader, one, grant, lag_s) for one, grant in known.items()}
-        for ledger_id in sorted(topic_map.ends.keys() & topic_map.contexts.keys() - topic_map.deleted.keys()):
+        theirs = topic_map.deleted.keys() | {one.end.ledger_id for one in topic_map.segments if one.foreign}
+        for ledger_id in sorted(topic_map.ends.keys() & topic_map.contexts.keys() - theirs):
             if ledger_id not in known and (present is None or ledger_id in present):
                 await self._verify(offloader, ledger_id, lag_s)
         if self._store is not None and present is not None:
@@ -130,6 +132,29 @@ class Grants:
             return grant
         log.info("grant.moved", topic=str(offloader.topic), ledger_id=ledger_id, not_before_ms=not_before_ms)
         return moved
+
+    async def _of_copy(self, offloader: TopicOffloader, ledger_id: int, grant: Grant, lag_s: float | None) -> Grant:
+        """Return the grant for the copy that there is now: for a ledger that was rewritten that is verified anew.
+
+        Raises Fenced, Transient, Denied.
+        """
+        topic_map = offloader.map
+        if not grant.in_force or ledger_id not in topic_map.contexts or ledger_id in topic_map.deleted:
+            return grant
+        try:
+            held = [segment.segment_id for segment in segments_of(topic_map, ledger_id)]
+            if held == [segment.segment_id for segment in grant.segments]:
+                return grant
+            found = await grant_records.load(self._shop.metadata, offloader.topic, ledger_id)
+            fresh = await self.verified(offloader, ledger_id, lag_s)
+        except Unsound as error:
+            self._denied(offloader, ledger_id, error.reason, error)
+            return grant
+        renewed = replace(fresh, source_deleted_ms=grant.source_deleted_ms)
+        if found is None or found.grant != grant or not await self._replaced(offloader, ledger_id, found, renewed):
+            return grant
+        log.info("grant.renewed", topic=str(offloader.topic), ledger_id=ledger_id, segments=len(renewed.segments))
+        return renewed
 
     def _not_before_ms(self, topic_map: TopicMap, ledger_id: int, lag_s: float | None) -> int:
         """Return from when the source may delete a ledger, by the lag of the topic's policy. Raises Unsound."""

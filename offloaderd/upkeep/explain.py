@@ -18,6 +18,7 @@ from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.model import Position
+from offloaderd.upkeep import broker_object
 from offloaderd.upkeep.flaws import RESTORE, Flaw, Kind, corrupt
 from offloaderd.upkeep.segment_check import Tables, Target, entries_of, load_manifest
 
@@ -160,6 +161,8 @@ class Explainer:
         if segment.bucket != self._site.bucket:
             said = f"it lies in bucket {segment.bucket!r}; this daemon works with {self._site.bucket!r}"
             return replace(place, flaw=Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said))
+        if segment.foreign:
+            return await self._of_broker(place, segment, position)
         found = Tables()
         manifest = await load_manifest(self._looker, target, found)
         if manifest is None:
@@ -168,6 +171,21 @@ class Explainer:
         block = manifest.blocks[number]
         place = replace(place, block=block, block_number=number + 1, block_count=len(manifest.blocks))
         return await self._entry(place, block, position)
+
+    async def _of_broker(self, place: Place, segment: CommittedSegment, position: Position) -> Place:
+        """Look at a ledger that a broker has offloaded itself, up to the entry."""
+        flaws = await broker_object.check_objects(self._looker, segment)
+        if flaws:
+            return replace(place, flaw=flaws[0])
+        try:
+            offset, length = await broker_object.find_entry(self._looker, segment, position.entry_id)
+        except BucketMissing:
+            raise
+        except NotFound:
+            return replace(place, flaw=Flaw(kind=Kind.MISSING, key=place.data_key, found="no such object"))
+        except CorruptData as error:
+            return replace(place, flaw=corrupt(Kind.BLOCK, error))
+        return replace(place, entry_offset=offset, payload_bytes=length)
 
     async def _entry(self, place: Place, block: BlockInfo, position: Position) -> Place:
         """Read the block and find the entry in it."""

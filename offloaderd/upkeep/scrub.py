@@ -20,6 +20,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
+from offloaderd.upkeep import broker_object
 from offloaderd.upkeep.flaws import Kind, Level
 from offloaderd.upkeep.looking import Looker, Throttle
 from offloaderd.upkeep.segment_check import Tables, Target, check_blocks, check_tables
@@ -222,6 +223,8 @@ class Scrubber:
         tables: Tables = await check_tables(self._looker, target)
         manifest: SegmentManifest | None = tables.manifest
         flaws = tables.flaws
+        if segment.foreign:
+            return flaws or await broker_object.check_entries(self._looker, segment)
         if manifest is None or any(flaw.key == target.data_key and flaw.kind is Kind.MISSING for flaw in flaws):
             return flaws
         begun = progress.cursor

@@ -19,6 +19,7 @@ from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata.each import each
 from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.objects import keys
+from offloaderd.upkeep import broker_object
 from offloaderd.upkeep.flaws import Flaw, Kind, corrupt
 
 if TYPE_CHECKING:
@@ -78,8 +79,15 @@ class Tables:
 
 
 async def check_tables(looker: Looker, target: Target) -> Tables:
-    """Look at manifest, index and the size of the data. Raises what the store raises, except NotFound."""
+    """Look at manifest, index and the size of the data. Raises what the store raises, except NotFound.
+
+    What a broker has offloaded has no manifest: `broker_object.check_entries` reads the rest of it.
+    """
     found = Tables()
+    if target.committed is not None and target.committed.foreign:
+        theirs = await broker_object.check_objects(looker, target.committed)
+        found.flaws = [replace(flaw, topic=target.topic, segment_id=target.segment_id) for flaw in theirs]
+        return found
     manifest = await load_manifest(looker, target, found)
     if found.foreign:
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from offloaderd.upkeep import broker_object
 from offloaderd.upkeep.flaws import Flaw, Kind, Level
 from offloaderd.upkeep.rebuild import known_of
 from offloaderd.upkeep.rebuild_plan import plan_topic
@@ -104,6 +105,8 @@ class TopicVerifier:
         tables = await check_tables(looker, target)
         report.flaws += tables.flaws
         manifest = tables.manifest
+        if segment.foreign and level is Level.FULL and not tables.flaws:
+            report.flaws += await broker_object.check_entries(looker, segment)
         if manifest is None:
             return None
         gone = any(flaw.kind is Kind.MISSING and flaw.key == target.data_key for flaw in tables.flaws)

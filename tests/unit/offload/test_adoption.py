@@ -13,9 +13,14 @@ from offloaderd.metadata import catalog
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OffloadMethod, Position
 from offloaderd.objects import keys
+from offloaderd.offload import grant_records
 from offloaderd.offload.adoption import verified_index
+from offloaderd.offload.copy_check import CopyChecker, Unsound
+from offloaderd.offload.grants import GrantOptions, Grants
+from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.offload.roll import RollPolicy
 from tests.unit.broker_objects import BrokerLedger, metadata_of
+from tests.unit.offload.owned import Owned
 from tests.unit.offload.rig import TOPIC, Rig, enabled, payloads, until, until_offloaded
 
 if TYPE_CHECKING:
@@ -277,3 +282,41 @@ async def test_each_object_is_looked_at(rig: Rig) -> None:
 async def looked_at(rig: Rig, one: BrokerLedger) -> tuple[LedgerObjectIndex, int]:
     """Verify a broker's objects against what its list says."""
     return await verified_index(rig.store, one.keys, managed_ledger=TOPIC.managed_ledger, info=one.info)
+
+
+async def test_what_the_broker_deletes_leaves_the_map(rig: Rig, brokers: Brokers) -> None:
+    """The tier keeps its own for ever, and a broker's ledgers as long as its list has them; no object is touched."""
+    contents = await brokers.write([5, 6, 7, 2])
+    a, b, _, d = await ids(brokers)
+    for ledger_id, content in ((a, contents[0]), (b, contents[1])):
+        await brokers.offload(ledger_id, content)
+    async with rig.engine() as engine:
+        await until_offloaded(await enabled(engine), Position(d, 1))
+    before = {info.key async for info in rig.store.list()}
+    await brokers.ledgers.delete(TOPIC, a)
+    del brokers.offloads[a]
+    owned = await Owned.claim(rig)
+    retention = Retention(owned.shop, brokers.ledgers, RetentionOptions(follow_lag_s=0.0), owned.book())
+    await retention.look(owned.offloader, {})
+    assert shape(owned.offloader.map)[0] == (b, b, True)
+    assert owned.offloader.map.floor == Position(a, 4)
+    assert await owned.empty_trash() == 0
+    assert {info.key async for info in rig.store.list()} == before
+
+
+async def test_no_grant_for_what_a_broker_deletes_itself(rig: Rig, brokers: Brokers) -> None:
+    """Its own deletion lag decides: neither a grant nor an alarm over a manifest that was never written."""
+    contents = await brokers.write([5, 6, 2])
+    a, b, c = await ids(brokers)
+    await brokers.offload(a, contents[0])
+    async with rig.engine() as engine:
+        await until_offloaded(await enabled(engine), Position(c, 1))
+    owned = await Owned.claim(rig)
+    grants = Grants(
+        owned.shop, None, GrantOptions(enabled=True, daemon_id="one", readback=False, interval_s=1.0), owned.book()
+    )
+    await grants.look(owned.offloader, {})
+    known = await grant_records.load_all(owned.shop.metadata, TOPIC, {})
+    assert set(known) == {b}
+    with pytest.raises(Unsound, match="offloaded by a broker"):
+        await CopyChecker(owned.shop, readback=False).check(owned.offloader.map, owned.offloader.map.segments[0], a)

@@ -1,0 +1,93 @@
+"""Looking at a ledger that a broker has offloaded itself: two objects without checksums, and nobody's manifest.
+
+Index and data must agree with each other and with what was adopted; entries are checked by their framing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.format.v1_index import decode_index
+from offloaderd.format.v1_scan import BlockScan, block_spans
+from offloaderd.upkeep.flaws import Flaw, Kind, corrupt
+
+if TYPE_CHECKING:
+    from offloaderd.format.v1_index import LedgerObjectIndex
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.upkeep.looking import Looker
+
+PIECE_BYTES = 1 << 20
+
+
+async def check_objects(looker: Looker, segment: CommittedSegment) -> list[Flaw]:
+    """Look at the index and at the size of the data. Raises what the store raises, except NotFound."""
+    where, flaws = segment.keys, []
+    try:
+        _index(await looker.whole(where.index), segment)
+    except BucketMissing:
+        raise
+    except NotFound:
+        flaws.append(Flaw(kind=Kind.MISSING, key=where.index, found="no such object"))
+    except CorruptData as error:
+        flaws.append(corrupt(Kind.INDEX, error))
+    try:
+        size = (await looker.head(where.data)).size_bytes
+    except BucketMissing:
+        raise
+    except NotFound:
+        flaws.append(Flaw(kind=Kind.MISSING, key=where.data, found="no such object"))
+    else:
+        if size != segment.object_bytes:
+            said = f"{segment.object_bytes} bytes"
+            flaws.append(Flaw(kind=Kind.SIZE, key=where.data, expected=said, found=f"{size} bytes"))
+    return flaws
+
+
+async def check_entries(looker: Looker, segment: CommittedSegment) -> list[Flaw]:
+    """Read all of the data, a piece at a time, up to the first flaw of each block. Raises as `check_objects` does."""
+    flaws = []
+    index = _index(await looker.whole(segment.keys.index), segment)
+    for span in block_spans(index):
+        scan = BlockScan(span, key=segment.keys.data)
+        try:
+            while not scan.done:
+                await _step(looker, segment, scan, span.end)
+        except CorruptData as error:
+            flaws.append(corrupt(Kind.BLOCK, error, entries=f"{scan.next_entry_id} to {span.last_entry_id}"))
+    return flaws
+
+
+async def find_entry(looker: Looker, segment: CommittedSegment, entry_id: int) -> tuple[int, int]:
+    """Return where an entry's payload begins in the data, and its length. Raises NotFound and CorruptData."""
+    index = _index(await looker.whole(segment.keys.index), segment)
+    span = next(one for one in reversed(block_spans(index)) if one.first_entry_id <= entry_id)
+    scan = BlockScan(span, key=segment.keys.data)
+    while True:
+        first, payloads, at = await _step(looker, segment, scan, span.end)
+        if entry_id < first + len(payloads):
+            rest = sum(map(len, payloads[entry_id - first :])) + 12 * (len(payloads) - (entry_id - first) - 1)
+            return at - rest, len(payloads[entry_id - first])
+
+
+async def _step(looker: Looker, segment: CommittedSegment, scan: BlockScan, end: int) -> tuple[int, list[bytes], int]:
+    """Feed one piece; returns the id of the first entry that came whole, the payloads, and where they end."""
+    async with looker.piece(segment.keys.data, scan.wanted_at, min(PIECE_BYTES, end - scan.wanted_at)) as data:
+        if not data:
+            raise CorruptData(
+                key=segment.keys.data, offset=scan.wanted_at, expected=f"an object of {end} bytes", found="its end"
+            )
+        first, payloads = scan.feed(data)
+    return first, payloads, scan.entries_end
+
+
+def _index(data: bytes, segment: CommittedSegment) -> LedgerObjectIndex:
+    """Decode an index and compare it with what was adopted. Raises CorruptData."""
+    key = segment.keys.index
+    index = decode_index(data, key=key)
+    found = (index.data_bytes, index.ledger().lastEntryId)
+    wanted = (segment.object_bytes, segment.end.entry_id)
+    if found != wanted:
+        expected = f"{wanted[0]} bytes of data up to entry {wanted[1]}"
+        raise CorruptData(key=key, offset=8, expected=expected, found=f"{found[0]} bytes up to entry {found[1]}")
+    return index

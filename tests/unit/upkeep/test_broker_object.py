@@ -1,0 +1,118 @@
+"""What a broker has offloaded is looked at by index and framing; nothing about it says that a manifest is missing."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import CorruptData
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.model import OffloadMethod
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.upkeep import broker_object
+from offloaderd.upkeep.flaws import Kind
+from offloaderd.upkeep.looking import Looker
+from offloaderd.upkeep.segment_check import Target, check_tables
+from tests.unit.broker_objects import BrokerLedger
+from tests.unit.read.build import TOPIC, FastClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PIECE = 300
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a small object have many pieces."""
+    monkeypatch.setattr(broker_object, "PIECE_BYTES", PIECE)
+
+
+@pytest.fixture
+def ledger() -> BrokerLedger:
+    """A ledger in several blocks."""
+    payloads = [bytes([number]) * (number * 37 % 400) for number in range(40)]
+    return BrokerLedger(topic=TOPIC, ledger_id=4, object_id=uuid.UUID(int=5), payloads=payloads)
+
+
+@pytest.fixture
+async def store(ledger: BrokerLedger) -> MemoryStore:
+    """A bucket that has it."""
+    made = MemoryStore(FastClock())
+    await ledger.put(made)
+    return made
+
+
+@pytest.fixture
+def looker(store: MemoryStore) -> Looker:
+    """Who looks."""
+    return Looker(store, clock=FastClock())
+
+
+def committed(ledger: BrokerLedger) -> CommittedSegment:
+    """Return it as it was adopted."""
+    return CommittedSegment(
+        segment_id=ledger.object_id,
+        slices=(LedgerSlice(4, 0, len(ledger.payloads) - 1, sum(map(len, ledger.payloads))),),
+        object_bytes=len(ledger.objects()[0]),
+        assigned_ms=1,
+        offloaded_ms=1,
+        bucket="b",
+        prefix="",
+        method=OffloadMethod.LEDGER_BASED,
+        driver="aws-s3",
+    )
+
+
+async def test_sound(ledger: BrokerLedger, looker: Looker) -> None:
+    """Tables and entries have no flaw, and every entry is found where it lies."""
+    segment = committed(ledger)
+    target = Target(keys=segment.keys, cluster="test", topic=TOPIC, committed=segment)
+    tables = await check_tables(looker, target)
+    assert (tables.flaws, tables.manifest) == ([], None)
+    assert await broker_object.check_entries(looker, segment) == []
+    data, _ = ledger.objects()
+    for entry_id, payload in enumerate(ledger.payloads):
+        at, length = await broker_object.find_entry(looker, segment, entry_id)
+        assert data[at : at + length] == payload
+        assert data[at - 8 : at] == entry_id.to_bytes(8, "big")
+
+
+CHANGES: dict[str, tuple[Callable[[bytes], bytes], Kind]] = {
+    "shorter": (lambda data: data[:-1], Kind.SIZE),
+    "an entry": (lambda data: data[:139] + b"\x09" + data[140:], Kind.BLOCK),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_damaged_data(ledger: BrokerLedger, looker: Looker, store: MemoryStore, name: str) -> None:
+    """Each flaw names the object and what to do."""
+    change, kind = CHANGES[name]
+    segment = committed(ledger)
+    await store.put(segment.keys.data, change(ledger.objects()[0]))
+    flaws = [
+        *await broker_object.check_objects(looker, segment),
+        *await broker_object.check_entries(looker, segment),
+    ]
+    assert {flaw.key for flaw in flaws} == {segment.keys.data}
+    assert kind in {flaw.kind for flaw in flaws}
+    if kind is Kind.BLOCK:
+        with pytest.raises(CorruptData):
+            await broker_object.find_entry(looker, segment, 1)
+
+
+async def test_missing_and_foreign_index(ledger: BrokerLedger, looker: Looker, store: MemoryStore) -> None:
+    """An index of another ledger, and no objects at all."""
+    segment = committed(ledger)
+    other = BrokerLedger(topic=TOPIC, ledger_id=4, object_id=ledger.object_id, payloads=[b"x"])
+    await store.put(segment.keys.index, other.objects()[1])
+    (flaw,) = await broker_object.check_objects(looker, segment)
+    assert (flaw.kind, flaw.key) == (Kind.INDEX, segment.keys.index)
+    await store.delete([segment.keys.index, segment.keys.data])
+    flaws = await broker_object.check_objects(looker, segment)
+    assert [(flaw.kind, flaw.key) for flaw in flaws] == [
+        (Kind.MISSING, segment.keys.index),
+        (Kind.MISSING, segment.keys.data),
+    ]
