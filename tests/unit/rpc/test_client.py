@@ -118,6 +118,11 @@ class Server(
         await self._seen(request, context)
         return read_pb2.LastPositionsResponse()
 
+    async def Seek(self, request: Any, context: Any) -> Any:
+        """Nothing."""
+        await self._seen(request, context)
+        return read_pb2.SeekResponse()
+
     async def Append(self, request_iterator: Any, context: Any) -> Any:
         """Take batches."""
         async for request in request_iterator:

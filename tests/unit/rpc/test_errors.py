@@ -94,6 +94,10 @@ class Failing(read_pb2_grpc.ReadServiceServicer, ledgers_pb2_grpc.LedgerServiceS
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "chosen by the handler")
         return read_pb2.LastPositionsResponse()
 
+    async def Seek(self, request, context) -> read_pb2.SeekResponse:  # type: ignore[no-untyped-def] # noqa: ANN001, N802
+        """Not called here."""
+        raise NotImplementedError
+
     async def Append(self, request_iterator, context) -> None:  # type: ignore[no-untyped-def,override] # noqa: ANN001, N802
         """A coroutine that reads and writes through its context."""
         while isinstance(request := await context.read(), ledgers_pb2.AppendRequest):
