@@ -6,6 +6,7 @@ transactions checks.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -45,9 +46,10 @@ class HistoryRanges:
                 paths.history_range_node(self.topic, number), history_record.encode_ranges(self.on_node(number))
             )
 
-    def next_after(self, position: Position) -> int | None:
-        """Return the index of the first range that ends behind a position, None when there is none."""
-        return next((index for index, one in enumerate(self.ranges) if one.end > position), None)
+    def at(self, position: Position) -> int | None:
+        """Return the index of the first range that ends at a position or behind it, None when there is none."""
+        index = bisect_left(self.ranges, position, key=lambda one: one.end)
+        return index if index < len(self.ranges) else None
 
     def with_ranges(self, changed: Mapping[int, HistoryRange]) -> tuple[list[Step], HistoryRanges]:
         """Return the steps that change ranges, one for each node, and the ranges afterwards."""

@@ -156,7 +156,7 @@ class HistoryRecord:
 
     async def begin(self, attempt: Attempt) -> None:
         """Record an attempt before its first byte, and who has claimed its range. Raises Fenced, Conflict."""
-        index = self.ranges.next_after(self.standing)
+        index = self.ranges.at(attempt.begin)
         if index is None:
             await self._attempts.begin(attempt, [self._unchanged()])
             return
@@ -181,7 +181,7 @@ class HistoryRecord:
     async def give_up(self, attempt: Attempt, reason: str) -> None:
         """End an attempt that failed, and give its range back. Raises Fenced."""
         changed: dict[int, HistoryRange] = {}
-        index = self.ranges.next_after(self.standing)
+        index = self.ranges.at(attempt.begin)
         if index is not None:
             one = self.ranges.ranges[index]
             back = replace(one, state=RangeState.PLANNED, segment_id=None, tries=one.tries + 1, last_error=reason)

@@ -222,7 +222,7 @@ class HistoryWriter:
         """Read the segment's entries, seal it, send what is left. It ends earlier when the source has lost the rest."""
         plan, builder, seal = self._history.plan, segment.builder, segment.attempt.seal
         self._taken = builder.end or self._history.standing
-        index = self._history.ranges.next_after(self._taken)
+        index = self._history.ranges.at(builder.end or segment.attempt.begin)
         planned = self._history.ranges.ranges[index].end if index is not None else plan.last
         end = seal.end if seal is not None else planned
         limit = None if seal is not None else plan.segment_bytes + plan.segment_bytes // 4

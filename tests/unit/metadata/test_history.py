@@ -135,8 +135,8 @@ async def test_many_ranges_lie_in_nodes_of_bounded_size() -> None:
     await store.transact(changes)
     assert await history.load(store, TOPIC, count) == after
     assert after.counts() == {RangeState.PLANNED: count - 1, RangeState.CLAIMED: 1, RangeState.DONE: 0}
-    assert after.next_after(Position(at, 3)) == at
-    assert after.next_after(Position(count, 0)) is None
+    assert [after.at(one) for one in (Position(-1, -1), Position(at, 3), Position(at, 9))] == [0, at, at]
+    assert after.at(Position(count, 0)) is None
     assert after.behind(Position(1, 9)) == [0, 1]
     with pytest.raises(NotFound):
         await history.load(store, TOPIC, count + 1)

@@ -188,6 +188,7 @@ async def test_what_the_source_trims_of_history_is_recorded_as_lost() -> None:
     for ledger_id in (0, 1, 2):
         await ledgers.delete(TOPIC, ledger_id)
     rig.history = HistoryRules()
+    rig.policy = replace(rig.policy, segment_bytes_max=3000)
     async with rig.engine("two") as engine:
         await until_done(await offloader_of(engine))
     topic_map = await map_of(rig)
