@@ -165,6 +165,15 @@ class NextSegment:
             sum(closed) > policy.threshold_bytes or not policy.threshold_bytes
         )
 
+    def due_in_s(self, step: Run | Loss) -> float | None:
+        """Return how many seconds are left until its age makes a ledger due; None when time alone does not."""
+        threshold_s = self._topic.policy.threshold_s
+        info = self._topic.record.chain.ledgers.get(step.ledger_id) if isinstance(step, Run) else None
+        if info is None or not info.closed or threshold_s is None:
+            return None
+        left_ms = info.closed_at_ms + threshold_s * 1000 - self._clock.wall_ms()
+        return (left_ms + 1) / 1000 if left_ms >= 0 else None
+
     async def attempt(self) -> Attempt | None:
         """Return what an earlier owner left, or a new attempt once there is an entry for it; None when stopping."""
         left = self.left

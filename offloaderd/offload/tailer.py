@@ -45,8 +45,8 @@ LOOK_S = 2.0
 """How often the source's end is looked at while there is no room to read it."""
 
 
-HELD_BACK_S = 5.0
-"""How often to look whether a ledger is due that waits for its threshold; what makes it so otherwise wakes at once."""
+HELD_BACK_S = 60.0
+"""How often to look at least whether what is held back is due: age makes it so, and the wall clock may jump."""
 
 
 class LedgerTorn(OffloaderError):
@@ -67,6 +67,7 @@ class Tailer:
         needed: Callable[[], Position],
         pushing: Callable[[], bool],
         wants: Callable[[Run | Loss], bool],
+        due_in_s: Callable[[Run | Loss], float | None],
         may_take: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
         looked: Callable[[], None],
         lost: Callable[[Loss], Awaitable[None]],
@@ -84,6 +85,7 @@ class Tailer:
         self._needed = needed
         self._pushing = pushing
         self._wants = wants
+        self._due_in_s = due_in_s
         self._may_take = may_take
         self._looked = looked
         self._lost = lost
@@ -95,7 +97,7 @@ class Tailer:
         self._wake = Signal()
         self._dirty = False
         self._waiting_at: tuple[Position, float] | None = None
-        self._held_back = False
+        self._held_back: Run | Loss | None = None
         self.chain = chain
         self.edge: Confirmed | None = None
         """How the newest ledger's end is known; None while there is none."""
@@ -125,8 +127,9 @@ class Tailer:
                 self._troubles.over("source")
                 if self._dirty:
                     continue
-                if self._held_back:
-                    await self._wake.wait_at_most(self._clock, HELD_BACK_S)
+                if self._held_back is not None:
+                    due_s = self._due_in_s(self._held_back)
+                    await self._wake.wait_at_most(self._clock, min(due_s or HELD_BACK_S, HELD_BACK_S))
                 elif self._waiting_at is None:
                     await self._wake.wait()
                 else:
@@ -187,6 +190,7 @@ class Tailer:
 
     async def _catch_up(self) -> None:
         trouble = await self._look()
+        self._held_back = None
         while True:
             gap = self._buffer.gap(self._needed())
             if gap.before is None and self._leave_to_pusher(gap.after):
@@ -195,8 +199,8 @@ class Tailer:
             if step is None:
                 self._waiting_at = None
                 break
-            self._held_back = not self._wants(step)
-            if self._held_back:
+            if not self._wants(step):
+                self._held_back = step
                 break
             if isinstance(step, Loss):
                 await self._report(step, gap)

@@ -127,6 +127,7 @@ class TopicOffloader:
             needed=lambda: self.taken,
             pushing=lambda: self.pushers > 0,
             wants=self.next.wants,
+            due_in_s=self.next.due_in_s,
             may_take=self.outage.may_take,
             looked=self._looked,
             lost=self._lost,

@@ -56,6 +56,7 @@ class Tailing:
             looked=lambda: None,
             lost=self._note,
             wants=lambda step: True,
+            due_in_s=lambda step: None,
             lag=LagTracker(),
             troubles=Troubles(TOPIC, self.clock, lambda: None),
             clock=self.clock,
