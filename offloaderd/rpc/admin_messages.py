@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import OffloadMethod
 from offloaderd.policy.policies import NAMES
 from offloaderd.policy.rules import ANYWHERE, Place, by_itself, checked, sound
 from offloaderd.rpc.policy_messages import given_policies, policies_message
@@ -81,6 +82,8 @@ def committed_segment(segment: CommittedSegment) -> admin_pb2.Segment:
         offloaded_ms=segment.offloaded_ms,
         data_key=segment.keys.data,
         bucket=segment.bucket,
+        method=segment.method,
+        writer=segment.driver,
     )
 
 
@@ -97,6 +100,8 @@ def open_segment(attempt: Attempt, status: TopicStatus | None, *, bucket: str, p
         assigned_ms=attempt.assigned_ms,
         data_key=attempt.keys(prefix).data,
         bucket=bucket,
+        method=OffloadMethod.LEDGER_BASED if attempt.whole else OffloadMethod.STREAMING,
+        writer=attempt.driver,
     )
 
 

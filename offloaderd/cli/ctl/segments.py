@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 @click.argument("topic", type=options.TOPIC)
 @options.common
 def segments(session: Session, topic: TopicName) -> int:
-    """List a topic's segments in order: range, size, object; the open one last.
+    """List a topic's segments in order: method, range, size, object; the open one last.
+
+    The writer is the driver that made it: offloaderd, or a broker's own, such as aws-s3.
 
     \b
     Examples:
@@ -42,7 +44,10 @@ async def _segments(session: Session, topic: TopicName) -> None:
         show.table(COLUMNS, rows(found))
 
 
-COLUMNS = ("STATUS", "BEGIN", "END", ">ENTRIES", ">PAYLOAD", ">OBJECT", "OFFLOADED AT (UTC)", "DATA OBJECT")
+COLUMNS = (
+    *("STATUS", "METHOD", "WRITER", "BEGIN", "END"),
+    *(">ENTRIES", ">PAYLOAD", ">OBJECT", "OFFLOADED AT (UTC)", "DATA OBJECT"),
+)
 
 
 def rows(found: Sequence[admin_pb2.Segment]) -> list[tuple[str, ...]]:
@@ -50,6 +55,8 @@ def rows(found: Sequence[admin_pb2.Segment]) -> list[tuple[str, ...]]:
     return [
         (
             segment.status,
+            segment.method or "-",
+            segment.writer or "-",
             show.position_of(segment, "begin") or "-",
             show.position_of(segment, "end") or "open",
             show.number(segment.entries),
@@ -76,4 +83,6 @@ def as_json(segment: admin_pb2.Segment) -> dict[str, object]:
         "offloaded_ms": segment.offloaded_ms or None,
         "bucket": segment.bucket,
         "data_key": segment.data_key,
+        "method": segment.method or None,
+        "writer": segment.writer or None,
     }

@@ -461,6 +461,8 @@ class Segment(_message.Message):
     OFFLOADED_MS_FIELD_NUMBER: _builtins.int
     DATA_KEY_FIELD_NUMBER: _builtins.int
     BUCKET_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    WRITER_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     status: _builtins.str
     """Assigned, Offloaded or Failed"""
@@ -471,6 +473,10 @@ class Segment(_message.Message):
     offloaded_ms: _builtins.int
     data_key: _builtins.str
     bucket: _builtins.str
+    method: _builtins.str
+    """streaming, or ledger-based: one whole ledger"""
+    writer: _builtins.str
+    """The driver that wrote it: offloaderd, or that of a broker, such as aws-s3, whose objects are the broker's to delete."""
     @_builtins.property
     def begin(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -491,10 +497,12 @@ class Segment(_message.Message):
         offloaded_ms: _builtins.int = ...,
         data_key: _builtins.str = ...,
         bucket: _builtins.str = ...,
+        method: _builtins.str = ...,
+        writer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin", b"begin", "bucket", b"bucket", "data_key", b"data_key", "end", b"end", "entries", b"entries", "object_bytes", b"object_bytes", "offloaded_ms", b"offloaded_ms", "payload_bytes", b"payload_bytes", "segment_id", b"segment_id", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin", b"begin", "bucket", b"bucket", "data_key", b"data_key", "end", b"end", "entries", b"entries", "method", b"method", "object_bytes", b"object_bytes", "offloaded_ms", b"offloaded_ms", "payload_bytes", b"payload_bytes", "segment_id", b"segment_id", "status", b"status", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

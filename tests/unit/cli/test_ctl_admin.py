@@ -182,6 +182,8 @@ def committed() -> admin_pb2.Segment:
         offloaded_ms=1_700_000_000_000,
         data_key=SEGMENT_ID,
         bucket="b",
+        method="ledger-based",
+        writer="aws-s3",
     )
 
 
@@ -191,10 +193,10 @@ def test_segments_table_ends_with_the_open_one(ctl: Ctl, fake: FakeDaemon) -> No
     fake.segments = [committed(), opened]
     lines = ctl("segments", "orders").out.splitlines()
     assert lines[1].split() == [
-        "Offloaded", "1:0", "2:9", "1,234", "16.0", "MiB", "16.0", "MiB",
+        "Offloaded", "ledger-based", "aws-s3", "1:0", "2:9", "1,234", "16.0", "MiB", "16.0", "MiB",
         "2023-11-14", "22:13:20", f"b/{SEGMENT_ID}",
     ]  # fmt: skip
-    assert lines[2].split()[:3] == ["Assigned", "2:10", "open"]
+    assert lines[2].split()[:5] == ["Assigned", "-", "-", "2:10", "open"]
 
 
 def test_segments_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
@@ -214,7 +216,10 @@ def test_segments_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
         "offloaded_ms": 1_700_000_000_000,
         "bucket": "b",
         "data_key": SEGMENT_ID,
+        "method": "ledger-based",
+        "writer": "aws-s3",
     }
+    assert found["segments"][1]["writer"] is None
     assert found["segments"][1]["end"] is None
     assert found["segments"][1]["offloaded_ms"] is None
 

@@ -408,6 +408,7 @@ async def test_segments_are_listed_with_the_open_one_last(room: Room) -> None:
     )
     assert (first.begin.entry_id, first.end.entry_id, first.object_bytes) == (0, 9, 1_100)
     assert (first.bucket, first.data_key) == ("b", f"p/{SEGMENT}")
+    assert (first.method, first.writer, opened.method) == ("streaming", "offloaderd", "streaming")
     assert (opened.segment_id, opened.status, opened.entries, opened.payload_bytes) == (str(OPEN), "Assigned", 4, 40)
     assert (opened.begin.entry_id, opened.HasField("end"), opened.data_key) == (10, False, f"p/{OPEN}")
 
