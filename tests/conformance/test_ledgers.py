@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offloaderd.errors import Closed, InvalidInput, NotFound
+from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 from offloaderd.ledgers.embedded import EmbeddedLedgers
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.model import ENTRY_BYTES_MAX, Confirmed, Position, TopicName
@@ -279,6 +280,21 @@ async def test_closed_ledgers_can_be_deleted(store: LedgerStore) -> None:
         await store.delete(TOPIC, ledger_id)
     assert list(await store.ledgers(TOPIC)) == []
     assert list(await store.topics()) == [TOPIC]
+
+
+async def test_a_closed_ledger_is_described_as_bookkeeper_would(store: LedgerStore) -> None:
+    """Its index can be read by any reader of V1: length, last entry, closed; an open or unknown one has none."""
+    await store.append(TOPIC, payloads(3, 10))
+    with pytest.raises(InvalidInput, match="open"):
+        await store.described(TOPIC, 0)
+    await store.roll(TOPIC)
+    described = LedgerMetadataFormat.FromString(await store.described(TOPIC, 0))
+    assert (described.length, described.lastEntryId) == (30, 2)
+    assert described.state == LedgerMetadataFormat.CLOSED
+    assert (described.quorumSize, described.ensembleSize, described.ackQuorumSize) == (1, 1, 1)
+    for topic, ledger_id in ((TOPIC, 1), (OTHER, 0)):
+        with pytest.raises(NotFound):
+            await store.described(topic, ledger_id)
 
 
 async def test_an_open_ledger_cannot_be_deleted(store: LedgerStore) -> None:
