@@ -141,8 +141,10 @@ def policy_levels(settings: Settings) -> list[Level]:
 
 def policy_place(settings: Settings) -> Place:
     """Return what a policy has to go with on this daemon."""
-    objects = settings.objects
-    return Place(bucket=objects.bucket, prefix=objects.prefix, has_source=settings.ledgers.kind != "none")
+    objects, kind = settings.objects, settings.ledgers.kind
+    return Place(
+        bucket=objects.bucket, prefix=objects.prefix, has_source=kind != "none", has_brokers=kind == "bookkeeper"
+    )
 
 
 def placement_options(settings: Settings) -> PlacementOptions:

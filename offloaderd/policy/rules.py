@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a policy is to hold: what the daemon has, and how long Pulsar keeps the topics (None: not known)."""
+    """Where a policy is to hold: what the daemon has, and how long Pulsar keeps the topics (None: not known).
+
+    Without a source topics are only pushed; without brokers nobody but the daemon deletes from the source.
+    """
 
     bucket: str | None = None
     prefix: str | None = None
     has_source: bool = True
+    has_brokers: bool = True
     retention_s: float | None = None
 
 
@@ -51,7 +55,7 @@ def contradictions(own: OffloadPolicies, merged: Effective, place: Place) -> lis
     return [
         *_ages(own, merged),
         *_method(own, merged, place),
-        *_thresholds(own, merged, place),
+        *_times(own, merged, place),
         *_retention(own),
         *_location(own, place),
     ]
@@ -103,16 +107,21 @@ def _method(own: OffloadPolicies, merged: Effective, place: Place) -> Iterator[s
         yield f"{said}: nothing is offloaded with {_said('method', 'none', merged)}; give a method, or no threshold"
 
 
-def _thresholds(own: OffloadPolicies, merged: Effective, place: Place) -> Iterator[str]:
+def waiting_time(own: OffloadPolicies, merged: Effective) -> str | None:
+    """Return the value that says how long entries wait to be offloaded, if it is said here: by the method, an age."""
+    by_method = {OffloadMethod.STREAMING: "segment_age_max_s", OffloadMethod.LEDGER_BASED: "threshold_s"}
+    name = by_method.get(merged.values.method) if merged.values.method is not None else None
+    value = getattr(own, name) if name is not None else None
+    return name if value is not None and value >= 0 else None
+
+
+def _times(own: OffloadPolicies, merged: Effective, place: Place) -> Iterator[str]:
     """Entries have to be offloaded before Pulsar deletes them (PIP-76, PIP-17)."""
-    values, kept_s = merged.values, place.retention_s
-    if kept_s is None or own.threshold_s is None or values.method is not OffloadMethod.LEDGER_BASED:
-        return
-    if own.threshold_s >= 0 and own.threshold_s >= kept_s:
+    name, kept_s = waiting_time(own, merged), place.retention_s
+    if name is not None and kept_s is not None and getattr(own, name) >= kept_s:
         yield (
-            f"{FIELDS['threshold_s'].label}: {shown('threshold_s', own.threshold_s)} is not less than the "
-            f"{shown('threshold_s', kept_s)} that Pulsar retains the topics for: they would be deleted before they are "
-            "offloaded"
+            f"{FIELDS[name].label}: {shown(name, getattr(own, name))} is not less than the {shown(name, kept_s)} that "
+            "Pulsar retains the topics for: entries would be deleted before they are offloaded"
         )
 
 

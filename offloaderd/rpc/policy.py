@@ -17,7 +17,7 @@ from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.offload import policies as stored
 from offloaderd.patterns import Breadth, TopicPattern
 from offloaderd.policy.effective import Effective, Level, Origin, effective
-from offloaderd.policy.rules import Place, checked, sound
+from offloaderd.policy.rules import Place, checked, sound, waiting_time
 from offloaderd.rpc.policy_messages import effect_message, given_policies, origins, policies_message
 from offloaderd.rpc.v1 import policy_pb2, policy_pb2_grpc
 
@@ -82,7 +82,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
             raise InvalidInput("a policy that says nothing", hint="give at least one value, or remove the policies")
         await self._levels.book.load()
         merged = self._merged(where, policies)
-        place, notes = await self._placed(where, policies)
+        place, notes = await self._placed(where, policies, merged)
         checked(policies, flaws, merged, place)
         effects = await self._said(where, policies, dry_run=request.dry_run)
         return _changed(effects, [*notes, *_notes(where, policies, merged)])
@@ -111,19 +111,23 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         here = Level(Origin.BROKER, policies) if where is None else Level(Origin.NAMESPACE, policies, spelled(where))
         return effective([here, *book.above(where)])
 
-    async def _placed(self, where: Where, policies: OffloadPolicies) -> tuple[Place, list[str]]:
+    async def _placed(self, where: Where, policies: OffloadPolicies, merged: Effective) -> tuple[Place, list[str]]:
         """Return the place of a level with how long Pulsar retains its topics, and a note when nobody can say."""
-        if policies.threshold_s is None or policies.threshold_s < 0 or where is None:
+        waits = waiting_time(policies, merged)
+        if waits is None or where is None or not self._place.has_brokers:
             return self._place, []
-        name = (where.tenant, where.namespace) if isinstance(where, TopicName) else where
-        unknown = f"threshold_s was not compared with Pulsar's retention of {spelled(name)}"
+        name = spelled((where.tenant, where.namespace) if isinstance(where, TopicName) else where)
+        unknown = f"{waits} was not compared with Pulsar's retention of {name}"
         if self._retained is None:
             return self._place, [f"{unknown}: pulsar.admin_url is not set"]
         try:
-            return replace(self._place, retention_s=await self._retained(*name)), []
+            kept_s = await self._retained(*name.split("/"))
         except OffloaderError as error:
-            log.warning("policy.retention_unknown", namespace=spelled(name), error=str(error))
+            log.warning("policy.retention_unknown", namespace=name, error=str(error))
             return self._place, [f"{unknown}: {error}"]
+        if not kept_s and kept_s is not None:
+            return self._place, [f"Pulsar keeps nothing of {name} once it is acknowledged, offloaded or not"]
+        return replace(self._place, retention_s=kept_s), []
 
 
 def level_of(message: policy_pb2.PolicyLevel) -> Where:

@@ -152,8 +152,13 @@ def test_what_is_written_down_is_told_from_what_is_so_by_default() -> None:
 
 
 def test_a_policy_has_to_go_with_the_daemon() -> None:
-    """Its bucket, its prefix, and whether closed ledgers can be read."""
-    settings = Settings(objects=ObjectsSettings(bucket="b-1", prefix="p/"))
-    assert wiring.policy_place(settings) == Place(bucket="b-1", prefix="p/", has_source=settings.ledgers.kind != "none")
-    pushed = Settings(objects=FILES, ledgers=LedgersSettings(kind="none"))
-    assert not wiring.policy_place(pushed).has_source
+    """Its bucket, its prefix, whether closed ledgers can be read, and whether brokers may delete them."""
+    objects = ObjectsSettings(bucket="b-1", prefix="p/")
+    for kind, has_source, has_brokers in (
+        ("none", False, False),
+        ("embedded", True, False),
+        ("bookkeeper", True, True),
+    ):
+        settings = Settings(objects=objects, ledgers=LedgersSettings(kind=kind))
+        expected = Place(bucket="b-1", prefix="p/", has_source=has_source, has_brokers=has_brokers)
+        assert wiring.policy_place(settings) == expected

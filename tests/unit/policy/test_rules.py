@@ -51,12 +51,18 @@ def test_closed_ledgers_need_a_source() -> None:
 
 @pytest.mark.parametrize(("kept_s", "flaws"), [(None, 0), (3599.0, 1), (3600.0, 1), (3601.0, 0), (0.0, 1)])
 def test_entries_are_offloaded_before_they_are_deleted(kept_s: float | None, flaws: int) -> None:
-    """The time threshold is less than what Pulsar retains, where that is known; it is told with both."""
+    """The time that a method waits is less than what Pulsar retains, where that is known; it is told with both."""
     own = OffloadPolicies(method=OffloadMethod.LEDGER_BASED, threshold_s=3600.0)
     found = wrong(own, place=Place(retention_s=kept_s))
     assert len(found) == flaws
     assert all("1 h is not less than" in one for one in found)
-    assert wrong(OffloadPolicies(threshold_s=3600.0), place=Place(retention_s=1.0)) == []  # streaming does not wait
+    streaming = OffloadPolicies(segment_age_max_s=3600.0)
+    assert len(wrong(streaming, place=Place(retention_s=kept_s))) == flaws
+    assert (
+        wrong(OffloadPolicies(threshold_s=3600.0), place=Place(retention_s=1.0)) == []
+    )  # streaming heeds no threshold
+    ledgers = OffloadPolicies(method=OffloadMethod.LEDGER_BASED, segment_age_max_s=3600.0, threshold_s=-1.0)
+    assert wrong(ledgers, place=Place(retention_s=1.0)) == []
 
 
 def test_limits_belong_to_a_limited_retention() -> None:

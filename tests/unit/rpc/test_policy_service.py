@@ -178,8 +178,20 @@ async def test_thresholds_are_compared_with_what_pulsar_retains() -> None:
         with pytest.raises(InvalidInput, match="not less than the 1 h"):
             await client.set_policies(ORDERS, ledgers)
         assert asked == [("public", "default")] * 2
+        assert not (await client.set_policies(NAMESPACE, Said(method="streaming"))).notes
+        assert len(asked) == 2
+        with pytest.raises(InvalidInput, match="segment_age_max_s"):
+            await client.set_policies(NAMESPACE, Said(segment_age_max_s=3600.0))
         await client.set_policies(NAMESPACE, Said(method="ledger-based", threshold_s=3599.0))
         await client.set_policies(BROKER, ledgers)
+
+    async def nothing(_tenant: str, _namespace: str) -> float | None:
+        return 0.0
+
+    async with served(Place(has_brokers=False), nothing) as (client, _):
+        assert not (await client.set_policies(NAMESPACE, Said(segment_age_max_s=9.0))).notes
+    async with served(retained=nothing) as (client, _):
+        assert "acknowledged" in (await client.set_policies(NAMESPACE, ledgers)).notes[0]
     async with served() as (client, _):
         assert "pulsar.admin_url" in (await client.set_policies(NAMESPACE, ledgers)).notes[0]
 
