@@ -22,15 +22,17 @@ from offloaderd.format.v1_scan import BlockScan, block_spans
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.model import LedgerEnd, Loss, OffloadMethod, Position
 from offloaderd.objects import keys
-from offloaderd.offload.budget import Backoff
+from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.chain import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from offloaderd.format.v1_index import LedgerObjectIndex
-    from offloaderd.model import LedgerInfo, LedgerOffload
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.model import LedgerInfo, TopicName
     from offloaderd.objects.port import ObjectInfo, ObjectReader
+    from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
 
@@ -38,6 +40,7 @@ log = structlog.get_logger(__name__)
 
 DRIVERS = frozenset({"aws-s3", "s3"})
 """Pulsar's drivers for S3, by their names in lower case."""
+DRIVER_DEFAULT = "aws-s3"
 TROUBLE = "adoption"
 RETRY_S = 30.0
 """How soon what could not be adopted, and is nowhere else, is looked at again."""
@@ -99,10 +102,9 @@ class Adoption:
 
     async def adopt(self, info: LedgerInfo) -> None:
         """Make a ledger part of the topic, or decide what becomes of it. Raises Fenced, Conflict."""
-        topic, offload = self._topic, info.offloaded
-        assert offload is not None  # noqa: S101 - only such ledgers are found
+        topic = self._topic
         try:
-            segment = await self._verified(info, offload)
+            segment = await verified(self._shop, topic.topic, info)
         except Transient as error:
             topic.troubles.met(error, TROUBLE)
             await self._backoff.wait(error)
@@ -114,16 +116,7 @@ class Adoption:
         await topic.record.adopt(segment, LedgerEnd(segment.entries, following.next_ledger_id if following else None))
         self._settled(info.ledger_id)
         topic.adopted(segment.end)
-        log.info(
-            "ledger.adopted",
-            topic=str(topic.topic),
-            ledger_id=info.ledger_id,
-            object_id=str(offload.object_id),
-            entries=segment.entries,
-            object_bytes=segment.object_bytes,
-            driver=offload.driver,
-            source_deleted=info.ledger_id not in self._readable,
-        )
+        _tell(topic.topic, info, segment)
 
     def _settled(self, ledger_id: int) -> None:
         self._found.pop(ledger_id, None)
@@ -168,35 +161,87 @@ class Adoption:
         more = following.entries if isinstance(following, Loss) else 0
         return Loss(self._topic.taken, before, info.entries + more)
 
-    async def _verified(self, info: LedgerInfo, offload: LedgerOffload) -> CommittedSegment:
-        """Return the ledger as a segment once its objects are what they should be.
 
-        Raises InvalidConfig when they lie elsewhere, NotFound, CorruptData, Transient and Denied.
-        """
-        bucket = self._shop.driver.get("bucket", "")
-        theirs = offload.properties.get("bucket", "")
-        if offload.driver.lower() not in DRIVERS or theirs != bucket:
-            raise InvalidConfig(
-                f"ledger {info.ledger_id} of {self._topic.topic} was offloaded by driver {offload.driver!r} "
-                f"into bucket {theirs!r}, not into {bucket!r}",
-                hint="copy its objects into our bucket, or let a broker serve it",
-            )
-        where = keys.SegmentKeys("", offload.object_id, info.ledger_id)
-        index, data_bytes = await verified_index(
-            self._shop.uplink.objects, where, managed_ledger=self._topic.topic.managed_ledger, info=info
+async def adopt_head(
+    shop: Workshop, attempts: AttemptLog, topic_map: TopicMap, met: Callable[[Transient], None] | None = None
+) -> TopicMap:
+    """Adopt the ledgers with which a topic begins of which nothing is offloaded yet; returns the map with them.
+
+    What a broker has deleted from BookKeeper is in no list of what can be read, so it has to be in the map before
+    anybody plans by such a list. The first ledger that cannot be adopted is left to the owner's own way. Raises Fenced,
+    Conflict.
+    """
+    source, offloads, topic = shop.source, shop.offloads, topic_map.topic
+    if source is None or offloads is None or topic_map.standing is not None or topic_map.losses:
+        return topic_map
+    clock = shop.uplink.clock
+
+    async def listed() -> list[LedgerInfo]:
+        try:
+            known = {info.ledger_id: info for info in await source.ledgers(topic) if info.entries or not info.closed}
+            known |= {info.ledger_id: info for info in await offloads.offloaded(topic)}
+        except NotFound:
+            return []
+        return [known[ledger_id] for ledger_id in sorted(known)]
+
+    infos = await until_answered(clock, listed, met=met)
+    for info, following in zip(infos, [*infos[1:], None], strict=True):
+        if info.offloaded is None:
+            break
+        try:
+            segment = await until_answered(clock, lambda info=info: verified(shop, topic, info), met=met)  # type: ignore[misc]
+        except OffloaderError as error:
+            log.warning("ledger.not_adopted", topic=str(topic), ledger_id=info.ledger_id, error=str(error), way="later")
+            break
+        end = LedgerEnd(segment.entries, following.ledger_id if following is not None else None)
+        topic_map = await attempts.change(*topic_map.with_commit(segment, {info.ledger_id: end}))
+        _tell(topic, info, segment)
+    return topic_map
+
+
+async def verified(shop: Workshop, topic: TopicName, info: LedgerInfo) -> CommittedSegment:
+    """Return a ledger that a broker has offloaded as a segment, once its objects are what they should be.
+
+    A context of the first releases names no driver: then it is whatever the broker is set to, as for Pulsar itself.
+    Raises InvalidConfig when they lie elsewhere, NotFound, CorruptData, Transient and Denied.
+    """
+    offload = info.offloaded
+    assert offload is not None  # noqa: S101 - nobody asks of others
+    ours, driver = shop.driver.get("bucket", ""), offload.driver or DRIVER_DEFAULT
+    theirs = offload.properties.get("bucket", "") if offload.driver else ours
+    if driver.lower() not in DRIVERS or theirs != ours:
+        raise InvalidConfig(
+            f"ledger {info.ledger_id} of {topic} was offloaded by driver {driver!r} into bucket {theirs!r}, not into "
+            f"{ours!r}",
+            hint="copy its objects into our bucket, or let a broker serve it",
         )
-        last = index.ledger().lastEntryId
-        return CommittedSegment(
-            segment_id=offload.object_id,
-            slices=(LedgerSlice(info.ledger_id, 0, last, index.ledger().length),),
-            object_bytes=data_bytes,
-            assigned_ms=offload.offloaded_ms,
-            offloaded_ms=offload.offloaded_ms,
-            bucket=bucket,
-            prefix="",
-            method=OffloadMethod.LEDGER_BASED,
-            driver=offload.driver,
-        )
+    where = keys.SegmentKeys("", offload.object_id, info.ledger_id)
+    named = topic.managed_ledger
+    index, data_bytes = await verified_index(shop.uplink.objects, where, managed_ledger=named, info=info)
+    ledger = index.ledger()
+    return CommittedSegment(
+        segment_id=offload.object_id,
+        slices=(LedgerSlice(info.ledger_id, 0, ledger.lastEntryId, ledger.length),),
+        object_bytes=data_bytes,
+        assigned_ms=offload.offloaded_ms,
+        offloaded_ms=offload.offloaded_ms,
+        bucket=ours,
+        prefix="",
+        method=OffloadMethod.LEDGER_BASED,
+        driver=driver,
+    )
+
+
+def _tell(topic: TopicName, info: LedgerInfo, segment: CommittedSegment) -> None:
+    log.info(
+        "ledger.adopted",
+        topic=str(topic),
+        ledger_id=info.ledger_id,
+        object_id=str(segment.segment_id),
+        entries=segment.entries,
+        object_bytes=segment.object_bytes,
+        driver=segment.driver,
+    )
 
 
 async def verified_index(

@@ -15,7 +15,9 @@ import structlog
 
 from offloaderd.errors import Closed, Fenced, OffloaderError, first_of
 from offloaderd.metadata import catalog
+from offloaderd.model import OffloadMethod
 from offloaderd.offload import history, ownership, recovery
+from offloaderd.offload.adoption import adopt_head
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog, Claim
 from offloaderd.offload.roll import RollPolicy
@@ -181,6 +183,8 @@ class Supervisor:
             effective = self._home.effective(topic, self.policy)
             self._holds = effective.values
             policy, me = RollPolicy.of(effective), self._home.me.daemon_id
+            if left.begin is None and policy.method is not OffloadMethod.NONE:
+                topic_map = await adopt_head(self._home.shop, attempts, topic_map)
             topic_map = await history.prepare(self._home.shop, attempts, topic_map, left, policy, me)
             offloader = TopicOffloader(self._home.shop, attempts, topic_map, policy, left)
             offloader.outage.follow(effective.values.outage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,7 @@ from offloaderd.format.v1_index import decode_index, encode_index
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import OffloadMethod, Position
+from offloaderd.model import HistoryOrder, OffloadMethod, Position
 from offloaderd.objects import keys
 from offloaderd.offload import grant_records
 from offloaderd.offload.adoption import verified_index
@@ -19,6 +20,7 @@ from offloaderd.offload.copy_check import CopyChecker, Unsound
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.workshop import HistoryRules
 from tests.unit.broker_objects import BrokerLedger, metadata_of
 from tests.unit.offload.owned import Owned
 from tests.unit.offload.rig import TOPIC, Rig, enabled, payloads, until, until_offloaded
@@ -126,6 +128,37 @@ async def test_adopted_at_the_head_and_in_the_middle(
     assert (adopted.driver, adopted.bucket, adopted.entries) == ("aws-s3", "b", 7)
     stored = [info.key async for info in rig.store.list()]
     assert not [key for key in stored if key.startswith(str(adopted.segment_id)) and key.endswith("manifest")]
+
+
+@pytest.mark.parametrize("daemon_bytes_max", [0, 1 << 30])
+async def test_before_history_is_planned(rig: Rig, brokers: Brokers, daemon_bytes_max: int) -> None:
+    """Ledgers that only the tier has are in no list of what can be read: a plan of history begins behind them."""
+    rig.policy = replace(rig.policy, history_order=HistoryOrder.ALONGSIDE)
+    rig.history = HistoryRules(daemon_bytes_max=daemon_bytes_max)
+    contents = await brokers.write([5, 6, 7, 2])
+    a, b, _, d = await ids(brokers)
+    for ledger_id, content in ((a, contents[0]), (b, contents[1])):
+        await brokers.offload(ledger_id, content)
+    await brokers.trim(a)
+    async with rig.engine() as engine:
+        await until_offloaded(await enabled(engine), Position(d, 1))
+    found = await committed(rig)
+    assert shape(found)[:2] == [(a, a, True), (b, b, True)]
+    assert (found.losses, found.history) == ((), None)
+    assert sum(one.entries for one in found.segments) == 20
+
+
+async def test_context_of_the_first_releases(rig: Rig, brokers: Brokers) -> None:
+    """It names neither driver nor bucket, which were the broker's own settings; the objects are looked for in ours."""
+    contents = await brokers.write([5, 2])
+    a, b = await ids(brokers)
+    theirs = await brokers.offload(a, contents[0])
+    theirs.driver, theirs.bucket = "", ""
+    async with rig.engine() as engine:
+        await until_offloaded(await enabled(engine), Position(b, 1))
+    found = await committed(rig)
+    assert shape(found) == [(a, a, True), (b, b, False)]
+    assert found.segments[0].driver == "aws-s3"
 
 
 async def test_not_twice_after_a_restart(rig: Rig, brokers: Brokers) -> None:
