@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 FALL_BACK_ON = (NotFound, CorruptData, Transient, Denied)
+POLICY_S = 10.0
+"""A read that goes on for longer than this asks for the topic's read priority again."""
 URGENCY = (Transient, CorruptData, Denied)
 """When no tier can give an entry: trying again comes first, then the alarm, then what an operator can mend."""
 
@@ -44,6 +46,7 @@ class Stream:
         self._news = news
         self._batch_bytes = batch_bytes
         self._priority = ReadPriority.TIERED_STORAGE_FIRST
+        self._asked_s: float | None = None  # when the policy was asked last; None: the request says the priority
         self._view = TopicView()
         self._cursor: Position | None = None
         self._last: Position | None = None
@@ -59,6 +62,8 @@ class Stream:
         self._view = await self._reader.view(self._topic, last)
         if priority is None or self._view.is_empty():
             configured = await self._reader.priority(self._topic)
+            if priority is None:
+                self._asked_s = self._reader.clock.monotonic()
             priority = priority or configured
         self._priority = priority
         follow = self._news is not None
@@ -119,6 +124,7 @@ class Stream:
 
     async def _step(self) -> Step:
         """Decide what comes next, looking again before waiting or giving up. Raises the reason to give up."""
+        await self._heed_policy()
         step = self._decide()
         if step is None or step is Stop.WAIT:
             await self._look()
@@ -128,6 +134,17 @@ class Stream:
                 self._reader.metrics.read_requests.labels(source=tier, outcome="error").inc()
             raise self._worst()
         return step
+
+    async def _heed_policy(self) -> None:
+        """Take over a priority that has changed while a long read goes on; one that cannot be read stays as it was."""
+        now_s = self._reader.clock.monotonic()
+        if self._asked_s is None or now_s - self._asked_s < POLICY_S:
+            return
+        self._asked_s = now_s
+        try:
+            self._priority = await self._reader.priority(self._topic)
+        except FALL_BACK_ON as error:
+            log.warning("read.policy_unknown", topic=str(self._topic), error=str(error))
 
     def _decide(self) -> Step | None:
         """Return the next step, None when an entry cannot be had."""

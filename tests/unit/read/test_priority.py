@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from offloaderd.errors import Denied, Transient
 from offloaderd.model import Position, ReadPriority
 from offloaderd.objects import keys
+from offloaderd.read import stream
 from offloaderd.read.plan import Tier, Why
 from tests.unit.read.build import PREFIX, TOPIC, House, make_house, sample
 from tests.unit.read.shelf import Broken
@@ -16,6 +18,8 @@ from tests.unit.read.test_reader import IDS, collect, run, three_tiers
 
 if TYPE_CHECKING:
     from offloaderd.errors import OffloaderError
+    from offloaderd.model import TopicName
+    from offloaderd.policy.effective import Effective
 
 BUCKET_FIRST, SOURCE_FIRST = ReadPriority.TIERED_STORAGE_FIRST, ReadPriority.BOOKKEEPER_FIRST
 OFFLOADED = run(3, 0, 9) + run(5, 0, 3)
@@ -161,3 +165,41 @@ async def test_a_policy_reaches_reads_of_a_topic_that_nobody_works_on() -> None:
     house, _ = await three_tiers()
     house.map.enabled, house.map.priority = True, SOURCE_FIRST
     assert await house.reader.priority(TOPIC) is SOURCE_FIRST
+
+
+async def test_a_read_that_goes_on_for_long_heeds_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its next run of entries on, and not when the request itself says the priority; not for every run at once."""
+    for pause_s, asked, tiers in (
+        (0.0, None, [Tier.OBJECTS, Tier.SOURCE]),
+        (0.0, BUCKET_FIRST, [Tier.OBJECTS]),
+        (60.0, None, [Tier.OBJECTS]),
+    ):
+        monkeypatch.setattr(stream, "POLICY_S", pause_s)
+        house, _ = await three_tiers()
+        house.map.enabled = True
+        found: list[Tier] = []
+        async with house.reader, aclosing(house.reader.read(TOPIC, last=LAST, priority=asked)) as reading:
+            async for _, tier in reading:
+                found += [tier] if tier not in found else []
+                house.map.priority = SOURCE_FIRST
+        assert found == tiers
+
+
+async def test_a_policy_that_cannot_be_read_any_more_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read goes on under what it knew."""
+    monkeypatch.setattr(stream, "POLICY_S", 0.0)
+    house, _ = await three_tiers()
+    house.map.enabled = True
+    known = house.map.of
+    answers = iter([known])
+
+    async def once(topic: TopicName) -> Effective:
+        return await next(answers, _away)(topic)
+
+    house.map.of = once  # type: ignore[method-assign]
+    async with house.reader:
+        assert await collect(house, last=LAST) == (OFFLOADED, [Tier.OBJECTS])
+
+
+async def _away(topic: TopicName) -> Effective:
+    raise Transient("ZooKeeper is away")
