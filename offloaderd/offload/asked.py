@@ -7,6 +7,7 @@ the same answer, and an owner that crashes in between has nothing to tell.
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -15,17 +16,20 @@ from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import asked as asked_record
 from offloaderd.metadata.records.asked import Asked
+from offloaderd.metadata.records.history import Worker
+from offloaderd.model import Position
+from offloaderd.offload import history
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.status import lag_of
-from offloaderd.offload.wanted import Why, left, planned, reached
+from offloaderd.offload.wanted import Wanted, Why, left, planned, reached
 
 if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.model import Position, TopicName
+    from offloaderd.model import TopicName
     from offloaderd.offload.topic import TopicOffloader
-    from offloaderd.offload.wanted import Plan, Wanted
+    from offloaderd.offload.wanted import Plan
     from offloaderd.offload.workshop import Workshop
 
 log = structlog.get_logger(__name__)
@@ -140,6 +144,25 @@ class ByHand:
         if plan.target is not None:
             await topic.request_roll(plan.target)
         return asked, plan
+
+    async def by_itself(self) -> Asked:
+        """Return what goes on without having been asked for, as if it had been, in no words. Raises Transient."""
+        topic, plan = self._topic, await self.plan(Wanted())
+        target, why = plan.target, plan.why
+        past = topic.map.unfinished if history.waits(topic.map, topic.policy) else None
+        if past is not None:
+            target, why = (past.last, None) if past.worker is Worker.DAEMON else (None, Why.HISTORY)
+        elif plan.takes:
+            going = list(takewhile(lambda take: take.due, plan.takes))
+            target = Position(going[-1].ledger_id, going[-1].last_entry_id) if going else None
+            why = why if going else Why.NOT_DUE
+        return Asked(
+            wanted="",
+            target=target,
+            stood=topic.offloaded,
+            asked_ms=self._shop.uplink.clock.wall_ms(),
+            reason=str(why or ""),
+        )
 
     def left(self, target: Position) -> tuple[int, int]:
         """Return the entries and payload bytes up to `target` that are not offloaded, of what the source has."""

@@ -64,6 +64,7 @@ class Why(StrEnum):
     WHOLE = "what is left is a part of a ledger, and ledger-based offloading takes whole ledgers"
     THRESHOLD = "the closed ledgers are needed to keep as much as the threshold says, or there are none"
     NONE = "the method is none"
+    HISTORY = "live segments wait for a job that offloads what was there before"
     NOT_DUE = "nobody asked for what is left, and the thresholds of the policy leave it where it is"
 
 

@@ -8,13 +8,12 @@ from urllib.parse import unquote
 
 from offloaderd.errors import InvalidInput, NotFound, Transient
 from offloaderd.metadata import paths
-from offloaderd.metadata.records.asked import Asked
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OffloadMethod, Position, TopicName
 from offloaderd.offload import asked as requests
 from offloaderd.offload import policies
 from offloaderd.offload.asked import Fate, Outcome, fate_of
-from offloaderd.offload.wanted import Wanted, Why
+from offloaderd.offload.wanted import Wanted
 from offloaderd.rpc.admin_messages import position
 from offloaderd.rpc.admin_topics import TopicCalls, exists
 from offloaderd.rpc.v1 import admin_pb2
@@ -22,12 +21,15 @@ from offloaderd.rpc.v1 import admin_pb2
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from offloaderd.metadata.records.asked import Asked
     from offloaderd.offload.wanted import Plan, Take
     from offloaderd.rpc.ports import Signal, TopicOffloader
     from offloaderd.rpc.v1.admin_pb2_grpc import _ServicerContext as Context
 
 HEARTBEAT_S = 1.0
 """A waiting call reports at least this often, so that a client can tell a slow upload from a dead daemon."""
+ELSEWHERE_S = 5.0
+"""How often to read how far a topic is that another daemon works on: all its contexts are read for that."""
 CLAIM_S = 10.0
 """A topic that was enabled a moment ago is claimed well within this time."""
 
@@ -70,7 +72,7 @@ class ManualCalls(TopicCalls):
             yield await self._unasked(topic)
             return
         if asked is None and offloader is not None:
-            asked = _by_itself(offloader, await offloader.by_hand.plan(Wanted()))
+            asked = await offloader.by_hand.by_itself()
         assert asked is not None  # noqa: S101 - one of the above
         async for progress in self._reports(topic, asked, wait=request.wait):
             yield progress
@@ -84,7 +86,7 @@ class ManualCalls(TopicCalls):
             if progress.done or not wait:
                 return
             if offloader is None:
-                await changed_or_heartbeat(self._engine.changed)
+                await changed_or_heartbeat(self._engine.changed, ELSEWHERE_S)
             elif offloader.offloaded == seen:
                 await changed_or_heartbeat(offloader.changed)
 
@@ -100,8 +102,9 @@ class ManualCalls(TopicCalls):
             target=position(asked.target),
             offloaded=position(stored.offloaded),
             wanted=asked.wanted,
-            asked_ms=asked.asked_ms,
+            asked_ms=asked.asked_ms if asked.wanted else 0,
             asked_by=asked.asked_by,
+            stood=position(asked.stood),
             owner=owner.daemon_id if owner is not None else "",
         )
         if offloader is not None:
@@ -175,10 +178,10 @@ class ManualCalls(TopicCalls):
                 raise NotFound(f"unknown topic {topic}", hint=hint) from None
 
 
-async def changed_or_heartbeat(changed: Signal) -> None:
-    """Return after the next change, or after HEARTBEAT_S."""
+async def changed_or_heartbeat(changed: Signal, seconds: float | None = None) -> None:
+    """Return after the next change, or after `seconds` (HEARTBEAT_S)."""
     try:
-        async with asyncio.timeout(HEARTBEAT_S):
+        async with asyncio.timeout(seconds or HEARTBEAT_S):
             await changed.wait()
     except TimeoutError:
         return
@@ -190,17 +193,6 @@ def wanted_of(request: admin_pb2.OffloadRequest) -> Wanted:
         to=Position(request.to.ledger_id, request.to.entry_id) if request.HasField("to") else None,
         keep_bytes=request.size_threshold if request.HasField("size_threshold") else None,
     ).checked()
-
-
-def _by_itself(offloader: TopicOffloader, plan: Plan) -> Asked:
-    """Return what goes on without having been asked for, as if it had been."""
-    due = [take.due for take in plan.takes]
-    going = plan.takes[: due.index(False) if False in due else None]
-    target, reason = plan.target, plan.reason
-    if plan.takes:
-        target = Position(going[-1].ledger_id, going[-1].last_entry_id) if going else None
-        reason = reason if going else Why.NOT_DUE
-    return Asked(wanted="", target=target, stood=offloader.offloaded, asked_ms=0, reason=reason)
 
 
 def _planned(offloader: TopicOffloader, plan: Plan) -> admin_pb2.OffloadProgress:

@@ -38,6 +38,10 @@ class ByHand(Protocol):
         """Have it offloaded. Raises InvalidInput, Conflict under a method that takes nothing, Transient."""
         ...
 
+    async def by_itself(self) -> Asked:
+        """Return what goes on without having been asked for, as if it had been, in no words. Raises Transient."""
+        ...
+
     def left(self, target: Position) -> tuple[int, int]:
         """Return the entries and payload bytes up to `target` that are not offloaded."""
         ...

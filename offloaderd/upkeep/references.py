@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from offloaderd.errors import Conflict, InvalidInput, NotFound
-from offloaderd.metadata import catalog, paths
+from offloaderd.errors import Conflict, InvalidInput
+from offloaderd.metadata import catalog, nodes, paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import context
@@ -25,7 +25,7 @@ from offloaderd.metadata.records.history import RangeState
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from offloaderd.metadata.port import MetadataStore, Versioned
+    from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.trash import Trash
     from offloaderd.model import TopicName
     from offloaderd.objects.keys import SegmentKeys
@@ -44,6 +44,7 @@ KNOWN_NODES = frozenset(
         "rollback",
         "trash",
         "verified",
+        "asked",
     }
 )
 FOLDERS = {"history": frozenset({"attempt", "plan", "ranges"}), "rollback": frozenset({"attempt", "order"})}
@@ -88,7 +89,7 @@ async def look(store: MetadataStore) -> References:
     """Read what all topics refer to. Raises CorruptData and Conflict for what may hide references, and Transient."""
     if isinstance(store, Syncing):
         await store.sync("/")
-    if await _exists(store, paths.REBUILD):
+    if await nodes.node(store, paths.REBUILD) is not None:
         raise Conflict(
             "the metadata is being rebuilt from the bucket, or that was broken off",
             hint="run offloaderd rebuild --apply to its end first",
@@ -141,7 +142,7 @@ async def _read_topic(
 
 
 async def _attempt(store: MetadataStore, path: str) -> list[UUID]:
-    node = await _node(store, path)
+    node = await nodes.node(store, path)
     return [attempt_record.decode(node.value, path=path).segment_id] if node is not None else []
 
 
@@ -150,7 +151,7 @@ async def _ranges(store: MetadataStore, topic: TopicName) -> list[UUID]:
     found = []
     for name in await store.children(paths.history_ranges(topic)):
         path = f"{paths.history_ranges(topic)}/{name}"
-        node = await _node(store, path)
+        node = await nodes.node(store, path)
         ranges = history_record.decode_ranges(node.value, path=path) if node is not None else ()
         found += [one.segment_id for one in ranges if one.segment_id is not None and one.state is RangeState.CLAIMED]
     return found
@@ -161,7 +162,7 @@ async def _segments(store: MetadataStore, topic: TopicName) -> dict[UUID, Commit
     found: dict[UUID, Committed] = {}
     for name in await store.children(folder):
         path = f"{folder}/{name}"
-        node = await _node(store, path)
+        node = await nodes.node(store, path)
         if node is None:
             continue  # its last segment was removed meanwhile, and is in the trash by now
         for one in context.decode(node.value, path=path).segments:
@@ -175,18 +176,7 @@ async def _trash(store: MetadataStore, topic: TopicName) -> list[Trash]:
     found = []
     for name in await store.children(folder):
         path = f"{folder}/{name}"
-        node = await _node(store, path)
+        node = await nodes.node(store, path)
         if node is not None:
             found.append(trash_record.decode(node.value, path=path))
     return found
-
-
-async def _node(store: MetadataStore, path: str) -> Versioned | None:
-    try:
-        return await store.get(path)
-    except NotFound:
-        return None
-
-
-async def _exists(store: MetadataStore, path: str) -> bool:
-    return await _node(store, path) is not None

@@ -147,6 +147,7 @@ def as_json(topic: TopicName, last: admin_pb2.OffloadProgress) -> dict[str, obje
         "done_ms": last.done_ms or None,
         "target": show.position_of(last, "target"),
         "offloaded": show.position_of(last, "offloaded"),
+        "stood": show.position_of(last, "stood"),
         "remaining_entries": last.remaining_entries,
         "remaining_bytes": last.remaining_bytes,
         "message": last.message or None,

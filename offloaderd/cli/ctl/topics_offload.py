@@ -152,12 +152,14 @@ def facts(last: admin_pb2.OffloadProgress) -> list[tuple[str, str]]:
     asked = f"{show.moment(last.asked_ms)} UTC" if last.asked_ms else ""
     left = f"{show.plural(last.remaining_entries, 'entry', 'entries')}, {show.size(last.remaining_bytes)}"
     segment = f"{last.segment_id}, {show.plural(last.segment_entries, 'entry', 'entries')} so far"
+    stood = show.position_of(last, "stood") or "nothing"
+    offloaded = show.position_of(last, "offloaded") or "nothing"
     pairs = (
         ("outcome", last.outcome),
         ("wanted", last.wanted),
         ("asked", asked + (f" from {last.asked_by}" if last.asked_by else "")),
         ("target", show.position_of(last, "target") or ""),
-        ("offloaded", show.position_of(last, "offloaded") or "nothing"),
+        ("offloaded", offloaded + (f" ({stood} when it was asked)" if last.wanted else "")),
         ("left", left if last.remaining_entries else ""),
         ("method", last.method),
         ("owner", last.owner),

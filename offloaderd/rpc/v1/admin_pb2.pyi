@@ -595,6 +595,7 @@ class OffloadProgress(_message.Message):
     SEGMENT_ID_FIELD_NUMBER: _builtins.int
     SEGMENT_ENTRIES_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
+    STOOD_FIELD_NUMBER: _builtins.int
     remaining_entries: _builtins.int
     remaining_bytes: _builtins.int
     done: _builtins.bool
@@ -635,6 +636,10 @@ class OffloadProgress(_message.Message):
     def plan(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedOffload]:
         """what was left to do when the call was made"""
 
+    @_builtins.property
+    def stood(self) -> _common_pb2.Position:
+        """how far the offloading was when it was asked"""
+
     def __init__(
         self,
         *,
@@ -656,10 +661,11 @@ class OffloadProgress(_message.Message):
         segment_id: _builtins.str = ...,
         segment_entries: _builtins.int = ...,
         plan: _abc.Iterable[Global___PlannedOffload] | None = ...,
+        stood: _common_pb2.Position | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["offloaded", b"offloaded", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["offloaded", b"offloaded", "stood", b"stood", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_by", b"asked_by", "asked_ms", b"asked_ms", "done", b"done", "done_ms", b"done_ms", "message", b"message", "method", b"method", "offloaded", b"offloaded", "outcome", b"outcome", "owner", b"owner", "owner_address", b"owner_address", "plan", b"plan", "reason", b"reason", "remaining_bytes", b"remaining_bytes", "remaining_entries", b"remaining_entries", "segment_entries", b"segment_entries", "segment_id", b"segment_id", "target", b"target", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_by", b"asked_by", "asked_ms", b"asked_ms", "done", b"done", "done_ms", b"done_ms", "message", b"message", "method", b"method", "offloaded", b"offloaded", "outcome", b"outcome", "owner", b"owner", "owner_address", b"owner_address", "plan", b"plan", "reason", b"reason", "remaining_bytes", b"remaining_bytes", "remaining_entries", b"remaining_entries", "segment_entries", b"segment_entries", "segment_id", b"segment_id", "stood", b"stood", "target", b"target", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,7 +34,7 @@ def reports() -> list[Progress]:
             segment_id="abc", segment_entries=2,
         ),
         Progress(
-            outcome="done", target=at(3, 9), offloaded=at(3, 9), done=True, done_ms=ASKED_MS + 5000,
+            outcome="done", target=at(3, 9), offloaded=at(3, 9), stood=at(3, 1), done=True, done_ms=ASKED_MS + 5000,
             wanted="everything", asked_ms=ASKED_MS, asked_by="ipv4:10.0.0.7:5", method="streaming", owner="d-1",
         ),
     ]  # fmt: skip
@@ -92,6 +92,7 @@ def test_json_is_one_document(ctl: Ctl, fake: FakeDaemon, words: tuple[str, ...]
         "done_ms": ASKED_MS + 5000,
         "target": "3:9",
         "offloaded": "3:9",
+        "stood": "3:1",
         "remaining_entries": 0,
         "remaining_bytes": 0,
         "message": None,
@@ -204,7 +205,7 @@ def test_the_status_shows_what_is_known(ctl: Ctl, fake: FakeDaemon) -> None:
         ["wanted", "everything"],
         ["asked", "2023-11-14 22:13:20 UTC from ipv4:10.0.0.7:5"],
         ["target", "3:9"],
-        ["offloaded", "3:4"],
+        ["offloaded", "3:4 (nothing when it was asked)"],
         ["left", "5 entries, 500 B"],
         ["method", "streaming"],
         ["owner", "d-1"],

@@ -114,6 +114,7 @@ async def test_a_request_is_followed_to_its_end() -> None:
         assert (last.outcome, last.done, last.remaining_entries) == ("done", True, 0)
         assert last.offloaded == last.target == at(everything[19][0])
         assert last.asked_ms <= last.done_ms
+        assert not last.HasField("stood")
         (again,) = await one.offload(to=everything[5][0], wait=True)
         assert (again.outcome, again.reason, again.done) == ("nothing", str(Why.OFFLOADED), True)
 
@@ -187,6 +188,7 @@ async def test_a_method_that_takes_nothing_is_told() -> None:
 async def test_another_daemon_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever does not own the topic knows the request, how far it is and whom to ask; it can be waited for there."""
     monkeypatch.setattr(manual, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(manual, "ELSEWHERE_S", 0.01)
     rig = ledger_rig(BY_HAND)
     gate = Gate(rig)
     everything = await appended(rig, payloads(25))
