@@ -10,13 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.errors import CorruptData
+from offloaderd.metadata.memory import MemoryTree
+from offloaderd.metadata.policy_book import PolicyBook, node_of
 from offloaderd.metadata.records.policy import TopicPolicy, disabled
 from offloaderd.metadata.records.selection import Selection
-from offloaderd.model import TopicName
+from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.offload.selection import Change, Outcome, Rules, partitioned_among
 from offloaderd.patterns import Scope, TopicPattern
+from offloaderd.policy.policies import OffloadPolicies
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from offloaderd.offload.selection import Policies
 
 ORDERS = TopicName.parse("orders")
@@ -160,12 +165,26 @@ policies = st.builds(
 )
 topics = st.sampled_from([ORDERS, FIRST, SECOND, TopicName.parse("acme/web/x"), TopicName.parse("public/a/b")])
 worlds = st.dictionaries(topics, policies, max_size=5)
+NAMESPACES = [("public", "default"), ("acme", "web"), ("public", "a")]
+levels = st.dictionaries(st.sampled_from(NAMESPACES), st.sampled_from([None, *OffloadMethod]))
 
 
-@given(st.lists(st.sampled_from(PATTERNS), unique=True), worlds)
-def test_what_is_wanted_is_wanted_once(patterns: list[str], world: dict[TopicName, TopicPolicy]) -> None:
+def book(said: dict[tuple[str, str], OffloadMethod | None], damaged: Collection[tuple[str, str]] = ()) -> PolicyBook:
+    """Return a book in which namespaces say a method, and others cannot be read."""
+    found = PolicyBook(MemoryTree().connect())
+    found.namespaces = {name: OffloadPolicies(method=method, segment_bytes_max=9) for name, method in said.items()}
+    found.named, found.damaged = (*said, *damaged), {node_of(name) for name in damaged}
+    return found
+
+
+@given(st.lists(st.sampled_from(PATTERNS), unique=True), worlds, levels)
+def test_what_is_wanted_is_wanted_once(
+    patterns: list[str],
+    world: dict[TopicName, TopicPolicy],
+    said: dict[tuple[str, str], OffloadMethod | None],
+) -> None:
     """Carrying out the rules comes to rest at once, and touches nothing that was said by name."""
-    rules = Rules(select(*patterns), world)
+    rules = Rules(select(*patterns), world, book(said))
     for topic in [ORDERS, FIRST, SECOND, *world]:
         before = world.get(topic)
         after = rules.wanted(topic, before)
@@ -175,15 +194,32 @@ def test_what_is_wanted_is_wanted_once(patterns: list[str], world: dict[TopicNam
         assert after != before
         assert after.selected_by
         assert rules.wanted(topic, after) is None
-        assert not after.enabled or TopicPattern.parse(after.selected_by).matches(topic)
+        if after.enabled and after.selected_by == f"{topic.tenant}/{topic.namespace}":
+            assert said[topic.tenant, topic.namespace] not in {None, OffloadMethod.NONE}
+            assert not after.said()
+            assert f"{after.selected_by}/*" not in patterns
+        else:
+            assert not after.enabled or TopicPattern.parse(after.selected_by).matches(topic)
 
 
-@given(st.lists(st.sampled_from(PATTERNS), unique=True), worlds, topics)
+@given(st.lists(st.sampled_from(PATTERNS), unique=True), worlds, levels, topics)
 def test_everything_that_is_governed_is_listed(
-    patterns: list[str], world: dict[TopicName, TopicPolicy], topic: TopicName
+    patterns: list[str],
+    world: dict[TopicName, TopicPolicy],
+    said: dict[tuple[str, str], OffloadMethod | None],
+    topic: TopicName,
 ) -> None:
     """A topic that would be enabled lies in a scope that is looked at."""
-    rules = Rules(select(*patterns), world)
+    rules = Rules(select(*patterns), world, book(said))
     rule = rules.rule(topic)
     if topic not in world and rule is not None and rule.policy.enabled:
         assert any(scope.covers(Scope(topic.tenant, topic.namespace)) for scope in rules.scopes)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_topics_of_a_namespace_whose_policy_cannot_be_read_stay_as_they_are(enabled: bool) -> None:
+    """Those that follow from it, whatever they are; others are judged as ever."""
+    following = TopicPolicy(enabled=enabled, selected_by="public/default")
+    assert Rules({}, {}, book({}, [("public", "default")])).wanted(ORDERS, following) is None
+    ended = Rules({}, {}, book({}, [("acme", "web")])).wanted(ORDERS, following)
+    assert (ended is not None and not ended.enabled) is enabled
