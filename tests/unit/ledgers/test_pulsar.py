@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from contextlib import suppress
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,8 @@ from offloaderd.errors import CorruptData
 from offloaderd.format.pb.pulsar import ml_data_formats_pb2 as pb
 from offloaderd.ledgers.pulsar import ListedLedger, ManagedLedger, PulsarOffload, decode
 from offloaderd.ledgers.pulsar_compression import MAGIC, content_of
-from offloaderd.model import Position
-from tests.real.pulsar_nodes import Compression, compressed, zlib_unfinished
+from offloaderd.model import LedgerOffload, Position
+from tests.real.pulsar_nodes import Compression, compressed, encode, zlib_unfinished
 
 KEY = "/managed-ledgers/a/b/persistent/c"
 
@@ -70,6 +71,35 @@ def test_bytes_of_pulsar() -> None:
         ListedLedger(ledger_id=7, entries=2, size_bytes=5, closed_at_ms=1_700_000_000_000),
         ListedLedger(ledger_id=9),
     )
+
+
+def test_whole_ledger_that_a_broker_offloaded() -> None:
+    """Its object, its driver and when; one that is under way, of segments, or of no object is not offloaded whole."""
+    message = listing(2)
+    context = message.ledgerInfo[0].offloadContext
+    context.complete, context.timestamp = True, 1_700_000_000_001
+    context.uidMsb, context.uidLsb = 0x1122334455667788, -0x6655443322110100
+    context.driverMetadata.name = "aws-s3"
+    context.driverMetadata.properties.add(key="bucket", value="b")
+    (first, second) = decode(message.SerializeToString(), key=KEY).ledgers
+    assert first.offloaded == LedgerOffload(
+        object_id=UUID("11223344-5566-7788-99aa-bbccddeeff00"),
+        driver="aws-s3",
+        properties={"bucket": "b"},
+        offloaded_ms=1_700_000_000_001,
+        source_deleted=False,
+    )
+    assert second.offloaded is None
+    node = encode(ManagedLedger(ledgers=(first, second)))
+    assert decode(node, key=KEY).ledgers == (first, second), "what tests write is what brokers write"
+    context.offloadSegment.add(uidMsb=1)
+    assert decode(message.SerializeToString(), key=KEY).ledgers[0].offloaded is None
+    context.ClearField("offloadSegment")
+    context.complete = False
+    assert decode(message.SerializeToString(), key=KEY).ledgers[0].offloaded is None
+    context.complete = True
+    context.ClearField("uidMsb")
+    assert decode(message.SerializeToString(), key=KEY).ledgers[0].offloaded is None
 
 
 def test_empty() -> None:

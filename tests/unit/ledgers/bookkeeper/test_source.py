@@ -173,6 +173,23 @@ async def test_ledgers_that_are_gone_are_left_out(source: BookKeeperLedgers, clu
     assert [info.ledger_id for info in await source.ledgers(TOPIC)] == [16]
 
 
+async def test_what_brokers_have_offloaded(source: BookKeeperLedgers, cluster: FakeCluster) -> None:
+    """Closed ledgers with a copy of their own, whether or not BookKeeper still has them; the others are not told of."""
+    for _ in range(4):
+        ledger = await cluster.ledger()
+        await ledger.write(payloads(3))
+        await ledger.close()
+    for number in (0, 1, 3):
+        context = cluster.listed[number].offloadContext
+        context.complete, context.uidMsb, context.uidLsb = number != 3, 1, number
+    cluster.listed[0].offloadContext.bookkeeperDeleted = True
+    await cluster.publish()
+    found = await source.offloaded(TOPIC)
+    assert [(info.ledger_id, info.entries, info.closed) for info in found] == [(7, 3, True), (10, 3, True)]
+    assert [info.offloaded.source_deleted for info in found if info.offloaded is not None] == [True, False]
+    assert [info.ledger_id for info in await source.ledgers(TOPIC)] == [10, 13, 16]
+
+
 async def test_an_empty_list_is_no_ledger(source: BookKeeperLedgers, cluster: FakeCluster) -> None:
     """A topic that was made and never written to."""
     await cluster.publish()
