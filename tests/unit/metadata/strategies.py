@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from offloaderd.format.layout import SegmentLayout
+from offloaderd.format.manifest import Past
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal, StoredPart, stored_part
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.floor import Floor
@@ -52,6 +53,7 @@ def _seals(draw: st.DrawFn) -> Seal:
         ledgers=ledgers,
         losses=tuple(draw(st.lists(st.builds(Loss, positions, positions, UINT64, UINT64), max_size=2))),
         ends=tuple((part.ledger_id, LedgerEnd(draw(INT63), draw(st.none() | INT63))) for part in ledgers[:1]),
+        past=draw(st.none() | st.builds(Past, UINT64, positions, st.none() | UINT64, st.none() | UINT64)),
     )
 
 

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.format import manifest as manifest_format
-from offloaderd.format.entry_time import Survey
+from offloaderd.format.entry_time import Survey, survey
 from offloaderd.format.manifest import Past
+from offloaderd.metadata import catalog
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.model import LedgerInfo, Loss, Position, TopicName
 from offloaderd.offload import past as past_module
 from offloaderd.offload.past import Pasts, past_behind, past_of
 from tests.unit.format.builders import Run, build_segment
+from tests.unit.offload.owned import offload_more, offloaded_topic
+from tests.unit.offload.rig import TOPIC as OWNED
 
 if TYPE_CHECKING:
     from offloaderd.format.manifest import SegmentManifest
@@ -159,3 +162,25 @@ async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
         pasts.note(replace(FIRST, segment_id=uuid.UUID(int=number)))
     await pasts.before(mapped(FIRST), Position(4, 3), {}, bucket.find)
     assert len(bucket.asked) == 1
+
+
+async def test_owners_count_on_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over segments, ledgers and owners the numbers go on without a gap, and the row of known times does."""
+    rig = await offloaded_topic(4, 13, 5)
+    read: list[str] = []
+    get = rig.store.get
+
+    async def counted(key: str, first: int = 0, length: int | None = None) -> bytes:
+        read.append(key)
+        return await get(key, first, length)
+
+    before = [one.keys.manifest for one in (await catalog.load(rig.tree.connect(), OWNED)).segments]
+    monkeypatch.setattr(rig.store, "get", counted)
+    await offload_more(rig, [3, 20], seed=50)
+    assert [key for key in read if key in before] == before[-1:], "the next owner reads one manifest, once"
+    segments = (await catalog.load(rig.tree.connect(), OWNED)).segments
+    manifests = [manifest_format.decode(await get(one.keys.manifest), key="m") for one in segments]
+    counts = [one.entries for one in segments]
+    assert [one.past.entries for one in manifests if one.past] == [sum(counts[:at]) for at in range(len(counts))]
+    assert {one.past.since for one in manifests if one.past} == {segments[0].begin}
+    assert all(block.survey == survey([b""] * block.entry_count) for one in manifests for block in one.blocks)
