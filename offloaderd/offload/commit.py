@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import Conflict, Fenced, NotFound
-from offloaderd.metadata import catalog, conversion, paths
+from offloaderd.metadata import catalog, conversion, nodes, paths
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import trash as trash_record
@@ -100,9 +100,8 @@ class AttemptLog:
 
     async def load(self) -> Attempt | None:
         """Read the attempt that is recorded, if any."""
-        try:
-            node = await self._store.get(self._path)
-        except NotFound:
+        node = await nodes.node(self._store, self._path)
+        if node is None:
             return None
         self._version = node.version
         return attempt_record.decode(node.value, path=self._path)

@@ -16,6 +16,7 @@ from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderErr
 from offloaderd.format import manifest
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
+from offloaderd.objects import look
 
 if TYPE_CHECKING:
     from offloaderd.format.manifest import SegmentManifest
@@ -109,13 +110,8 @@ class CopyChecker:
     async def unchanged(self, granted: GrantedSegment) -> bool:
         """Whether all objects are there as they were when they were checked, by size and ETag."""
         for known in granted.objects:
-            try:
-                info = await self._uplink.objects.head(known.key)
-            except BucketMissing:
-                raise
-            except NotFound:
-                return False
-            if (info.size_bytes, info.etag) != (known.size_bytes, known.etag):
+            info = await look.head(self._uplink.objects, known.key)
+            if info is None or (info.size_bytes, info.etag) != (known.size_bytes, known.etag):
                 return False
         return True
 

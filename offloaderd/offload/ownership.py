@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from offloaderd.errors import Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
-from offloaderd.metadata import paths
+from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import Check, Create, Delete, Replace
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import owner as owner_record
@@ -39,10 +39,8 @@ CUT_SHORT_S = 5.0
 async def owner_of(store: MetadataStore, topic: TopicName) -> Owner | None:
     """Return who owns a topic, None when nobody does."""
     path = paths.owner(topic)
-    try:
-        return owner_record.decode((await store.get(path)).value, path=path)
-    except NotFound:
-        return None
+    found = await nodes.node(store, path)
+    return owner_record.decode(found.value, path=path) if found is not None else None
 
 
 async def claim(

@@ -25,6 +25,7 @@ from offloaderd.errors import (
     OffloaderError,
     Transient,
 )
+from offloaderd.objects import look
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.multipart import combined_etag, md5
 from offloaderd.objects.port import PartInfo
@@ -288,12 +289,7 @@ class SegmentUpload:
         return await self._persist(get)
 
     async def _head(self, key: str = "") -> ObjectInfo | None:
-        try:
-            return await self._up.objects.head(key or self._key)
-        except BucketMissing:
-            raise
-        except NotFound:
-            return None
+        return await look.head(self._up.objects, key or self._key)
 
     async def _persist(self, request: Callable[[], Awaitable[T]], *, paced: bool = False) -> T:
         """Try a request until it works; raises SegmentFailed when trying again cannot help.

@@ -10,7 +10,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import BucketMissing, NotFound, OffloaderError
-from offloaderd.metadata import catalog, paths
+from offloaderd.metadata import catalog, nodes, paths
+from offloaderd.objects import look
 from offloaderd.upkeep.finds import Find, Kind, Verdict
 
 if TYPE_CHECKING:
@@ -47,13 +48,13 @@ class AbandonedTrash:
 
     async def _dealt_with(self, topic: TopicName, record: Trash) -> list[Find]:
         """Return a find for each thing that is left of a segment, and for the record alone if nothing is."""
-        if await self._owned(topic):
+        if await nodes.node(self._metadata, paths.owner(topic)) is not None:
             return []
         keys = record.keys(self._rules.site.prefix).all
         uploads = [record.upload_id] if record.upload_id else []
         async with aclosing(self._objects.list_uploads(keys[0])) as found:
             uploads += [one.upload_id async for one in found if one.key == keys[0] and one.upload_id not in uploads]
-        sizes = {key: size for key in keys if (size := await self._size(key)) is not None}
+        sizes = {key: info.size_bytes for key in keys if (info := await look.head(self._objects, key)) is not None}
         reason = f"decided ({record.reason}), and nobody works on the topic"
         verdict = Verdict.DELETE
         if self._rules.apply:
@@ -94,18 +95,3 @@ class AbandonedTrash:
         except NotFound:
             return True  # an owner was faster
         return True
-
-    async def _owned(self, topic: TopicName) -> bool:
-        try:
-            await self._metadata.get(paths.owner(topic))
-        except NotFound:
-            return False
-        return True
-
-    async def _size(self, key: str) -> int | None:
-        try:
-            return (await self._objects.head(key)).size_bytes
-        except BucketMissing:
-            raise
-        except NotFound:
-            return None

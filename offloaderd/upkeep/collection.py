@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import BucketMissing, NotFound, OffloaderError
 from offloaderd.metadata import catalog
 from offloaderd.metadata.each import each
+from offloaderd.objects import look
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.upkeep import references, stored
 from offloaderd.upkeep.abandoned import AbandonedTrash
@@ -145,7 +146,7 @@ class Collection:
             if committed.foreign and kind is ObjectKind.MANIFEST:
                 continue
             key = committed.keys.of(kind)
-            info = objects.get(kind) or await self._head(key)
+            info = objects.get(kind) or await look.head(self._objects, key)
             if info is None:
                 reason = f"segment {segment_id} is committed, and its {kind.value} object is not in the bucket"
                 finds.append(_alarm(Kind.MISSING, key, reason, committed))
@@ -189,7 +190,7 @@ class Collection:
         if self._shared or all(map(self._is_young, uploads)):
             return
         young = [info for one in strangers if self._is_young(one) for info in one.objects.values()]
-        found = await each(young, lambda info: self._head(info.key))
+        found = await each(young, lambda info: look.head(self._objects, info.key))
         self._shared = any(info is not None and foreign(info, self._site.cluster) for info in found)
 
     def _upload_judged(self, one: StoredSegment, after: References) -> tuple[StoredSegment, Judgement]:
@@ -226,7 +227,7 @@ class Collection:
             return self._finds_of(one, Judgement(Kind.CHANGED, "it is referred to now", judgement.topic), Verdict.KEEP)
         try:
             for info in one.objects.values():
-                current = await self._head(info.key)
+                current = await look.head(self._objects, info.key)
                 if current is None or not _same(info, current) or foreign(current, self._site.cluster):
                     changed = Judgement(Kind.CHANGED, f"{info.key} is not the object that was judged", judgement.topic)
                     return self._finds_of(one, changed, Verdict.KEEP)
@@ -243,14 +244,6 @@ class Collection:
             await self._objects.abort_upload(upload.key, upload.upload_id)
         if one.objects:
             await self._objects.delete([info.key for info in one.objects.values()])
-
-    async def _head(self, key: str) -> ObjectInfo | None:
-        try:
-            return await self._objects.head(key)
-        except BucketMissing:
-            raise
-        except NotFound:
-            return None
 
     def _finds_of(self, one: StoredSegment, judgement: Judgement, verdict: Verdict) -> list[Find]:
         """Return a find for each object and upload of a segment."""

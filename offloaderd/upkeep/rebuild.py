@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, OffloaderError, OutcomeUnknown
 from offloaderd.format import manifest
 from offloaderd.format.pb.storage import manifest_pb2
-from offloaderd.metadata import paths
+from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.each import each
 from offloaderd.metadata.records import epoch as epoch_record
@@ -173,7 +173,7 @@ def make_plan(
 
 async def check_target(metadata: MetadataStore, topics: Collection[TopicName]) -> None:
     """Raise Conflict unless there is room: no topic at all, or none of those that were asked for by name."""
-    if await _there(metadata, paths.REBUILD):
+    if await nodes.node(metadata, paths.REBUILD) is not None:
         return
     for topic in topics:
         if await metadata.children(paths.topic(topic)):
@@ -210,7 +210,7 @@ async def write(
     ready = [] if plan.blocked else [one for one in plan.topics if not one.blocked]
     if not ready:
         return []
-    if not await _there(metadata, paths.REBUILD):
+    if await nodes.node(metadata, paths.REBUILD) is None:
         await _put(metadata, paths.REBUILD, str(now_ms).encode())
     done = 0
 
@@ -230,12 +230,12 @@ async def _write_topic(metadata: MetadataStore, plan: TopicPlan, *, enable: bool
     topic = plan.topic
     for folder in paths.folders(topic):
         await _put(metadata, folder, b"")
-    nodes = [(paths.loss(topic, loss.before.ledger_id), loss_record.encode(loss)) for loss in plan.map.losses]
-    nodes += [(paths.ledger(topic, ledger_id), node.value) for ledger_id, node in plan.map.contexts.items()]
+    wanted = [(paths.loss(topic, loss.before.ledger_id), loss_record.encode(loss)) for loss in plan.map.losses]
+    wanted += [(paths.ledger(topic, ledger_id), node.value) for ledger_id, node in plan.map.contexts.items()]
     last_ms = plan.map.segments[-1].offloaded_ms
     epoch = epoch_record.Epoch(epoch=plan.epoch, daemon_id=AUTHOR, claimed_ms=last_ms)
-    nodes.append((paths.epoch(topic), epoch_record.encode(epoch)))
-    await each(nodes, lambda node: _put(metadata, *node))
+    wanted.append((paths.epoch(topic), epoch_record.encode(epoch)))
+    await each(wanted, lambda node: _put(metadata, *node))
     await _put(metadata, paths.policy(topic), policy_record.encode(TopicPolicy(enabled=enable)))
 
 
@@ -278,14 +278,6 @@ async def _take_away(metadata: MetadataStore, path: str) -> None:
 
 def _unsettled(path: str) -> OffloaderError:
     return OffloaderError(f"the answers to writing {path} were lost {TRIES} times", hint="run the same command again")
-
-
-async def _there(metadata: MetadataStore, path: str) -> bool:
-    try:
-        await metadata.get(path)
-    except NotFound:
-        return False
-    return True
 
 
 def _orphan(one: StoredSegment) -> Problem:
