@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from offloaderd.errors import CorruptData, NotFound
 from offloaderd.format.v1_index import decode_index
 from offloaderd.format.v1_scan import BlockScan, block_spans
+from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metrics import Metrics
-from offloaderd.model import OffloadMethod, Position
+from offloaderd.model import OffloadMethod, Position, ReadPriority
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.read import ledger_object
 from offloaderd.read.fetch import RetryPolicy
+from offloaderd.read.plan import Tier
 from offloaderd.read.segment import Pace, SegmentOptions, SegmentReader
 from tests.unit.broker_objects import BUCKET, BrokerLedger
-from tests.unit.read.build import TOPIC, FastClock
+from tests.unit.read.build import TOPIC, FastClock, make_house
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -189,6 +191,37 @@ async def test_index_of_another_ledger(reader: SegmentReader, store: MemoryStore
     await store.delete([one.keys.index])
     with pytest.raises(NotFound):
         await entries(reader, committed(one), 0, 0)
+
+
+@pytest.mark.parametrize("priority", list(ReadPriority))
+@pytest.mark.parametrize("damage", ["data", "index", "missing", "none"])
+async def test_the_other_tier_makes_up_for_it(priority: ReadPriority, damage: str) -> None:
+    """Where the broker's copy is damaged or gone the ledger source is read, and the other way round, without a hole."""
+    clock = FastClock()
+    source = MemoryLedgers(clock=clock)
+    one = ledger(SIZES)
+    await source.append(TOPIC, one.payloads)
+    await source.roll(TOPIC)
+    (info,) = [info for info in await source.ledgers(TOPIC) if info.closed]
+    one.ledger_id = info.ledger_id
+    house = make_house(source=source)
+    await one.put(house.store)
+    house.map.segments, house.map.priority, house.map.enabled = [committed(one)], priority, True
+    if damage == "missing":
+        await house.store.delete([one.keys.data, one.keys.index])
+    elif damage != "none":
+        key = one.keys.data if damage == "data" else one.keys.index
+        content = await house.store.get(key)
+        await house.store.put(key, content[:5] + b"\xff" + content[6:])
+    found: list[bytes] = []
+    tiers = set()
+    async with house.reader as reader:
+        async for batch, tier in reader.read(TOPIC):
+            found += batch.payloads
+            tiers.add(tier)
+    assert found == list(one.payloads)
+    sound = damage == "none" and priority is ReadPriority.TIERED_STORAGE_FIRST
+    assert tiers == {Tier.OBJECTS if sound else Tier.SOURCE}
 
 
 @settings(max_examples=200)
