@@ -157,6 +157,11 @@ class Metrics(
             "Ranges reported as lost to retention: certain, or possible when nobody can say. Page on any increase.",
             kind=("certain", "possible"),
         )
+        self.broker_ledgers = self._counter(
+            "offloaderd_broker_ledgers_total",
+            "Ledgers that brokers offloaded themselves, by what became of them. Page on lost, and on waiting.",
+            outcome=("adopted", "offloaded_again", "lost", "waiting"),
+        )
         self.bookie_requests = self._counter(
             "offloaderd_bookie_requests_total",
             "Requests to bookies by what came of them. Errors that rise: offloadctl doctor.",

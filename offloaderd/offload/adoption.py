@@ -116,7 +116,7 @@ class Adoption:
         await topic.record.adopt(segment, LedgerEnd(segment.entries, following.next_ledger_id if following else None))
         self._settled(info.ledger_id)
         topic.adopted(segment.end)
-        _tell(topic.topic, info, segment)
+        _tell(self._shop, topic.topic, info, segment)
 
     def _settled(self, ledger_id: int) -> None:
         self._found.pop(ledger_id, None)
@@ -128,16 +128,15 @@ class Adoption:
         """Leave a ledger to the other ways there are; without one it is lost, or the topic stops before it."""
         ledger_id, topic = info.ledger_id, self._topic
         loss = self._loss(info) if isinstance(error, NotFound) and not isinstance(error, BucketMissing) else None
-        if ledger_id in self._readable:
-            way = "offloaded from BookKeeper"
-        else:
-            way = "lost" if loss is not None else "waited for"
+        outcome = "waiting" if loss is None else "lost"
+        outcome = "offloaded_again" if ledger_id in self._readable else outcome
+        self._shop.uplink.metrics.broker_ledgers.labels(outcome=outcome).inc()
         log.error(
             "ledger.not_adopted",
             topic=str(topic.topic),
             ledger_id=ledger_id,
             error=str(error),
-            way=way,
+            outcome=outcome,
             hint=error.hint or "look what became of the objects that the broker's metadata names",
         )
         if ledger_id not in self._readable:
@@ -191,11 +190,13 @@ async def adopt_head(
         try:
             segment = await until_answered(clock, lambda info=info: verified(shop, topic, info), met=met)  # type: ignore[misc]
         except OffloaderError as error:
-            log.warning("ledger.not_adopted", topic=str(topic), ledger_id=info.ledger_id, error=str(error), way="later")
+            log.warning(
+                "ledger.not_adopted", topic=str(topic), ledger_id=info.ledger_id, error=str(error), outcome="later"
+            )
             break
         end = LedgerEnd(segment.entries, following.ledger_id if following is not None else None)
         topic_map = await attempts.change(*topic_map.with_commit(segment, {info.ledger_id: end}))
-        _tell(topic, info, segment)
+        _tell(shop, topic, info, segment)
     return topic_map
 
 
@@ -232,7 +233,8 @@ async def verified(shop: Workshop, topic: TopicName, info: LedgerInfo) -> Commit
     )
 
 
-def _tell(topic: TopicName, info: LedgerInfo, segment: CommittedSegment) -> None:
+def _tell(shop: Workshop, topic: TopicName, info: LedgerInfo, segment: CommittedSegment) -> None:
+    shop.uplink.metrics.broker_ledgers.labels(outcome="adopted").inc()
     log.info(
         "ledger.adopted",
         topic=str(topic),
