@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from offloaderd.config.fields import all_settings, section_types
 from offloaderd.metrics import Metrics
 from tools.invariants import page as invariants_page
+from tools.pips import page as pips_page
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 110
@@ -81,6 +82,7 @@ GENERATED = {
     "docs/settings.md": settings_page,
     "docs/metrics.md": metrics_page,
     "docs/invariants.md": invariants_page,
+    "docs/pips.md": pips_page,
 }
 
 
