@@ -3,11 +3,16 @@
 Nothing is chosen silently: where the manifests contradict each other, overlap or lack entries that were certainly
 there, the plan says so and is not to be carried out before somebody has decided. What nobody can tell from the
 manifests (whether an empty ledger lay between two segments, what was before the first one) is said, and no obstacle.
+
+One overlap is no contradiction: a ledger in an object of its own supersedes its slices in streaming segments, since
+that is how segments are rewritten for a stock broker (`offload/rollback.py`). The object's manifest is written when all
+of its data is stored; the segments it replaces are deleted only afterwards. A segment keeps the slices that nothing
+supersedes. Where taking a slice out would leave a hole, the object cannot have been part of the topic and is left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -17,13 +22,13 @@ from offloaderd.metadata.catalog import TopicMap, ledger_segment
 from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.records import context
 from offloaderd.metadata.records.context import LedgerContext
-from offloaderd.model import LedgerEnd, Position
+from offloaderd.model import LedgerEnd, OffloadMethod, Position
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
     from offloaderd.metadata.records.context import LedgerSegment
     from offloaderd.model import Loss, TopicName
 
@@ -47,6 +52,8 @@ class Trouble(StrEnum):
     """What lay before the first segment is not in the bucket: deleted by retention, or lost."""
     ORPHAN = "orphan"
     """Objects of a segment that was never finished, or whose manifest is lost."""
+    SUPERSEDED = "superseded"
+    """Slices of streaming segments that lie in objects of whole ledgers as well."""
     FOREIGN = "foreign"
     """A segment of another cluster."""
 
@@ -109,11 +116,12 @@ def plan_topic(
 
     What lies right before the `boundary` is history that is known not to be there yet, which is no problem.
     """
-    known = sorted(found, key=lambda one: (one.segment.begin, one.segment.end, one.segment.segment_id))
+    known = sorted(found, key=_place)
     problems: list[Problem] = []
-    chosen = _disjoint(known, prefer, problems)
-    ends = _ends(chosen, problems)
-    losses = _losses(chosen)
+    kept, replaced = _superseded(known, prefer, problems)
+    chosen = _disjoint(kept, prefer, problems)
+    ends = _ends([*replaced, *chosen], problems)
+    losses = _losses([*replaced, *chosen])
     if chosen and (boundary is None or chosen[0].segment.begin < boundary):
         problems += _front(chosen[0])
     for before, after in pairwise(chosen):
@@ -134,6 +142,64 @@ def _named(problem: Problem, topic: TopicName) -> Problem:
     return Problem(
         kind=problem.kind, text=problem.text, topic=topic, segments=problem.segments, what_to_do=problem.what_to_do
     )
+
+
+def _superseded(
+    known: Sequence[Known], prefer: Collection[UUID], problems: list[Problem]
+) -> tuple[list[Known], list[Known]]:
+    """Take out of streaming segments what lies in objects of whole ledgers; returns what is left, and what is not.
+
+    A preferred segment keeps all of its slices. Of two objects of one ledger none supersedes anything.
+    """
+    wholes: dict[int, list[Known]] = {}
+    for one in known:
+        if one.segment.method is OffloadMethod.LEDGER_BASED:
+            wholes.setdefault(one.segment.begin.ledger_id, []).append(one)
+    sole = {ledger_id: found[0] for ledger_id, found in wholes.items() if len(found) == 1}
+    kept: list[Known] = []
+    replaced: list[Known] = []
+    left_out: set[UUID] = set()
+    for one in known:
+        segment = one.segment
+        gone = {part.ledger_id for part in segment.slices} & sole.keys()
+        if segment.method is OffloadMethod.LEDGER_BASED or segment.segment_id in prefer or not gone:
+            kept.append(one)
+            continue
+        rest = _run_without(segment, gone)
+        held = {part.ledger_id for part in rest}
+        left_out |= {sole[ledger_id].segment.segment_id for ledger_id in gone & held}
+        if rest:
+            kept.append(replace(one, segment=replace(segment, slices=rest)))
+        else:
+            replaced.append(one)
+        if gone - held:
+            problems.append(_replaced(segment, sorted(gone - held), sole))
+    return sorted((one for one in kept if one.segment.segment_id not in left_out), key=_place), replaced
+
+
+def _run_without(segment: CommittedSegment, gone: Collection[int]) -> tuple[LedgerSlice, ...]:
+    """Return what is left of a segment from whose front and end ledgers are taken as long as they are in `gone`."""
+    slices = list(segment.slices)
+    while slices and slices[0].ledger_id in gone:
+        slices.pop(0)
+    while slices and slices[-1].ledger_id in gone:
+        slices.pop()
+    return tuple(slices)
+
+
+def _replaced(segment: CommittedSegment, ledgers: Sequence[int], sole: Mapping[int, Known]) -> Problem:
+    objects = tuple(sole[ledger_id].segment.segment_id for ledger_id in ledgers)
+    return Problem(
+        kind=Trouble.SUPERSEDED,
+        text=f"segment {segment.segment_id} ({segment.range}) holds entries of ledgers that have objects of their own: "
+        + ", ".join(f"{ledger_id} in {one}" for ledger_id, one in zip(ledgers, objects, strict=True)),
+        segments=(segment.segment_id, *objects),
+        what_to_do="nothing: the objects are what they were rewritten as; --prefer the segment to keep its slices",
+    )
+
+
+def _place(one: Known) -> tuple[Position, Position, UUID]:
+    return one.segment.begin, one.segment.end, one.segment.segment_id
 
 
 def _disjoint(known: Sequence[Known], prefer: Collection[UUID], problems: list[Problem]) -> list[Known]:
