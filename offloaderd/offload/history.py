@@ -82,12 +82,15 @@ class Extent:
         return sum(max(info.size_bytes, 0) or info.entries * GUESSED_BYTES for info in self.infos)
 
 
-def extent_of(infos: Sequence[LedgerInfo], boundary: int | None = None) -> Extent | None:
-    """Return what is history before a boundary, by default the newest ledger; None when there is nothing."""
+def extent_of(infos: Sequence[LedgerInfo], boundary: int | None = None, *, after: int = -1) -> Extent | None:
+    """Return what is history behind ledger `after` and before a boundary; None when there is nothing.
+
+    The boundary is by default the newest ledger.
+    """
     if not infos:
         return None
     boundary = infos[-1].ledger_id if boundary is None else boundary
-    old = [info for info in infos if info.ledger_id < boundary and info.closed and info.entries > 0]
+    old = [info for info in infos if after < info.ledger_id < boundary and info.closed and info.entries > 0]
     return Extent(boundary=boundary, infos=old) if old else None
 
 
@@ -104,7 +107,7 @@ def left_of(topic_map: TopicMap) -> Left:
     plan = topic_map.unfinished
     if plan is None:
         return Left()
-    done = [part for one in topic_map.segments if one.begin < plan.live_begin for part in one.slices]
+    done = [part for one in topic_map.segments for part in one.slices if plan.first <= part.ledger_id < plan.boundary]
     lost = sum(loss.entries for loss in topic_map.losses if loss.before <= plan.live_begin)
     entries = max(0, plan.entries - lost - sum(part.entries for part in done))
     return Left(entries, max(0, plan.payload_bytes - sum(part.payload_bytes for part in done)) if entries else 0)
@@ -116,13 +119,15 @@ async def prepare(
     """Plan a topic's history if it has one that does not go by itself; returns the map with the plan.
 
     A topic that was offloaded from a later ledger on than its source has (its map was rebuilt without what lay before)
-    has its older ledgers planned as well. Raises Fenced, and Transient when the source of a new topic is away.
+    has its older ledgers planned as well. Where brokers have offloaded some of them and they were not adopted, there
+    is no plan: they are dealt with one by one. Raises Fenced, and Transient when the source of a new topic is away.
     """
     limit = shop.history.daemon_bytes_max
     plan = topic_map.unfinished
     if plan is not None and plan.worker is Worker.JOB and not plan.ranges and plan.payload_bytes <= limit:
         return await _record(shop, attempts, topic_map, replace(plan, worker=Worker.DAEMON))
-    source, first = shop.source, topic_map.segments[0].begin if topic_map.segments else None
+    known, source, adopted = topic_map.segments, shop.source, topic_map.offloaded
+    first = None if all(segment.foreign for segment in known) else known[0].begin
     decided = (
         topic_map.history is not None or topic_map.floor is not None or policy.method is not OffloadMethod.STREAMING
     )
@@ -130,8 +135,10 @@ async def prepare(
         return topic_map
     if first is not None and (first.entry_id or any(loss.before == first for loss in topic_map.losses)):
         return topic_map
-    extent = extent_of(await _ledgers(source, topic_map), first.ledger_id if first is not None else None)
-    if extent is None:
+    after = adopted.ledger_id if first is None and adopted is not None else -1
+    infos = await _ledgers(source, topic_map)
+    extent = extent_of(infos, first.ledger_id if first is not None else None, after=after)
+    if extent is None or await _brokers_have(shop, topic_map, extent, after):
         return topic_map
     by_daemon = extent.payload_bytes <= limit
     if first is None and by_daemon and policy.history_order is HistoryOrder.HISTORY_FIRST:
@@ -153,6 +160,17 @@ async def prepare(
             payload_bytes=extent.payload_bytes,
         ),
     )
+
+
+async def _brokers_have(shop: Workshop, topic_map: TopicMap, extent: Extent, after: int) -> bool:
+    """Say whether brokers have offloaded some of what would be planned, or what lies before it. Raises Transient."""
+    if shop.offloads is None:
+        return False
+    try:
+        found = await shop.offloads.offloaded(topic_map.topic)
+    except NotFound:
+        return False
+    return any(after < info.ledger_id < extent.boundary for info in found)
 
 
 async def _ledgers(source: LedgerSource, topic_map: TopicMap) -> Sequence[LedgerInfo]:

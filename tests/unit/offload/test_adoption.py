@@ -18,6 +18,7 @@ from offloaderd.offload import grant_records
 from offloaderd.offload.adoption import verified_index
 from offloaderd.offload.copy_check import CopyChecker, Unsound
 from offloaderd.offload.grants import GrantOptions, Grants
+from offloaderd.offload.history import left_of
 from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.workshop import HistoryRules
@@ -136,16 +137,38 @@ async def test_before_history_is_planned(rig: Rig, brokers: Brokers, daemon_byte
     rig.policy = replace(rig.policy, history_order=HistoryOrder.ALONGSIDE)
     rig.history = HistoryRules(daemon_bytes_max=daemon_bytes_max)
     contents = await brokers.write([5, 6, 7, 2])
-    a, b, _, d = await ids(brokers)
+    a, b, c, d = await ids(brokers)
     for ledger_id, content in ((a, contents[0]), (b, contents[1])):
         await brokers.offload(ledger_id, content)
     await brokers.trim(a)
     async with rig.engine() as engine:
-        await until_offloaded(await enabled(engine), Position(d, 1))
+        topic = await enabled(engine)
+        await until_offloaded(topic, Position(d, 1))
+        await until(lambda: topic.map.unfinished is None or not daemon_bytes_max)
     found = await committed(rig)
     assert shape(found)[:2] == [(a, a, True), (b, b, True)]
-    assert (found.losses, found.history) == ((), None)
-    assert sum(one.entries for one in found.segments) == 20
+    assert found.losses == ()
+    assert found.history is not None
+    assert (found.history.first, found.history.boundary, found.history.entries) == (c, d, 7)
+    assert sum(one.entries for one in found.segments) == (20 if daemon_bytes_max else 13)
+    assert left_of(found).entries == (0 if daemon_bytes_max else 7)
+
+
+async def test_history_with_a_ledger_that_could_not_be_adopted_is_not_planned(rig: Rig, brokers: Brokers) -> None:
+    """It is in no list of what can be read: the topic stops before it, as without an order, and skips nothing."""
+    rig.policy = replace(rig.policy, history_order=HistoryOrder.ALONGSIDE)
+    contents = await brokers.write([5, 6, 7, 2])
+    a, b, _, _ = await ids(brokers)
+    await brokers.offload(a, contents[0])
+    theirs = await brokers.offload(b, contents[1])
+    await brokers.trim(a)
+    await brokers.trim(b)
+    await rig.store.put(theirs.keys.index, b"damaged")
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until(lambda: topic.offloaded == Position(a, 4) and topic.troubles.error is not None)
+        assert topic.map.history is None
+        assert shape(topic.map) == [(a, a, True)]
 
 
 async def test_context_of_the_first_releases(rig: Rig, brokers: Brokers) -> None:
@@ -190,6 +213,46 @@ async def test_while_a_segment_is_open(rig: Rig, brokers: Brokers) -> None:
         await brokers.ledgers.append(TOPIC, payloads(2, seed=2))
         await until_offloaded(topic, Position(a + 1, 5))
     assert shape(await committed(rig))[:2] == [(a, a, False), (a + 1, a + 1, True)]
+
+
+async def test_rest_of_a_ledger_from_the_brokers_copy(rig: Rig, brokers: Brokers) -> None:
+    """What was offloaded in part before the broker deleted it goes on from its copy: nothing of it is lost."""
+    rig.policy = RollPolicy(segment_bytes_max=1_000_000, segment_age_max_s=0.05)
+    content = payloads(40)
+    await brokers.ledgers.append(TOPIC, content[:10])
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        (a,) = await ids(brokers)
+        await until_offloaded(topic, Position(a, 9))
+    await brokers.ledgers.append(TOPIC, content[10:])
+    await brokers.ledgers.roll(TOPIC)
+    await brokers.ledgers.append(TOPIC, payloads(3, seed=9))
+    await brokers.offload(a, content)
+    await brokers.trim(a)
+    async with rig.engine() as engine:
+        await until_offloaded(await enabled(engine), Position(a + 1, 2))
+    found = await committed(rig)
+    assert found.losses == ()
+    assert not any(one.foreign for one in found.segments)
+    assert [one for position, one in await rig.committed() if position.ledger_id == a] == content
+
+
+async def test_rest_of_a_ledger_that_no_tier_has(rig: Rig, brokers: Brokers) -> None:
+    """The broker's objects are gone as well: what was not offloaded of it is lost, and said so."""
+    await brokers.ledgers.append(TOPIC, payloads(10))
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        (a,) = await ids(brokers)
+        await until_offloaded(topic, Position(a, 9))
+    await brokers.ledgers.append(TOPIC, payloads(5, seed=1))
+    await brokers.ledgers.roll(TOPIC)
+    await brokers.ledgers.append(TOPIC, payloads(3, seed=9))
+    await brokers.offload(a, payloads(15), store=False)
+    await brokers.trim(a)
+    async with rig.engine() as engine:
+        await until_offloaded(await enabled(engine), Position(a + 1, 2))
+    (loss,) = (await committed(rig)).losses
+    assert (loss.after, loss.before, loss.entries) == (Position(a, 9), Position(a + 1, 0), 5)
 
 
 @pytest.mark.parametrize("wrong", ["bucket", "driver", "version", "short", "missing", "another ledger"])
