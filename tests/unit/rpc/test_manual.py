@@ -13,12 +13,14 @@ from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, Tra
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import OffloadMethod, Position, TopicName
+from offloaderd.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
+from offloaderd.offload.status import TopicStatus
 from offloaderd.offload.wanted import Why
+from offloaderd.offload.workshop import HistoryRules
 from offloaderd.rpc import manual
 from offloaderd.rpc.admin import AdminService
 from offloaderd.rpc.v1 import admin_pb2, common_pb2
-from tests.unit.offload.rig import TOPIC, Rig, enabled, offloader_of, payloads, until, until_offloaded
+from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
 from tests.unit.offload.test_engine import appended
 from tests.unit.offload.test_triggers import BY_HAND, OTHER, Gate, ledger_rig
 
@@ -297,10 +299,58 @@ async def test_a_topic_that_is_only_pushed() -> None:
     """There are no ledgers to plan with: everything can be asked for, a size threshold cannot."""
     rig = Rig(policy=replace(BY_HAND, method=OffloadMethod.STREAMING))
     async with daemon(rig, push_only=True) as one:
-        await enabled(one.engine)
+        topic = await enabled(one.engine)
         assert (await one.offload(wait=True))[-1].reason == str(Why.EMPTY)
         with pytest.raises(InvalidInput, match="only pushed"):
             await one.offload(size_threshold=10)
+        assert topic.offer(EntryBatch(4, 0, payloads(7))) is OfferResult.ACCEPTED
+        (found,) = await one.offload(dry_run=True)
+        assert (found.outcome, found.remaining_entries, found.target) == ("planned", 7, at(Position(4, 6)))
+        with pytest.raises(InvalidInput, match="is not one of"):
+            await one.offload(to=Position(3, 0))
+        last = (await one.offload(to=Position(4, 3), wait=True))[-1]
+        assert (last.outcome, last.offloaded) == ("done", at(Position(4, 6)))
+
+
+@pytest.mark.parametrize(("daemon_bytes_max", "outcome"), [(0, "nothing"), (1 << 30, "running")])
+async def test_history_that_goes_first_is_told(daemon_bytes_max: int, outcome: str) -> None:
+    """A job has to do what is too much for the daemon, and live segments wait; a request includes it all."""
+    rig = Rig(
+        policy=replace(BY_HAND, method=OffloadMethod.STREAMING),
+        history=HistoryRules(daemon_bytes_max=daemon_bytes_max),
+    )
+    rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=10)
+    Gate(rig)
+    everything = await appended(rig, payloads(25))
+    async with daemon(rig) as one:
+        await enabled(one.engine)
+        found = await one.status()
+        assert (found.outcome, found.reason) == (outcome, str(Why.HISTORY) if outcome == "nothing" else "")
+        (found,) = await one.offload()
+        assert (found.outcome, found.remaining_entries, found.target) == ("running", 25, at(everything[24][0]))
+        if outcome == "running":
+            rig.store.open.set()  # type: ignore[attr-defined]
+
+
+async def test_a_topic_that_is_stalled_fails_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an error that does not pass by itself; one that may pass is waited for."""
+    rig = ledger_rig(BY_HAND)
+    everything = await appended(rig, payloads(25))
+    Gate(rig)
+    async with daemon(rig) as one:
+        await enabled(one.engine)
+        await one.offload()
+        one.store.expire()
+        await until(lambda: one.engine.find(TOPIC) is None)
+        for kind, outcome in (("transient", "running"), ("other", "failed")):
+            status = TopicStatus(topic=TOPIC, state="stalled", stalled_reason="torn", stalled_class=kind)
+            with monkeypatch.context() as patched:
+                patched.setattr(one.engine, "statuses", lambda status=status: [status])
+                patched.setattr(one.engine, "find", lambda _: None)
+                found = await one.status()
+            assert (found.outcome, found.target) == (outcome, at(everything[19][0]))
+            assert found.reason == ("torn" if outcome == "failed" else str(Why.OPEN))
+        rig.store.open.set()  # type: ignore[attr-defined]
 
 
 async def test_a_record_that_cannot_be_read_is_told_and_replaced() -> None:
