@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from offloaderd.errors import Conflict, Fenced, NotFound, OffloaderError, Transient
+from offloaderd.errors import Closed, Conflict, Fenced, NotFound, OffloaderError, Transient
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.history import load
 from offloaderd.metadata.port import Create, Replace
@@ -45,6 +45,10 @@ RANGES_AT_A_TIME = 1
 """Ranges that a daemon writes side by side, of all its topics: live segments need the memory and the line as well."""
 
 _WAITS = "run the backfill job, raise history.daemon_bytes_max, or set the topic's history order to alongside"
+
+
+class Replanned(Closed):
+    """The topic is to be claimed anew, since what is history has to be decided first."""
 
 
 class Left(NamedTuple):
@@ -247,10 +251,23 @@ class History:
                 await backoff.wait(error)
                 await offloader.record.reload()
         offloader.changed.notify()
-        offloader.policy_changed.notify()
         offloader.buffer.changed.notify()
         if offloader.tailer is not None:
             offloader.tailer.nudge()
+        await self._until_streaming(offloader)
+
+    async def _until_streaming(self, offloader: TopicOffloader) -> None:
+        """Raise Replanned if a topic begins to stream that has not offloaded anything by another method."""
+
+        def streams() -> bool:
+            return offloader.policy.method is OffloadMethod.STREAMING
+
+        if self._shop.source is None or streams():
+            return
+        while not streams():
+            await offloader.policy_changed.wait()
+        if not offloader.map.segments and offloader.map.history is None and offloader.attempt is None:
+            raise Replanned(f"{offloader.topic} begins to stream: what it holds by now is history")
 
     async def _follow(self, offloader: TopicOffloader) -> None:
         """Take in what a job commits until history is done, or another's; it changes the plan with each commit."""

@@ -132,7 +132,7 @@ class Supervisor:
                 except Fenced as error:
                     log.warning("topic.fenced", topic=str(self.topic), error=str(error))
                     self.error = None
-                except Abandoned as error:
+                except (Abandoned, history.Replanned) as error:
                     log.warning("topic.abandoned", topic=str(self.topic), error=str(error))
                     self.error = None
                 except OffloaderError as error:

@@ -18,6 +18,8 @@ from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.rpc.v1 import policy_pb2
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.real.audit import audit
+from tests.real.writer import Plan, ledger_writer
+from tests.real.written_topic import written_topic
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.rpc.client import DaemonClient
+    from tests.real.bookies import BookKeeperCluster
     from tests.servers import S3Server
 
 pytestmark = pytest.mark.timeout(300)
@@ -164,3 +167,48 @@ async def test_a_daemon_that_is_killed_beside_its_history_leaves_nothing_undone(
     assert list(proof.stored[TOPIC].values()) == entries(0, written + 40)
     for before, after in zip(topic_map.segments, topic_map.segments[1:], strict=False):
         assert topic_map.joined(before.end, after.begin)
+
+
+@pytest.mark.bookies
+async def test_history_on_bookies_is_split_and_offloaded(
+    tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str, bookkeeper: BookKeeperCluster
+) -> None:
+    """Lengths come from entry headers of real bookies; live edge and history meet at the open ledger."""
+    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    site.settings["ledgers"] = {"kind": "bookkeeper"}
+    site.settings["bookkeeper"] = {"servers": bookkeeper.zookeeper, "request_timeout_s": 2, "hedge_s": 0.5}
+    site.settings["offload"] = {"segment_bytes_max": 70_000, "segment_age_max_s": 3600}
+    async with ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
+        plan = replace(Plan(ensemble=2), bookies=sorted(bookkeeper.available())[:2])
+        topic = await written_topic(writer, f"public/default/d-{CLOCK.uuid().hex}", plan=plan)
+        made: list[bytes] = []
+
+        async def add(count: int) -> None:
+            some = [f"{len(made) + number}/".encode().ljust(300, b"#") for number in range(count)]
+            await topic.add(some)
+            made.extend(some)
+
+        for _ in range(3):
+            await add(200)
+            await topic.roll()
+        await add(50)
+        async with DaemonProcess(site) as daemon, daemon.client() as client:
+            await client.enable(topic.name, policies=policy_pb2.OffloadPolicies(history_order="alongside"))
+            async with asyncio.timeout(90):
+                while not (await client.history(topic.name)).HasField("plan"):
+                    await CLOCK.sleep(0.1)
+                await add(50)
+                await topic.roll()
+                while not (found := await client.history(topic.name, ranges_max=10)).plan.done_ms:
+                    await CLOCK.sleep(0.1)
+            async for _ in client.offload(topic.name, wait=True, timeout_s=60):
+                pass
+            assert [one.entries for one in found.ranges] == [234, 233, 133]
+            assert 0 < found.plan.probes <= 2 * 9
+            assert found.plan.doubtful_ledgers == 0
+            read: list[bytes] = []
+            async for response in client.read(topic.name):
+                read += response.batch.payloads
+            assert read == made
+            segments = [one for one in await client.segments(topic.name) if one.status == "Offloaded"]
+            assert len(segments) >= 4

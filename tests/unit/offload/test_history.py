@@ -15,7 +15,7 @@ from offloaderd.metadata import catalog, history, paths
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import HistoryPlan, RangeState, Worker
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import HistoryOrder, LedgerInfo, Position
+from offloaderd.model import HistoryOrder, LedgerInfo, OffloadMethod, Position
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.history import left_of, waits
 from offloaderd.offload.record import HistoryTorn
@@ -341,3 +341,19 @@ async def test_a_writer_that_ends_while_it_waits_for_memory_has_taken_none() -> 
         await until_done(await offloader_of(engine))
         assert engine.shop.uplink.budget.used_bytes == 0
     await checked(rig, 200)
+
+
+async def test_history_is_what_there_is_when_a_topic_begins_to_stream() -> None:
+    """It was enabled with the method none: nothing is planned, or offloaded, before another method is set."""
+    rig = await rig_with(100)
+    assert rig.ledgers is not None
+    none = TopicPolicy(enabled=True, method=OffloadMethod.NONE)
+    async with rig.engine() as engine:
+        topic = await enabled(engine, none)
+        assert topic.map.history is None
+        await rig.ledgers.append(TOPIC, payloads(200)[100:])
+        await engine.enable(TOPIC, TopicPolicy(enabled=True))
+        await until(lambda: (found := engine.find(TOPIC)) is not None and found.map.history is not None)
+        await until_done(await offloader_of(engine))
+    await checked(rig, 200)
+    assert (await plan_of(rig)).boundary == 6
