@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from random import Random  # noqa: TID251 - a seed of the test's own
 from typing import TYPE_CHECKING
 
 from offloaderd.metadata import catalog
 from offloaderd.model import OffloadMethod, Position, TopicName
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.upkeep.collection import Site
-from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until_offloaded
+from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,32 @@ async def mixed_topic() -> Mixed:
     last = await append(55, 3)
     async with rig.engine("two") as engine:
         await until_offloaded(await offloader_of(engine), last)
+    return Mixed(rig, entries)
+
+
+async def random_topic(seed: int) -> Mixed:
+    """Let a few owners work on a topic, each by a method of its own, whose ledgers close, and sometimes vanish."""
+    chance = Random(seed)  # noqa: S311 - repeatable on purpose
+    rig = Rig(policy=STREAMING)
+    source = rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=chance.choice([7, 20, 45]))
+    entries: dict[Position, bytes] = {}
+    for number in range(5):
+        for payload in payloads(chance.randrange(1, 60), seed=number):
+            entries[await source.append(TOPIC, [payload])] = payload
+        last = max(entries)
+        by_ledger = chance.random() < 0.6
+        if by_ledger:
+            await source.roll(TOPIC)
+        if number and chance.random() < 0.4:
+            old = [one.ledger_id for one in await source.ledgers(TOPIC) if one.ledger_id < last.ledger_id]
+            for ledger_id in old[: chance.randrange(len(old) + 1)]:
+                await source.delete(TOPIC, ledger_id)
+        rig.policy = replace(WHOLE if by_ledger else STREAMING, segment_bytes_max=chance.choice([800, 3000, 100_000]))
+        async with rig.engine(f"owner-{number}") as engine:
+            topic = await (offloader_of(engine) if number else enabled(engine))
+            while topic.offloaded is None or topic.offloaded < last:
+                await topic.request_roll()
+                await turn()
     return Mixed(rig, entries)
 
 

@@ -32,7 +32,7 @@ from offloaderd.upkeep.verify import Report, Verifier, Wish
 from tests.unit.offload.owned import Owned
 from tests.unit.offload.rig import TOPIC, turn
 from tests.unit.offload.test_retention import FOLLOW, Register
-from tests.unit.upkeep.mixed import SITE, Mixed, mixed_topic, whole
+from tests.unit.upkeep.mixed import SITE, Mixed, mixed_topic, random_topic, whole
 from tests.unit.upkeep.test_explain import NOWHERE, Tiers
 from tests.unit.upkeep.test_rebuild_living import nodes, rebuilt
 
@@ -254,3 +254,32 @@ async def test_the_bucket_alone_restores_the_map(mixed: Mixed) -> None:
     assert troubles == []
     assert (await catalog.load(target, TOPIC)).segments == (await mixed.map()).segments
     assert await nodes(target) == await nodes(mixed.rig.tree.connect())
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_methods_owners_had_all_of_it_is_sound(seed: int) -> None:
+    """Verified without a flaw, nothing to collect, and the map comes back from the bucket as it was."""
+    mixed = await random_topic(seed)
+    live = await mixed.map()
+    stored = await mixed.rig.committed()
+    assert stored == [(position, mixed.entries[position]) for position, _ in stored]
+    lost = mixed.entries.keys() - {position for position, _ in stored}
+    assert all(any(loss.holds(position) for loss in live.losses) for position in lost)
+    assert not any(flaw.is_problem for report in await verified(mixed) for flaw in report.flaws)
+    assert await collected(mixed) == []
+    target, troubles = await rebuilt(mixed.rig)
+    assert troubles == []
+    assert (await catalog.load(target, TOPIC)).segments == live.segments
+    wanted, found = await nodes(mixed.rig.tree.connect()), await nodes(target)
+    last = paths.ledger(TOPIC, live.segments[-1].end.ledger_id)
+    assert {path: value for path, value in found.items() if path != last} == {
+        path: value for path, value in wanted.items() if path != last
+    }
+
+
+async def test_the_seeds_have_what_they_are_for() -> None:
+    """Both methods in one topic, and losses."""
+    maps = [await (await random_topic(seed)).map() for seed in range(12)]
+    both = [one for one in maps if {segment.method for segment in one.segments} >= {OffloadMethod.LEDGER_BASED}]
+    assert sum(any(one.method is OffloadMethod.STREAMING for one in found.segments) for found in both) >= 6
+    assert sum(bool(one.losses) for one in maps) >= 2
