@@ -132,6 +132,8 @@ def boundary_of(topic_map: TopicMap) -> int | None:
 
 def first_left(topic_map: TopicMap, extent: Extent) -> Position | None:
     """Return the first entry of history that is not offloaded, None when all is, or retention has deleted it."""
+    if topic_map.history is not None and topic_map.unfinished is None:
+        return None
     end = topic_map.history_end if topic_map.history is not None else topic_map.floor
     if end is None:
         return extent.begin

@@ -9,10 +9,12 @@ import pytest
 
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import grant as grant_record
+from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.grant import Grant
+from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.records.verified import SegmentVerified, Verified
-from offloaderd.model import LedgerEnd, Loss, Position
+from offloaderd.model import HistoryOrder, LedgerEnd, Loss, Position
 from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.explain import Explainer, Explanation, Held, State
 from offloaderd.upkeep.flaws import Kind
@@ -231,3 +233,27 @@ async def test_a_topic_without_entries(ground: Ground) -> None:
     found = await explained(empty, "0:0")
     assert found.state is State.BEYOND
     assert "no entries yet" in found.text
+
+
+async def test_history_that_is_still_to_come_is_not_missing() -> None:
+    """It lies before what is offloaded; without the source nobody can say more, with it it is not offloaded yet."""
+    site = Ground()
+    await site.enable()
+    plan = HistoryPlan(
+        boundary=7,
+        first=1,
+        last=Position(3, 9),
+        order=HistoryOrder.ALONGSIDE,
+        worker=Worker.JOB,
+        planned_ms=1,
+        epoch=1,
+        daemon_id="one",
+        entries=20,
+        payload_bytes=200,
+    )
+    await site.metadata.create(paths.history_plan(TOPIC), history_record.encode(plan))
+    await site.commit(await site.store(3, runs(7, 0, 4)))
+    away = Held(buffer=False, source=None, in_source=False, ended=None, newest=None, why="bookies are away")
+    assert (await explained(site, "2:0", away)).state is State.UNKNOWN
+    there = Held(buffer=False, source=True, in_source=True, ended=10, newest=Position(7, 8))
+    assert (await explained(site, "2:0", there)).state is State.NOT_OFFLOADED
