@@ -47,6 +47,7 @@ from offloaderd.rpc.placement import PlacementService
 from offloaderd.rpc.policy import PolicyService
 from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.retention import RetentionService
+from offloaderd.rpc.rollback import RollbackService
 from offloaderd.rpc.server import RpcServer, Services
 from offloaderd.rpc.upkeep import UpkeepService
 from offloaderd.sources import Ledgers, open_ledgers
@@ -339,6 +340,7 @@ class Daemon:
             placement=PlacementService(engine, registration),
             retention=RetentionService(engine, retention, metadata, ledgers.source, self._clock),
             history=HistoryService(engine, engine.shop, engine.book),
+            rollback=RollbackService(engine, metadata),
             inspect=wiring.inspection(settings, engine, reader, metadata, objects, self._clock),
             policy=PolicyService(engine.levels, metadata, wiring.policy_place(settings), retained=ledgers.retained),
             ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,

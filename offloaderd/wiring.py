@@ -12,7 +12,7 @@ from offloaderd.objects.s3 import S3Options
 from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.grants import GrantOptions, Grants
-from offloaderd.offload.next_segment import WholeLedgers
+from offloaderd.offload.next_segment import LedgerCut, WholeLedgers
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.placement import PlacementOptions
@@ -86,6 +86,12 @@ def workshop(
         history=HistoryRules(daemon_bytes_max=settings.history.daemon_bytes_max),
         offloads=ledgers.offloads,
         ledgers=None if ledgers.describer is None else whole_ledgers(settings, ledgers.describer),
+        cut=LedgerCut(
+            block_bytes=settings.ledger_based.block_bytes,
+            part_bytes=offload.part_bytes,
+            run_bytes=offload.block_bytes,
+            dense_index=settings.ledger_based.dense_index,
+        ),
     )
 
 

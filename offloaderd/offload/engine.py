@@ -22,6 +22,7 @@ from offloaderd.offload.history import History
 from offloaderd.offload.levels import Levels
 from offloaderd.offload.placement import NOBODY, Placement, PlacementOptions
 from offloaderd.offload.report import Reporter
+from offloaderd.offload.rollback import Rollback
 from offloaderd.offload.selector import Selector
 from offloaderd.offload.spread import Spread
 from offloaderd.offload.status import idle
@@ -64,7 +65,9 @@ class Engine:
         self._clock = shop.uplink.clock
         self._draining = False
         self._looks = 0
+        self.rollback = Rollback(shop)
         own = {"trash": self._keep_trash_empty, "history": self._keep_history, "requests": self._keep_asked}
+        own["rollback"] = self.rollback.run
         self._home = Household(shop=shop, book=book, duties={**own, **(duties or {})}, me=NOBODY)
         self._history = History(shop, lambda: self._home.me.daemon_id)
         self._reporter = Reporter(shop, self.statuses)

@@ -20,6 +20,7 @@ from offloaderd.rpc.client_manual import ManualCalls
 from offloaderd.rpc.client_placement import PlacementCalls
 from offloaderd.rpc.client_policy import PolicyCalls
 from offloaderd.rpc.client_retention import RetentionCalls
+from offloaderd.rpc.client_rollback import RollbackCalls
 from offloaderd.rpc.client_seek import SeekCalls, seek_target
 from offloaderd.rpc.errors import DETAIL_KEY, from_rpc_error
 from offloaderd.rpc.v1 import (
@@ -84,7 +85,9 @@ class Said(TypedDict, total=False):
     retention_bytes: int | None
 
 
-class DaemonClient(HistoryCalls, InspectCalls, ManualCalls, PlacementCalls, PolicyCalls, RetentionCalls, SeekCalls):
+class DaemonClient(
+    HistoryCalls, InspectCalls, ManualCalls, PlacementCalls, PolicyCalls, RetentionCalls, RollbackCalls, SeekCalls
+):
     """Async context manager over one channel to `address` (`host:port`).
 
     `timeout_s` is the deadline of each call that is not a stream; streams take their own (None: no limit). Every

@@ -33,6 +33,8 @@ from offloaderd.rpc.v1 import (
     read_pb2_grpc,
     retention_pb2,
     retention_pb2_grpc,
+    rollback_pb2,
+    rollback_pb2_grpc,
     upkeep_pb2,
     upkeep_pb2_grpc,
 )
@@ -66,6 +68,7 @@ class Services:
     inspect: inspect_pb2_grpc.InspectServiceServicer
     history: history_pb2_grpc.HistoryServiceServicer
     policy: policy_pb2_grpc.PolicyServiceServicer
+    rollback: rollback_pb2_grpc.RollbackServiceServicer
     ledgers: ledgers_pb2_grpc.LedgerServiceServicer | None = None
 
 
@@ -121,8 +124,9 @@ class RpcServer:
         inspect_pb2_grpc.add_InspectServiceServicer_to_server(services.inspect, self._server)
         history_pb2_grpc.add_HistoryServiceServicer_to_server(services.history, self._server)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(services.policy, self._server)
+        rollback_pb2_grpc.add_RollbackServiceServicer_to_server(services.rollback, self._server)
         files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2, placement_pb2, retention_pb2, inspect_pb2]
-        files += [policy_pb2, history_pb2]
+        files += [policy_pb2, history_pb2, rollback_pb2]
         if services.ledgers is not None:
             ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(services.ledgers, self._server)
             files.append(ledgers_pb2)

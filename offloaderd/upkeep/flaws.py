@@ -61,6 +61,8 @@ class Kind(StrEnum):
     """Objects of a segment that was never finished."""
     UNREFERENCED = "unreferenced"
     """A whole segment that is not in the map."""
+    SUPERSEDED = "superseded"
+    """A streaming segment holds entries of ledgers that lie in objects of their own as well."""
     FOREIGN = "foreign"
     """A segment of another cluster."""
     ELSEWHERE = "elsewhere"
@@ -69,7 +71,9 @@ class Kind(StrEnum):
     """The store did not answer, or did not allow it."""
 
 
-NOTES = frozenset({Kind.DOUBT, Kind.FRONT, Kind.ORPHAN, Kind.UNREFERENCED, Kind.FOREIGN, Kind.ELSEWHERE})
+NOTES = frozenset(
+    {Kind.DOUBT, Kind.FRONT, Kind.ORPHAN, Kind.UNREFERENCED, Kind.SUPERSEDED, Kind.FOREIGN, Kind.ELSEWHERE}
+)
 
 RESTORE = (
     "restore the object from a copy or an older version of it; while the ledger source has the entries, they are "
@@ -88,6 +92,7 @@ WHAT_TO_DO = {
     Kind.MAP: "compare the map with the manifest; restore whichever was changed by hand",
     Kind.ORPHAN: "nothing: offloadctl gc deletes it once it is old enough",
     Kind.UNREFERENCED: "offloadctl gc says whether it is to be kept",
+    Kind.SUPERSEDED: "nothing: they were rewritten for a stock broker; what nobody refers to, offloadctl gc deletes",
     Kind.FOREIGN: "nothing: two clusters share the prefix; objects.prefix can keep them apart",
     Kind.ELSEWHERE: "look there with settings that name that bucket and prefix",
     Kind.UNREACHABLE: "bring the store back, or give the rights, and look again",

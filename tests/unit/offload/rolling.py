@@ -15,7 +15,6 @@ from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.model import OffloadMethod, Position
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.roll import RollPolicy
-from offloaderd.offload.rollback import Rollback
 from tests.unit.offload.rig import DEADLINE_S, TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
 from tests.unit.offload.test_faults import QuickClock
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.offload.rollback import Progress
+    from offloaderd.offload.rollback import Progress, Rollback
     from offloaderd.offload.topic import TopicOffloader
 
 
@@ -69,14 +68,12 @@ async def rolling(
 ) -> AsyncIterator[Rolling]:
     """Run an engine with the duty; at the end it drains."""
     store = metadata or rig.tree.connect()
-    shop = rig.workshop(store, source=None if push_only else rig.ledgers)
-    rollback = Rollback(shop)
-    engine = Engine(shop, rig.book(store), duties={"rollback": rollback.run})
+    engine = Engine(rig.workshop(store, source=None if push_only else rig.ledgers), rig.book(store))
     node = DaemonNode(daemon_id=name, address=f"{name}:1", version="0", started_ms=1)
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         running = group.create_task(engine.run(node))
         try:
-            yield Rolling(engine, rollback, store)
+            yield Rolling(engine, engine.rollback, store)
             engine.drain()
             await running
         except BaseException:

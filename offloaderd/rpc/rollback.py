@@ -1,0 +1,191 @@
+"""RollbackService: what a stock broker could read of a topic, and having the rest rewritten for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.metadata import catalog, nodes, paths
+from offloaderd.metadata.conversion import Standing
+from offloaderd.metadata.records import rollback as rollback_record
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import OffloadMethod, TopicName
+from offloaderd.read.errors import TopicNotFound
+from offloaderd.rpc.retention import checked_ledger
+from offloaderd.rpc.v1 import rollback_pb2, rollback_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.conversion import LedgerOutlook
+    from offloaderd.metadata.policy_book import PolicyBook
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.rollback import RollbackOrder
+    from offloaderd.offload.rollback import Progress, Rollback
+    from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.offload.workshop import Workshop
+    from offloaderd.rpc.v1.rollback_pb2_grpc import _ServicerContext as Context
+
+FOLLOW_S = 1.0
+"""Longest pause between two messages of progress."""
+
+
+class Topics(Protocol):
+    """Who knows topics and their owners, and rewrites their segments."""
+
+    @property
+    def rollback(self) -> Rollback:
+        """Who rewrites them."""
+        ...
+
+    @property
+    def shop(self) -> Workshop:
+        """What it works with."""
+        ...
+
+    @property
+    def book(self) -> PolicyBook:
+        """What holds for topics."""
+        ...
+
+    async def owned(self, topic: TopicName) -> TopicOffloader:
+        """Return the topic's offloader, if this daemon owns it."""
+        ...
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return what is committed of a topic."""
+        ...
+
+
+class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
+    """Plans from metadata, for any topic; has segments rewritten by the topic's owner."""
+
+    def __init__(self, topics: Topics, metadata: MetadataStore) -> None:
+        self._topics = topics
+        self._metadata = metadata
+
+    async def PlanRollback(  # noqa: N802 - named by the proto
+        self, request: rollback_pb2.PlanRollbackRequest, context: Context
+    ) -> AsyncGenerator[rollback_pb2.PlanRollbackResponse, None]:
+        """Yield a plan for each topic. Raises InvalidInput, NotFound for a topic, or namespace, without any."""
+        to = checked_ledger(request.to_ledger_id) if request.HasField("to_ledger_id") else None
+        tenant, slash, namespace = request.target.partition("/")
+        policies = await catalog.topic_policies(self._metadata)
+        if slash and namespace and "/" not in namespace and "://" not in request.target:
+            TopicName.parse(f"persistent://{request.target}/any")
+            if to is not None:
+                raise InvalidInput("a ledger belongs to one topic", hint="name the topic")
+            named = sorted(one for one in policies if (one.tenant, one.namespace) == (tenant, namespace))
+            if not named:
+                raise NotFound(f"no topic of {request.target} is known here", hint="offloadctl topics list")
+        else:
+            named = [TopicName.parse(request.target)]
+        for topic in named:
+            topic_map = await self._topics.topic_map(topic)
+            if topic not in policies and not topic_map.contexts:
+                raise TopicNotFound(f"unknown topic {topic}", hint="`offloadctl topics list` shows what there is")
+            found = policies.get(topic)
+            enabled = isinstance(found, TopicPolicy) and found.active
+            yield await self._plan(topic_map, to, enabled=enabled)
+
+    async def _plan(self, topic_map: TopicMap, to: int | None, *, enabled: bool) -> rollback_pb2.PlanRollbackResponse:
+        topic, rollback = topic_map.topic, self._topics.rollback
+        if to is not None and to not in topic_map.contexts:
+            raise NotFound(f"{topic} has no ledger {to} in the tier", hint="offloadctl ledgers list")
+        path = paths.rollback_order(topic)
+        node = await nodes.node(self._metadata, path)
+        method = (await self._topics.book.of(topic)).values.method or OffloadMethod.STREAMING
+        unfinished = topic_map.unfinished
+        return rollback_pb2.PlanRollbackResponse(
+            topic=str(topic),
+            ledgers=_ledger_messages(rollback, rollback.outlook(topic_map, to)),
+            losses=[str(loss) for loss in topic_map.losses],
+            method=method.value,
+            enabled=enabled,
+            prefix=self._topics.shop.uplink.prefix,
+            bytes_per_s=rollback.speed.bytes_per_s,
+            measured=rollback.speed.measured,
+            order=order_message(rollback_record.decode(node.value, path=path)) if node is not None else None,
+            unfinished=f"before {unfinished.live_begin}" if unfinished is not None else "",
+        )
+
+    async def ConvertTopic(  # noqa: N802 - named by the proto
+        self, request: rollback_pb2.ConvertTopicRequest, context: Context
+    ) -> rollback_pb2.ConvertTopicResponse:
+        """Order it. Raises InvalidInput, NotFound (not enabled, no such ledger), Conflict with the owner, Transient."""
+        topic = TopicName.parse(request.topic)
+        to = checked_ledger(request.to_ledger_id) if request.HasField("to_ledger_id") else None
+        order = await self._topics.rollback.order(await self._topics.owned(topic), to)
+        return rollback_pb2.ConvertTopicResponse(order=order_message(order) if order is not None else None)
+
+    async def FollowRollback(  # noqa: N802 - named by the proto
+        self, request: rollback_pb2.FollowRollbackRequest, context: Context
+    ) -> AsyncGenerator[rollback_pb2.RollbackProgress, None]:
+        """Yield progress until there is nothing to do. Raises NotFound, Conflict with the owner, Transient."""
+        topic = TopicName.parse(request.topic)
+        clock = self._topics.shop.uplink.clock
+        while True:
+            offloader = await self._topics.owned(topic)
+            found = self._topics.rollback.progress(offloader)
+            yield progress_message(found)
+            if found.order is None or not found.order.active:
+                return
+            await offloader.changed.wait_at_most(clock, FOLLOW_S)
+
+    async def StopRollback(  # noqa: N802 - named by the proto
+        self, request: rollback_pb2.StopRollbackRequest, context: Context
+    ) -> rollback_pb2.StopRollbackResponse:
+        """Take the order back. Raises NotFound when there is none, Conflict with the owner, Transient."""
+        offloader = await self._topics.owned(TopicName.parse(request.topic))
+        return rollback_pb2.StopRollbackResponse(order=order_message(await self._topics.rollback.stop(offloader)))
+
+
+def _ledger_messages(rollback: Rollback, rows: Sequence[LedgerOutlook]) -> list[rollback_pb2.RollbackLedger]:
+    found = []
+    for row in rows:
+        goes = row.standing is Standing.CONVERTIBLE
+        found.append(
+            rollback_pb2.RollbackLedger(
+                ledger_id=row.ledger_id,
+                standing=row.standing.value,
+                why=row.why,
+                entries=row.entries,
+                payload_bytes=row.payload_bytes,
+                segments=row.segments,
+                requests=rollback.requests(row) if goes else 0,
+                seconds=row.payload_bytes / rollback.speed.bytes_per_s if goes else 0.0,
+                segment_id=str(row.segment_id) if row.segment_id is not None else "",
+                driver=row.driver,
+            )
+        )
+    return found
+
+
+def order_message(order: RollbackOrder) -> rollback_pb2.RollbackOrder:
+    """Return an order as the API says it."""
+    return rollback_pb2.RollbackOrder(
+        to_ledger_id=order.to_ledger_id,
+        ordered_ms=order.ordered_ms,
+        ended_ms=order.ended_ms,
+        stopped=order.stopped,
+        failures=[
+            rollback_pb2.RollbackFailure(ledger_id=ledger_id, reason=reason)
+            for ledger_id, reason in sorted(order.failures.items())
+        ],
+    )
+
+
+def progress_message(found: Progress) -> rollback_pb2.RollbackProgress:
+    """Return progress as the API says it."""
+    return rollback_pb2.RollbackProgress(
+        order=order_message(found.order) if found.order is not None else None,
+        done=found.done,
+        done_bytes=found.done_bytes,
+        left=found.left,
+        left_bytes=found.left_bytes,
+        ledger_id=found.ledger_id,
+        phase=found.phase,
+        ledger_bytes=found.ledger_done_bytes,
+        error=found.error,
+    )
