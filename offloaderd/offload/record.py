@@ -232,7 +232,9 @@ class TopicRecord:
         return [ledger_id for ledger_id in self.map.ends if ledger_id < first and ledger_id in self.map.contexts]
 
     def _end_of_offloaded(self) -> dict[int, LedgerEnd]:
-        offloaded = self.offloaded
+        offloaded, plan = self.offloaded, self.map.unfinished
+        if offloaded is not None and plan is not None and offloaded < plan.live_begin:
+            return {}  # whoever commits history records it
         end = self.chain.end_of(offloaded.ledger_id) if offloaded is not None else None
         if offloaded is None or end is None or end.entries != offloaded.entry_id + 1:
             return {}
