@@ -2,8 +2,9 @@
 
 The log is what can be read at this moment, in whichever tier; what was lost or deleted is not there. Its pieces are
 searched in order: segments by their manifests, ledgers that brokers offloaded themselves by their index, what only the
-source or the buffer has by reading single entries. Where a segment cannot be read and the source has its entries, these
-are searched instead. PIP-73's priority plays no part: manifests answer at once, and both tiers hold the same.
+source or the buffer has by reading single entries. Where a segment cannot be read, its entries are searched in the
+source; where the source cannot be asked, what is offloaded from the topic's begin on is. PIP-73's priority plays no
+part: manifests answer at once, and both tiers hold the same.
 
 As in Pulsar (PersistentMessageFinder), seeking behind the newest entry is no error: nothing is there yet.
 """
@@ -63,7 +64,7 @@ async def _seek(reader: TopicReader, topic: TopicName, goal: Goal, cost: Cost) -
     looks = 0
     while True:
         looks += 1
-        view = await reader.view(topic)
+        view = await _view(reader, topic)
         if view.is_empty():
             await reader.priority(topic)
         now = _Log(reader, topic, view, cost)
@@ -75,6 +76,14 @@ async def _seek(reader: TopicReader, topic: TopicName, goal: Goal, cost: Cost) -
                 raise
         else:
             return Sought(hit=hit, behind=now.behind, cost=cost)
+
+
+async def _view(reader: TopicReader, topic: TopicName) -> TopicView:
+    """Look at all tiers, and again without a source that cannot be asked. Raises Transient if nothing is offloaded."""
+    try:
+        return await reader.view(topic)
+    except Transient:
+        return await reader.view(topic, Position(0, 0))
 
 
 class _Log:
@@ -110,6 +119,10 @@ class _Log:
             for piece in pieces:
                 if (hit := await piece.find(goal)) is not None:
                     break
+        if self._view.source_away and (hit is None or not await self._begins_with(pieces[0])):
+            raise Transient(
+                f"the ledger source of {self._topic} cannot be asked, and may have the answer", hint="try again later"
+            )
         newest = self._newest
         if hit is None and self._view.hot is not None and (newest is None or newest < self._view.hot[1]):
             raise Transient(f"what follows {newest} in {self._topic} is not readable yet", hint="try again")
@@ -120,6 +133,14 @@ class _Log:
                 "producers have times; seek by sequence",
             )
         return hit
+
+    async def _begins_with(self, piece: SegmentSeek | LedgerSeek | SourceSeek) -> bool:
+        """Whether nothing that only the source may have lies before or among the segments."""
+        if self._view.unfinished is not None or not isinstance(piece, SegmentSeek):
+            return False
+        async with piece.table(0) as table:
+            past = table.manifest.past
+        return self._view.floor is not None or (past is not None and not past.entries)
 
     def stands_in(self, segment: CommittedSegment | None, failed: set[UUID]) -> bool:
         """Note a segment that cannot be read, if the source has all of its entries; says whether it has."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from offloaderd.errors import InvalidInput
 from offloaderd.format import v2
 from offloaderd.format.broker_entry import encode_head
+from offloaderd.format.entry_time import Survey
 from offloaderd.metadata.records.attempt import stored_part
 from offloaderd.model import EntryBatch, LedgerInfo, Position
 from offloaderd.objects.multipart import md5
@@ -131,6 +132,8 @@ def test_blocks_carry_broker_timestamps_and_indexes() -> None:
     block = builder.blocks[0]
     assert (block.first_broker_timestamp, block.first_index) == (1000, 0)
     assert (block.last_broker_timestamp, block.last_index) == (None, None)
+    assert block.survey == Survey(time_min=1000, time_max=1003, untimed=1, index_max=3)
+    assert (block.first_time, block.first_publish_time) == (1000, None)
 
 
 def test_sparse_positions_point_at_entries() -> None:

@@ -43,6 +43,13 @@ def noted(broker_ms: int | None, index: int | None = None, publish_ms: int = 5) 
     return broker_entry.encode_head(broker_timestamp=broker_ms, index=index) + message(publish_ms)
 
 
+def torn(entry: bytes) -> list[bytes]:
+    """Return an entry with its broker's head cut short, with one larger than the entry, and with an unknown field."""
+    size = entry[5]
+    unknown = entry[:5] + bytes([size + 2]) + entry[6 : 6 + size] + b"\x1a\x00" + entry[6 + size :]
+    return [entry[:9], b"\x0e\x02\x00\x01\x00\x00" + entry[6:], unknown]
+
+
 @dataclass
 class Entry:
     """One entry of a drawn topic; `number` counts all entries that there ever were."""
@@ -96,7 +103,7 @@ def topics(draw: st.DrawFn, *, orderly: bool, old: bool) -> Topic:
             time = clock + draw(st.integers(0, DISORDER_MS if orderly else 20_000))
             index += draw(st.integers(1, 3))
             kinds = [message(time), noted(time), noted(time, index), noted(None, index, publish_ms=time), b"raw"]
-            payload = draw(st.sampled_from(kinds))
+            payload = draw(st.sampled_from([*kinds, *torn(noted(time, index))]))
             entries.append(Entry(Position(ledger_id, entry_id), payload, len(entries)))
         ledger_id += draw(st.integers(1, 3))
     count = len(entries)

@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offloaderd.errors import CorruptData, InvalidInput, NotFound, Transient
+from offloaderd.format import manifest as manifest_format
 from offloaderd.format.entry_time import EntryTime
+from offloaderd.format.manifest import Past
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.model import EntryBatch, Position
 from offloaderd.objects import keys
@@ -43,7 +45,6 @@ from tests.unit.read.shelf import Shelf
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from offloaderd.format.manifest import Past
     from offloaderd.objects.port import ObjectInfo
     from tests.unit.read.build import House
 
@@ -62,7 +63,7 @@ async def check(topic: Topic, kinds: Sequence[SeekKind]) -> None:
 
 
 COMMON = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 
 
@@ -90,6 +91,33 @@ def test_any_disorder_is_searched_where_manifests_tell_of_it(topic: Topic) -> No
     removed = min(topic.removed, len(old) - 1)
     stored = replace(topic, cuts=cuts, old=old, removed=removed, trimmed=count, hot=count, unlisted=count)
     asyncio.run(check(stored, [SeekKind.TIME, SeekKind.INDEX, SeekKind.SEQUENCE]))
+
+
+async def test_a_clock_that_was_wrong_for_a_moment_misleads_no_search_of_segments() -> None:
+    """The first entry that is not older is far before those that are."""
+    house = make_house()
+    behind: Past | None = None
+    for number, times in enumerate([[10, 90], [50], [60, 20], [95]]):
+        past = past_of(TopicMap(TOPIC, tuple(house.map.segments)), Position(number, 0), {}, behind)
+        pieces = [Piece(number, 0, [message(time) for time in times])]
+        segment_id = uuid.UUID(int=number + 1)
+        house.map.segments.append(
+            await put_segment(house.store, pieces, segment_id=segment_id, surveyed=True, past=past)
+        )
+        behind = past_behind(await manifest_of(house, segment_id))
+    async with house.reader:
+        for time, position in ((11, (0, 1)), (80, (0, 1)), (91, (3, 0)), (10, (0, 0))):
+            assert await found_at(house, SeekKind.TIME, time) == (Position(*position), True)
+
+
+async def test_slight_disorder_misleads_no_search_of_the_source() -> None:
+    """An entry that is a little older than one before it does not hide that."""
+    shelf = Shelf()
+    shelf.put(1, [message(NOW + time) for time in (1000, 3000, 2000, 2000, 2000, 1500)])
+    house = make_house(source=shelf)
+    async with house.reader:
+        assert await found_at(house, SeekKind.TIME, NOW + 2500) == (Position(1, 1), True)
+        assert await found_at(house, SeekKind.TIME, NOW + 3001) == (Position(1, 6), False)
 
 
 class CountingReader:
@@ -291,6 +319,31 @@ async def test_a_source_that_stumbles_is_asked_again_and_one_that_rots_is_an_err
         shelf.rotten = {(3, 2)}
         with pytest.raises(CorruptData, match="ledger 3"):
             await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 30))
+
+
+async def test_without_the_source_what_is_offloaded_is_found() -> None:
+    """If it is all that there was up to there: else the source may have an earlier answer, or the only one."""
+    house, shelf = await three_tiers()
+    async with house.reader:
+        shelf.stumbles = 10**6
+        assert await found_at(house, SeekKind.TIME, NOW + 10) == (Position(3, 1), True)
+        assert await found_at(house, SeekKind.SEQUENCE, 1) == (Position(3, 1), True)
+        with pytest.raises(Transient, match="cannot be asked"):
+            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 30))
+        (whole,) = house.map.segments
+        manifest = await manifest_of(house, whole.segment_id)
+        later = replace(manifest, past=Past(7, Position(3, 0)), segment_id=uuid.UUID(int=9))
+        for kind in ("data", "index"):
+            data = await house.store.get(getattr(whole.keys, kind))
+            await house.store.put(getattr(keys.SegmentKeys(PREFIX, later.segment_id), kind), data)
+        key = keys.SegmentKeys(PREFIX, later.segment_id).manifest
+        await house.store.put(key, manifest_format.encode(later))
+        house.map.segments = [replace(whole, segment_id=later.segment_id)]
+        with pytest.raises(Transient, match="cannot be asked"):
+            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 10))
+        house.map.segments = []
+        with pytest.raises(Transient, match="stumbles"):
+            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 10))
 
 
 async def test_entries_without_times_are_passed_over_only_so_far() -> None:
