@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
 
 from offloaderd.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.metadata import catalog, history, paths, removal
-from offloaderd.metadata.port import Versioned
+from offloaderd.metadata.port import Replace, Versioned
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
@@ -21,6 +22,7 @@ from offloaderd.offload.boundaries import Split
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.copy_check import Unsound, segments_of
 from offloaderd.offload.grants import has_successor
+from offloaderd.offload.history import left_of
 from offloaderd.offload.history_record import HistoryRecord
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.ledger_list import deletion_plan
@@ -401,3 +403,35 @@ async def test_a_gap_between_two_segments_of_history_is_refused() -> None:
     with pytest.raises(HistoryTorn):
         await found.finish(1)
     assert (await plan_of(rig)).done_ms == 0
+
+
+async def test_what_a_job_commits_shows_at_the_owner() -> None:
+    """Each of its commits changes the plan in the same transaction; lag and what is left follow, live commits go on."""
+    rig = await pending()
+    store = rig.tree.connect()
+
+    async def commit(topic_map: TopicMap, plan: Plan, *slices: tuple[int, int, int]) -> None:
+        ends = {ledger_id: LedgerEnd(30, ledger_id + 1) for ledger_id, _, _ in slices}
+        steps, _ = topic_map.with_commit(segment(90 + slices[0][0], *slices), ends)
+        path, version = paths.history_plan(TOPIC), topic_map.history_version
+        await store.transact([Replace(path, history_record.encode(plan), version), *steps])
+
+    async with rig.engine("two") as engine:
+        topic = await offloader_of(engine)
+        plan = replace(await plan_of(rig), holder="driver", holder_until_ms=5)
+        await commit(await map_of(rig), plan, (0, 0, 29))
+        await until(lambda: topic.map.history_end == Position(0, 29))
+        assert (left_of(topic.map).entries, topic.status().lag_entries) == (150, 150)
+        assert rig.ledgers is not None
+        last = await rig.ledgers.append(TOPIC, [b"more"])
+        await topic.request_roll()
+        await until(lambda: topic.offloaded == last)
+        rest = [(ledger_id, 0, 29) for ledger_id in range(1, 6)]
+        await commit(await map_of(rig), replace(plan, done_ms=7), *rest)
+        await until(lambda: topic.map.unfinished is None)
+        assert (topic.status().lag_entries, topic.status().history) == (0, None)
+        last = await rig.ledgers.append(TOPIC, [b"and more"])
+        await topic.request_roll()
+        await until(lambda: topic.offloaded == last)
+    found = await map_of(rig)
+    assert all(found.joined(before.end, after.begin) for before, after in pairwise(found.segments))
