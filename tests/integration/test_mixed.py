@@ -1,7 +1,8 @@
 """A topic of every kind of ledger is read as one: from any position, by either priority, raw and as messages.
 
-Whole ledgers in one object each (PIP-17), streamed segments over ledgers and parts of them (PIP-76), the rest of a
-ledger in whose middle the method changed, entries that only bookies have, and the newest ones in the buffer.
+Whole ledgers in one object each (PIP-17), by Pulsar's own offloader and by a daemon, streamed segments over ledgers
+and parts of them (PIP-76), the rest of a ledger in whose middle the method changed, entries that only bookies have,
+and the newest ones in the buffer.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import pytest
 from offloaderd.clock import SystemClock
 from offloaderd.format import broker_entry
 from offloaderd.format.pb.pulsar import messages_pb2
+from offloaderd.ledgers.pulsar import PulsarOffload
 from offloaderd.model import Position, ReadPriority
 from offloaderd.rpc.v1 import common_pb2, policy_pb2, read_pb2
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.pulsar_messages import Assembly
+from tests.real.pulsar_offloader import OffloadTo
 from tests.real.s3_proxy import Fault, S3Proxy, Shaking
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import WrittenTopic, written_topic
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from offloaderd.rpc.client import DaemonClient
     from offloaderd.rpc.v1 import admin_pb2
     from tests.real.bookies import BookKeeperCluster
+    from tests.real.pulsar_offloader import PulsarOffloader
+    from tests.real.writer import LedgerWriter
     from tests.servers import S3Server
 
 pytestmark = [pytest.mark.bookies, pytest.mark.timeout(300, func_only=True)]
@@ -54,8 +59,8 @@ def made(at: Position, size: int) -> bytes:
         metadata.num_messages_in_batch = len(texts)
         singles = [messages_pb2.SingleMessageMetadata(payload_size=len(text)) for text in texts]
         content = b"".join(sized(one.SerializeToString()) + text for one, text in zip(singles, texts, strict=True))
-    client = sized(metadata.SerializeToString()) + content
-    client = b"\x0e\x01" + google_crc32c.value(client).to_bytes(4, "big") + client
+    client: bytes = sized(metadata.SerializeToString()) + content
+    client = b"\x0e\x01" + int(google_crc32c.value(client)).to_bytes(4, "big") + client
     head = broker_entry.encode_head(broker_timestamp=1_700_000_000_000 + at.entry_id, index=at.entry_id)
     return (head if at.entry_id % 4 < 2 else b"") + client
 
@@ -70,6 +75,9 @@ class Mixed:
     """The topic, and its model: every entry that readers may see, in order."""
 
     topic: WrittenTopic
+    writer: LedgerWriter
+    broker: PulsarOffloader
+    to: OffloadTo
     entries: dict[Position, bytes] = field(default_factory=dict)
 
     async def add(self, count: int, *, size: int = 300, window: int = 16) -> None:
@@ -78,6 +86,26 @@ class Mixed:
         places = [Position(ledger.ledger_id, ledger.next_entry_id + number) for number in range(count)]
         self.entries |= {at: made(at, size) for at in places}
         await self.topic.add([self.entries[at] for at in places], window=window)
+
+    async def offload_by_pulsar(self, *, delete: bool) -> None:
+        """Have Pulsar offload the open ledger, closed, and list it so; with `delete` BookKeeper's copy goes."""
+        ledger_id, object_id = self.topic.ledger.ledger_id, CLOCK.uuid()
+        await self.topic.roll()
+        properties = self.broker.offload(ledger_id, object_id, self.topic.name.managed_ledger, self.to)
+        done = PulsarOffload(
+            complete=True,
+            bookkeeper_deleted=delete,
+            segments=0,
+            object_id=object_id,
+            driver="aws-s3",
+            properties=properties,
+            offloaded_ms=CLOCK.wall_ms(),
+        )
+        listed = self.topic.listed
+        ledgers = (replace(one, offload=done) if one.ledger_id == ledger_id else one for one in listed.ledgers)
+        await self.topic.write(replace(listed, ledgers=tuple(ledgers)))
+        if delete:
+            await (await self.writer.open(ledger_id)).delete()
 
     async def change(self, client: DaemonClient, policies: policy_pb2.OffloadPolicies) -> None:
         """Switch the topic's method."""
@@ -106,6 +134,7 @@ class Mixed:
         while await self._offloaded(client) < last:
             async for _ in client.offload(self.topic.name, wait=True, timeout_s=60):
                 pass
+            await CLOCK.sleep(0.1)
 
     def starts(self, seed: int) -> list[Position]:
         """Return first, middle and last entry of every ledger, and some anywhere."""
@@ -192,20 +221,28 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str, bo
 
 
 @pytest.fixture
-async def mixed(bookkeeper: BookKeeperCluster) -> AsyncIterator[Mixed]:
+async def mixed(
+    bookkeeper: BookKeeperCluster, stock_offloader: PulsarOffloader, s3_server: S3Server, s3_bucket: str
+) -> AsyncIterator[Mixed]:
     """A topic with one open ledger."""
     async with ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
         plan = replace(Plan(ensemble=2), bookies=sorted(bookkeeper.available())[:2])
-        yield Mixed(await written_topic(writer, f"public/default/m-{CLOCK.uuid().hex}", plan=plan))
+        topic = await written_topic(writer, f"public/default/m-{CLOCK.uuid().hex}", plan=plan)
+        yield Mixed(topic, writer, stock_offloader, OffloadTo(server=s3_server, bucket=s3_bucket))
 
 
 async def fill(client: DaemonClient, mixed: Mixed) -> list[int]:
     """Write ledgers while the method changes; returns their ids, in order.
 
-    The first is whole, the second and half of the third are streamed in two segments, the rest of the third is
-    streamed after the switch, the fourth is whole, and of the fifth a part is streamed. What is left is not offloaded.
+    Pulsar offloads two before the daemon comes, one of which BookKeeper has no more. The next is whole, the fourth and
+    half of the fifth are streamed in two segments, the rest of the fifth is streamed after the switch, the sixth is
+    whole, and of the seventh a part is streamed.
     """
     topic = mixed.topic
+    await mixed.add(50)
+    await mixed.offload_by_pulsar(delete=True)
+    await mixed.add(60)
+    await mixed.offload_by_pulsar(delete=False)
     await client.enable(topic.name, policies=WHOLE)
     await mixed.add(90)
     await topic.roll()
@@ -220,8 +257,8 @@ async def fill(client: DaemonClient, mixed: Mixed) -> list[int]:
     await mixed.add(80)
     await topic.ledger.tell_lac()
     await mixed.confirmed(client, max(mixed.entries))
-    await mixed.change(client, WHOLE)
     await mixed.offload(client)
+    await mixed.change(client, WHOLE)
     await mixed.add(60)
     await topic.roll()
     await mixed.add(100)
@@ -260,8 +297,10 @@ async def test_a_mixed_topic_is_read_as_one(site: Site, mixed: Mixed, s3_server:
     async with S3Proxy(s3_server.endpoint) as proxy:
         behind = replace(site, endpoint=proxy.endpoint)
         async with DaemonProcess(behind) as daemon, daemon.client() as client:
-            a, b, c, d, e = await fill(client, mixed)
+            p, q, a, b, c, d, e = await fill(client, mixed)
             assert shape(await client.segments(mixed.topic.name)) == [
+                ((p, 0), (p, 49)),
+                ((q, 0), (q, 59)),
                 ((a, 0), (a, 89)),
                 ((b, 0), (b, 69)),
                 ((b, 70), (c, 79)),
@@ -273,24 +312,25 @@ async def test_a_mixed_topic_is_read_as_one(site: Site, mixed: Mixed, s3_server:
             await mixed.add(25)
             await mixed.topic.ledger.tell_lac()
             await mixed.confirmed(client, max(mixed.entries))
-            assert await check(client, mixed, seed=1) == {TIERED: {OBJECTS, SOURCE}, BOOKKEEPER: {SOURCE}}
+            assert await check(client, mixed, seed=1) == {TIERED: {OBJECTS, SOURCE}, BOOKKEEPER: {OBJECTS, SOURCE}}
             await live_tail(client, mixed, proxy)
             assert await check(client, mixed, seed=2) == {
                 TIERED: {OBJECTS, BUFFER, SOURCE},
-                BOOKKEEPER: {SOURCE, BUFFER},
+                BOOKKEEPER: {OBJECTS, SOURCE, BUFFER},
             }
             daemon.signal(signal.SIGKILL)
             await daemon.ended()
         async with DaemonProcess(behind) as daemon, daemon.client() as client:
             await mixed.confirmed(client, max(mixed.entries))
             proxy.shake(Shaking(1, 1.0, (Fault.ERROR, Fault.RESET)))
-            found, tiers = await read(client, mixed, None, TIERED)
-            assert (found, OBJECTS in tiers) == (sorted(mixed.entries.items()), False)
+            found, tiers = await read(client, mixed, Position(q, 0), TIERED)
+            assert (found, OBJECTS in tiers) == (sorted(mixed.entries.items())[50:], False)
             proxy.heal()
             assert OBJECTS in (await check(client, mixed, seed=3))[TIERED]
             while sum(one.state == "granted" for one in (await client.ledgers(mixed.topic.name)).ledgers) < 4:
                 await CLOCK.sleep(0.05)
-            await mixed.topic.trim(4)
+            await mixed.topic.trim(1, keep_nodes=True)
+            await mixed.topic.trim(5)
             assert OBJECTS in (await check(client, mixed, seed=4))[BOOKKEEPER]
             await mixed.offload(client)
             assert (await check(client, mixed, seed=5))[TIERED] == {OBJECTS}
