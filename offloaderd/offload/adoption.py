@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import structlog
@@ -22,15 +23,16 @@ from offloaderd.format.v1_scan import BlockScan, block_spans
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.model import LedgerEnd, Loss, OffloadMethod, Position
 from offloaderd.objects import keys
+from offloaderd.offload.broker_copy import read_copy
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.chain import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from offloaderd.format.v1_index import LedgerObjectIndex
     from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.model import LedgerInfo, TopicName
+    from offloaderd.model import EntryBatch, LedgerInfo, TopicName
     from offloaderd.objects.port import ObjectInfo, ObjectReader
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.topic import TopicOffloader
@@ -58,6 +60,7 @@ class Adoption:
         self._clock = shop.uplink.clock
         self._backoff = Backoff(self._clock)
         self._found: dict[int, LedgerInfo] = {}
+        self._copies: dict[int, LedgerInfo] = {}  # of which BookKeeper has nothing
         self._readable: set[int] = set()
         self._left: set[int] = set()  # not adopted, and offloaded from BookKeeper, or lost
         self._refused: dict[int, float] = {}  # nowhere else either: when to look again (monotonic)
@@ -76,8 +79,43 @@ class Adoption:
         self._left.intersection_update(info.ledger_id for info in found)
         new = (info for info in found if info.ledger_id > taken.ledger_id)
         self._found = {info.ledger_id: info for info in new if info.ledger_id not in self._left}
-        more = [info for info in self._found.values() if info.ledger_id not in self._readable]
-        return sorted([*infos, *more], key=lambda info: info.ledger_id)
+        gone = {info.ledger_id: info for info in found if info.ledger_id not in self._readable | self._left}
+        self._copies = {one: info for one, info in gone.items() if Position(one, info.entries - 1) > taken}
+        return sorted([*infos, *self._copies.values()], key=lambda info: info.ledger_id)
+
+    async def read(
+        self, ledger_id: int, first_entry_id: int, last_entry_id: int, *, batch_bytes: int
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield entries of the source, or of a broker's copy where the source has none; see LedgerSource.
+
+        So what is left of a ledger that was offloaded in part is not lost with BookKeeper's copy.
+        """
+        source, topic, info = self._shop.source, self._topic.topic, self._copies.get(ledger_id)
+        assert source is not None  # noqa: S101 - else nobody reads it
+        if info is None:
+            entries = source.read(topic, ledger_id, first_entry_id, last_entry_id, batch_bytes=batch_bytes)
+        else:
+            entries = self._of_copy(info, first_entry_id, last_entry_id, batch_bytes)
+        async with aclosing(entries) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def _of_copy(
+        self, info: LedgerInfo, first: int, last: int, batch_bytes: int
+    ) -> AsyncGenerator[EntryBatch, None]:
+        objects = self._shop.uplink.objects
+        try:
+            segment = await verified(self._shop, self._topic.topic, info)
+            index = decode_index(await objects.get(segment.keys.index), key=segment.keys.index)
+            copy = read_copy(objects, segment.keys, index, first, last, batch_bytes=batch_bytes)
+            async with aclosing(copy) as batches:
+                async for batch in batches:
+                    yield batch
+        except BucketMissing as error:
+            raise Transient(str(error), hint=error.hint) from error
+        except NotFound:
+            self._left.add(info.ledger_id)  # neither tier has it
+            raise
 
     def claims(self, ledger_id: int) -> bool:
         """Say whether a ledger is to be adopted, so that nobody begins to read it."""

@@ -96,7 +96,9 @@ class NextSegment:
         policy = self._topic.policy
         if history.waits(self._topic.map, policy):
             return OffloadMethod.NONE
-        if run.first_entry_id == 0 and self._topic.adoption.claims(run.ledger_id):
+        attempt = self._topic.attempt
+        begun = attempt is not None and attempt.begin.ledger_id == run.ledger_id
+        if run.first_entry_id == 0 and not begun and self._topic.adoption.claims(run.ledger_id):
             return OffloadMethod.NONE
         whole = policy.method is OffloadMethod.LEDGER_BASED and run.first_entry_id == 0
         if whole and self._shop.ledgers is not None and not self._has_vanished(run.ledger_id):

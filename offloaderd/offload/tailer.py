@@ -20,12 +20,13 @@ from offloaderd.offload.budget import Backoff
 from offloaderd.offload.signal import Signal, race
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from offloaderd.clock import Clock
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metrics import Metrics
-    from offloaderd.model import LedgerInfo, TopicName
+    from offloaderd.model import TopicName
+    from offloaderd.offload.adoption import Adoption
     from offloaderd.offload.buffer import Gap, TailingBuffer
     from offloaderd.offload.chain import LedgerChain, Run
     from offloaderd.offload.lag import LagTracker
@@ -75,13 +76,13 @@ class Tailer:
         troubles: Troubles,
         clock: Clock,
         metrics: Metrics,
-        also: Callable[[Sequence[LedgerInfo]], Awaitable[list[LedgerInfo]]] | None = None,
+        adoption: Adoption | None = None,
     ) -> None:
         self._source = source
         self._topic = topic
         self._buffer = buffer
         self._pool = pool
-        self._also = also
+        self._adoption = adoption
         self._needed = needed
         self._pushing = pushing
         self._wants = wants
@@ -164,8 +165,8 @@ class Tailer:
                     trouble = error
             else:
                 self.edge = Confirmed(infos[-1].entries - 1, closed=True) if infos else None
-            if self._also is not None:
-                infos = await self._also(infos)
+            if self._adoption is not None:
+                infos = await self._adoption.look(infos)
         except NotFound:
             infos, self.edge = [], None
         if trouble is None:
@@ -271,7 +272,11 @@ class Tailer:
             self._metrics.source_fallback_reads.inc()
             last = min(last, gap.before.entry_id - 1) if gap.before.ledger_id == run.ledger_id else last
         need, follows = self._buffer.need, gap.after
-        entries = self._source.read(self._topic, run.ledger_id, run.first_entry_id, last, batch_bytes=self._read_bytes)
+        first, size = run.first_entry_id, self._read_bytes
+        if self._adoption is not None:
+            entries = self._adoption.read(run.ledger_id, first, last, batch_bytes=size)
+        else:
+            entries = self._source.read(self._topic, run.ledger_id, first, last, batch_bytes=size)
         try:
             async with aclosing(entries) as batches:
                 async for batch in batches:

@@ -123,7 +123,7 @@ class TopicOffloader:
             self.buffer,
             self._shop.pool,
             self.record.chain,
-            also=self.adoption.look,
+            adoption=self.adoption,
             needed=lambda: self.taken,
             pushing=lambda: self.pushers > 0,
             wants=self.next.wants,

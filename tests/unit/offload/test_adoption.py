@@ -215,6 +215,42 @@ async def test_while_a_segment_is_open(rig: Rig, brokers: Brokers) -> None:
     assert shape(await committed(rig))[:2] == [(a, a, False), (a + 1, a + 1, True)]
 
 
+class Crashed(Exception):
+    """The daemon is gone at once."""
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+@pytest.mark.parametrize("count", [5, 600])
+async def test_attempt_of_a_crashed_owner(rig: Rig, brokers: Brokers, count: int, *, trimmed: bool) -> None:
+    """A segment was begun with the ledger, with or without parts: whoever goes on has every entry once."""
+    rig.policy = RollPolicy(segment_bytes_max=1_000_000, segment_age_max_s=3600.0)
+    content = payloads(count)
+    await brokers.ledgers.append(TOPIC, content)
+
+    async def crash() -> None:
+        async with rig.engine() as engine:
+            topic = await enabled(engine)
+            await until(lambda: topic.builder is not None and topic.builder.entries == count)
+            await rig.clock.sleep(0.1)
+            raise Crashed
+
+    with pytest.raises(ExceptionGroup):
+        await crash()
+    await brokers.ledgers.roll(TOPIC)
+    await brokers.ledgers.append(TOPIC, payloads(3, seed=9))
+    a, b = await ids(brokers)
+    await brokers.offload(a, content)
+    if trimmed:
+        await brokers.trim(a)
+    rig.policy = RollPolicy(segment_bytes_max=1_000_000, segment_age_max_s=0.05)
+    async with rig.engine() as engine:
+        await until_offloaded(await enabled(engine), Position(b, 2))
+    found = await committed(rig)
+    assert found.losses == ()
+    assert found.segments[0].begin == Position(a, 0)
+    assert sum(one.entries for one in found.segments) == count + 3
+
+
 async def test_rest_of_a_ledger_from_the_brokers_copy(rig: Rig, brokers: Brokers) -> None:
     """What was offloaded in part before the broker deleted it goes on from its copy: nothing of it is lost."""
     rig.policy = RollPolicy(segment_bytes_max=1_000_000, segment_age_max_s=0.05)
