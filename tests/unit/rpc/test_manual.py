@@ -340,8 +340,6 @@ async def test_a_topic_that_is_stalled_fails_its_request(monkeypatch: pytest.Mon
     async with daemon(rig) as one:
         await enabled(one.engine)
         await one.offload()
-        one.store.expire()
-        await until(lambda: one.engine.find(TOPIC) is None)
         for kind, outcome in (("transient", "running"), ("other", "failed")):
             status = TopicStatus(topic=TOPIC, state="stalled", stalled_reason="torn", stalled_class=kind)
             with monkeypatch.context() as patched:
