@@ -99,7 +99,7 @@ async def _catch_up(daemon: Daemon, topic: TopicName, entries: Entries) -> tuple
 
 async def everything_offloaded(daemon: Daemon, topic: TopicName) -> None:
     """Wait until all that is confirmed now is committed."""
-    async with aclosing(daemon.client.offload(topic, wait=True, timeout_s=DEADLINE_S)) as reports:  # type: ignore[type-var]
+    async with aclosing(daemon.client.offload(topic, wait=True, timeout_s=DEADLINE_S)) as reports:
         async for _ in reports:
             pass
 
