@@ -319,8 +319,18 @@ def _unfinished(target: Target, flaws: Sequence[Flaw]) -> list[Flaw]:
 
 
 def informed(knowns: Sequence[Known], topic_map: TopicMap) -> list[Known]:
-    """Return the segments of a map, in order, with the losses and ends that were found out after they were sealed."""
-    found = sorted(knowns, key=lambda one: one.segment.begin)
+    """Return the segments of a map, in order, with the losses and ends that were found out after they were sealed.
+
+    What has left a segment, since it lies in an object of its own by now, is not held against that.
+    """
+    committed = {segment.segment_id: segment for segment in topic_map.segments}
+    found = []
+    for one in knowns:
+        segment = committed.get(one.segment.segment_id)
+        if segment is not None and segment.is_run_of(one.segment.slices):
+            one = replace(one, segment=replace(one.segment, slices=segment.slices))  # noqa: PLW2901 - what it holds now
+        found.append(one)
+    found.sort(key=lambda one: one.segment.begin)
     if found:
         ends = {**dict(found[-1].ends), **topic_map.ends}
         found[-1] = replace(found[-1], losses=topic_map.losses, ends=tuple(sorted(ends.items())))
@@ -346,4 +356,5 @@ JOINTS = {
     Trouble.CONTRADICTION: "somebody copied objects by hand, or two clusters share a name: compare both manifests",
     Trouble.DOUBT: "nothing; a version that did not record it yet has written these segments",
     Trouble.FRONT: "nothing, if retention deleted it",
+    Trouble.SUPERSEDED: "nothing: the ledgers were rewritten as objects of their own",
 }

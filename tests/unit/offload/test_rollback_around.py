@@ -17,16 +17,22 @@ from offloaderd.read.segment import SegmentOptions
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.finds import Find
+from offloaderd.upkeep.flaws import Kind, Level
 from offloaderd.upkeep.gc import Collector
 from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.rebuild_plan import Trouble
 from offloaderd.upkeep.segment_check import Target, check_blocks, check_tables
+from offloaderd.upkeep.verify import Verifier, Wish
+from offloaderd.upkeep.verify_topic import TopicVerifier
 from tests.unit.offload.owned import Owned
 from tests.unit.offload.rig import TOPIC
 from tests.unit.offload.rolling import map_of, rolling, shape, streamed
 from tests.unit.offload.test_rollback import source_of
 
 if TYPE_CHECKING:
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.model import TopicName
+    from offloaderd.upkeep.flaws import Flaw
     from tests.unit.offload.rig import Rig
 
 SITE = Site(cluster="test", bucket="b", prefix="seg/")
@@ -197,3 +203,38 @@ async def test_an_object_that_was_never_exchanged_is_no_obstacle() -> None:
     assert not topic.blocked
     assert topic.map.segments == expected.segments
     assert topic.map.ends[0] == LedgerEnd(10, 1)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_verifying_finds_nothing_wrong_in_the_middle(kept: bool) -> None:
+    """By the topic's map, by the bucket with all maps, and by the bucket alone, which tells of what is superseded."""
+    rig, _ = await streamed(15, 20, 10)
+    if kept:
+        await keep_deleted(rig)
+    async with rolling(rig) as work:
+        await work.order(1)
+        await work.ended()
+        verifier = TopicVerifier(work.engine, lambda: Looker(rig.store, clock=rig.clock), SITE)
+        async with aclosing(verifier.run(TOPIC, Level.FULL)) as reports:
+            flaws = [flaw for one in [report async for report in reports] for flaw in one.flaws]
+    assert flaws == []
+    assert {flaw.kind for flaw in await verified(rig, maps=False)} == {Kind.SUPERSEDED}
+    with_maps = await verified(rig, maps=True)
+    assert not any(flaw.is_problem for flaw in with_maps)
+    assert {flaw.kind for flaw in with_maps} <= {Kind.UNREFERENCED}
+
+
+async def verified(rig: Rig, *, maps: bool) -> list[Flaw]:
+    """Verify the bucket, with the maps or without."""
+
+    class Maps:
+        async def topics(self) -> list[TopicName]:
+            return [TOPIC]
+
+        async def load(self, topic: TopicName) -> TopicMap:
+            return await map_of(rig)
+
+    looker = Looker(rig.store, clock=rig.clock)
+    verifier = Verifier(rig.store, SITE, looker, clock=rig.clock, maps=Maps() if maps else None)
+    async with aclosing(verifier.run(Wish())) as reports:
+        return [flaw for one in [report async for report in reports] for flaw in one.flaws]
