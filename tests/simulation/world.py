@@ -19,7 +19,7 @@ from offloaderd.offload.retention import Limits
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.read.errors import EntriesDeleted, EntriesLost
+from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing
 from tests.simulation import rebuilding
 from tests.simulation.bookies import Ledgers
 from tests.simulation.bucket import Bucket, BucketClient
@@ -262,7 +262,8 @@ class World:
         self._check_leftovers()
         for daemon in self.daemons:
             await daemon.drain()
-        if not self._unfinished():  # what a retention was just about to delete would come back
+        waiting = [one for one in self.oracle.maps.values() if one.unfinished is not None]  # a gap stops a rebuild
+        if not waiting and not self._unfinished():  # what a retention was just about to delete would come back
             operator = BucketClient(self, Process(self.loop, "operator"))
             await rebuilding.check(self, operator, self.daemons[0].site)
 
@@ -375,7 +376,7 @@ class World:
         newest = self.ledgers.newest(topic)
         found = self.oracle.maps.get(topic)
         if found is not None and found.unfinished is not None:
-            return False
+            return topic in self.ledgers.gone  # history waits for a list of its ledgers
         offloaded = (found.offloaded if found else None) or START
         at = self.ledgers.following(topic, offloaded)
         while at is not None and newest is not None and at <= newest:
@@ -416,7 +417,11 @@ class World:
                     async for batch, _ in batches:
                         self.oracle.read(topic, batch, at if after == START else None, after)
                         after = batch.last
-            except EntriesLost:
+            except (EntriesLost, EntriesMissing) as error:
+                waits = topic in self.ledgers.gone and found.unfinished is not None
+                if isinstance(error, EntriesMissing) and not waits:
+                    self.oracle.fail("P1", f"{topic} cannot be read from {at} to {last}: {error!r}")
+                    return
                 reached = after if after != START else Position(at.ledger_id, at.entry_id - 1)
                 behind = [one.begin for one in found.segments if one.begin > max(reached, at)]
                 if not behind:
