@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from offloaderd import wiring
+from offloaderd.clock import SystemClock
 from offloaderd.config import (
     BookkeeperSettings,
     LedgersSettings,
@@ -20,12 +21,19 @@ from offloaderd.config.sections import DaemonSettings, MemorySettings, OffloadSe
 from offloaderd.config.sections_outage import SpillSettings
 from offloaderd.config.sections_retention import GrantSettings, RetentionSettings
 from offloaderd.ledgers.bookkeeper.bookie_options import SaslOptions, TlsOptions
+from offloaderd.ledgers.memory import MemoryLedgers
+from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metrics import Metrics
 from offloaderd.model import TierRetention
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.offload import rollback_ledger
+from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.grants import GrantOptions
+from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.retention import Limits, RetentionOptions, limits_of
 from offloaderd.policy.effective import Origin, effective
 from offloaderd.policy.rules import Place
+from offloaderd.sources import Ledgers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,3 +170,28 @@ def test_a_policy_has_to_go_with_the_daemon() -> None:
         settings = Settings(objects=objects, ledgers=LedgersSettings(kind=kind))
         expected = Place(bucket="b-1", prefix="p/", has_source=has_source, has_brokers=has_brokers)
         assert wiring.policy_place(settings) == expected
+
+
+def test_ledgers_are_cut_alike_with_a_source_and_without() -> None:
+    """What is rewritten as whole ledgers follows the same settings where there is nobody to describe a ledger."""
+    settings = SETTINGS.model_copy(update={"offload": OffloadSettings(block_bytes=2 << 20, part_bytes=16 << 20)})
+    clock, metrics = SystemClock(), Metrics()
+    store = MemoryLedgers(clock=clock, ledger_entries_max=10)
+    made = [
+        wiring.workshop(
+            settings,
+            MemoryTree().connect(),
+            MemoryStore(clock),
+            ledgers,
+            BufferPool(1),
+            ByteBudget(64 << 20),
+            clock=clock,
+            metrics=metrics,
+        )
+        for ledgers in (Ledgers(), Ledgers(source=store, describer=store))
+    ]
+    assert (made[0].ledgers, made[0].cut) == (None, made[1].cut)
+    cut = rollback_ledger.cut_of(made[0])
+    assert (cut.block_bytes, cut.part_bytes, cut.run_bytes) == (64 << 20, 16 << 20, 2 << 20)
+    told = {"entries": 3, "payload_bytes": 30, "metadata": b"m"}
+    assert cut.layout(**told) == rollback_ledger.cut_of(made[1]).layout(**told)  # type: ignore[arg-type]
