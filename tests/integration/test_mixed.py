@@ -108,8 +108,13 @@ class Mixed:
             await (await self.writer.open(ledger_id)).delete()
 
     async def change(self, client: DaemonClient, policies: policy_pb2.OffloadPolicies) -> None:
-        """Switch the topic's method."""
+        """Switch the topic's method, and wait until its owner goes by it."""
         await client.set_policies(policy_pb2.PolicyLevel(topic=str(self.topic.name)), policies)
+        method = ""
+        while method != policies.method:
+            async for progress in client.offload_status(self.topic.name, wait=False):
+                method = progress.method
+            await CLOCK.sleep(0.05)
 
     async def offloaded(self, client: DaemonClient, last: Position) -> None:
         """Wait until everything up to an entry is in the bucket."""
@@ -129,7 +134,7 @@ class Mixed:
             await CLOCK.sleep(0.05)
 
     async def offload(self, client: DaemonClient) -> None:
-        """Have everything be offloaded, and wait; a method that was just set may not be the owner's yet."""
+        """Have everything be offloaded, and wait."""
         last = max(self.entries)
         while await self._offloaded(client) < last:
             async for _ in client.offload(self.topic.name, wait=True, timeout_s=60):
