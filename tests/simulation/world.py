@@ -35,6 +35,7 @@ from tests.simulation.zookeeper import Tree
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metrics import Metrics
 
 START_MS = 1_800_000_000_000
@@ -417,29 +418,29 @@ class World:
                     async for batch, _ in batches:
                         self.oracle.read(topic, batch, at if after == START else None, after)
                         after = batch.last
-            except (EntriesLost, EntriesMissing) as error:
-                waits = topic in self.ledgers.gone and found.unfinished is not None
-                if isinstance(error, EntriesMissing) and not waits:
-                    self.oracle.fail("P1", f"{topic} cannot be read from {at} to {last}: {error!r}")
-                    return
-                reached = after if after != START else Position(at.ledger_id, at.entry_id - 1)
-                behind = [one.begin for one in found.segments if one.begin > max(reached, at)]
-                if not behind:
-                    return
-                at = behind[0]
-                continue
             except OffloaderError as error:
                 found = self.oracle.maps[topic]
-                if isinstance(error, EntriesDeleted) and found.floor is not None and found.floor >= at:
-                    if not found.segments:
-                        return
-                    at = found.segments[0].begin  # a limited retention has gone on meanwhile
-                    continue
-                self.oracle.fail("P1", f"{topic} cannot be read from {at} to {last}: {error!r}")
-                return
+                at_next = self._goes_on(topic, found, error, at, after)
+                if at_next is None:
+                    return
+                at = at_next
+                continue
             if after != last:
                 self.oracle.fail("P6", f"a read of {topic} from {at} to {last} ended at {after}")
             return
+
+    def _goes_on(
+        self, topic: TopicName, found: TopicMap, error: OffloaderError, at: Position, after: Position
+    ) -> Position | None:
+        """Say where a read that ended with an error has to go on; None where it is at its end."""
+        if isinstance(error, EntriesDeleted) and found.floor is not None and found.floor >= at:
+            return found.segments[0].begin if found.segments else None  # a limited retention has gone on meanwhile
+        waits = topic in self.ledgers.gone and found.unfinished is not None
+        if isinstance(error, EntriesLost) or (isinstance(error, EntriesMissing) and waits):
+            reached = after if after != START else Position(at.ledger_id, at.entry_id - 1)
+            return next((one.begin for one in found.segments if one.begin > max(reached, at)), None)
+        self.oracle.fail("P1", f"{topic} cannot be read from {at}: {error!r}")
+        return None
 
     async def _collect(self) -> None:
         """Collect once: after that, nothing is left that nobody refers to."""
