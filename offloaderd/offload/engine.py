@@ -15,7 +15,8 @@ import structlog
 
 from offloaderd.errors import Closed, Conflict, CorruptData, NotFound, OffloaderError, Transient
 from offloaderd.metadata import catalog, paths
-from offloaderd.offload import asked, deletion, ownership
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.offload import asked, deletion, ownership, policies
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.discovery import Discovery
 from offloaderd.offload.history import History
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.metadata.records.daemon import DaemonNode
     from offloaderd.metadata.records.owner import Owner
-    from offloaderd.metadata.records.policy import TopicPolicy
     from offloaderd.model import TopicName
     from offloaderd.offload.selection import Change
     from offloaderd.offload.status import TopicStatus
@@ -130,6 +130,19 @@ class Engine:
         if owner is not None and owner.daemon_id != self._home.me.daemon_id:
             raise Conflict(f"{topic} is owned by daemon {owner.daemon_id}", hint=f"ask it at {owner.address}")
         return self.offloader(topic)
+
+    async def heed(self, topic: TopicName) -> None:
+        """Have a topic that is here follow what is said of it at this moment, which it may not have been told yet.
+
+        Raises Transient, CorruptData.
+        """
+        supervisor = self._spread.supervised.get(topic)
+        if supervisor is None:
+            return
+        await self._home.book.of(topic, fresh=True)
+        said = (await policies.read(self.shop.metadata, [topic])).get(topic)
+        if isinstance(said, TopicPolicy) and said.active:
+            supervisor.change(said)
 
     def offloader(self, topic: TopicName) -> TopicOffloader:
         """Return the topic's offloader. Raises NotFound when it is not enabled, Transient while it is being claimed."""

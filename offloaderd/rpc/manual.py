@@ -45,12 +45,14 @@ class ManualCalls(TopicCalls):
     ) -> AsyncIterator[admin_pb2.OffloadProgress]:
         """Have what is wanted offloaded; with `wait`, report until that is committed, whoever owns the topic then.
 
-        Without `wait` there is one report, and a dry run says what would be done. A topic that is just being claimed is
-        waited for. Raises InvalidInput for what cannot be meant, NotFound (not enabled), Conflict (owned elsewhere, or
-        a method that takes nothing), and what stopped the topic.
+        What was said of the topic until now counts, also if its owner has not been told yet. Without `wait` there is
+        one report, and a dry run says what would be done. A topic that is just being claimed is waited for. Raises
+        InvalidInput for what cannot be meant, NotFound (not enabled), Conflict (owned elsewhere, or a method that takes
+        nothing), and what stopped the topic.
         """
         topic, wanted = TopicName.parse(request.topic), wanted_of(request)
         offloader = await self._claimed(topic)
+        await self._engine.heed(topic)
         if request.dry_run:
             yield _planned(offloader, await offloader.by_hand.plan(wanted))
             return

@@ -119,6 +119,10 @@ class Engine(Protocol):
         """Return the topic's offloader if this daemon owns it."""
         ...
 
+    async def heed(self, topic: TopicName) -> None:
+        """Have a topic that is here follow what is said of it at this moment."""
+        ...
+
     async def owned(self, topic: TopicName) -> TopicOffloader:
         """Return the topic's offloader.
 

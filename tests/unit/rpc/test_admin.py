@@ -110,6 +110,9 @@ class FakeEngine:
         """Return what runs."""
         return self.running.get(topic)
 
+    async def heed(self, topic: TopicName) -> None:
+        """Nothing is said of topics here."""
+
     async def owned(self, topic: TopicName) -> FakeOffloader:
         """Return what runs, or refuse as told."""
         if topic in self.running:

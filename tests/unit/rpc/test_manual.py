@@ -89,6 +89,21 @@ def at(position: Position | None) -> common_pb2.Position:
     return common_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
 
 
+async def test_what_was_said_right_before_a_request_counts() -> None:
+    """The owner reads the policy again: it may hear of a change only later, and would go by what held before."""
+    rig = ledger_rig(BY_HAND)
+    everything = await appended(rig, payloads(45))
+    async with daemon(rig) as one:
+        topic = await enabled(one.engine)
+        path = paths.policy(TOPIC)
+        node = await one.store.get(path)
+        said = replace(policy_record.decode(node.value, path=path), method=OffloadMethod.NONE)
+        await one.store.replace(path, policy_record.encode(said), node.version)  # and nobody is told
+        with pytest.raises(Conflict, match="method none"):
+            await one.offload(to=everything[25][0])
+        assert topic.policy.method is OffloadMethod.NONE
+
+
 async def test_a_request_is_followed_to_its_end() -> None:
     """Reports say what is left and what it is about, the last one when it was done; the status says so afterwards."""
     rig = ledger_rig(BY_HAND)
