@@ -271,6 +271,13 @@ class OfferResult(StrEnum):
     CLOSED = "closed"
 
 
+class Retained(NamedTuple):
+    """What a namespace's retention keeps of a topic once it is acknowledged, in seconds and bytes; None: no limit."""
+
+    seconds: float | None = None
+    size_bytes: int | None = None
+
+
 class RollReason(StrEnum):
     """Why an open segment was sealed."""
 

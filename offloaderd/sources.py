@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from offloaderd.config import Settings
     from offloaderd.ledgers.port import BrokerOffloads, LedgerDescriber, LedgerRegister, LedgerSource, LedgerStore
     from offloaderd.metrics import Metrics
+    from offloaderd.model import Retained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Ledgers:
     register: LedgerRegister | None = None
     describer: LedgerDescriber | None = None
     offloads: BrokerOffloads | None = None
-    retained: Callable[[str, str], Awaitable[float | None]] | None = None
+    retained: Callable[[str, str], Awaitable[Retained]] | None = None
 
 
 async def open_ledgers(stack: AsyncExitStack, settings: Settings, *, clock: Clock, metrics: Metrics) -> Ledgers:

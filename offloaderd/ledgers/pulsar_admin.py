@@ -22,7 +22,7 @@ import aiohttp
 import structlog
 
 from offloaderd.errors import Denied, InvalidConfig, OffloaderError, Transient
-from offloaderd.model import Position
+from offloaderd.model import Position, Retained
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -33,6 +33,7 @@ log = structlog.get_logger(__name__)
 
 REDIRECTS_MAX = 5
 ANSWER_BYTES_MAX = 64 << 20
+MIB = 1 << 20
 """A topic's internal statistics name every ledger and cursor; more than this is no answer of a broker."""
 _REDIRECTS = {301, 302, 303, 307, 308}
 
@@ -101,17 +102,17 @@ class PulsarAdmin:
         self._failing = False
         return position
 
-    async def retained(self, tenant: str, namespace: str) -> float | None:
-        """Return for how many seconds acknowledged entries of a namespace are kept; None: for ever, or it says nothing.
+    async def retained(self, tenant: str, namespace: str) -> Retained:
+        """Return for how long, and how much, acknowledged entries of a namespace's topics are kept.
 
-        That is `retentionTimeInMinutes` of the namespace's retention (0: not at all, -1: for ever); where the namespace
-        has none the brokers' own default holds, which this does not tell. Raises Denied, Transient.
+        That are `retentionTimeInMinutes` and `retentionSizeInMB` of the namespace's retention (0: nothing, -1: without
+        limit); where it has none the brokers' own default holds, which this does not tell. Raises Denied, Transient.
         """
         url = f"{self._url}/admin/v2/namespaces/{quote(tenant, safe='')}/{quote(namespace, safe='')}/retention"
         for _ in range(REDIRECTS_MAX + 1):
             answer = await self._get(url)
             if not isinstance(answer, str):
-                return _retention_s(answer, url)
+                return _retained(answer, url)
             url = answer
         raise Transient(f"the admin API redirects more than {REDIRECTS_MAX} times, last to {url}")
 
@@ -193,14 +194,15 @@ def _position(answer: bytes | None, url: str) -> Position | None:
     return Position(ledger_id, entry_id) if ledger_id >= 0 and entry_id >= 0 else None
 
 
-def _retention_s(answer: bytes | None, url: str) -> float | None:
+def _retained(answer: bytes | None, url: str) -> Retained:
     """Read a namespace's retention. Raises Transient for what is none."""
     if not answer:
-        return None
+        return Retained()
     try:
-        minutes = json.loads(answer)["retentionTimeInMinutes"]
+        found = json.loads(answer)
+        minutes, mib = found["retentionTimeInMinutes"], found["retentionSizeInMB"]
     except (ValueError, TypeError, KeyError):
         raise Transient(f"the admin API's answer at {url} is no retention") from None
-    if isinstance(minutes, bool) or not isinstance(minutes, int):
+    if not (type(minutes) is int and type(mib) is int):
         raise Transient(f"the admin API's answer at {url} is no retention")
-    return None if minutes < 0 else 60.0 * minutes
+    return Retained(None if minutes < 0 else 60.0 * minutes, None if mib < 0 else mib * MIB)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a policy is to hold: what the daemon has, and how long Pulsar keeps the topics (None: not known).
+    """Where a policy is to hold: what the daemon has, and what Pulsar keeps of the topics (None: not known, no limit).
 
     Without a source topics are only pushed; without brokers nobody but the daemon deletes from the source.
     """
@@ -27,6 +27,7 @@ class Place:
     has_source: bool = True
     has_brokers: bool = True
     retention_s: float | None = None
+    retention_bytes: int | None = None
 
 
 ANYWHERE = Place()
@@ -56,6 +57,7 @@ def contradictions(own: OffloadPolicies, merged: Effective, place: Place) -> lis
         *_ages(own, merged),
         *_method(own, merged, place),
         *_times(own, merged, place),
+        *_sizes(own, merged, place),
         *_retention(own),
         *_location(own, place),
     ]
@@ -122,6 +124,22 @@ def _times(own: OffloadPolicies, merged: Effective, place: Place) -> Iterator[st
         yield (
             f"{FIELDS[name].label}: {shown(name, getattr(own, name))} is not less than the {shown(name, kept_s)} that "
             "Pulsar retains the topics for: entries would be deleted before they are offloaded"
+        )
+
+
+def waiting_size(own: OffloadPolicies, merged: Effective) -> str | None:
+    """Return the value that says how much waits to be offloaded, if it is said here."""
+    ledgers = merged.values.method is OffloadMethod.LEDGER_BASED
+    return "threshold_bytes" if ledgers and (own.threshold_bytes or 0) > 0 else None
+
+
+def _sizes(own: OffloadPolicies, merged: Effective, place: Place) -> Iterator[str]:
+    """What the tier leaves in BookKeeper has to be less than what Pulsar keeps there (PIP-17)."""
+    name, kept = waiting_size(own, merged), place.retention_bytes
+    if name is not None and kept is not None and getattr(own, name) >= kept:
+        yield (
+            f"{FIELDS[name].label}: {shown(name, getattr(own, name))} is not less than the {shown(name, kept)} that "
+            "Pulsar retains of a topic: entries would be deleted before they are offloaded"
         )
 
 

@@ -17,7 +17,7 @@ from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.offload import policies as stored
 from offloaderd.patterns import Breadth, TopicPattern
 from offloaderd.policy.effective import Effective, Level, Origin, effective
-from offloaderd.policy.rules import Place, checked, sound, waiting_time
+from offloaderd.policy.rules import Place, checked, sound, waiting_size, waiting_time
 from offloaderd.rpc.policy_messages import effect_message, given_policies, origins, policies_message
 from offloaderd.rpc.v1 import policy_pb2, policy_pb2_grpc
 
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from offloaderd.metadata.port import MetadataStore
+    from offloaderd.model import Retained
     from offloaderd.offload.levels import Effect, Levels
     from offloaderd.policy.policies import OffloadPolicies
     from offloaderd.rpc.v1.policy_pb2_grpc import _ServicerContext as Context
 
-    Retained = Callable[[str, str], Awaitable[float | None]]
-    """Says how long Pulsar retains the topics of a tenant's namespace, in seconds; None: for ever, or not known."""
+    Retention = Callable[[str, str], Awaitable[Retained]]
+    """Says what Pulsar retains of the topics of a tenant's namespace, as far as that is known."""
 
 Where = Namespace | TopicName | None
 """A level: a namespace, a topic, or (None) the broker."""
@@ -42,7 +43,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     """Answers from the metadata store; changes through the engine's levels. `place` is what the daemon has."""
 
     def __init__(
-        self, levels: Levels, metadata: MetadataStore, place: Place, *, retained: Retained | None = None
+        self, levels: Levels, metadata: MetadataStore, place: Place, *, retained: Retention | None = None
     ) -> None:
         self._levels = levels
         self._metadata = metadata
@@ -112,22 +113,22 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         return effective([here, *book.above(where)])
 
     async def _placed(self, where: Where, policies: OffloadPolicies, merged: Effective) -> tuple[Place, list[str]]:
-        """Return the place of a level with how long Pulsar retains its topics, and a note when nobody can say."""
-        waits = waiting_time(policies, merged)
-        if waits is None or where is None or not self._place.has_brokers:
+        """Return the place of a level with what Pulsar retains of its topics, and a note when nobody can say."""
+        waits = " and ".join(filter(None, (waiting_time(policies, merged), waiting_size(policies, merged))))
+        if not waits or where is None or not self._place.has_brokers:
             return self._place, []
         name = spelled((where.tenant, where.namespace) if isinstance(where, TopicName) else where)
         unknown = f"{waits} was not compared with Pulsar's retention of {name}"
         if self._retained is None:
             return self._place, [f"{unknown}: pulsar.admin_url is not set"]
         try:
-            kept_s = await self._retained(*name.split("/"))
+            kept = await self._retained(*name.split("/"))
         except OffloaderError as error:
             log.warning("policy.retention_unknown", namespace=name, error=str(error))
             return self._place, [f"{unknown}: {error}"]
-        if not kept_s and kept_s is not None:
+        if 0 in kept:
             return self._place, [f"Pulsar keeps nothing of {name} once it is acknowledged, offloaded or not"]
-        return replace(self._place, retention_s=kept_s), []
+        return replace(self._place, retention_s=kept.seconds, retention_bytes=kept.size_bytes), []
 
 
 def level_of(message: policy_pb2.PolicyLevel) -> Where:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from offloaderd.errors import Denied, InvalidConfig, Transient
 from offloaderd.ledgers.pulsar_admin import ANSWER_BYTES_MAX, AdminOptions, PulsarAdmin
-from offloaderd.model import Position, TopicName
+from offloaderd.model import Position, Retained, TopicName
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -203,12 +203,20 @@ def test_a_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
             PulsarAdmin("https://host", AdminOptions(ca_file=str(file)))
 
 
-@pytest.mark.parametrize(("minutes", "seconds"), [(-1, None), (0, 0.0), (90, 5400.0)])
-async def test_a_namespaces_retention_is_read(brokers: Brokers, minutes: int, seconds: float | None) -> None:
-    """In minutes; for ever is no limit."""
-    brokers.answer = lambda _: web.json_response({"retentionTimeInMinutes": minutes, "retentionSizeInMB": 5})
+@pytest.mark.parametrize(
+    ("minutes", "mib", "kept"),
+    [
+        (-1, -1, Retained()),
+        (0, 0, Retained(0.0, 0)),
+        (90, 5, Retained(5400.0, 5 << 20)),
+        (-1, 1, Retained(None, 1 << 20)),
+    ],
+)
+async def test_a_namespaces_retention_is_read(brokers: Brokers, minutes: int, mib: int, kept: Retained) -> None:
+    """In minutes and MiB; -1 is no limit."""
+    brokers.answer = lambda _: web.json_response({"retentionTimeInMinutes": minutes, "retentionSizeInMB": mib})
     async with PulsarAdmin(brokers.url) as admin:
-        assert await admin.retained("acme", "eu west") == seconds
+        assert await admin.retained("acme", "eu west") == kept
     assert brokers.asked == [("/admin/v2/namespaces/acme/eu%20west/retention", None)]
 
 
@@ -217,14 +225,19 @@ async def test_a_namespace_without_retention_says_nothing(brokers: Brokers) -> N
     async with PulsarAdmin(brokers.url) as admin:
         for status in (404, 204, 200):
             brokers.answer = lambda _, status=status: web.Response(status=status)  # type: ignore[misc]
-            assert await admin.retained("acme", "eu") is None
+            assert await admin.retained("acme", "eu") == Retained()
         brokers.answer = lambda _: web.Response(status=307, headers={"Location": "/elsewhere"})
         with pytest.raises(Transient, match="redirects"):
             await admin.retained("acme", "eu")
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{}", "x", '{"retentionTimeInMinutes": "5"}', '{"retentionTimeInMinutes": true}']
+    "text",
+    [
+        *("[]", "{}", "x", '{"retentionTimeInMinutes": 5}'),
+        '{"retentionTimeInMinutes": "5", "retentionSizeInMB": 1}',
+        '{"retentionTimeInMinutes": true, "retentionSizeInMB": 1}',
+    ],
 )
 async def test_a_retention_that_is_none_is_transient(brokers: Brokers, text: str) -> None:
     """Whatever a server says instead."""

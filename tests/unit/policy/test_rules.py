@@ -65,6 +65,16 @@ def test_entries_are_offloaded_before_they_are_deleted(kept_s: float | None, fla
     assert wrong(ledgers, place=Place(retention_s=1.0)) == []
 
 
+@pytest.mark.parametrize(("kept", "flaws"), [(None, 0), (999, 1), (1000, 1), (1001, 0)])
+def test_what_is_left_in_bookkeeper_is_less_than_what_is_kept_there(kept: int | None, flaws: int) -> None:
+    """A size threshold is compared with Pulsar's retention by size; no threshold, or another method, with nothing."""
+    own = OffloadPolicies(method=OffloadMethod.LEDGER_BASED, threshold_bytes=1000)
+    place = Place(retention_bytes=kept)
+    assert len(wrong(own, place=place)) == flaws
+    assert wrong(OffloadPolicies(method=OffloadMethod.LEDGER_BASED, threshold_bytes=0), place=place) == []
+    assert wrong(OffloadPolicies(threshold_bytes=1000), place=place) == []
+
+
 def test_limits_belong_to_a_limited_retention() -> None:
     """A limited retention has one, the others have none."""
     assert wrong(OffloadPolicies(retention=TierRetention.LIMITED, retention_age_s=1.0)) == []

@@ -10,6 +10,7 @@ import pytest
 from offloaderd.errors import InvalidInput, NotFound, Transient
 from offloaderd.metadata import paths
 from offloaderd.metrics import Metrics
+from offloaderd.model import Retained
 from offloaderd.policy.rules import Place
 from offloaderd.rpc.client_policy import PolicyCalls
 from offloaderd.rpc.policy import PolicyService
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from grpc import aio
 
     from offloaderd.offload.engine import Engine
-    from offloaderd.rpc.policy import Retained
+    from offloaderd.rpc.policy import Retention
 
 BROKER = policy_pb2.PolicyLevel(broker=True)
 NAMESPACE = policy_pb2.PolicyLevel(namespace="public/default")
@@ -45,7 +46,7 @@ class Client(PolicyCalls):
 
 
 @asynccontextmanager
-async def served(place: Place | None = None, retained: Retained | None = None) -> AsyncIterator[tuple[Client, Engine]]:
+async def served(place: Place | None = None, retained: Retention | None = None) -> AsyncIterator[tuple[Client, Engine]]:
     """Run an engine and its service."""
     rig = Rig()
     rig.ledgers = memory_ledgers(rig.clock)
@@ -164,11 +165,11 @@ async def test_thresholds_are_compared_with_what_pulsar_retains() -> None:
     """Where it is known; where it is not, that is said and the policy is set all the same."""
     asked: list[tuple[str, str]] = []
 
-    async def retained(tenant: str, namespace: str) -> float | None:
+    async def retained(tenant: str, namespace: str) -> Retained:
         asked.append((tenant, namespace))
         if len(asked) == 1:
             raise Transient("the broker is away")
-        return 3600.0
+        return Retained(3600.0, 1_000_000)
 
     ledgers = Said(method="ledger-based", threshold_s=3600.0)
     async with served(retained=retained) as (client, _):
@@ -182,11 +183,13 @@ async def test_thresholds_are_compared_with_what_pulsar_retains() -> None:
         assert len(asked) == 2
         with pytest.raises(InvalidInput, match="segment_age_max_s"):
             await client.set_policies(NAMESPACE, Said(segment_age_max_s=3600.0))
-        await client.set_policies(NAMESPACE, Said(method="ledger-based", threshold_s=3599.0))
+        await client.set_policies(NAMESPACE, Said(method="ledger-based", threshold_s=3599.0, threshold_bytes=999_999))
+        with pytest.raises(InvalidInput, match=r"threshold_bytes.*Pulsar retains of a topic"):
+            await client.set_policies(NAMESPACE, Said(method="ledger-based", threshold_bytes=1_000_000))
         await client.set_policies(BROKER, ledgers)
 
-    async def nothing(_tenant: str, _namespace: str) -> float | None:
-        return 0.0
+    async def nothing(_tenant: str, _namespace: str) -> Retained:
+        return Retained(0.0)
 
     async with served(Place(has_brokers=False), nothing) as (client, _):
         assert not (await client.set_policies(NAMESPACE, Said(segment_age_max_s=9.0))).notes
