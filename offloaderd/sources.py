@@ -34,8 +34,7 @@ class Ledgers:
 
     `probe` asks for something small; it raises what the source would. `register` says which ledgers were deleted at the
     source; the embedded store deletes none but by our own word. `describer` knows what BookKeeper says of a ledger,
-    `offloads` what brokers have offloaded by themselves.
-    `retained` says for how many seconds Pulsar retains the topics of a tenant's namespace, None for ever.
+    `retained` says what Pulsar retains of the topics of a tenant's namespace.
     """
 
     source: LedgerSource | None = None
