@@ -36,7 +36,7 @@ run: $(INSTALLED) ## Stream a data set through the whole system to S3 and back (
 standalone: $(INSTALLED) ## Start everything on this machine and leave it running
 	@$(BIN)/offloaderd standalone
 
-test: $(DEPENDENCIES)dev ## Run all tests, on a real ZooKeeper, S3 server, bookies and Pulsar (fetches 360 MB of jars once)
+test: $(DEPENDENCIES)dev ## Run all tests, on a real ZooKeeper, S3 server, bookies and Pulsar (fetches 390 MB of jars once)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test-quick: $(DEPENDENCIES)dev ## Run those tests that need no bookies and no Pulsar
