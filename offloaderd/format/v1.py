@@ -12,33 +12,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData, InvalidInput
-from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES, decode_entries, frame, framed_bytes, padding
+from offloaderd.format.entries import decode_entries, framed_bytes
 from offloaderd.format.index_entries import IndexEntry
 from offloaderd.format.v1_index import LedgerObjectIndex, decode_index, encode_index, index_entries
 from offloaderd.model import EntryBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from offloaderd.format.manifest import BlockInfo
 
 __all__ = [
     "BLOCK_HEADER",
     "BLOCK_HEADER_BYTES",
     "MAGIC",
-    "Block",
     "BlockHeader",
     "IndexEntry",
     "LedgerObjectIndex",
     "block_length",
-    "decode_block",
     "decode_header",
     "decode_index",
     "decode_run",
-    "encode_block",
     "encode_header",
     "encode_index",
-    "encode_ledger",
     "index_entries",
 ]
 
@@ -55,15 +49,6 @@ class BlockHeader:
 
     block_bytes: int
     first_entry_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """An encoded block: its index entry, chunks to be joined once, and the sum of their lengths."""
-
-    index_entry: IndexEntry
-    chunks: list[bytes]
-    length: int
 
 
 def block_length(*, block_bytes_max: int, entries_left: int, payload_bytes_left: int) -> int:
@@ -101,72 +86,6 @@ def decode_header(data: bytes | memoryview, *, key: str, at: int) -> BlockHeader
     if reserved != _RESERVED:
         raise CorruptData(key=key, offset=at + 28, expected="100 reserved zeros", found="other bytes")
     return BlockHeader(block_bytes, first_entry_id)
-
-
-def encode_block(first_entry_id: int, payloads: Sequence[bytes], *, block_bytes: int) -> list[bytes]:
-    """Return the chunks of a block of exactly `block_bytes` with these entries.
-
-    Raises InvalidInput if there is no entry, if they do not fit, or a number is outside its field.
-    """
-    used = BLOCK_HEADER_BYTES + framed_bytes(sum(map(len, payloads)), len(payloads))
-    if not payloads or used > block_bytes:
-        raise InvalidInput(f"{len(payloads)} entries of {used} bytes in all are no block of {block_bytes} bytes")
-    header = encode_header(BlockHeader(block_bytes, first_entry_id))
-    return [header, *frame(first_entry_id, payloads), padding(block_bytes - used)]
-
-
-def encode_ledger(
-    payloads: Iterable[bytes], *, entry_count: int, payload_bytes: int, block_bytes_max: int
-) -> Iterator[Block]:
-    """Yield the blocks of a whole ledger as they fill up, holding one block's payloads at a time.
-
-    `entry_count` and `payload_bytes` are what the ledger's metadata says. Raises InvalidInput as soon as, or at the
-    end when, the entries turn out to be others than that: what was yielded until then is no complete object.
-    """
-    entries_left, bytes_left = entry_count, payload_bytes
-    first_entry_id, offset, part_id = 0, 0, 1
-    open_block: list[bytes] = []
-    used = BLOCK_HEADER_BYTES
-
-    def close() -> Block:
-        rule = block_length(block_bytes_max=block_bytes_max, entries_left=entries_left, payload_bytes_left=bytes_left)
-        length = max(rule, used)  # larger than the rule only for an entry that no block of the rule could hold
-        chunks = encode_block(first_entry_id, open_block, block_bytes=length)
-        return Block(IndexEntry(first_entry_id, part_id, offset), chunks, length)
-
-    for payload in payloads:
-        framed = len(payload) + ENTRY_OVERHEAD_BYTES
-        if open_block and used + framed > block_bytes_max:
-            block = close()
-            yield block
-            entries_left -= len(open_block)
-            bytes_left -= used - BLOCK_HEADER_BYTES - len(open_block) * ENTRY_OVERHEAD_BYTES
-            first_entry_id, offset, part_id = first_entry_id + len(open_block), offset + block.length, part_id + 1
-            open_block, used = [], BLOCK_HEADER_BYTES
-        open_block.append(payload)
-        used += framed
-        count = len(open_block)
-        if count > entries_left or used > BLOCK_HEADER_BYTES + framed_bytes(bytes_left, count):
-            raise InvalidInput(f"ledger has more than its {entry_count} entries or {payload_bytes} bytes")
-    # Neither entries nor bytes can be too many here, so their sum is right only if both are.
-    if used != BLOCK_HEADER_BYTES + framed_bytes(bytes_left, entries_left):
-        raise InvalidInput(f"ledger has less than its {entry_count} entries or {payload_bytes} bytes")
-    yield close()
-
-
-def decode_block(data: bytes | memoryview, *, ledger_id: int, key: str, at: int) -> EntryBatch:
-    """Read one whole block, header, entries and padding; `data` has to end where the block does.
-
-    The block itself does not say its ledger. `at` is its offset in the object `key`. Raises CorruptData.
-    """
-    data = bytes(data)
-    header = decode_header(data, key=key, at=at)
-    if header.block_bytes != len(data):
-        raise CorruptData(key=key, offset=at + 12, expected=f"block length {len(data)}", found=header.block_bytes)
-    payloads = decode_entries(data, start=BLOCK_HEADER_BYTES, first_entry_id=header.first_entry_id, key=key, at=at)
-    if not payloads:
-        raise CorruptData(key=key, offset=at + BLOCK_HEADER_BYTES, expected="at least one entry", found="none")
-    return EntryBatch(ledger_id, header.first_entry_id, payloads)
 
 
 def decode_run(data: bytes, run: BlockInfo, *, key: str) -> EntryBatch:

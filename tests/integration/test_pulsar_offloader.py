@@ -19,6 +19,7 @@ from offloaderd.ledgers.bookkeeper.entry import DigestType
 from offloaderd.ledgers.bookkeeper.index_metadata import index_metadata
 from offloaderd.objects import keys
 from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.testing import ledger_blocks
 from tests.real.java_client import Ensemble
 from tests.real.pulsar_offloader import BLOCK_BYTES_MIN, CLUSTER, OffloadTo, refused
 from tests.real.pulsar_offloader import SOFTWARE_REVISION as REVISION
@@ -70,10 +71,10 @@ class Closed:
         """Its length."""
         return sum(map(len, self.payloads))
 
-    def objects(self, block_bytes_max: int) -> tuple[bytes, bytes, list[v1.Block]]:
+    def objects(self, block_bytes_max: int) -> tuple[bytes, bytes, list[ledger_blocks.Block]]:
         """Return data and index as we write them, and the blocks."""
         blocks = list(
-            v1.encode_ledger(
+            ledger_blocks.encode_ledger(
                 self.payloads,
                 entry_count=len(self.payloads),
                 payload_bytes=self.payload_bytes,
@@ -249,7 +250,7 @@ async def test_refuses_what_pulsar_refuses(
     assert any("version" in said for said in refused(error.value))
 
 
-async def put(store: S3Store, ledger: Closed, objects: tuple[bytes, bytes, list[v1.Block]]) -> uuid.UUID:
+async def put(store: S3Store, ledger: Closed, objects: tuple[bytes, bytes, list[ledger_blocks.Block]]) -> uuid.UUID:
     """Store a ledger's objects as we do."""
     object_id = CLOCK.uuid()
     data, index, _ = objects
@@ -259,7 +260,7 @@ async def put(store: S3Store, ledger: Closed, objects: tuple[bytes, bytes, list[
     return object_id
 
 
-def denser(ledger: Closed, blocks: Sequence[v1.Block], *, every: int) -> list[IndexEntry]:
+def denser(ledger: Closed, blocks: Sequence[ledger_blocks.Block], *, every: int) -> list[IndexEntry]:
     """Return an index with an entry more for every so many entries."""
     found = []
     firsts = {block.index_entry.first_entry_id: block.index_entry for block in blocks}

@@ -11,6 +11,7 @@ from offloaderd.format.index_entries import IndexEntry
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 from offloaderd.model import LedgerInfo, LedgerOffload
 from offloaderd.objects import keys
+from offloaderd.testing import ledger_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +81,7 @@ class BrokerLedger:
     def objects(self) -> tuple[bytes, bytes]:
         """Return data and index."""
         blocks = list(
-            v1.encode_ledger(
+            ledger_blocks.encode_ledger(
                 self.payloads,
                 entry_count=len(self.payloads),
                 payload_bytes=sum(map(len, self.payloads)),
@@ -91,7 +92,7 @@ class BrokerLedger:
         entries = self._denser(blocks) if self.index_every else [block.index_entry for block in blocks]
         return data, v1.encode_index(len(data), metadata_of(self.topic.managed_ledger, self.payloads), entries)
 
-    def _denser(self, blocks: Sequence[v1.Block]) -> list[IndexEntry]:
+    def _denser(self, blocks: Sequence[ledger_blocks.Block]) -> list[IndexEntry]:
         found, firsts = [], {block.index_entry.first_entry_id: block.index_entry for block in blocks}
         part, at = 0, 0
         for entry_id, payload in enumerate(self.payloads):

@@ -16,6 +16,7 @@ from offloaderd.format.entry_time import block_times
 from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
+from offloaderd.testing import ledger_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -148,11 +149,13 @@ def ledger_metadata(entry_count: int, payload_bytes: int) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def build_ledger(payloads: Sequence[bytes], *, block_bytes_max: int) -> tuple[list[v1.Block], bytes, bytes]:
+def build_ledger(payloads: Sequence[bytes], *, block_bytes_max: int) -> tuple[list[ledger_blocks.Block], bytes, bytes]:
     """Write the V1 objects of a ledger: blocks, data and index."""
     size = sum(map(len, payloads))
     blocks = list(
-        v1.encode_ledger(payloads, entry_count=len(payloads), payload_bytes=size, block_bytes_max=block_bytes_max)
+        ledger_blocks.encode_ledger(
+            payloads, entry_count=len(payloads), payload_bytes=size, block_bytes_max=block_bytes_max
+        )
     )
     data = b"".join(chunk for block in blocks for chunk in block.chunks)
     entries = [block.index_entry for block in blocks]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from offloaderd.errors import CorruptData
 from offloaderd.format import entries, manifest, v1, v2
 from offloaderd.format.v2_index import GROUP_HEAD
+from offloaderd.testing import ledger_blocks
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, sealed
 
@@ -37,8 +38,8 @@ def again_entries(data: bytes) -> bytes:
 
 def again_v1_block(data: bytes) -> bytes:
     """Read a V1 block and write it again."""
-    batch = v1.decode_block(data, ledger_id=1, key=KEY, at=0)
-    return b"".join(v1.encode_block(batch.first_entry_id, batch.payloads, block_bytes=len(data)))
+    batch = ledger_blocks.decode_block(data, ledger_id=1, key=KEY, at=0)
+    return b"".join(ledger_blocks.encode_block(batch.first_entry_id, batch.payloads, block_bytes=len(data)))
 
 
 def again_v2_block(data: bytes) -> bytes:

@@ -11,7 +11,8 @@ import pytest
 
 from offloaderd.errors import CorruptData
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
-from offloaderd.format.v1 import decode_block, decode_index
+from offloaderd.format.v1 import decode_index
+from offloaderd.testing.ledger_blocks import decode_block
 
 DATA = (
     struct.pack(">Iqqq100x", 0xFBDBABCB, 128, 180, 0)

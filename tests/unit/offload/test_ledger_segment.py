@@ -18,6 +18,7 @@ from offloaderd.format.verify import decode_verified_block
 from offloaderd.metadata.records.attempt import stored_part
 from offloaderd.model import EntryBatch, OffloadMethod
 from offloaderd.offload.ledger_segment import LedgerBuilder
+from offloaderd.testing import ledger_blocks
 
 if TYPE_CHECKING:
     from offloaderd.offload.segment import CutPart
@@ -60,7 +61,7 @@ def cut(builder: LedgerBuilder, payloads: list[bytes], steps: list[int], *, firs
 def test_the_object_is_pulsars_however_it_is_cut(payloads: list[bytes], block: int, run: int, steps: list[int]) -> None:
     """Blocks, padding and index equal those of whole blocks written one after the other; runs decode to the entries."""
     blocks = list(
-        v1.encode_ledger(
+        ledger_blocks.encode_ledger(
             payloads, entry_count=len(payloads), payload_bytes=sum(map(len, payloads)), block_bytes_max=block
         )
     )
