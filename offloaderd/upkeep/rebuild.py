@@ -4,8 +4,9 @@ Writing goes into metadata that is empty, and may be broken off: a marker says t
 command goes on where the last one stopped, and a topic's policy, by which others know of it, is its last node. Topics
 come back disabled, so that nobody works on them before an operator has looked.
 
-What a bucket does not hold does not come back: policies and selections, marks of deleted ledgers, grants, the end of
-a ledger that was found out after its last segment, and a loss that was noticed after the last segment.
+Ledgers that brokers have offloaded have no manifest: where segments do not join, such objects are looked for and fill
+what would be a gap. What a bucket does not hold does not come back: policies and selections, marks of deleted ledgers,
+grants, the end of a ledger that was found out after its last segment, and a loss that was noticed after the last one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import TopicName
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.upkeep import stored
+from offloaderd.upkeep import broker_ledgers, stored
 from offloaderd.upkeep.rebuild_plan import Known, Problem, TopicPlan, Trouble, plan_topic
 from offloaderd.upkeep.stored import Counts
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 BATCH = 256
 """Manifests that are asked for before it is told how far one is."""
 TRIES = 5
+TORN = frozenset({Trouble.GAP, Trouble.DOUBT, Trouble.FRONT})
+"""What may be so because a broker has offloaded what lies between two segments, or before the first."""
 AUTHOR = "rebuild"
 """Who the epoch's record says has claimed the topic last."""
 
@@ -57,6 +60,8 @@ class Found:
     known: list[Known] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
+    brokers: list[Known] = field(default_factory=list)
+    """Ledgers that brokers have offloaded, as far as they were looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +93,13 @@ async def read_bucket(objects: ObjectReader, site: Site, progress: Callable[[int
     await _read_batch(objects, site, batch, found)
     progress(found.counts.segments)
     return found
+
+
+async def read_brokers(objects: ObjectReader, site: Site, found: Found) -> None:
+    """Look for what brokers have offloaded of topics whose segments do not join without it."""
+    plans = make_plan(found).topics
+    torn = {one.topic for one in plans if any(problem.kind in TORN for problem in one.problems)}
+    found.brokers = await broker_ledgers.read(objects, site, torn) if torn else []
 
 
 async def _read_batch(objects: ObjectReader, site: Site, batch: Sequence[StoredSegment], found: Found) -> None:
@@ -147,7 +159,7 @@ def make_plan(
     topics: Collection[TopicName] = (),
 ) -> Plan:
     """Plan every topic (or those named), with what somebody has decided. Raises InvalidInput for unknown segments."""
-    everything = {one.segment.segment_id for one in found.known}
+    everything = {one.segment.segment_id for one in [*found.known, *found.brokers]}
     everything |= {segment_id for problem in found.problems for segment_id in problem.segments}
     unknown = sorted(str(segment_id) for segment_id in {*prefer, *without} - everything)
     if unknown:
@@ -165,7 +177,8 @@ def make_plan(
         raise InvalidInput(f"no segment of {missing[0]} in the bucket")
     plans = []
     for topic in sorted(topics or by_topic):
-        plan = plan_topic(topic, by_topic[topic], prefer=prefer)
+        brokers = [one for one in found.brokers if one.topic == topic and one.segment.segment_id not in without]
+        plan = plan_topic(topic, by_topic[topic], prefer=prefer, brokers=brokers)
         problems = (*own[topic], *plan.problems)
         plans.append(TopicPlan(map=plan.map, epoch=plan.epoch, problems=problems))
     return Plan(topics=tuple(plans), problems=tuple(own[None]))

@@ -12,6 +12,7 @@ supersedes. Where taking a slice out would leave a hole, the object cannot have 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -110,18 +111,25 @@ class TopicPlan:
 
 
 def plan_topic(
-    topic: TopicName, found: Iterable[Known], *, prefer: Collection[UUID] = (), boundary: Position | None = None
+    topic: TopicName,
+    found: Iterable[Known],
+    *,
+    prefer: Collection[UUID] = (),
+    boundary: Position | None = None,
+    brokers: Iterable[Known] = (),
 ) -> TopicPlan:
     """Put the segments of one topic together; `prefer` names those that win over what overlaps them.
 
-    What lies right before the `boundary` is history that is known not to be there yet, which is no problem.
+    What lies right before the `boundary` is history that is known not to be there yet, which is no problem. Ledgers
+    that `brokers` have offloaded fill what would be a gap between segments or before them, or may be one.
     """
     known = sorted(found, key=_place)
     problems: list[Problem] = []
     kept, replaced = _superseded(known, prefer, problems)
     chosen = _disjoint(kept, prefer, problems)
-    ends = _ends([*replaced, *chosen], problems)
     losses = _losses([*replaced, *chosen])
+    chosen = _filled(chosen, brokers, _ends([*replaced, *chosen], []), losses)
+    ends = _ends([*replaced, *chosen], problems)
     if chosen and (boundary is None or chosen[0].segment.begin < boundary):
         problems += _front(chosen[0])
     for before, after in pairwise(chosen):
@@ -217,6 +225,28 @@ def _disjoint(known: Sequence[Known], prefer: Collection[UUID], problems: list[P
             continue
         chosen.append(one)
     return chosen
+
+
+def _filled(
+    chosen: Sequence[Known], brokers: Iterable[Known], ends: Mapping[int, LedgerEnd], losses: Sequence[Loss]
+) -> list[Known]:
+    """Return the segments with brokers' ledgers where something is, or may be, missing between them or before them.
+
+    Of a ledger that lies there more than once nobody knows which copy its broker refers to: it stays a gap.
+    """
+    offered = sorted(brokers, key=_place)
+    copies = Counter(one.segment.begin.ledger_id for one in offered)
+    sole = [one for one in offered if copies[one.segment.begin.ledger_id] == 1]
+    filled: list[Known] = []
+    if chosen and any(True for _ in _front(chosen[0])):
+        filled += [one for one in sole if one.segment.begin.ledger_id < chosen[0].segment.begin.ledger_id]
+    filled += chosen[:1]
+    for before, after in pairwise(chosen):
+        if any(True for _ in _between(before.segment, after.segment, ends, losses)):
+            low, high = before.segment.end.ledger_id, after.segment.begin.ledger_id
+            filled += [one for one in sole if low < one.segment.begin.ledger_id < high]
+        filled.append(after)
+    return filled
 
 
 def _overlap(one: CommittedSegment, other: CommittedSegment) -> bool:

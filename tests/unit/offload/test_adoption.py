@@ -14,8 +14,8 @@ from offloaderd.metadata import catalog
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import HistoryOrder, OffloadMethod, Position
 from offloaderd.objects import keys
+from offloaderd.objects.broker_ledger import verified_index
 from offloaderd.offload import grant_records
-from offloaderd.offload.adoption import verified_index
 from offloaderd.offload.copy_check import CopyChecker, Unsound
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.history import left_of

@@ -17,6 +17,7 @@ from offloaderd.testing.faults import Faults, FaultyMetadata
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.rebuild_plan import Trouble
+from tests.unit.broker_objects import BrokerLedger
 from tests.unit.upkeep.site import (
     BUCKET,
     CLUSTER,
@@ -250,3 +251,93 @@ async def test_segments_that_nobody_has_are_a_mistake(ground: Ground) -> None:
     for chosen in ({"prefer": [segment_id(77)]}, {"without": [segment_id(77)]}):
         with pytest.raises(InvalidInput, match="no segment"):
             await planned(ground, **chosen)  # type: ignore[arg-type]
+
+
+def brokers(ledger_id: int, *, number: int = 0, labels: dict[str, str] | None = None) -> BrokerLedger:
+    """Return a ledger of five entries as a broker of our cluster has offloaded it into our bucket."""
+    return BrokerLedger(
+        topic=TOPIC,
+        ledger_id=ledger_id,
+        object_id=segment_id(100 + ledger_id + number),
+        payloads=[f"{ledger_id}:{entry}".encode() for entry in range(5)],
+        user_metadata={keys.CLUSTER_KEY: CLUSTER, **(labels or {})},
+    )
+
+
+async def filled(ground: Ground, *, without: Sequence[UUID] = ()) -> rebuild.Plan:
+    """Plan as the command does: with what brokers have offloaded, if segments do not join without it."""
+    found = await rebuild.read_bucket(ground.objects, SITE, lambda _: None)
+    await rebuild.read_brokers(ground.objects, SITE, found)
+    return rebuild.make_plan(found, without=without)
+
+
+async def torn() -> Ground:
+    """A site with a topic of which ledgers 2 and 4 are not in our segments, as is known of 2."""
+    site = Ground()
+    await site.enable(TOPIC)
+    await site.store(1, runs(1, 0, 10), ends=((1, LedgerEnd(10, 2)),))
+    await site.store(2, runs(3, 0, 4), ends=((2, LedgerEnd(5, 3)), (3, LedgerEnd(4, 4))))
+    await site.store(3, runs(5, 0, 4), ends=((4, LedgerEnd(5, 5)),))
+    return site
+
+
+async def test_what_a_broker_has_offloaded_fills_a_gap() -> None:
+    """Two of our segments with a broker's ledgers between them are one topic again, and these stay the broker's."""
+    ground = await torn()
+    (without,) = (await filled(ground)).topics
+    assert without.blocked
+    for ledger_id in (2, 4):
+        await brokers(ledger_id).put(ground.objects)
+    (plan,) = (await filled(ground)).topics
+    assert not plan.blocked
+    assert [(one.begin.ledger_id, one.entries, one.foreign) for one in plan.map.segments] == [
+        (1, 10, False),
+        (2, 5, True),
+        (3, 4, False),
+        (4, 5, True),
+        (5, 4, False),
+    ]
+    assert plan.map.ends[2] == LedgerEnd(5, 3)
+    assert plan.map.segments[1].keys.data == brokers(2).keys.data
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["another cluster", "ours", "another topic", "cut short", "no index", "twice"],
+)
+async def test_what_is_not_certain_fills_no_gap(wrong: str) -> None:
+    """Objects of others, objects that are not whole, and two copies of one ledger leave the gap as it is."""
+    ground = await torn()
+    await brokers(4).put(ground.objects)
+    labels = {keys.CLUSTER_KEY: "elsewhere" if wrong == "another cluster" else CLUSTER}
+    if wrong == "ours":
+        labels[keys.SOFTWARE_VERSION_KEY] = "offloaderd-1"
+    if wrong == "another topic":
+        labels[keys.MANAGED_LEDGER_KEY] = OTHER.managed_ledger
+    ledger = brokers(2, labels=labels)
+    await ledger.put(ground.objects)
+    if wrong == "cut short":
+        data = await ground.objects.get(ledger.keys.data)
+        found = await ground.objects.head(ledger.keys.data)
+        await ground.objects.put(ledger.keys.data, data[:-1], metadata=found.metadata)
+    if wrong == "no index":
+        await ground.objects.delete([ledger.keys.index])
+    if wrong == "twice":
+        await brokers(2, number=50, labels=labels).put(ground.objects)
+    (plan,) = (await filled(ground)).topics
+    assert plan.blocked
+    assert [problem.kind for problem in plan.problems if problem.blocks] == [Trouble.GAP]
+    assert not any(one.foreign and one.begin.ledger_id == 2 for one in plan.map.segments)
+    if wrong == "twice":
+        (plan,) = (await filled(ground, without=[ledger.object_id])).topics
+        assert not plan.blocked
+
+
+async def test_what_a_broker_has_offloaded_comes_back_before_our_first_segment() -> None:
+    """Where our first segment tells that something was before it."""
+    ground = Ground()
+    await ground.enable(TOPIC)
+    await ground.store(2, runs(3, 0, 4), ends=((2, LedgerEnd(5, 3)),))
+    await brokers(2).put(ground.objects)
+    (plan,) = (await filled(ground)).topics
+    assert [one.begin.ledger_id for one in plan.map.segments] == [2, 3]
