@@ -21,6 +21,7 @@ from offloaderd import __version__, wiring
 from offloaderd.clock import SystemClock
 from offloaderd.doctor.examination import examine
 from offloaderd.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
+from offloaderd.groups import Group
 from offloaderd.health import Health
 from offloaderd.http import HttpServer
 from offloaderd.metadata.policy_book import PolicyBook
@@ -290,7 +291,7 @@ class Daemon:
         if not await self._or_stopped(registration.open()):
             return
         prober = Prober(self.health, self._clock, bucket=partial(self._bucket_probed, registration))
-        async with asyncio.TaskGroup() as group:
+        async with Group() as group:
             loops = [
                 group.create_task(watch_loop(self._clock, self.metrics), name="event-loop lag"),
                 group.create_task(prober.run(metadata, objects, ledgers), name="dependency probe"),

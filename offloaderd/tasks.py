@@ -6,12 +6,13 @@ waits. A task that nobody needs any more is cancelled by whoever started it; the
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from offloaderd.errors import Closed
+from offloaderd.groups import Group
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Coroutine
     from types import TracebackType
 
@@ -26,7 +27,7 @@ class Tasks:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._group = asyncio.TaskGroup()
+        self._group = Group()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._open = False
 

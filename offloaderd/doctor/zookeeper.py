@@ -16,6 +16,7 @@ from offloaderd.doctor.clocks import Reading
 from offloaderd.doctor.cluster import cluster_checks
 from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
 from offloaderd.errors import Conflict, Denied, NotFound
+from offloaderd.groups import Group
 from offloaderd.metadata.port import Check, Replace
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 
@@ -99,7 +100,7 @@ async def servers_answer(servers: str) -> Finding:
         except OSError as error:
             trouble[address] = os.strerror(error.errno) if error.errno else str(error)
 
-    async with asyncio.TaskGroup() as group:
+    async with Group() as group:
         for address in addresses:
             group.create_task(ask(address), name=f"asking {address}")
     up = ", ".join(f"{address}{answers[address]}" for address in addresses if address in answers)

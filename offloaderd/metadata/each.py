@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.errors import first_of
+from offloaderd.groups import Group
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -26,7 +26,7 @@ async def each(items: Sequence[A], ask: Callable[[A], Awaitable[B]], *, in_fligh
             answers[index] = await ask(item)
 
     try:
-        async with asyncio.TaskGroup() as group:
+        async with Group() as group:
             for _ in range(min(in_flight_max, len(items))):
                 group.create_task(work(), name="metadata request")
     except BaseExceptionGroup as errors:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import OffloaderError
+from offloaderd.groups import Group
 from offloaderd.metadata import paths
 from offloaderd.offload.selection import Rules
 from offloaderd.offload.signal import race
@@ -59,7 +60,7 @@ class Discovery:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        async with asyncio.TaskGroup() as group:
+        async with Group() as group:
             group.create_task(self._watch(paths.SELECTIONS, at_once=True), name="selections")
             group.create_task(self._watch(paths.POLICIES, at_once=True), name="policies of namespaces")
             group.create_task(self._watch(paths.TOPICS, at_once=False), name="policies")

@@ -7,13 +7,13 @@ topic that is here has a supervisor (`supervisor.py`).
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.errors import Closed, Conflict, CorruptData, NotFound, OffloaderError, Transient
+from offloaderd.groups import Group
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.offload import asked, deletion, ownership, policies
@@ -176,7 +176,7 @@ class Engine:
         """Supervise this daemon's topics as `me` until `drain` has been called and every topic is released."""
         self._home.me = me
         self.placement.become(me)
-        async with asyncio.TaskGroup() as group:
+        async with Group() as group:
             helpers = [
                 group.create_task(self._spread.run(), name="spread of topics"),
                 group.create_task(self.placement.run(), name="placement"),

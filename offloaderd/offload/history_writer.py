@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import NotFound, OffloaderError, Transient, first_of
+from offloaderd.groups import Group
 from offloaderd.metadata import paths
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.model import Loss, OffloadMethod, Position
@@ -209,9 +210,9 @@ class HistoryWriter:
     async def _store(self, segment: OpenSegment) -> None:
         """Have all parts of a segment stored and recorded. Raises SegmentFailed, Fenced, what the source raises."""
         try:
-            async with asyncio.TaskGroup() as group:
+            async with Group() as group:
                 group.create_task(segment.progress.run(), name=f"progress of history of {self._topic}")
-                async with asyncio.TaskGroup() as parts:
+                async with Group() as parts:
                     await segment.open()
                     await self._fill(segment, parts)
                 segment.progress.end()

@@ -7,7 +7,6 @@ never an entry, because the claim decides who works (ownership.py) and the epoch
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import CorruptData, NotFound, OffloaderError
+from offloaderd.groups import Group
 from offloaderd.metadata import paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.records import daemon as daemon_record
@@ -134,7 +134,7 @@ class Placement:
 
     async def run(self) -> None:
         """Follow the registrations until cancelled."""
-        async with asyncio.TaskGroup() as group:
+        async with Group() as group:
             group.create_task(self._follow(), name="registered daemons")
             group.create_task(self._forget_absent(), name="absent daemons")
 

@@ -9,13 +9,13 @@ would be deposed as by anybody else, and commit nothing.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.errors import Conflict, NotFound, OutcomeUnknown, Transient
+from offloaderd.groups import Group
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Replace
 from offloaderd.metadata.records import daemon as daemon_record
@@ -170,7 +170,7 @@ class Registration:
 
     async def run(self) -> None:
         """Keep the registration until cancelled: after a lost session, or a stranger's deletion, it is made again."""
-        async with asyncio.TaskGroup() as group:
+        async with Group() as group:
             group.create_task(self._watch(), name="own registration")
             while True:
                 session = await self._store.session()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import Fenced, NotFound, OffloaderError, Transient, first_of
+from offloaderd.groups import Group
 from offloaderd.metadata import conversion, paths
 from offloaderd.metadata.conversion import Standing
 from offloaderd.model import OffloadMethod
@@ -191,7 +192,7 @@ class _TopicRollback:
     async def run(self) -> None:
         """Take orders and carry them out until cancelled. Raises Fenced."""
         try:
-            async with asyncio.TaskGroup() as group:
+            async with Group() as group:
                 group.create_task(self.desk.serve(), name=f"orders of {self._topic}")
                 group.create_task(self._work(), name=f"whole ledgers of {self._topic}")
         except BaseExceptionGroup as errors:

@@ -18,6 +18,7 @@ import structlog
 from offloaderd import __version__
 from offloaderd.errors import Conflict, Fenced, InvalidInput, NotFound, OffloaderError, first_of
 from offloaderd.format.manifest import Past
+from offloaderd.groups import Group
 from offloaderd.ledgers.plain_metadata import plain_metadata
 from offloaderd.metadata import conversion
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal
@@ -161,9 +162,9 @@ class LedgerConversion:
     async def _store(self, segment: OpenSegment) -> None:
         """Have all parts of the object stored and recorded. Raises SegmentFailed, Unreadable, Stopped, Fenced."""
         try:
-            async with asyncio.TaskGroup() as group:
+            async with Group() as group:
                 group.create_task(segment.progress.run(), name=f"progress of ledger {self.row.ledger_id}")
-                async with asyncio.TaskGroup() as parts:
+                async with Group() as parts:
                     await segment.open()
                     await self._fill(segment, parts)
                     segment.finish_blocks()

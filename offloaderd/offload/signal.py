@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from offloaderd.errors import first_of
+from offloaderd.groups import Group
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -45,7 +46,7 @@ async def finished(task: asyncio.Task[None]) -> None:
 async def race(*runners: Coroutine[Any, Any, object]) -> None:
     """Run all until the first one ends, then cancel the others. An error of any of them is raised."""
     try:
-        async with asyncio.TaskGroup() as group:
+        async with Group() as group:
             tasks = [group.create_task(runner) for runner in runners]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:

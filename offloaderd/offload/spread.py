@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import OffloaderError
+from offloaderd.groups import Group
 from offloaderd.metadata.each import each
 from offloaderd.metrics_placement import STANDINGS
 from offloaderd.offload import ownership
@@ -63,7 +64,7 @@ class Spread:
 
     async def run(self) -> None:
         """Keep topics where they belong until cancelled."""
-        async with asyncio.TaskGroup() as group:
+        async with Group() as group:
             self._group = group
             group.create_task(self._follow_placement(), name="placement of topics")
             group.create_task(self._hand_over(), name="hand-over of topics")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from offloaderd.errors import Closed, Fenced, OffloaderError, first_of
+from offloaderd.groups import Group
 from offloaderd.metadata import catalog
 from offloaderd.model import OffloadMethod
 from offloaderd.offload import history, ownership, recovery
@@ -231,7 +232,7 @@ class Supervisor:
             )
 
         try:
-            async with asyncio.TaskGroup() as group:
+            async with Group() as group:
                 helpers = [
                     group.create_task(stop_when_told(), name=f"stop {self.topic}"),
                     group.create_task(abandon_when_told(), name=f"abandon {self.topic}"),

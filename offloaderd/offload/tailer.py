@@ -7,7 +7,6 @@ before it was offloaded is reported, and the stream goes on behind it.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import NotFound, OffloaderError, Transient
+from offloaderd.groups import Group
 from offloaderd.model import Confirmed, Loss, Position
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.signal import Signal, race
@@ -112,7 +112,7 @@ class Tailer:
 
     async def run(self) -> None:
         """Keep the buffer filled until cancelled."""
-        async with asyncio.TaskGroup() as group:
+        async with Group() as group:
             group.create_task(self._watch(), name=f"watch {self._topic}")
             backoff = Backoff(self._clock)
             while True:

@@ -7,12 +7,12 @@ and its entries begin the next attempt. One that an earlier owner left behind is
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.errors import Conflict, InvalidInput, Transient, first_of
+from offloaderd.groups import Group
 from offloaderd.model import OfferResult, OffloadMethod
 from offloaderd.offload import history
 from offloaderd.offload.adoption import Adoption
@@ -229,7 +229,7 @@ class TopicOffloader:
     async def run(self) -> None:
         """Offload until stopped. Raises Fenced when the topic was lost, LedgerTorn and CorruptData to stall it."""
         try:
-            async with asyncio.TaskGroup() as group:
+            async with Group() as group:
                 beside = [one for one in (self.tailer, self.outage.spill) if one is not None]
                 feeders = [group.create_task(one.run(), name=f"feed {self.topic}") for one in beside]
                 await self._offload()
@@ -288,9 +288,9 @@ class TopicOffloader:
     async def _store(self, segment: OpenSegment) -> bool:
         """Have all parts of a segment stored and recorded; False when stopping leaves it to the next owner."""
         try:
-            async with asyncio.TaskGroup() as group:
+            async with Group() as group:
                 group.create_task(segment.progress.run(), name=f"progress of {self.topic}")
-                async with asyncio.TaskGroup() as parts:
+                async with Group() as parts:
                     await self._open(segment)
                     complete = await self._filling.fill(segment, parts)
                 segment.progress.end()

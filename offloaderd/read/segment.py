@@ -23,6 +23,7 @@ import structlog
 
 from offloaderd.errors import CorruptData, first_of
 from offloaderd.format.verify import decode_verified_block
+from offloaderd.groups import Group
 from offloaderd.read.blocks import Cache
 from offloaderd.read.fetch import Fetcher, RetryPolicy
 from offloaderd.read.ledger_object import LedgerObjects
@@ -117,7 +118,7 @@ class SegmentReader:
     async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[SegmentTable]) -> None:
         _, index_key, manifest_key = segment.keys.all
         try:
-            async with asyncio.TaskGroup() as group:
+            async with Group() as group:
                 index = group.create_task(self._fetcher.whole(index_key), name=f"get {index_key}")
                 manifest = group.create_task(self._fetcher.whole(manifest_key), name=f"get {manifest_key}")
         except BaseExceptionGroup as errors:

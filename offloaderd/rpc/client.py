@@ -14,6 +14,7 @@ import grpc
 from grpc import aio
 
 from offloaderd.errors import InvalidInput, OffloaderError, Transient, first_of
+from offloaderd.groups import Group
 from offloaderd.rpc.client_history import HistoryCalls
 from offloaderd.rpc.client_inspect import InspectCalls
 from offloaderd.rpc.client_manual import ManualCalls
@@ -248,7 +249,7 @@ class DaemonClient(
         turn = Turn()
         with self._errors(call):
             try:
-                async with asyncio.TaskGroup() as group:
+                async with Group() as group:
                     writer = group.create_task(send(call, topic, batches, turn), name=f"append to {topic}")
                     async for response in call:
                         turn.answered()

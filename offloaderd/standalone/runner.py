@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.daemon import Daemon
 from offloaderd.errors import OffloaderError, first_of
+from offloaderd.groups import Group
 from offloaderd.offload.signal import finished, race
 from offloaderd.standalone.stack import stack
 
@@ -109,7 +110,7 @@ async def _serve(
     daemon = Daemon(running.settings, on_ready, clock=clock)
     failure: OffloaderError | None = None
     try:
-        async with asyncio.TaskGroup() as group:
+        async with Group() as group:
             watchers = [group.create_task(child.watch(), name=f"watch {child.name}") for child in running.children]
             life = group.create_task(daemon.run(), name="daemon")
             stopper.polite = True

@@ -7,13 +7,13 @@ the caller runs inside this context, first.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.config import load
 from offloaderd.errors import InvalidConfig, NotFound, Transient, first_of
+from offloaderd.groups import Group
 from offloaderd.metrics import Metrics
 from offloaderd.objects.s3 import S3Store
 from offloaderd.standalone import state
@@ -81,7 +81,7 @@ async def stack(options: StackOptions, environ: Mapping[str, str], clock: Clock)
             )
             store = seaweed(seaweed_options(chosen, directory), clock)
             try:
-                async with asyncio.TaskGroup() as group:
+                async with Group() as group:
                     metadata = group.create_task(exits.enter_async_context(keeper), name="start ZooKeeper")
                     objects = group.create_task(exits.enter_async_context(store), name="start SeaweedFS")
             except BaseExceptionGroup as errors:

@@ -6,12 +6,12 @@ module knows neither terminal nor table. It fails unless every entry came back f
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.errors import NotFound, OffloaderError, Transient
+from offloaderd.groups import Group
 from offloaderd.model import ReadPriority, TopicName
 from offloaderd.rpc.v1 import common_pb2
 
@@ -175,7 +175,7 @@ class Walkthrough:
 
     async def _watched(self, topic: TopicName, work: Awaitable[None]) -> None:
         """Do the work while another task shows the progress; the last thing shown is the end."""
-        async with asyncio.TaskGroup() as group:
+        async with Group() as group:
             watcher = group.create_task(self._watch(topic), name="walkthrough progress")
             await work
             watcher.cancel()
