@@ -163,6 +163,9 @@ class Tailer:
                     infos[-1] = replace(infos[-1], entries=entries, closed=closed)
                 except Transient as error:
                     trouble = error
+                    known = self.chain.ledgers.get(infos[-1].ledger_id)
+                    if known is not None:
+                        infos[-1] = replace(infos[-1], entries=max(infos[-1].entries, known.entries))
             else:
                 self.edge = Confirmed(infos[-1].entries - 1, closed=True) if infos else None
             if self._adoption is not None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from offloaderd.errors import Conflict, OffloaderError
+from offloaderd.errors import Conflict, NotFound, OffloaderError
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import HistoryOrder, OffloadMethod, Position, TierRetention, TopicName
 from offloaderd.objects import keys
@@ -19,7 +19,7 @@ from offloaderd.offload.retention import Limits
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing
+from offloaderd.read.errors import EntriesLost, EntriesMissing
 from tests.simulation import rebuilding
 from tests.simulation.bookies import Ledgers
 from tests.simulation.bucket import Bucket, BucketClient
@@ -433,7 +433,7 @@ class World:
         self, topic: TopicName, found: TopicMap, error: OffloaderError, at: Position, after: Position
     ) -> Position | None:
         """Say where a read that ended with an error has to go on; None where it is at its end."""
-        if isinstance(error, EntriesDeleted) and found.floor is not None and found.floor >= at:
+        if isinstance(error, NotFound) and found.floor is not None and found.floor >= at:
             return found.segments[0].begin if found.segments else None  # a limited retention has gone on meanwhile
         waits = topic in self.ledgers.gone and found.unfinished is not None
         if isinstance(error, EntriesLost) or (isinstance(error, EntriesMissing) and waits):

@@ -11,8 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from offloaderd.clock import SystemClock
+from offloaderd.errors import Transient
 from offloaderd.metrics import Metrics
-from offloaderd.model import EntryBatch, Loss, OfferResult, Position
+from offloaderd.model import Confirmed, EntryBatch, Loss, OfferResult, Position
 from offloaderd.offload.buffer import TailingBuffer
 from offloaderd.offload.chain import LedgerChain
 from offloaderd.offload.lag import LagTracker
@@ -105,6 +106,21 @@ class Tailing:
             await until(lambda: END in self.held())
             running.cancel()
         return self.held()
+
+
+async def test_what_was_known_of_an_open_ledger_stays_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at which bookies do not answer must not have the tailer believe that it is at the end."""
+    tailing = Tailing()
+    await tailing.source.append(TOPIC, payloads(15))
+    assert await tailing.tailer.refresh() == Position(1, 4)
+
+    async def away(*_: object) -> Confirmed:
+        raise Transient("no bookie answers")
+
+    monkeypatch.setattr(tailing.source, "confirmed", away)
+    with pytest.raises(Transient):
+        await tailing.tailer.refresh()
+    assert tailing.chain.ledgers[1].entries == 5
 
 
 def whole(*ledger_ids: int) -> list[Position]:
