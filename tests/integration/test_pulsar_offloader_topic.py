@@ -146,7 +146,8 @@ async def test_every_form_is_read_as_one(
         assert begins == [Position(one, 0) for one in (*ledgers, streamed)]
         everything, tiers = await brokered.read(client)
         assert everything == brokered.since(min(brokered.entries))
-        assert tiers >= {common_pb2.TIER_OBJECTS, common_pb2.TIER_BUFFER}
+        assert common_pb2.TIER_OBJECTS in tiers
+        assert tiers & {common_pb2.TIER_BUFFER, common_pb2.TIER_SOURCE}  # the tailer may be a moment behind
         for first in (
             Position(ledgers[0], 299), Position(ledgers[1], 1), Position(ledgers[1], 2000), Position(ledgers[2], 128),
             Position(ledgers[3], 149), Position(streamed, 0), Position(streamed, 77), Position(tail, 5),
