@@ -217,7 +217,7 @@ async def adopt_head(
         return [known[ledger_id] for ledger_id in sorted(known)]
 
     infos = await until_answered(clock, listed, met=met)
-    for info, following in zip(infos, [*infos[1:], None], strict=True):
+    for info, following in zip(infos, [*infos[1:], None], strict=False):  # no ledgers yet: nothing follows
         if info.offloaded is None:
             break
         try:

@@ -452,3 +452,14 @@ async def test_no_grant_for_what_a_broker_deletes_itself(rig: Rig, brokers: Brok
     assert set(known) == {b}
     with pytest.raises(Unsound, match="offloaded by a broker"):
         await CopyChecker(owned.shop, readback=False).check(owned.offloader.map, owned.offloader.map.segments[0], a)
+
+
+@pytest.mark.parametrize("made", [False, True])
+async def test_a_topic_without_ledgers_is_taken_up(rig: Rig, brokers: Brokers, *, made: bool) -> None:
+    """One that does not exist yet, and one that nobody has written to: there is nothing to adopt, and no error."""
+    if made:
+        await brokers.ledgers.create(TOPIC)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await brokers.write([3])
+        await until_offloaded(topic, Position(0, 2))
