@@ -37,7 +37,7 @@ standalone: $(INSTALLED) ## Start everything on this machine and leave it runnin
 	@$(BIN)/offloaderd standalone
 
 test: $(DEPENDENCIES)dev ## Run all tests, on a real ZooKeeper, S3 server, bookies and Pulsar (fetches 390 MB of jars once)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 1
 
 test-quick: $(DEPENDENCIES)dev ## Run those tests that need no bookies and no Pulsar
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not bookies"

@@ -33,8 +33,8 @@ log = structlog.get_logger(__name__)
 
 REDIRECTS_MAX = 5
 ANSWER_BYTES_MAX = 64 << 20
-MIB = 1 << 20
 """A topic's internal statistics name every ledger and cursor; more than this is no answer of a broker."""
+MIB = 1 << 20
 _REDIRECTS = {301, 302, 303, 307, 308}
 
 
@@ -109,20 +109,19 @@ class PulsarAdmin:
         limit); where it has none the brokers' own default holds, which this does not tell. Raises Denied, Transient.
         """
         url = f"{self._url}/admin/v2/namespaces/{quote(tenant, safe='')}/{quote(namespace, safe='')}/retention"
-        for _ in range(REDIRECTS_MAX + 1):
-            answer = await self._get(url)
-            if not isinstance(answer, str):
-                return _retained(answer, url)
-            url = answer
-        raise Transient(f"the admin API redirects more than {REDIRECTS_MAX} times, last to {url}")
+        return _retained(*await self._followed(url))
 
     async def _last_confirmed(self, topic: TopicName) -> Position | None:
         name = f"{topic.tenant}/{topic.namespace}/{quote(topic.local, safe='')}"
         url = f"{self._url}/admin/v2/{topic.domain}/{name}/internalStats"
+        return _position(*await self._followed(url))
+
+    async def _followed(self, url: str) -> tuple[bytes | None, str]:
+        """Return what is at a URL, or where that redirects to, and the URL that answered; None does not exist."""
         for _ in range(REDIRECTS_MAX + 1):
             answer = await self._get(url)
             if not isinstance(answer, str):
-                return _position(answer, url)
+                return answer, url
             url = answer
         raise Transient(f"the admin API redirects more than {REDIRECTS_MAX} times, last to {url}")
 

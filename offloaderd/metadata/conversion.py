@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import Conflict, InvalidInput
 from offloaderd.metadata import paths
 from offloaderd.metadata.catalog import ledger_segment
-from offloaderd.metadata.port import Create, Replace, Versioned
+from offloaderd.metadata.port import Replace, Versioned
 from offloaderd.metadata.records import context
-from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.removal import to_trash
 from offloaderd.model import OffloadMethod
 
 if TYPE_CHECKING:
@@ -176,16 +176,7 @@ def with_whole(topic_map: TopicMap, whole: CommittedSegment, *, now_ms: int) -> 
     known = context.decode(node.value, path=path)
     value = context.encode(replace(known, segments=(ledger_segment(whole, whole.slices[0]),)))
     steps: list[Step] = [Replace(path, value, node.version)]
-    for segment in gone[:TRASH_MAX]:
-        trash = trash_record.Trash(
-            segment_id=segment.segment_id,
-            upload_id="",
-            reason=REASON,
-            decided_ms=now_ms,
-            bucket=segment.bucket,
-            prefix=segment.prefix,
-        )
-        steps.append(Create(paths.trash_record(topic, segment.segment_id), trash_record.encode(trash)))
+    steps += [to_trash(topic, segment, reason=REASON, now_ms=now_ms) for segment in gone[:TRASH_MAX]]
     contexts = {**topic_map.contexts, ledger_id: Versioned(value, node.version + 1)}
     after = replace(
         topic_map,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import Step
+    from offloaderd.model import TopicName
 
 BATCH_BYTES = 500_000
 """Contexts that are marked in one transaction; the store takes 1 MB. A larger one goes alone."""
@@ -86,6 +87,20 @@ def is_marked(topic_map: TopicMap, segment: CommittedSegment) -> bool:
     return all(part.ledger_id in topic_map.deleted for part in segment.slices)
 
 
+def to_trash(topic: TopicName, segment: CommittedSegment, *, reason: str, now_ms: int) -> Create:
+    """Return the step that puts a committed segment on the trash list."""
+    trash = trash_record.Trash(
+        segment_id=segment.segment_id,
+        upload_id="",
+        reason=reason,
+        decided_ms=now_ms,
+        bucket=segment.bucket,
+        prefix=segment.prefix,
+        ledger_id=segment.keys.ledger_id,
+    )
+    return Create(paths.trash_record(topic, segment.segment_id), trash_record.encode(trash))
+
+
 def without_oldest(
     topic_map: TopicMap, segment: CommittedSegment, *, reason: str, now_ms: int
 ) -> tuple[list[Step], TopicMap]:
@@ -128,16 +143,7 @@ def without_oldest(
     gone = [loss for loss in topic_map.losses if loss.after < segment.end]
     steps += [Delete(paths.loss(topic, loss.before.ledger_id)) for loss in gone]
     if not segment.foreign:
-        trash = trash_record.Trash(
-            segment_id=segment.segment_id,
-            upload_id="",
-            reason=reason,
-            decided_ms=now_ms,
-            bucket=segment.bucket,
-            prefix=segment.prefix,
-            ledger_id=segment.keys.ledger_id,
-        )
-        steps.append(Create(paths.trash_record(topic, segment.segment_id), trash_record.encode(trash)))
+        steps.append(to_trash(topic, segment, reason=reason, now_ms=now_ms))
     return steps, replace(
         topic_map,
         segments=topic_map.segments[1:],

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import NotFound, OffloaderError, Transient, first_of
-from offloaderd.groups import Group
+from offloaderd.errors import NotFound, OffloaderError, Transient
 from offloaderd.metadata import paths
-from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.model import Loss, OffloadMethod, Position
 from offloaderd.offload import recovery
 from offloaderd.offload.boundaries import Splitter, segment_bytes_for
@@ -29,6 +28,7 @@ from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import LedgerInfo
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
@@ -141,18 +141,8 @@ class HistoryWriter:
             await self._history.lost(step)
         if step is None:
             return None
-        tries, last_error = self._failures
-        return Attempt(
-            segment_id=self._clock.uuid(),
-            begin=step.first,
-            assigned_ms=self._clock.wall_ms(),
-            epoch=self._offloader.claim.epoch,
-            status=AttemptStatus.ASSIGNED,
-            driver="offloaderd",
-            driver_properties=self._shop.driver,
-            tries=tries,
-            last_error=last_error,
-            layout=self._shop.layout,
+        return self._shop.attempt(
+            step.first, self._shop.layout, epoch=self._offloader.claim.epoch, failures=self._failures
         )
 
     async def _one_segment(self, attempt: Attempt, *, continued: bool) -> SegmentFailed | None:
@@ -169,7 +159,7 @@ class HistoryWriter:
             await self._history.begin(attempt)
             self._metrics.segments.labels(state="assigned").inc()
         try:
-            await self._store(segment)
+            await segment.store(partial(self._fill, segment))
             committed = await segment.finish()
         except SegmentFailed as error:
             why = str(error)
@@ -206,18 +196,6 @@ class HistoryWriter:
             epoch=self._offloader.claim.epoch,
         )
         self._offloader.changed.notify()
-
-    async def _store(self, segment: OpenSegment) -> None:
-        """Have all parts of a segment stored and recorded. Raises SegmentFailed, Fenced, what the source raises."""
-        try:
-            async with Group() as group:
-                group.create_task(segment.progress.run(), name=f"progress of history of {self._topic}")
-                async with Group() as parts:
-                    await segment.open()
-                    await self._fill(segment, parts)
-                segment.progress.end()
-        except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
 
     async def _fill(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> None:
         """Read the segment's entries, seal it, send what is left. It ends earlier when the source has lost the rest."""

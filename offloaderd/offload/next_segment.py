@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound
 from offloaderd.format.layout import LedgerLayout
-from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.model import OffloadMethod, Position
 from offloaderd.offload import history, recovery
 from offloaderd.offload.budget import until_answered
@@ -25,6 +24,7 @@ from offloaderd.offload.segment import PART_COUNT_MAX
 if TYPE_CHECKING:
     from offloaderd.format.layout import SegmentLayout
     from offloaderd.ledgers.port import LedgerDescriber
+    from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import LedgerInfo, Loss
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.recovery import LeftBehind
@@ -189,18 +189,8 @@ class NextSegment:
         layout = await self._layout(begin)
         if layout is None:
             return None
-        return Attempt(
-            segment_id=self._clock.uuid(),
-            begin=begin,
-            assigned_ms=self._clock.wall_ms(),
-            epoch=self._topic.claim.epoch,
-            status=AttemptStatus.ASSIGNED,
-            driver="offloaderd",
-            driver_properties=self._shop.driver,
-            tries=self._tries,
-            last_error=self._last_error,
-            layout=layout,
-        )
+        failures = (self._tries, self._last_error)
+        return self._shop.attempt(begin, layout, epoch=self._topic.claim.epoch, failures=failures)
 
     async def _first_entry(self) -> Position | None:
         """Wait for the first entry of the next segment; None when stopping."""

@@ -8,11 +8,12 @@ deposed cannot record the latter, so whatever it still sends is what its success
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd import __version__
-from offloaderd.errors import InvalidInput
+from offloaderd.errors import InvalidInput, first_of
 from offloaderd.format.layout import LedgerLayout
+from offloaderd.groups import Group
 from offloaderd.metadata.records.attempt import Seal, stored_part
 from offloaderd.objects import keys
 from offloaderd.offload.ledger_segment import LedgerBuilder
@@ -23,7 +24,7 @@ from offloaderd.offload.uploader import SegmentFailed, SegmentUpload
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.attempt import Attempt
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from offloaderd.offload.segment import CutPart
     from offloaderd.offload.troubles import Troubles
     from offloaderd.offload.workshop import Workshop
+
+_T = TypeVar("_T")
 
 
 class OpenSegment:
@@ -79,7 +82,23 @@ class OpenSegment:
         """Whether an earlier owner stored parts that are not cut again yet."""
         return self.builder.part_count < self.upload.stored_count
 
-    async def open(self) -> None:
+    async def store(self, fill: Callable[[asyncio.TaskGroup], Awaitable[_T]]) -> _T:
+        """Have an upload, and all parts stored and recorded that `fill` sends; returns what `fill` does.
+
+        Raises SegmentFailed, Fenced, what `fill` raises.
+        """
+        try:
+            async with Group() as group:
+                group.create_task(self.progress.run(), name=f"progress of {self.attempt.segment_id}")
+                async with Group() as parts:
+                    await self._open()
+                    filled = await fill(parts)
+                self.progress.end()
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+        return filled
+
+    async def _open(self) -> None:
         """Have an upload, or go on with the one that there is. Raises SegmentFailed when that cannot be trusted.
 
         The recorded parts count as sent where their entries can be read again if it should come to that; a topic
@@ -118,12 +137,12 @@ class OpenSegment:
         reserved = self.builder.pending_bytes
         await self.upload.reserve(reserved)
         part = self.builder.cut_part(last=last)
-        task = parts.create_task(self._store(part), name=f"part {part.part_number} of {self._claim.topic}")
+        task = parts.create_task(self._store_part(part), name=f"part {part.part_number} of {self._claim.topic}")
         # Not in the task itself: one that is cancelled before its first step runs none of its code.
         task.add_done_callback(lambda _: self.upload.unreserve(reserved))
         return part.end
 
-    async def _store(self, part: CutPart) -> None:
+    async def _store_part(self, part: CutPart) -> None:
         info = await self.upload.send(part)
         self.progress.stored(part.part_number, stored_part(info.etag, info.size_bytes, part.blocks))
 

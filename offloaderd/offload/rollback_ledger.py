@@ -11,17 +11,17 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd import __version__
-from offloaderd.errors import Conflict, Fenced, InvalidInput, NotFound, OffloaderError, first_of
+from offloaderd.errors import Conflict, Fenced, InvalidInput, NotFound, OffloaderError
 from offloaderd.format.manifest import Past
-from offloaderd.groups import Group
 from offloaderd.ledgers.plain_metadata import plain_metadata
 from offloaderd.metadata import conversion
-from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal
+from offloaderd.metadata.records.attempt import Attempt, Seal
 from offloaderd.model import LedgerInfo, Position
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.next_segment import LedgerCut
@@ -46,7 +46,6 @@ log = structlog.get_logger(__name__)
 
 EXCHANGES_MAX = 5
 """How often the exchange is tried while somebody else changes the map (a job that commits history)."""
-
 
 BLOCK_BYTES = 64 << 20
 """Pulsar's default size of a block (`managedLedgerOffloadMaxBlockSizeInBytes`), where no setting says another."""
@@ -112,7 +111,7 @@ class LedgerConversion:
         if left is None:
             await self._attempts.begin(attempt)
         try:
-            await self._store(segment)
+            await segment.store(partial(self._rewrite, segment))
             self._ready()
             whole = await segment.finish()
             await self._prove(whole)
@@ -134,16 +133,8 @@ class LedgerConversion:
             metadata = await until_answered(self._clock, lambda: _described(self._shop, self._topic, info))
         except InvalidInput as error:
             raise Unreadable(error.message) from error
-        return Attempt(
-            segment_id=self._clock.uuid(),
-            begin=Position(info.ledger_id, 0),
-            assigned_ms=self._clock.wall_ms(),
-            epoch=self._offloader.claim.epoch,
-            status=AttemptStatus.ASSIGNED,
-            driver="offloaderd",
-            driver_properties=self._shop.driver,
-            layout=cut.layout(entries=info.entries, payload_bytes=info.size_bytes, metadata=metadata),
-        )
+        layout = cut.layout(entries=info.entries, payload_bytes=info.size_bytes, metadata=metadata)
+        return self._shop.attempt(Position(info.ledger_id, 0), layout, epoch=self._offloader.claim.epoch)
 
     def _info(self) -> LedgerInfo:
         """Return what the map and the segments know of the ledger, whatever the source can still tell of it."""
@@ -159,22 +150,14 @@ class LedgerConversion:
             closed_at_ms=known.closed_at_ms if known is not None and known.closed else closed_ms,
         )
 
-    async def _store(self, segment: OpenSegment) -> None:
-        """Have all parts of the object stored and recorded. Raises SegmentFailed, Unreadable, Stopped, Fenced."""
-        try:
-            async with Group() as group:
-                group.create_task(segment.progress.run(), name=f"progress of ledger {self.row.ledger_id}")
-                async with Group() as parts:
-                    await segment.open()
-                    await self._fill(segment, parts)
-                    segment.finish_blocks()
-                    if segment.attempt.seal is None:
-                        await segment.progress.note_seal(self._seal(segment))
-                    while segment.builder.pending_bytes:
-                        await segment.send(parts, last=not segment.builder.part_ready)
-                segment.progress.end()
-        except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
+    async def _rewrite(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> None:
+        """Send all parts of the object, sealing it in between. Raises SegmentFailed, Unreadable, Stopped, Fenced."""
+        await self._fill(segment, parts)
+        segment.finish_blocks()
+        if segment.attempt.seal is None:
+            await segment.progress.note_seal(self._seal(segment))
+        while segment.builder.pending_bytes:
+            await segment.send(parts, last=not segment.builder.part_ready)
 
     async def _fill(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> None:
         """Move the ledger's entries into the object, a part at a time."""

@@ -119,7 +119,6 @@ class Supervisor:
         self._holds = effective.values
         self.offloader.follow(RollPolicy.of(effective))
         self.offloader.outage.follow(effective.values.outage)
-        self.offloader.policy_changed.notify()
 
     async def run(self) -> None:
         """Claim and offload until stopped."""

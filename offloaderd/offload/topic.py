@@ -7,6 +7,7 @@ and its entries begin the next attempt. One that an earlier owner left behind is
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -33,6 +34,8 @@ from offloaderd.offload.troubles import Troubles
 from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
+    import asyncio
+
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.records.attempt import Attempt
@@ -190,6 +193,7 @@ class TopicOffloader:
         self.buffer.changed.notify()
         if self.tailer is not None:
             self.tailer.nudge()
+        self.policy_changed.notify()
 
     async def request_roll(self, to: Position | None = None) -> Position | None:
         """Ask for everything confirmed so far, or up to a position, to be committed soon.
@@ -271,7 +275,7 @@ class TopicOffloader:
         if not continued:
             await self._log.begin(attempt)
             self._metrics.segments.labels(state="assigned").inc()
-        if not await self._store(segment):
+        if not await segment.store(partial(self._fill, segment)):
             return False
         await self.record.commit(await segment.finish(), dict(segment.sealed.ends))
         self._committed(segment)
@@ -285,24 +289,14 @@ class TopicOffloader:
         age_s = 0.0 if self.tailer is None else (self._clock.wall_ms() - attempt.assigned_ms) / 1000
         return self._clock.monotonic() - min(max(0.0, age_s), self.policy.segment_age_max_s)
 
-    async def _store(self, segment: OpenSegment) -> bool:
-        """Have all parts of a segment stored and recorded; False when stopping leaves it to the next owner."""
-        try:
-            async with Group() as group:
-                group.create_task(segment.progress.run(), name=f"progress of {self.topic}")
-                async with Group() as parts:
-                    await self._open(segment)
-                    complete = await self._filling.fill(segment, parts)
-                segment.progress.end()
-        except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
-        return complete
+    async def _fill(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> bool:
+        """Take entries to a segment's end and send them; False when stopping leaves it to the next owner."""
+        if segment.continued:
+            self._go_on(segment)
+        return await self._filling.fill(segment, parts)
 
-    async def _open(self, segment: OpenSegment) -> None:
-        """Have an upload for a segment; one that is gone on with has to begin where the topic does."""
-        await segment.open()
-        if not segment.continued:
-            return
+    def _go_on(self, segment: OpenSegment) -> None:
+        """Take up what an earlier owner left, which has to begin where the topic does."""
         builder = segment.builder
         begin = builder.begin or self.buffer.take(self.taken, 1)[0].first
         if begin != segment.attempt.begin:

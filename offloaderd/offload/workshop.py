@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.metadata.records.context import DRIVER
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.past import Pasts
 
 if TYPE_CHECKING:
-    from offloaderd.format.layout import SegmentLayout
+    from offloaderd.format.layout import LedgerLayout, SegmentLayout
     from offloaderd.ledgers.port import BrokerOffloads, LedgerSource
     from offloaderd.metadata.port import MetadataStore
+    from offloaderd.model import Position
     from offloaderd.offload.next_segment import LedgerCut, WholeLedgers
     from offloaderd.offload.pool import BufferPool
     from offloaderd.offload.uploader import Uplink
@@ -46,3 +49,26 @@ class Workshop:
     offloads: BrokerOffloads | None = None
     pasts: Pasts = field(default_factory=Pasts)
     cut: LedgerCut | None = None
+
+    def attempt(
+        self,
+        begin: Position,
+        layout: SegmentLayout | LedgerLayout,
+        *,
+        epoch: int,
+        failures: tuple[int, str] = (0, ""),
+    ) -> Attempt:
+        """Return a new attempt, not recorded yet; `failures` says how often the one before failed, and why."""
+        tries, last_error = failures
+        return Attempt(
+            segment_id=self.uplink.clock.uuid(),
+            begin=begin,
+            assigned_ms=self.uplink.clock.wall_ms(),
+            epoch=epoch,
+            status=AttemptStatus.ASSIGNED,
+            driver=DRIVER,
+            driver_properties=self.driver,
+            tries=tries,
+            last_error=last_error,
+            layout=layout,
+        )
