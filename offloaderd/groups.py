@@ -19,12 +19,16 @@ if sys.version_info >= (3, 13):
 else:
 
     class Group(asyncio.TaskGroup):
-        """A TaskGroup as of Python 3.13: a cancellation from outside comes at the next await after its errors."""
+        """A TaskGroup that forgets no cancellation from outside: it comes at the next await behind its errors.
+
+        A loop whose only awaits are such groups ends as well: what was put off once is not put off again.
+        """
 
         async def __aenter__(self) -> Self:
-            """Note how often the task is being cancelled already."""
+            """Note how often the task is being cancelled already, and whether it has still to hear of that."""
             self._task = asyncio.current_task()
-            self._before = self._task.cancelling() if self._task is not None else 0
+            self._pending = bool(getattr(self._task, "_must_cancel", False))
+            self._before = self._task.cancelling() - self._pending if self._task is not None else 0
             return await super().__aenter__()
 
         async def __aexit__(
@@ -34,12 +38,14 @@ else:
             asked = self._asked
             try:
                 await super().__aexit__(kind, error, trace)
-            except BaseExceptionGroup:
+            except BaseExceptionGroup as errors:
                 task = self._task
                 assert task is not None  # noqa: S101 - a group is entered by a task
                 if self._asked and not asked:
                     task.uncancel()
                 if task.cancelling() > self._before:
+                    if self._pending:
+                        raise asyncio.CancelledError from errors
                     task.uncancel()
                     task.cancel()
                 raise

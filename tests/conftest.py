@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import threading
 from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 import structlog
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Generator, Iterator
 
 pytest_plugins = ["tests.servers", "tests.bookkeeper_servers"]
 
@@ -24,9 +26,22 @@ THREAD_GRACE_S = 2.0
 
 FOREIGN_TASK_GRACE_S = 2.0
 
+TEARDOWN_S = 300.0
+"""What a test may take to clean up, before its process ends with the stack of every thread."""
+
 FOREIGN_THREADS = (
     "_poll_wrapper",  # gRPC's one poller a process: ends when the last of its objects is collected, not when closed
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """Watch over the end of a test: pytest itself stops watching (faulthandler_timeout) once the test has failed."""
+    faulthandler.dump_traceback_later(TEARDOWN_S, file=item.config.stash[fault_handler_stderr_fd_key], exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)

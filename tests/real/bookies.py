@@ -14,6 +14,7 @@ from kazoo.client import KazooClient
 
 from offloaderd.standalone.ports import LOOPBACK, free_ports
 from offloaderd.standalone.probe import ask
+from offloaderd.standalone.process import ServerDied
 from offloaderd.standalone.zookeeper import zookeeper_jars
 from tests.real.jars import server_jars
 from tests.real.jvm import Server, java_command, settings_text
@@ -142,7 +143,10 @@ class BookKeeperCluster:
             bookie.thaw()
             bookie.launch()
         for bookie in self.bookies:
-            await bookie.ready()
+            try:
+                await bookie.ready()
+            except ServerDied:  # it was frozen for longer than its session, and ends when it finds out
+                await bookie.start()
         await self._registered()
 
     async def _registered(self) -> None:

@@ -55,6 +55,24 @@ async def test_a_loop_that_goes_on_after_errors_ends_when_it_is_cancelled() -> N
     assert rounds == 2  # the second begins, and is cancelled at its first await
 
 
+@pytest.mark.parametrize("work", [("fails",), ("waits",), ("fails", "waits")])
+async def test_a_cancellation_that_is_on_its_way_when_a_group_begins_is_not_lost(work: tuple[str, ...]) -> None:
+    """It comes at the group's first await, together with the error of a task, which is the lesser of the two."""
+
+    async def loop() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        for _ in range(3):
+            with suppress(Transient):
+                await grouped(*work)
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(1), asyncio.TaskGroup() as group:
+        ended = group.create_task(loop())
+    assert ended.cancelled()
+
+
 @pytest.mark.parametrize("work", [("fails",), ("fails", "waits")])
 async def test_errors_leave_no_trace_of_a_cancellation(work: tuple[str, ...]) -> None:
     """Who handles the error of a group is not being cancelled."""

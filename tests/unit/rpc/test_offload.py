@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from offloaderd.errors import Denied, Transient
+from offloaderd.errors import Throttled, Transient
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import ENTRY_BYTES_MAX, OutagePolicy, Position
 from offloaderd.objects.memory import MemoryStore
@@ -271,7 +271,7 @@ async def test_a_blocked_topic_gives_no_more_credit_until_the_store_is_back() ->
     rig.objects = FaultyStore(MemoryStore(rig.clock, part_bytes_min=1), faults)
     async with rig.engine(push_only=True) as engine, serving(rig, engine) as stub:
         topic = await enabled(engine, TopicPolicy(outage=OutagePolicy.BLOCK))
-        faults.fail("upload_part", Denied("no"), times=-1)
+        faults.fail("upload_part", Throttled("no"), times=-1)
         call = stream(stub)
         await call.write(opening())
         await call.write(batch(0, payloads(30)))
