@@ -208,7 +208,8 @@ class Daemon:
         await stack.enter_async_context(store)
 
         async def probe() -> SegmentStore:
-            await store.check()
+            for place in wiring.places(self._settings):
+                await store.at(place.bucket).check()
             return store
 
         return await self._until_there("objects", where, probe)
@@ -279,7 +280,7 @@ class Daemon:
                 options=wiring.read_options(settings),
             )
         )
-        gc = Collector(objects, metadata, wiring.gc_site(settings), clock=self._clock, metrics=self.metrics)
+        gc = Collector(objects, metadata, wiring.sites(settings), clock=self._clock, metrics=self.metrics)
         session_s = settings.metadata.session_timeout_s
         registration = registration_of(settings.daemon.id, engine, metadata, self._clock, session_timeout_s=session_s)
         services = self._services(engine, reader, metadata, objects, ledgers, gc, registration, retention)
@@ -333,8 +334,7 @@ class Daemon:
                 metadata=metadata,
                 source=ledgers.source,
                 daemon=self,
-                bucket=settings.objects.bucket,
-                prefix=settings.objects.prefix,
+                places=wiring.surroundings(settings).places,
             ),
             doctor=DoctorService(lambda: examine(settings, self._clock, serving=True)),
             upkeep=UpkeepService(gc, grace_s=settings.gc.grace_s),
@@ -343,7 +343,7 @@ class Daemon:
             history=HistoryService(engine, engine.shop, engine.book),
             rollback=RollbackService(engine, metadata),
             inspect=wiring.inspection(settings, engine, reader, metadata, objects, self._clock),
-            policy=PolicyService(engine.levels, metadata, wiring.policy_place(settings), retained=ledgers.retained),
+            policy=PolicyService(engine.levels, metadata, wiring.surroundings(settings), retained=ledgers.retained),
             ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
         )
 

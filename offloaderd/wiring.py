@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offloaderd.config.kinds import named_places
 from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions, SaslOptions, TlsOptions
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.pulsar_admin import AdminOptions
+from offloaderd.objects.places import Place, Places
 from offloaderd.objects.s3 import S3Options
 from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.engine import Engine
@@ -23,16 +25,16 @@ from offloaderd.offload.uploader import Uplink, UploadLimits
 from offloaderd.offload.workshop import HistoryRules, Workshop
 from offloaderd.policy.effective import Level, Origin
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.rules import Place
+from offloaderd.policy.rules import Surroundings
 from offloaderd.read.reader import ReadOptions
 from offloaderd.read.segment import SegmentOptions
 from offloaderd.rpc.inspect import InspectService, ReaderTiers
 from offloaderd.rpc.server import ServerOptions
-from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.gc import Schedule
 from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.scrub import Scrubber, ScrubOptions
+from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import TopicVerifier
 
 if TYPE_CHECKING:
@@ -71,7 +73,6 @@ def workshop(
         source=ledgers.source,
         uplink=Uplink(
             objects=objects,
-            prefix=settings.objects.prefix,
             budget=uploads,
             limits=UploadLimits(parts_in_flight_max=parts_of_topic(settings), readback=offload.verify == "readback"),
             clock=clock,
@@ -81,7 +82,7 @@ def workshop(
         pool=pool,
         layout=SegmentLayout(block_bytes=offload.block_bytes, part_bytes=offload.part_bytes, preamble=offload.preamble),
         cluster=settings.daemon.cluster,
-        driver=driver_properties(settings),
+        places=places(settings),
         outage=OutageRules(policy=settings.outage.policy, area=spill_area(settings, metrics)),
         history=HistoryRules(daemon_bytes_max=settings.history.daemon_bytes_max),
         offloads=ledgers.offloads,
@@ -135,6 +136,7 @@ def policy_levels(settings: Settings) -> list[Level]:
         "retention": (settings.retention, "kind"),
     }
     values: dict[str, Any] = {name: getattr(section, key) for name, (section, key) in where.items()}
+    values["bucket"] = places(settings).home.bucket  # a directory has none
     given = {name for name, (section, key) in where.items() if key in section.model_fields_set}
     limits = {"retention_age_s": settings.retention.age_s, "retention_bytes": settings.retention.size_bytes}
     values |= {name: value or None for name, value in limits.items()}
@@ -145,11 +147,13 @@ def policy_levels(settings: Settings) -> list[Level]:
     ]
 
 
-def policy_place(settings: Settings) -> Place:
+def surroundings(settings: Settings) -> Surroundings:
     """Return what a policy has to go with on this daemon."""
-    objects, kind = settings.objects, settings.ledgers.kind
-    return Place(
-        bucket=objects.bucket, prefix=objects.prefix, has_source=kind != "none", has_brokers=kind == "bookkeeper"
+    kind = settings.ledgers.kind
+    return Surroundings(
+        places=tuple((place.bucket, place.prefix) for place in places(settings)),
+        has_source=kind != "none",
+        has_brokers=kind == "bookkeeper",
     )
 
 
@@ -215,6 +219,7 @@ def s3_options(settings: Settings) -> S3Options:
         endpoint=objects.endpoint,
         region=objects.region,
         bucket=objects.bucket,
+        others=tuple(sorted(places(settings).buckets - {objects.bucket})),
         access_key=objects.access_key,
         secret_key=objects.secret_key.get_secret_value() if objects.secret_key else None,
         path_style=objects.path_style,
@@ -300,7 +305,7 @@ def scrubber(settings: Settings, shop: Workshop) -> Scrubber:
     return Scrubber(
         uplink.objects,
         shop.metadata,
-        gc_site(settings),
+        sites(settings),
         ScrubOptions(
             interval_s=scrub.interval_s, first_s=scrub.first_s, bytes_per_s=scrub.bytes_per_s, off=not scrub.enabled
         ),
@@ -320,19 +325,19 @@ def inspection(
     clock: Clock,
 ) -> InspectService:
     """Return who says where entries are, and whether segments are as they were written."""
-    site = gc_site(settings)
+    found = sites(settings)
 
     def looker() -> Looker:
         return Looker(objects, clock=clock)
 
-    explainer = Explainer(engine, ReaderTiers(reader), metadata, looker(), site)
-    return InspectService(explainer, TopicVerifier(engine, looker, site), engine)
+    explainer = Explainer(engine, ReaderTiers(reader), metadata, looker(), found)
+    return InspectService(explainer, TopicVerifier(engine, looker, found), engine)
 
 
-def gc_site(settings: Settings) -> Site:
-    """Return where garbage is collected: what committed segments say of where they lie has to agree with it."""
-    bucket = driver_properties(settings).get("bucket", "")
-    return Site(cluster=settings.daemon.cluster, bucket=bucket, prefix=settings.objects.prefix)
+def sites(settings: Settings) -> list[Site]:
+    """Return what is looked after: what committed segments say of where they lie has to agree with it."""
+    cluster = settings.daemon.cluster
+    return [Site(cluster=cluster, bucket=place.bucket, prefix=place.prefix) for place in places(settings)]
 
 
 def gc_schedule(settings: Settings) -> Schedule:
@@ -341,15 +346,12 @@ def gc_schedule(settings: Settings) -> Schedule:
     return Schedule(interval_s=gc.interval_s, grace_s=gc.grace_s, apply=gc.mode == "delete", off=gc.mode == "off")
 
 
-def driver_properties(settings: Settings) -> dict[str, str]:
-    """Return what a reader needs to find the objects later, whatever the configuration is then."""
+def places(settings: Settings) -> Places:
+    """Return where the daemon stores: its own place, and those that policies may name."""
     objects = settings.objects
+    named = {(objects.bucket, objects.prefix): None} | dict.fromkeys(named_places(objects.places))
     if objects.kind == "filesystem":
-        return {"driver": "filesystem", "directory": objects.directory, "prefix": objects.prefix}
-    return {
-        "driver": "s3",
-        "bucket": objects.bucket,
-        "region": objects.region,
-        "endpoint": objects.endpoint or "",
-        "prefix": objects.prefix,
-    }
+        fixed = {"driver": "filesystem", "directory": objects.directory}
+        return Places(*(Place(driver={**fixed, "prefix": prefix}) for _, prefix in named))
+    fixed = {"driver": "s3", "region": objects.region, "endpoint": objects.endpoint or ""}
+    return Places(*(Place(driver={**fixed, "bucket": bucket, "prefix": prefix}) for bucket, prefix in named))

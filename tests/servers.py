@@ -78,15 +78,15 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield S3Server(server.endpoint, options.access_key, options.secret_key)
 
 
-@pytest.fixture
-def s3_bucket(s3_server: S3Server) -> Iterator[str]:
-    """Name of a new, empty bucket, deleted with all that is in it afterwards."""
+@contextmanager
+def bucket_at(server: S3Server) -> Iterator[str]:
+    """Give a new, empty bucket, deleted with all that is in it afterwards."""
     client = get_session().create_client(
         "s3",
         region_name="us-east-1",
-        endpoint_url=s3_server.endpoint,
-        aws_access_key_id=s3_server.access_key,
-        aws_secret_access_key=s3_server.secret_key,
+        endpoint_url=server.endpoint,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
         config=Config(s3={"addressing_style": "path"}),
     )
     name = f"test-{SystemClock().uuid().hex[:16]}"
@@ -96,3 +96,10 @@ def s3_bucket(s3_server: S3Server) -> Iterator[str]:
     finally:
         client.delete_bucket(Bucket=name)  # this server drops the content with it
         client.close()
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server) -> Iterator[str]:
+    """Name of a new, empty bucket, deleted with all that is in it afterwards."""
+    with bucket_at(s3_server) as name:
+        yield name

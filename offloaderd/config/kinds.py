@@ -63,8 +63,20 @@ KeyPrefix = Annotated[
     Field(max_length=500, pattern=r"^([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$"),
     Shape("up to 500 characters, no slash at the start"),
 ]
+_PLACE = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/([^,/\x00-\x1f\x7f][^,\x00-\x1f\x7f]{0,499})?)?"
+PlaceList = Annotated[
+    str,
+    Field(pattern=rf"^(\s*{_PLACE}(\s*,\s*{_PLACE})*\s*)?$"),
+    Shape("BUCKET or BUCKET/PREFIX, several with commas between them"),
+]
 Url = Annotated[
     Annotated[str, Field(pattern=r"^https?://[^\s/]+/?$")] | None,
     BeforeValidator(_absent),
     Shape("http://HOST:PORT or https://HOST"),
 ]
+
+
+def named_places(text: str) -> list[tuple[str, str]]:
+    """Return the bucket and prefix of each place of a PlaceList."""
+    items = [item.strip().partition("/") for item in text.split(",") if item.strip()]
+    return [(bucket, prefix) for bucket, _, prefix in items]

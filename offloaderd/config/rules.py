@@ -82,6 +82,11 @@ def _objects(settings: Settings) -> Iterator[Broken]:
             ("objects.kind", "objects.bucket"),
             'objects.kind = "s3" needs a bucket: set objects.bucket',
         )
+    if objects.kind == "filesystem" and objects.places:
+        yield Broken(
+            ("objects.kind", "objects.places"),
+            'objects.places names buckets, and objects.kind = "filesystem" has none: leave it empty',
+        )
     if (objects.access_key is None) != (objects.secret_key is None):
         given, missing = ("access_key", "secret_key") if objects.access_key else ("secret_key", "access_key")
         yield Broken(

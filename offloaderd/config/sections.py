@@ -23,6 +23,7 @@ from offloaderd.config.kinds import (
     NodePath,
     OptionalSecret,
     OptionalText,
+    PlaceList,
     Port,
     Priority,
     Seconds,
@@ -154,6 +155,13 @@ class ObjectsSettings(Section):
         description="What every key begins with, for a shared bucket; write a final slash for a folder. Empty, as "
         "Pulsar's own reader looks for keys without any.",
     )
+    places: PlaceList = Field(
+        default="",
+        examples=["pulsar-offload-eu/topics/, pulsar-archive"],
+        description="Further places that the policy of a topic or namespace may name: buckets of the same service, "
+        "with the same keys, and a prefix of their own if they have one. What lies there is read, collected, verified "
+        "and rebuilt as well; keep a place here for as long as segments lie in it.",
+    )
     endpoint: Url = Field(
         default=None,
         examples=["http://127.0.0.1:9000"],
@@ -183,7 +191,7 @@ class ObjectsSettings(Section):
         default=32,
         ge=1,
         le=1000,
-        description="Connections to the store. Enough for the default uploads and as many reads.",
+        description="Connections to each bucket. Enough for the default uploads and as many reads.",
     )
     connect_timeout_s: Seconds = Field(
         default=5.0,

@@ -7,10 +7,12 @@ like that. Each check names the right that it needs, since stores only say that 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd import wiring
+from offloaderd.config.kinds import named_places
 from offloaderd.doctor.clocks import Reading
 from offloaderd.doctor.finding import Finding, fail, ok, skipped
 from offloaderd.errors import Denied, OffloaderError
@@ -33,7 +35,21 @@ DELETE_RIGHTS = "s3:DeleteObject and s3:AbortMultipartUpload"
 
 
 async def bucket_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
-    """Try the object store."""
+    """Try the object store, in each place that is worked with."""
+    settings = case.settings
+    async with aclosing(_place_checks(case, "")) as results:
+        async for result in results:
+            yield result
+    for bucket, prefix in named_places(settings.objects.places):
+        objects = settings.objects.model_copy(update={"bucket": bucket, "prefix": prefix, "places": ""})
+        there = replace(case, settings=settings.model_copy(update={"objects": objects}))
+        async with aclosing(_place_checks(there, f" of {bucket}/{prefix}")) as results:
+            async for result in results:
+                yield result
+
+
+async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, None]:
+    """Try one place; `where` ends the name of each check."""
     store = _store(case)
     probe = BucketProbe(case, store)
     checks: tuple[tuple[str, Callable[[], Awaitable[Finding]], str], ...] = (
@@ -45,18 +61,18 @@ async def bucket_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
     )
     async with AsyncExitStack() as stack:
         reached = await case.check(
-            "bucket", _with_right(case.settings, "s3:ListBucket", _reached(case.settings, stack, store))
+            f"bucket{where}", _with_right(case.settings, "s3:ListBucket", _reached(case.settings, stack, store))
         )
         yield reached
         if reached.failed:
             for name in (*(name for name, _, _ in checks), "bucket delete"):
-                yield skipped(name, "the bucket cannot be used")
+                yield skipped(f"{name}{where}", "the bucket cannot be used")
             return
         try:
             for name, work, right in checks:
-                yield await case.check(name, _with_right(case.settings, right, work()))
+                yield await case.check(f"{name}{where}", _with_right(case.settings, right, work()))
         finally:
-            cleared = await case.check("bucket delete", probe.clear())
+            cleared = await case.check(f"bucket delete{where}", probe.clear())
         yield cleared
 
 

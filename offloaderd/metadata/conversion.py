@@ -63,7 +63,7 @@ class Standing(StrEnum):
     DELETED = "deleted"
     """It is marked deleted, and goes when those before it do."""
     ELSEWHERE = "elsewhere"
-    """Some of it lies in another bucket than this daemon's."""
+    """Some of it lies in a bucket that this daemon does not work with."""
     PINNED = "pinned"
     """It lies in a segment between ledgers that have to stay there."""
 
@@ -86,17 +86,17 @@ class LedgerOutlook:
 
 
 def outlook(
-    topic_map: TopicMap, *, bucket: str, to: int | None = None, without: Collection[int] = ()
+    topic_map: TopicMap, *, buckets: Collection[str], to: int | None = None, without: Collection[int] = ()
 ) -> tuple[LedgerOutlook, ...]:
     """Say of every ledger of the map what can become of it, by id.
 
-    `bucket` is that of the daemon; ledgers behind `to`, and those in `without`, are left where they are.
+    `buckets` are those of the daemon; ledgers behind `to`, and those in `without`, are left where they are.
     """
     held: dict[int, list[_Held]] = defaultdict(list)
     for segment in topic_map.segments:
         for part in segment.slices:
             held[part.ledger_id].append((segment, part))
-    found = [_first_look(topic_map, ledger_id, parts, bucket) for ledger_id, parts in sorted(held.items())]
+    found = [_first_look(topic_map, ledger_id, parts, buckets) for ledger_id, parts in sorted(held.items())]
     wanted = {
         one.ledger_id
         for one in found
@@ -104,16 +104,6 @@ def outlook(
     }
     going = set(sequence(topic_map, wanted))
     return tuple(_pinned(one) if one.ledger_id in wanted - going else one for one in found)
-
-
-def next_ledger(topic_map: TopicMap, *, bucket: str, to: int, without: Collection[int] = ()) -> int | None:
-    """Return which ledger is to be rewritten next, None when none is left; see `outlook`."""
-    wanted = {
-        one.ledger_id
-        for one in outlook(topic_map, bucket=bucket, to=to, without=without)
-        if one.standing is Standing.CONVERTIBLE and one.ledger_id not in without and one.ledger_id <= to
-    }
-    return next(iter(sequence(topic_map, wanted)), None)
 
 
 def sequence(topic_map: TopicMap, wanted: Collection[int]) -> list[int]:
@@ -208,7 +198,7 @@ def _edges(segment: CommittedSegment) -> set[int]:
     return {segment.slices[0].ledger_id, segment.slices[-1].ledger_id}
 
 
-def _first_look(topic_map: TopicMap, ledger_id: int, held: Sequence[_Held], bucket: str) -> LedgerOutlook:
+def _first_look(topic_map: TopicMap, ledger_id: int, held: Sequence[_Held], buckets: Collection[str]) -> LedgerOutlook:
     """Return what a ledger is by itself, without regard to those around it."""
     first, part = held[0]
     row = LedgerOutlook(
@@ -222,9 +212,10 @@ def _first_look(topic_map: TopicMap, ledger_id: int, held: Sequence[_Held], buck
     if first.method is OffloadMethod.LEDGER_BASED:
         return replace(row, standing=Standing.WHOLE, segment_id=first.segment_id, driver=first.driver)
     standing, why = _obstacle(topic_map, ledger_id, part.first_entry_id)
-    elsewhere = {one.bucket for one, _ in held} - {bucket}
+    elsewhere = {one.bucket for one, _ in held}.difference(buckets)
     if standing is Standing.CONVERTIBLE and elsewhere:
-        standing, why = Standing.ELSEWHERE, f"it lies in bucket {min(elsewhere)!r}, this daemon works with {bucket!r}"
+        known = ", ".join(map(repr, sorted(buckets)))
+        standing, why = Standing.ELSEWHERE, f"it lies in bucket {min(elsewhere)!r}, this daemon works with {known}"
     return replace(row, standing=standing, why=why)
 
 

@@ -50,6 +50,10 @@ class FilesystemStore:
     ) -> None:
         """Nothing to close."""
 
+    def at(self, bucket: str) -> Self:
+        """See SegmentStore."""
+        return self
+
     async def check(self) -> None:
         """Write and remove a draft. Raises BucketMissing, Denied and NoSpace with what to do about it."""
         await asyncio.to_thread(self._objects.check)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from offloaderd.errors import NotFound
 from offloaderd.objects.checks import check_key, check_part_number, checked_metadata, cut_range, flat
@@ -35,6 +35,10 @@ class MemoryStore:
         self._part_bytes_min = part_bytes_min
         self._objects: dict[str, tuple[ObjectInfo, bytes]] = {}
         self._uploads: dict[str, _Upload] = {}
+
+    def at(self, bucket: str) -> Self:
+        """See SegmentStore."""
+        return self
 
     async def check(self) -> None:
         """Nothing can be wrong with memory."""

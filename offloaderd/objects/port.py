@@ -1,5 +1,7 @@
 """The ports to an object store, cut by what a consumer may do: read, write, upload in parts.
 
+A store is one bucket; those that were opened together with it are had by `at`.
+
 A reader is handed an ObjectReader and cannot delete. Keys are plain strings made by `keys.py` only. Every method may
 raise Transient (with Throttled), Denied, NoSpace and BucketMissing; each says how it treats its own cases.
 """
@@ -54,6 +56,13 @@ class UploadInfo:
 class ObjectReader(Protocol):
     """Read access to a bucket."""
 
+    def at(self, bucket: str) -> ObjectReader:
+        """Return the reader of a bucket, itself for its own. Raises BucketMissing for one that was not opened.
+
+        A store that has no buckets (a directory, the memory) is all of them.
+        """
+        ...
+
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes from byte `first` (to the end when None), cut at the object's end.
 
@@ -76,6 +85,10 @@ class ObjectReader(Protocol):
 
 class ObjectStore(ObjectReader, Protocol):
     """Read and write access to a bucket."""
+
+    def at(self, bucket: str) -> ObjectStore:
+        """See ObjectReader."""
+        ...
 
     async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Store an object whole, replacing what was there; all or nothing. Raises OutcomeUnknown."""
@@ -120,3 +133,7 @@ class MultipartStore(Protocol):
 
 class SegmentStore(ObjectStore, MultipartStore, Protocol):
     """All of it: what an adapter implements and the offload engine needs."""
+
+    def at(self, bucket: str) -> SegmentStore:
+        """See ObjectReader."""
+        ...

@@ -9,13 +9,13 @@ own checksums, guard it); everything the libraries raise is translated in one pl
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from botocore.exceptions import ClientError
 
 from offloaderd.clock import SystemClock
-from offloaderd.errors import NotFound, OffloaderError, Transient
+from offloaderd.errors import BucketMissing, NotFound, OffloaderError, Transient
 from offloaderd.objects.checks import check_key, check_part_number, check_parts, check_range, checked_metadata
 from offloaderd.objects.port import ObjectInfo, PartInfo, UploadInfo
 from offloaderd.objects.s3_answers import bare, check_answered_range, date_ms
@@ -43,13 +43,14 @@ _CONTENT_TYPE = "application/octet-stream"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
-    """Where the bucket is and how to talk to it.
+    """Where the bucket is and how to talk to it; `others` are buckets of the same service, opened with the same keys.
 
     Without `endpoint` it is AWS in `region`; without keys, botocore's own search (environment, profile, role) applies.
     A transfer slower than `bytes_per_s_min`, after the time that every request has, counts as stuck.
     """
 
     bucket: str
+    others: tuple[str, ...] = ()
     endpoint: str | None = None
     region: str = "us-east-1"
     access_key: str | None = None
@@ -75,17 +76,41 @@ class S3Store:
         self._clock = clock or SystemClock()
         self._bucket_name = f"bucket {options.bucket} at {options.endpoint or f'S3 in {options.region}'}"
         self._clients = Clients(options, self._bucket_name, self._clock)
+        self._others = {
+            name: S3Store(replace(options, bucket=name, others=()), metrics, self._clock) for name in options.others
+        }
 
     async def __aenter__(self) -> Self:
-        """Make the client; nothing is sent yet. Raises InvalidConfig."""
+        """Make the clients; nothing is sent yet. Raises InvalidConfig."""
         await self._clients.open()
+        for other in self._others.values():
+            await other.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the connections; the store refuses everything afterwards."""
+        for other in self._others.values():
+            await other.__aexit__(kind, error, trace)
         await self._clients.close()
+
+    def at(self, bucket: str) -> S3Store:
+        """See SegmentStore."""
+        if bucket == self._options.bucket:
+            return self
+        try:
+            return self._others[bucket]
+        except KeyError:
+            raise BucketMissing(
+                f"bucket {bucket!r} is none of those that are worked with: {', '.join(self.buckets)}",
+                hint="name it in objects.places, if the service and the keys are the same",
+            ) from None
+
+    @property
+    def buckets(self) -> tuple[str, ...]:
+        """Names of all buckets that `at` knows, its own first."""
+        return (self._options.bucket, *self._others)
 
     async def check(self) -> None:
         """Ask for the first key of the bucket. Raises BucketMissing, Denied and Transient with what to do about it."""

@@ -98,9 +98,9 @@ class Adoption:
     async def _of_copy(
         self, info: LedgerInfo, first: int, last: int, batch_bytes: int
     ) -> AsyncGenerator[EntryBatch, None]:
-        objects = self._shop.uplink.objects
         try:
             segment = await verified(self._shop, self._topic.topic, info)
+            objects = self._shop.uplink.objects.at(segment.bucket)
             index = decode_index(await objects.get(segment.keys.index), key=segment.keys.index)
             copy = read_copy(objects, segment.keys, index, first, last, batch_bytes=batch_bytes)
             async with aclosing(copy) as batches:
@@ -241,17 +241,17 @@ async def verified(shop: Workshop, topic: TopicName, info: LedgerInfo) -> Commit
     """
     offload = info.offloaded
     assert offload is not None  # noqa: S101 - nobody asks of others
-    ours, driver = shop.driver.get("bucket", ""), offload.driver or DRIVER_DEFAULT
-    theirs = offload.properties.get("bucket", "") if offload.driver else ours
-    if driver.lower() not in DRIVERS or theirs != ours:
+    driver, places = offload.driver or DRIVER_DEFAULT, shop.places
+    bucket = offload.properties.get("bucket", "") if offload.driver else places.home.bucket
+    if driver.lower() not in DRIVERS or bucket not in places.buckets:
         raise InvalidConfig(
-            f"ledger {info.ledger_id} of {topic} was offloaded by driver {driver!r} into bucket {theirs!r}, not into "
-            f"{ours!r}",
-            hint="copy its objects into our bucket, or let a broker serve it",
+            f"ledger {info.ledger_id} of {topic} was offloaded by driver {driver!r} into bucket {bucket!r}, not into "
+            f"{' or '.join(map(repr, sorted(places.buckets)))}",
+            hint="name that bucket in objects.places, copy its objects into ours, or let a broker serve it",
         )
     where = keys.SegmentKeys("", offload.object_id, info.ledger_id)
     named = topic.managed_ledger
-    index, data_bytes = await verified_index(shop.uplink.objects, where, managed_ledger=named, info=info)
+    index, data_bytes = await verified_index(shop.uplink.objects.at(bucket), where, managed_ledger=named, info=info)
     ledger = index.ledger()
     return CommittedSegment(
         segment_id=offload.object_id,
@@ -259,7 +259,7 @@ async def verified(shop: Workshop, topic: TopicName, info: LedgerInfo) -> Commit
         object_bytes=data_bytes,
         assigned_ms=offload.offloaded_ms,
         offloaded_ms=offload.offloaded_ms,
-        bucket=ours,
+        bucket=bucket,
         prefix="",
         method=OffloadMethod.LEDGER_BASED,
         driver=driver,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from offloaderd.format.manifest import SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.port import ObjectInfo
+    from offloaderd.objects.port import ObjectInfo, ObjectReader
     from offloaderd.offload.workshop import Workshop
 
 
@@ -87,9 +87,9 @@ class CopyChecker:
         if segment.foreign:
             said = f"ledger {ledger_id} was offloaded by a broker ({segment.driver}): its own deletion lag decides"
             raise Unsound("foreign", said)
-        if segment.bucket != self._shop.driver.get("bucket", ""):
+        if segment.bucket not in self._shop.places.buckets:
             raise Unsound(
-                "bucket", f"segment {segment.segment_id} is in bucket {segment.bucket!r}, not in this daemon's"
+                "bucket", f"segment {segment.segment_id} is in bucket {segment.bucket!r}, not in one of this daemon's"
             )
         try:
             found = await self._objects(topic_map, segment)
@@ -107,36 +107,38 @@ class CopyChecker:
             objects=found,
         )
 
-    async def unchanged(self, granted: GrantedSegment) -> bool:
+    async def unchanged(self, bucket: str, granted: GrantedSegment) -> bool:
         """Whether all objects are there as they were when they were checked, by size and ETag."""
+        store = self._uplink.objects.at(bucket)
         for known in granted.objects:
-            info = await look.head(self._uplink.objects, known.key)
+            info = await look.head(store, known.key)
             if info is None or (info.size_bytes, info.etag) != (known.size_bytes, known.etag):
                 return False
         return True
 
     async def _objects(self, topic_map: TopicMap, segment: CommittedSegment) -> tuple[GrantedObject, ...]:
         data_key, index_key, manifest_key = segment.keys.all
-        info = await self._head(data_key, segment.object_bytes)
-        encoded, manifest_found = await self._read(manifest_key)
+        store = self._uplink.objects.at(segment.bucket)
+        info = await self._head(store, data_key, segment.object_bytes)
+        encoded, manifest_found = await self._read(store, manifest_key)
         described = manifest.decode(encoded, key=manifest_key)
         self._check_manifest(topic_map, segment, described, manifest_key)
-        index, index_found = await self._read(index_key)
+        index, index_found = await self._read(store, index_key)
         check_index(index, described, key=index_key)
-        crc32c = await self._read_data(data_key, described) if self._readback else None
+        crc32c = await self._read_data(store, data_key, described) if self._readback else None
         data = GrantedObject(key=data_key, size_bytes=info.size_bytes, crc32c=crc32c, etag=info.etag)
         return data, index_found, manifest_found
 
-    async def _head(self, key: str, size_bytes: int) -> ObjectInfo:
-        info = await self._uplink.objects.head(key)
+    async def _head(self, store: ObjectReader, key: str, size_bytes: int) -> ObjectInfo:
+        info = await store.head(key)
         if info.size_bytes != size_bytes:
             raise Unsound("size", f"{key} holds {info.size_bytes} bytes, not {size_bytes}")
         return info
 
-    async def _read(self, key: str) -> tuple[bytes, GrantedObject]:
+    async def _read(self, store: ObjectReader, key: str) -> tuple[bytes, GrantedObject]:
         """Read a small object whole."""
-        info = await self._uplink.objects.head(key)
-        data = await self._uplink.objects.get(key)
+        info = await store.head(key)
+        data = await store.get(key)
         self._uplink.metrics.grant_checked_bytes.inc(len(data))
         found = GrantedObject(key=key, size_bytes=len(data), crc32c=google_crc32c.value(data), etag=info.etag)
         return data, found
@@ -156,11 +158,11 @@ class CopyChecker:
             if expected != found:
                 raise CorruptData(key=key, offset=0, expected=f"{what} {expected}", found=found)
 
-    async def _read_data(self, key: str, described: SegmentManifest) -> int:
+    async def _read_data(self, store: ObjectReader, key: str, described: SegmentManifest) -> int:
         """Read all bytes, each block checked; returns the checksum of the whole object. Raises CorruptData."""
         crc32c = 0
         if described.preamble_bytes:
-            crc32c = google_crc32c.value(await self._uplink.objects.get(key, 0, described.preamble_bytes))
+            crc32c = google_crc32c.value(await store.get(key, 0, described.preamble_bytes))
         blocks = list(described.blocks)
         while blocks:
             taken = [blocks.pop(0)]
@@ -169,7 +171,7 @@ class CopyChecker:
             first, length = taken[0].offset, taken[-1].offset + taken[-1].length - taken[0].offset
             await self._uplink.budget.acquire(length)
             try:
-                data = await self._uplink.objects.get(key, first, length)
+                data = await store.get(key, first, length)
                 for block in taken:
                     at = block.offset - first
                     decode_verified_block(data[at : at + block.length], block, key=key, method=described.method)

@@ -1,8 +1,8 @@
 """How decided deletions are carried out: first the record, then the objects, then the record goes.
 
 Only what is on a topic's trash list is deleted here, and never what the map refers to. Each step may be repeated, so a
-crash between any two of them costs nothing but the repetition. What lies in another bucket than the daemon's is left
-where it is, with its record, until a daemon that works there, or an operator, takes it away.
+crash between any two of them costs nothing but the repetition. What lies where this daemon does not work is left there,
+with its record, until a daemon that does, or an operator, takes it away.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.records.trash import Trash
+    from offloaderd.objects.places import Places
     from offloaderd.offload.topic import TopicOffloader
-    from offloaderd.offload.uploader import Uplink
     from offloaderd.offload.workshop import Workshop
 
 log = structlog.get_logger(__name__)
@@ -62,12 +62,12 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
             log.error("trash.left", topic=str(topic), segment_id=name, why=str(error), hint=_HINT)  # noqa: TRY400
             left += 1
             continue
-        if why := reason_to_leave(record, current(), bucket=shop.driver.get("bucket", "")):
+        if why := reason_to_leave(record, current(), shop.places):
             log.error("trash.left", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
             left += 1
             held += holds(current(), record)
             continue
-        await _delete_objects(shop.uplink, record)
+        await _delete_objects(shop, record)
         try:
             await store.delete(path)
         except NotFound:
@@ -81,12 +81,13 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
 _HINT = "nothing of it was deleted; docs/failures.md says what to do"
 
 
-def reason_to_leave(record: Trash, topic_map: TopicMap, *, bucket: str) -> str:
+def reason_to_leave(record: Trash, topic_map: TopicMap, places: Places) -> str:
     """Say why the objects of a record must not be deleted by this daemon; empty: they may be."""
     if holds(topic_map, record):
         return "the segment is part of the topic"
-    if record.bucket is not None and record.bucket != bucket:
-        return f"its objects are in bucket {record.bucket!r}, this daemon works with {bucket!r}"
+    if record.bucket is not None and record.bucket not in places.buckets:
+        known = ", ".join(map(repr, sorted(places.buckets)))
+        return f"its objects are in bucket {record.bucket!r}, this daemon works with {known}"
     return ""
 
 
@@ -95,17 +96,18 @@ def holds(topic_map: TopicMap, record: Trash) -> bool:
     return any(segment.segment_id == record.segment_id for segment in topic_map.segments)
 
 
-async def _delete_objects(uplink: Uplink, record: Trash) -> None:
+async def _delete_objects(shop: Workshop, record: Trash) -> None:
     """End the segment's uploads, then delete its three objects; what is not there is no error."""
-    prefix = uplink.prefix if record.prefix is None else record.prefix
-    objects = record.keys(prefix).all
+    home = shop.places.home
+    store = shop.uplink.objects.at(home.bucket if record.bucket is None else record.bucket)
+    objects = record.keys(home.prefix if record.prefix is None else record.prefix).all
     data_key = objects[0]
-    async for upload in uplink.objects.list_uploads(data_key):
+    async for upload in store.list_uploads(data_key):
         if upload.key == data_key:
-            await uplink.objects.abort_upload(upload.key, upload.upload_id)
+            await store.abort_upload(upload.key, upload.upload_id)
     if record.upload_id:
-        await uplink.objects.abort_upload(data_key, record.upload_id)
-    await uplink.objects.delete(objects)
+        await store.abort_upload(data_key, record.upload_id)
+    await store.delete(objects)
 
 
 async def keep_trash_empty(shop: Workshop, offloader: TopicOffloader) -> None:

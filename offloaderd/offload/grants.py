@@ -234,15 +234,15 @@ class Grants:
     async def _is_held(self, offloader: TopicOffloader, ledger_id: int, grant: Grant) -> bool:
         """Whether the copy that was verified is there now; also for a deletion that an earlier owner decided."""
         try:
-            held = [segment.segment_id for segment in segments_of(offloader.map, ledger_id)]
+            held = segments_of(offloader.map, ledger_id)
         except Unsound as error:
             self._denied(offloader, ledger_id, error.reason, error)
             return False
-        if held != [segment.segment_id for segment in grant.segments]:
+        if [one.segment_id for one in held] != [segment.segment_id for segment in grant.segments]:
             self._denied(offloader, ledger_id, "gap", Unsound("gap", "other segments hold it than were verified"))
             return False
-        for segment in grant.segments:
-            if not await self._checker.unchanged(segment):
+        for segment, granted in zip(held, grant.segments, strict=True):
+            if not await self._checker.unchanged(segment.bucket, granted):
                 changed = Unsound(
                     "missing_object", f"objects of segment {segment.segment_id} are not what was verified"
                 )

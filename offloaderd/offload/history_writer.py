@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import LedgerInfo
+    from offloaderd.objects.places import Place
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
 
@@ -141,9 +142,13 @@ class HistoryWriter:
             await self._history.lost(step)
         if step is None:
             return None
+        place = await until_answered(self._clock, self._place, met=self._met)
         return self._shop.attempt(
-            step.first, self._shop.layout, epoch=self._offloader.claim.epoch, failures=self._failures
+            step.first, self._shop.layout, place, epoch=self._offloader.claim.epoch, failures=self._failures
         )
+
+    async def _place(self) -> Place:
+        return self._shop.place_for(self._offloader.policy)
 
     async def _one_segment(self, attempt: Attempt, *, continued: bool) -> SegmentFailed | None:
         """Bring an attempt to its commit, or give it up and return why."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerDescriber
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import LedgerInfo, Loss
+    from offloaderd.objects.places import Place
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.recovery import LeftBehind
     from offloaderd.offload.topic import TopicOffloader
@@ -189,8 +190,15 @@ class NextSegment:
         layout = await self._layout(begin)
         if layout is None:
             return None
+        place = await until_answered(
+            self._clock, self._place, met=lambda error: self._topic.troubles.met(error, "place")
+        )
+        self._topic.troubles.over("place")
         failures = (self._tries, self._last_error)
-        return self._shop.attempt(begin, layout, epoch=self._topic.claim.epoch, failures=failures)
+        return self._shop.attempt(begin, layout, place, epoch=self._topic.claim.epoch, failures=failures)
+
+    async def _place(self) -> Place:
+        return self._shop.place_for(self._topic.policy)
 
     async def _first_entry(self) -> Position | None:
         """Wait for the first entry of the next segment; None when stopping."""

@@ -61,9 +61,9 @@ class OpenSegment:
         self._claim = claim = log.fence.claim
         self._clock = shop.uplink.clock
         self.builder = _builder(attempt, shop)
-        where = attempt.keys(shop.uplink.prefix)
+        where = attempt.keys
         named = partial(keys.labels, where, cluster=shop.cluster, managed_ledger=claim.topic.managed_ledger)
-        self.upload = SegmentUpload(shop.uplink, where, troubles=troubles, labels=named)
+        self.upload = SegmentUpload(shop.uplink, attempt.bucket, where, troubles=troubles, labels=named)
         self.progress = Progress(log, attempt, epoch=claim.epoch, clock=self._clock)
 
     @property

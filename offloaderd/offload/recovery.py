@@ -63,10 +63,8 @@ def reason_to_give_up(found: Attempt, end: Position | None, shop: Workshop) -> s
     """Say why an attempt cannot be gone on with; empty: it can, as far as its record tells."""
     if found.layout is None:
         return "an earlier version began it, and did not record how it is cut"
-    for name in ("driver", "bucket", "directory", "prefix"):
-        there, here = found.driver_properties.get(name), shop.driver.get(name)
-        if there != here:
-            return f"it was begun with {name} {there!r}, this daemon works with {here!r}"
+    if obstacle := shop.places.obstacle(found.driver_properties):
+        return obstacle
     if end is None:
         return ""
     if found.begin not in {(end.ledger_id, end.entry_id + 1), (max(found.begin.ledger_id, end.ledger_id + 1), 0)}:

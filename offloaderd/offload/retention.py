@@ -311,12 +311,13 @@ class Retention:
 
     async def _stored_for(self, segment: CommittedSegment, age_s: float) -> bool:
         """Whether a segment is as old as that by the store's own clock."""
-        uplink = self._shop.uplink
-        stored = await uplink.objects.head(segment.keys.data if segment.foreign else segment.keys.manifest)
-        key = f"{uplink.prefix}{keys.RETENTION_CLOCK}"
-        now = await uplink.objects.put(key, b"")
-        now_ms = now.modified_ms or (await uplink.objects.head(key)).modified_ms
-        await uplink.objects.delete([key])
+        store = self._shop.uplink.objects.at(segment.bucket)
+        stored = await store.head(segment.keys.data if segment.foreign else segment.keys.manifest)
+        place = self._shop.places.of_bucket(segment.bucket) or self._shop.places.home
+        key = f"{place.prefix}{keys.RETENTION_CLOCK}"
+        now = await store.put(key, b"")
+        now_ms = now.modified_ms or (await store.head(key)).modified_ms
+        await store.delete([key])
         return now_ms - stored.modified_ms > age_s * 1000
 
     async def _remove(self, offloader: TopicOffloader, segment: CommittedSegment, why: str) -> None:

@@ -31,6 +31,8 @@ class RollPolicy:
     threshold_bytes: int | None = None
     threshold_s: float | None = None
     history_order: HistoryOrder = HistoryOrder.HISTORY_FIRST
+    place: tuple[str, str] | None = None
+    """Bucket and prefix of the segments that are begun; None is wherever the daemon stores."""
 
     @classmethod
     def of(cls, effective: Effective) -> RollPolicy:
@@ -44,6 +46,7 @@ class RollPolicy:
             threshold_bytes=_limit(values.threshold_bytes),
             threshold_s=_limit(values.threshold_s),
             history_order=cast("HistoryOrder", values.history_order),
+            place=(cast("str", values.bucket), cast("str", values.prefix)),
         )
 
     def decide(

@@ -136,7 +136,7 @@ class Rollback:
 
     def outlook(self, topic_map: TopicMap, to_ledger_id: int | None = None) -> Sequence[LedgerOutlook]:
         """Say what can become of each ledger of a topic, whoever owns it."""
-        return conversion.outlook(topic_map, bucket=bucket_of(self._shop), to=to_ledger_id)
+        return conversion.outlook(topic_map, buckets=self._shop.places.buckets, to=to_ledger_id)
 
     def requests(self, row: LedgerOutlook) -> int:
         """Estimate how many requests rewriting a ledger takes: its data is read, written and read back."""
@@ -150,11 +150,6 @@ class Rollback:
         if work is None:
             raise Transient(f"{offloader.topic} is being taken over", hint="try again in a moment")
         return work
-
-
-def bucket_of(shop: Workshop) -> str:
-    """Return the daemon's bucket, as committed segments name it."""
-    return shop.driver.get("bucket", "")
 
 
 @dataclass(slots=True)
@@ -177,7 +172,7 @@ class _TopicRollback:
         self._speed = speed
         self._topic = offloader.topic
         self._clock, self._metrics = shop.uplink.clock, shop.uplink.metrics
-        self._bucket = bucket_of(shop)
+        self._buckets = shop.places.buckets
         self._tries = _Tries()
         self._current: LedgerConversion | None = None
         self._error: OffloaderError | None = None
@@ -243,7 +238,7 @@ class _TopicRollback:
         if self._tries.ordered_ms != order.ordered_ms:
             self._tries = _Tries(order.ordered_ms)
         without = {*order.failures, *self._tries.given_up}
-        found = conversion.outlook(self._offloader.map, bucket=self._bucket, to=order.to_ledger_id, without=without)
+        found = conversion.outlook(self._offloader.map, buckets=self._buckets, to=order.to_ledger_id, without=without)
         rows = {one.ledger_id: one for one in found if one.standing is Standing.CONVERTIBLE}
         wanted = {one for one in rows if one <= order.to_ledger_id and one not in without}
         return {one: rows[one] for one in conversion.sequence(self._offloader.map, wanted)}

@@ -134,7 +134,9 @@ class LedgerConversion:
         except InvalidInput as error:
             raise Unreadable(error.message) from error
         layout = cut.layout(entries=info.entries, payload_bytes=info.size_bytes, metadata=metadata)
-        return self._shop.attempt(Position(info.ledger_id, 0), layout, epoch=self._offloader.claim.epoch)
+        place = self._shop.places.find(self._volumes[0].bucket, self._volumes[0].keys.prefix)
+        begin, epoch = Position(info.ledger_id, 0), self._offloader.claim.epoch
+        return self._shop.attempt(begin, layout, place or self._shop.places.home, epoch=epoch)
 
     def _info(self) -> LedgerInfo:
         """Return what the map and the segments know of the ledger, whatever the source can still tell of it."""

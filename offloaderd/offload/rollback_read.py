@@ -45,6 +45,7 @@ class Unreadable(OffloaderError):
 class Volume:
     """A segment's data and what is in it."""
 
+    bucket: str
     keys: SegmentKeys
     manifest: SegmentManifest
 
@@ -69,7 +70,7 @@ class EntryHash:
 
 
 class BucketReader:
-    """Reads segments of one topic out of the daemon's bucket. `ready` is asked before each request."""
+    """Reads segments of one topic out of their buckets. `ready` is asked before each request."""
 
     def __init__(self, shop: Workshop, topic: TopicName, troubles: Troubles, ready: Callable[[], None]) -> None:
         self._objects = shop.uplink.objects
@@ -87,7 +88,7 @@ class BucketReader:
         key = segment.keys.manifest
 
         async def fetch() -> SegmentManifest:
-            described = manifest_format.decode(await self._objects.get(key), key=key)
+            described = manifest_format.decode(await self._objects.at(segment.bucket).get(key), key=key)
             for what, expected, found in (
                 ("segment", segment.segment_id, described.segment_id),
                 ("managed ledger", self._topic.managed_ledger, described.managed_ledger),
@@ -101,7 +102,7 @@ class BucketReader:
                 raise CorruptData(key=key, offset=0, expected=expected, found=held, hint=CHANGED)
             return described
 
-        return Volume(segment.keys, await self._confirmed(fetch))
+        return Volume(segment.bucket, segment.keys, await self._confirmed(fetch))
 
     async def object_of(self, whole: CommittedSegment) -> Volume:
         """Fetch a ledger's manifest and index as they are stored, and compare them. Raises Unreadable."""
@@ -109,7 +110,7 @@ class BucketReader:
 
         async def fetch() -> None:
             key = whole.keys.index
-            check_index(await self._objects.get(key), volume.manifest, key=key)
+            check_index(await self._objects.at(whole.bucket).get(key), volume.manifest, key=key)
 
         await self._confirmed(fetch)
         return volume
@@ -157,7 +158,7 @@ class BucketReader:
 
         async def fetch() -> list[EntryBatch]:
             try:
-                data = await self._objects.get(key, first, length)
+                data = await self._objects.at(volume.bucket).get(key, first, length)
             except InvalidInput:
                 data = b""  # the object ends before that byte
             starts = [(block, block.offset - first) for block in piece]

@@ -43,10 +43,9 @@ class Sealer:
 
         The attempt has to be recorded with its seal. Raises SegmentFailed, InvalidInput for a contradiction.
         """
-        prefix = self._shop.uplink.prefix
         index, described = self._describe(attempt, blocks)
         encoded = manifest.encode(described)
-        data_key, index_key, manifest_key = attempt.keys(prefix).all
+        data_key, index_key, manifest_key = attempt.keys.all
         with self._stage("commit", described.data_bytes):
             await self._upload.complete(described.data_bytes)
             await self._upload.put(ObjectKind.INDEX, index)
@@ -58,7 +57,7 @@ class Sealer:
             if self._shop.uplink.limits.readback or not self._upload.proven:
                 await self._read_back(data_key, described)
         self._shop.pasts.note(described)
-        return CommittedSegment.described(described, bucket=self._shop.driver.get("bucket", ""), prefix=prefix)
+        return CommittedSegment.described(described, bucket=attempt.bucket, prefix=attempt.keys.prefix)
 
     def _describe(self, attempt: Attempt, blocks: tuple[BlockInfo, ...]) -> tuple[bytes, SegmentManifest]:
         """Return the index and the manifest of a sealed attempt."""

@@ -65,7 +65,6 @@ class Uplink:
     """What all uploads of a daemon share."""
 
     objects: SegmentStore
-    prefix: str
     budget: ByteBudget
     limits: UploadLimits
     clock: Clock
@@ -82,9 +81,16 @@ class SegmentUpload:
     """One multipart upload from its creation to verified objects."""
 
     def __init__(
-        self, uplink: Uplink, where: SegmentKeys, *, troubles: Troubles, labels: Callable[[ObjectKind], dict[str, str]]
+        self,
+        uplink: Uplink,
+        bucket: str,
+        where: SegmentKeys,
+        *,
+        troubles: Troubles,
+        labels: Callable[[ObjectKind], dict[str, str]],
     ) -> None:
         self._up = uplink
+        self._objects = uplink.objects.at(bucket)
         self._segment_id = where.segment_id
         self._troubles = troubles
         self._labels = labels
@@ -112,11 +118,11 @@ class SegmentUpload:
             nonlocal asked
             if asked:
                 self._doubt = True
-                async for upload in self._up.objects.list_uploads(self._key):
+                async for upload in self._objects.list_uploads(self._key):
                     if upload.key == self._key:
                         return upload.upload_id
             asked = True
-            return await self._up.objects.create_upload(self._key, metadata=self._labels(ObjectKind.DATA))
+            return await self._objects.create_upload(self._key, metadata=self._labels(ObjectKind.DATA))
 
         self.upload_id = await self._persist(once)
         return self.upload_id
@@ -150,7 +156,7 @@ class SegmentUpload:
     async def _list(self) -> dict[int, PartInfo] | None:
         """Return the stored parts, None when there is no such upload any more."""
         try:
-            found = await self._up.objects.list_parts(self._key, self.upload_id)
+            found = await self._objects.list_parts(self._key, self.upload_id)
         except BucketMissing:
             raise
         except NotFound:
@@ -182,7 +188,7 @@ class SegmentUpload:
             info = self._kept(part)
             if info is None:
                 info = await self._persist(
-                    lambda: self._up.objects.upload_part(self._key, self.upload_id, part.part_number, part.data),
+                    lambda: self._objects.upload_part(self._key, self.upload_id, part.part_number, part.data),
                     paced=True,
                 )
                 metrics.upload_parts.labels(outcome="ok").inc()
@@ -222,7 +228,7 @@ class SegmentUpload:
 
         async def once() -> None:
             try:
-                await self._up.objects.complete_upload(self._key, self.upload_id, parts)
+                await self._objects.complete_upload(self._key, self.upload_id, parts)
             except NotFound:
                 self._doubt = True
                 if await self._head() is None:
@@ -251,19 +257,19 @@ class SegmentUpload:
 
     async def _abort_strays(self) -> None:
         """End uploads of this segment that a lost answer left behind, or an owner that went away."""
-        async for upload in self._up.objects.list_uploads(self._key):
+        async for upload in self._objects.list_uploads(self._key):
             if upload.key == self._key:
-                await self._up.objects.abort_upload(self._key, upload.upload_id)
+                await self._objects.abort_upload(self._key, upload.upload_id)
 
     async def put(self, kind: ObjectKind, data: bytes) -> None:
         """Store the index or the manifest; the same bytes again after a lost answer."""
         key, labels = self._where.of(kind), self._labels(kind)
-        await self._persist(lambda: self._up.objects.put(key, data, metadata=labels))
+        await self._persist(lambda: self._objects.put(key, data, metadata=labels))
 
     async def verify(self, key: str, data_bytes: int, check: Callable[[bytes], None] | None = None) -> None:
         """Compare what is stored with what was sent: size by HEAD, or with `check` all bytes read back."""
         if check is not None:
-            check(await self._persist(lambda: self._up.objects.get(key)))
+            check(await self._persist(lambda: self._objects.get(key)))
         else:
             stored = await self._persist(lambda: self._head(key))
             if stored is None or stored.size_bytes != data_bytes:
@@ -273,14 +279,14 @@ class SegmentUpload:
 
     async def fetch(self, key: str, first: int, length: int) -> bytes:
         """Read back a part of an object that was just written."""
-        return await self._persist(lambda: self._up.objects.get(key, first, length))
+        return await self._persist(lambda: self._objects.get(key, first, length))
 
     async def find(self, key: str) -> bytes | None:
         """Read a small object of another segment, None when there is none."""
 
         async def get() -> bytes | None:
             try:
-                return await self._up.objects.get(key)
+                return await self._objects.get(key)
             except BucketMissing:
                 raise
             except NotFound:
@@ -289,7 +295,7 @@ class SegmentUpload:
         return await self._persist(get)
 
     async def _head(self, key: str = "") -> ObjectInfo | None:
-        return await look.head(self._up.objects, key or self._key)
+        return await look.head(self._objects, key or self._key)
 
     async def _persist(self, request: Callable[[], Awaitable[T]], *, paced: bool = False) -> T:
         """Try a request until it works; raises SegmentFailed when trying again cannot help.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from offloaderd.errors import Transient
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.context import DRIVER
 from offloaderd.offload.outage import OutageRules
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import BrokerOffloads, LedgerSource
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import Position
+    from offloaderd.objects.places import Place, Places
     from offloaderd.offload.next_segment import LedgerCut, WholeLedgers
     from offloaderd.offload.pool import BufferPool
+    from offloaderd.offload.roll import RollPolicy
     from offloaderd.offload.uploader import Uplink
 
 
@@ -42,7 +45,7 @@ class Workshop:
     pool: BufferPool
     layout: SegmentLayout
     cluster: str
-    driver: dict[str, str]
+    places: Places
     outage: OutageRules = field(default_factory=OutageRules)
     ledgers: WholeLedgers | None = None
     history: HistoryRules = field(default_factory=HistoryRules)
@@ -50,10 +53,24 @@ class Workshop:
     pasts: Pasts = field(default_factory=Pasts)
     cut: LedgerCut | None = None
 
+    def place_for(self, policy: RollPolicy) -> Place:
+        """Return where a topic's next segment goes. Raises Transient when its policy names no place of this daemon."""
+        if policy.place is None:
+            return self.places.home
+        place = self.places.find(*policy.place)
+        if place is None:
+            bucket, prefix = policy.place
+            raise Transient(
+                f"the policy says bucket {bucket!r}, prefix {prefix!r}, which is no place of this daemon's",
+                hint="name it in objects.places, or have the policy name another; until then nothing is offloaded",
+            )
+        return place
+
     def attempt(
         self,
         begin: Position,
         layout: SegmentLayout | LedgerLayout,
+        place: Place,
         *,
         epoch: int,
         failures: tuple[int, str] = (0, ""),
@@ -67,7 +84,7 @@ class Workshop:
             epoch=epoch,
             status=AttemptStatus.ASSIGNED,
             driver=DRIVER,
-            driver_properties=self.driver,
+            driver_properties=place.driver,
             tries=tries,
             last_error=last_error,
             layout=layout,

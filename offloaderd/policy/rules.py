@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Surroundings:
     """Where a policy is to hold: what the daemon has, and what Pulsar keeps of the topics (None: not known, no limit).
 
-    Without a source topics are only pushed; without brokers nobody but the daemon deletes from the source.
+    `places` are the buckets and prefixes that the daemon stores in, its own first. Without a source topics are only
+    pushed; without brokers nobody but the daemon deletes from the source.
     """
 
-    bucket: str | None = None
-    prefix: str | None = None
+    places: tuple[tuple[str, str], ...] = ()
     has_source: bool = True
     has_brokers: bool = True
     retention_s: float | None = None
     retention_bytes: int | None = None
 
 
-ANYWHERE = Place()
-"""Where nothing is known of the place."""
+ANYWHERE = Surroundings()
+"""Where nothing is known of the around."""
 
 
 def sound(given: Mapping[str, object]) -> tuple[OffloadPolicies, list[str]]:
@@ -48,18 +48,18 @@ def sound(given: Mapping[str, object]) -> tuple[OffloadPolicies, list[str]]:
     return OffloadPolicies(**values), flaws
 
 
-def contradictions(own: OffloadPolicies, merged: Effective, place: Place) -> list[str]:
+def contradictions(own: OffloadPolicies, merged: Effective, around: Surroundings) -> list[str]:
     """Say what does not go together: within what is said now, and with what it inherits.
 
     A value that was inherited and stands in no relation to what is said now is nobody's mistake here.
     """
     return [
         *_ages(own, merged),
-        *_method(own, merged, place),
-        *_times(own, merged, place),
-        *_sizes(own, merged, place),
+        *_method(own, merged, around),
+        *_times(own, merged, around),
+        *_sizes(own, merged, around),
         *_retention(own),
-        *_location(own, place),
+        *_location(own, merged, around),
     ]
 
 
@@ -69,9 +69,9 @@ def by_itself(own: OffloadPolicies) -> Effective:
     return Effective(own, dict.fromkeys(NAMES, here))
 
 
-def checked(own: OffloadPolicies, flaws: list[str], merged: Effective, place: Place) -> None:
+def checked(own: OffloadPolicies, flaws: list[str], merged: Effective, around: Surroundings) -> None:
     """Raise InvalidInput with every mistake, if there is one."""
-    found = [*flaws, *contradictions(own, merged, place)]
+    found = [*flaws, *contradictions(own, merged, around)]
     if found:
         raise InvalidInput(
             "\n".join(found),
@@ -95,8 +95,8 @@ def _ages(own: OffloadPolicies, merged: Effective) -> Iterator[str]:
         )
 
 
-def _method(own: OffloadPolicies, merged: Effective, place: Place) -> Iterator[str]:
-    if own.method is OffloadMethod.LEDGER_BASED and not place.has_source:
+def _method(own: OffloadPolicies, merged: Effective, around: Surroundings) -> Iterator[str]:
+    if own.method is OffloadMethod.LEDGER_BASED and not around.has_source:
         yield (
             f"{FIELDS['method'].label}: ledger-based reads closed ledgers from their source, and this daemon has "
             "none, its topics are only pushed: use streaming"
@@ -117,9 +117,9 @@ def waiting_time(own: OffloadPolicies, merged: Effective) -> str | None:
     return name if value is not None and value >= 0 else None
 
 
-def _times(own: OffloadPolicies, merged: Effective, place: Place) -> Iterator[str]:
+def _times(own: OffloadPolicies, merged: Effective, around: Surroundings) -> Iterator[str]:
     """Entries have to be offloaded before Pulsar deletes them (PIP-76, PIP-17)."""
-    name, kept_s = waiting_time(own, merged), place.retention_s
+    name, kept_s = waiting_time(own, merged), around.retention_s
     if name is not None and kept_s is not None and getattr(own, name) >= kept_s:
         yield (
             f"{FIELDS[name].label}: {shown(name, getattr(own, name))} is not less than the {shown(name, kept_s)} that "
@@ -133,9 +133,9 @@ def waiting_size(own: OffloadPolicies, merged: Effective) -> str | None:
     return "threshold_bytes" if ledgers and (own.threshold_bytes or 0) > 0 else None
 
 
-def _sizes(own: OffloadPolicies, merged: Effective, place: Place) -> Iterator[str]:
+def _sizes(own: OffloadPolicies, merged: Effective, around: Surroundings) -> Iterator[str]:
     """What the tier leaves in BookKeeper has to be less than what Pulsar keeps there (PIP-17)."""
-    name, kept = waiting_size(own, merged), place.retention_bytes
+    name, kept = waiting_size(own, merged), around.retention_bytes
     if name is not None and kept is not None and getattr(own, name) >= kept:
         yield (
             f"{FIELDS[name].label}: {shown(name, getattr(own, name))} is not less than the {shown(name, kept)} that "
@@ -151,12 +151,19 @@ def _retention(own: OffloadPolicies) -> Iterator[str]:
         yield f"{' and '.join(limits)}: limits belong to retention = limited, not {own.retention or 'an inherited one'}"
 
 
-def _location(own: OffloadPolicies, place: Place) -> Iterator[str]:
-    """One daemon stores in one place: what else is stored below another prefix nobody would collect or rebuild."""
-    for name, here in (("bucket", place.bucket), ("prefix", place.prefix)):
-        value = getattr(own, name)
-        if value is not None and here is not None and value != here:
-            yield (
-                f"{FIELDS[name].label}: {value!r} is not where this daemon stores; it is {here!r}, by its setting "
-                f"objects.{name}"
-            )
+def _location(own: OffloadPolicies, merged: Effective, around: Surroundings) -> Iterator[str]:
+    """A daemon stores where it looks after what it has stored; what lay elsewhere nobody would collect or rebuild."""
+    if not around.places or (own.bucket is None and own.prefix is None):
+        return
+    wanted = (merged.values.bucket, merged.values.prefix)
+    if any(all(one in {None, there} for one, there in zip(wanted, place, strict=True)) for place in around.places):
+        return
+    names = ("bucket", "prefix")
+    given = [name for name in names if getattr(own, name) is not None]
+    labels = " and ".join(FIELDS[name].label for name in given)
+    meant = ", ".join(f"{name} {value!r}" for name, value in zip(names, wanted, strict=True) if value is not None)
+    known = "; ".join(f"bucket {bucket!r}, prefix {prefix!r}" for bucket, prefix in around.places)
+    yield (
+        f"{labels}: {meant} is not where this daemon stores; it stores in {known}, by its settings objects.bucket, "
+        "objects.prefix and objects.places"
+    )

@@ -44,21 +44,23 @@ async def retried(call: Callable[[], Awaitable[T]], *, clock: Clock, policy: Ret
 
 
 class Fetcher:
-    """Reads objects whole or in exact ranges."""
+    """Reads objects of any bucket whole or in exact ranges."""
 
     def __init__(self, objects: ObjectReader, *, clock: Clock, retry: RetryPolicy) -> None:
         self._objects = objects
         self._clock = clock
         self._retry = retry
 
-    async def whole(self, key: str) -> bytes:
+    async def whole(self, bucket: str, key: str) -> bytes:
         """Return an object. Raises NotFound, and what the store raises."""
-        return await retried(lambda: self._objects.get(key), clock=self._clock, policy=self._retry)
+        objects = self._objects.at(bucket)
+        return await retried(lambda: objects.get(key), clock=self._clock, policy=self._retry)
 
-    async def exactly(self, key: str, first: int, length: int) -> bytes:
+    async def exactly(self, bucket: str, key: str, first: int, length: int) -> bytes:
         """Return exactly `length` bytes from byte `first`. Raises NotFound, CorruptData when there are fewer."""
+        objects = self._objects.at(bucket)
         try:
-            data = await retried(lambda: self._objects.get(key, first, length), clock=self._clock, policy=self._retry)
+            data = await retried(lambda: objects.get(key, first, length), clock=self._clock, policy=self._retry)
         except InvalidInput:
             raise _short(key, first, first, length) from None
         if len(data) != length:

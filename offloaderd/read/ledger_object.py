@@ -51,7 +51,7 @@ class LedgerTable:
     """The blocks of one object, and the places in them that are known."""
 
     def __init__(self, segment: CommittedSegment, index: LedgerObjectIndex) -> None:
-        self.key = segment.keys.data
+        self.bucket, self.key = segment.bucket, segment.keys.data
         self.data_bytes = index.data_bytes
         self._spans = block_spans(index)
         self._firsts = [span.first_entry_id for span in self._spans]
@@ -103,7 +103,7 @@ def table_of(segment: CommittedSegment, index_data: bytes) -> LedgerTable:
 
 
 class LedgerObjects:
-    """Reads the ledgers of brokers out of one bucket. `report` tells of damage."""
+    """Reads the ledgers of brokers out of their buckets. `report` tells of damage."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class LedgerObjects:
 
     async def _load_table(self, segment: CommittedSegment, slot: Slot[LedgerTable]) -> None:
         try:
-            table = table_of(segment, await self._fetcher.whole(segment.keys.index))
+            table = table_of(segment, await self._fetcher.whole(segment.bucket, segment.keys.index))
         except CorruptData as error:
             self._report(error)
             raise
@@ -190,7 +190,7 @@ class LedgerObjects:
         """Pin a piece, and have it fetched if nobody has."""
         start = number * PIECE_BYTES
         length = min(PIECE_BYTES, table.data_bytes - start)
-        slot, new = self._pieces.claim((table.key, number), length)
+        slot, new = self._pieces.claim((table.bucket, table.key, number), length)
         if new:
             if ahead:
                 self._metrics.prefetch_bytes.inc(length)
@@ -199,7 +199,7 @@ class LedgerObjects:
 
     async def _load_piece(self, table: LedgerTable, start: int, length: int, slot: Slot[bytes]) -> None:
         try:
-            data = await self._fetcher.exactly(table.key, start, length)
+            data = await self._fetcher.exactly(table.bucket, table.key, start, length)
         except CorruptData as error:
             self._report(error)
             raise

@@ -63,7 +63,7 @@ class SegmentOptions:
 
 
 class SegmentReader:
-    """Reads committed segments out of one bucket; an async context manager that owns all that runs ahead."""
+    """Reads committed segments out of their buckets; an async context manager that owns all that runs ahead."""
 
     def __init__(self, objects: ObjectReader, *, clock: Clock, metrics: Metrics, options: SegmentOptions) -> None:
         self._fetcher = Fetcher(objects, clock=clock, retry=options.retry)
@@ -116,11 +116,11 @@ class SegmentReader:
             self._tables.release(slot)
 
     async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[SegmentTable]) -> None:
-        _, index_key, manifest_key = segment.keys.all
+        bucket, (_, index_key, manifest_key) = segment.bucket, segment.keys.all
         try:
             async with Group() as group:
-                index = group.create_task(self._fetcher.whole(index_key), name=f"get {index_key}")
-                manifest = group.create_task(self._fetcher.whole(manifest_key), name=f"get {manifest_key}")
+                index = group.create_task(self._fetcher.whole(bucket, index_key), name=f"get {index_key}")
+                manifest = group.create_task(self._fetcher.whole(bucket, manifest_key), name=f"get {manifest_key}")
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
         try:
@@ -208,7 +208,8 @@ class SegmentReader:
     ) -> None:
         start = blocks[0].offset
         try:
-            data = await self._fetcher.exactly(table.data_key, start, blocks[-1].offset + blocks[-1].length - start)
+            length = blocks[-1].offset + blocks[-1].length - start
+            data = await self._fetcher.exactly(table.bucket, table.data_key, start, length)
         except CorruptData as error:
             self._report(error)
             raise

@@ -33,6 +33,7 @@ SPARSE_BYTES = 128
 class SegmentTable:
     """A segment's checked manifest, with what finds a block fast."""
 
+    bucket: str
     data_key: str
     manifest: SegmentManifest
     starts: Sequence[tuple[int, int]]
@@ -59,7 +60,7 @@ def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, man
     _check_identity(topic, segment, manifest, manifest_key)
     check_index(index_data, manifest, key=index_key)
     starts = [(block.ledger_id, block.first_entry_id) for block in manifest.blocks]
-    return SegmentTable(data_key, manifest, starts)
+    return SegmentTable(segment.bucket, data_key, manifest, starts)
 
 
 def _check_identity(topic: TopicName, segment: CommittedSegment, manifest: SegmentManifest, key: str) -> None:

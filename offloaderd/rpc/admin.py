@@ -59,7 +59,7 @@ class Daemon(Protocol):
 class AdminService(ManualCalls):
     """Topics, policies, manual offload, segments and status.
 
-    `source` is None when the daemon has no ledger source; `bucket` and `prefix` say where new segments go.
+    `source` is None when the daemon has no ledger source; `places` are the buckets and prefixes that it stores in.
     """
 
     def __init__(
@@ -69,13 +69,10 @@ class AdminService(ManualCalls):
         metadata: MetadataStore,
         source: LedgerSource | None,
         daemon: Daemon,
-        bucket: str,
-        prefix: str = "",
+        places: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        super().__init__(engine=engine, metadata=metadata, source=source)
+        super().__init__(engine=engine, metadata=metadata, source=source, places=places)
         self._daemon = daemon
-        self._bucket = bucket
-        self._prefix = prefix
 
     async def ListSegments(  # noqa: N802 - named by the proto
         self, request: admin_pb2.ListSegmentsRequest, context: Context
@@ -91,7 +88,7 @@ class AdminService(ManualCalls):
         if attempt is not None and (stored.offloaded is None or attempt.begin > stored.offloaded):
             offloader = self._engine.find(topic)
             status = offloader.status() if offloader is not None else None
-            yield open_segment(attempt, status, bucket=self._bucket, prefix=self._prefix)
+            yield open_segment(attempt, status)
 
     async def Status(  # noqa: N802 - named by the proto
         self, request: admin_pb2.StatusRequest, context: Context

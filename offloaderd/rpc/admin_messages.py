@@ -9,7 +9,7 @@ from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OffloadMethod
 from offloaderd.policy.policies import NAMES
-from offloaderd.policy.rules import ANYWHERE, Place, by_itself, checked, sound
+from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, sound
 from offloaderd.rpc.policy_messages import given_policies, policies_message
 from offloaderd.rpc.v1 import admin_pb2, common_pb2, history_pb2
 
@@ -30,7 +30,7 @@ def checked_prefix(text: str) -> tuple[str, ...]:
     return parts
 
 
-def checked_policy(request: admin_pb2.EnableTopicRequest, place: Place = ANYWHERE) -> TopicPolicy:
+def checked_policy(request: admin_pb2.EnableTopicRequest, place: Surroundings = ANYWHERE) -> TopicPolicy:
     """Read the policy of an EnableTopic request; raises InvalidInput with all that cannot work in it or there."""
     given = {field.name: value for field, value in request.ListFields() if field.name in NAMES}
     policies, flaws = sound({**given, **given_policies(request.policies)})
@@ -87,7 +87,7 @@ def committed_segment(segment: CommittedSegment) -> admin_pb2.Segment:
     )
 
 
-def open_segment(attempt: Attempt, status: TopicStatus | None, *, bucket: str, prefix: str) -> admin_pb2.Segment:
+def open_segment(attempt: Attempt, status: TopicStatus | None) -> admin_pb2.Segment:
     """Return the open segment as a message; entries and bytes are known only to the daemon that writes it."""
     if status is not None and status.open_segment_id != str(attempt.segment_id):
         status = None
@@ -98,8 +98,8 @@ def open_segment(attempt: Attempt, status: TopicStatus | None, *, bucket: str, p
         entries=status.open_segment_entries if status is not None else 0,
         payload_bytes=status.open_segment_bytes if status is not None else 0,
         assigned_ms=attempt.assigned_ms,
-        data_key=attempt.keys(prefix).data,
-        bucket=bucket,
+        data_key=attempt.keys.data,
+        bucket=attempt.bucket,
         method=OffloadMethod.LEDGER_BASED if attempt.whole else OffloadMethod.STREAMING,
         writer=attempt.driver,
     )

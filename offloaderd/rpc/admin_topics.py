@@ -11,7 +11,7 @@ from offloaderd.metadata.each import each
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.offload import policies as stored
 from offloaderd.patterns import TopicPattern
-from offloaderd.policy.rules import Place
+from offloaderd.policy.rules import Surroundings
 from offloaderd.rpc.admin_messages import checked_policy, checked_prefix, selection, topic_change
 from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc
 
@@ -29,8 +29,16 @@ COUNTED_TOPICS_MAX = 1000
 class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
     """The part of AdminService that is about sets of topics. `source` None: the daemon has no ledger source."""
 
-    def __init__(self, *, engine: Engine, metadata: MetadataStore, source: LedgerSource | None) -> None:
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        metadata: MetadataStore,
+        source: LedgerSource | None,
+        places: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         self._engine = engine
+        self._places = places
         self._metadata = metadata
         self._source = source
 
@@ -84,7 +92,7 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.EnableTopicResponse:
         """Enable a topic or all that a pattern matches, now and later, or change the policy of what is enabled."""
         pattern = TopicPattern.parse(request.topic)
-        policy = checked_policy(request, Place(has_source=self._source is not None))
+        policy = checked_policy(request, Surroundings(places=self._places, has_source=self._source is not None))
         changes = await self._engine.select(pattern, policy, dry_run=request.dry_run)
         return admin_pb2.EnableTopicResponse(pattern=pattern.text, topics=map(topic_change, changes))
 

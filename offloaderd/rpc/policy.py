@@ -17,7 +17,7 @@ from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.offload import policies as stored
 from offloaderd.patterns import Breadth, TopicPattern
 from offloaderd.policy.effective import Effective, Level, Origin, effective
-from offloaderd.policy.rules import Place, checked, sound, waiting_size, waiting_time
+from offloaderd.policy.rules import Surroundings, checked, sound, waiting_size, waiting_time
 from offloaderd.rpc.policy_messages import effect_message, given_policies, origins, policies_message
 from offloaderd.rpc.v1 import policy_pb2, policy_pb2_grpc
 
@@ -43,7 +43,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     """Answers from the metadata store; changes through the engine's levels. `place` is what the daemon has."""
 
     def __init__(
-        self, levels: Levels, metadata: MetadataStore, place: Place, *, retained: Retention | None = None
+        self, levels: Levels, metadata: MetadataStore, place: Surroundings, *, retained: Retention | None = None
     ) -> None:
         self._levels = levels
         self._metadata = metadata
@@ -112,7 +112,9 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         here = Level(Origin.BROKER, policies) if where is None else Level(Origin.NAMESPACE, policies, spelled(where))
         return effective([here, *book.above(where)])
 
-    async def _placed(self, where: Where, policies: OffloadPolicies, merged: Effective) -> tuple[Place, list[str]]:
+    async def _placed(
+        self, where: Where, policies: OffloadPolicies, merged: Effective
+    ) -> tuple[Surroundings, list[str]]:
         """Return the place of a level with what Pulsar retains of its topics, and a note when nobody can say."""
         waits = " and ".join(filter(None, (waiting_time(policies, merged), waiting_size(policies, merged))))
         if not waits or where is None or not self._place.has_brokers:

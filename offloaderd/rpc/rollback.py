@@ -103,7 +103,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
             losses=[str(loss) for loss in topic_map.losses],
             method=method.value,
             enabled=enabled,
-            prefix=self._topics.shop.uplink.prefix,
+            prefix=next((one.prefix for one in topic_map.segments if one.prefix), ""),
             bytes_per_s=rollback.speed.bytes_per_s,
             measured=rollback.speed.measured,
             order=order_message(rollback_record.decode(node.value, path=path)) if node is not None else None,

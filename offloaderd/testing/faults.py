@@ -74,6 +74,11 @@ class FaultyStore(_Faulty):
         super().__init__(plan)
         self._store = store
 
+    def at(self, bucket: str) -> FaultyStore:
+        """See SegmentStore; the faults are those of all buckets."""
+        there = self._store.at(bucket)
+        return self if there is self._store else FaultyStore(there, self._plan)
+
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""
         return await self._do("get", key, lambda: self._store.get(key, first, length))

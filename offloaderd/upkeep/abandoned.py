@@ -1,7 +1,7 @@
 """Trash of topics that nobody works on: deletions that were decided, and have no owner who would carry them out.
 
 Only what is on a topic's trash list goes, and never what its map refers to; who deletes it, and how often, makes no
-difference, so an owner that comes meanwhile may do the same. What lies in another bucket is left with its record.
+difference, so an owner that comes meanwhile may do the same. What lies elsewhere is left with its record.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from offloaderd.upkeep.collection import Rules
     from offloaderd.upkeep.finds import Summary
     from offloaderd.upkeep.references import References
+    from offloaderd.upkeep.stored import Site
 
 
 class AbandonedTrash:
@@ -36,31 +37,37 @@ class AbandonedTrash:
 
     async def finds(self, found: References, summary: Summary) -> AsyncGenerator[Find, None]:
         """Yield what is in the trash of topics without owner for longer than the grace age."""
-        site = self._rules.site
         for segment_id, (topic, record) in found.trash.items():
-            bucket = site.bucket if record.bucket is None else record.bucket
-            prefix = site.prefix if record.prefix is None else record.prefix
-            if (bucket, prefix) != (site.bucket, site.prefix):
+            if self._site(record) is None:
                 summary.elsewhere += 1
             elif segment_id not in found.committed and self._rules.age_s(record.decided_ms) >= self._rules.grace_s:
                 for find in await self._dealt_with(topic, record):
                     yield find
 
+    def _site(self, record: Trash) -> Site | None:
+        """Return where a record's objects lie, None for elsewhere."""
+        home = self._rules.sites[0]
+        bucket = home.bucket if record.bucket is None else record.bucket
+        prefix = home.prefix if record.prefix is None else record.prefix
+        return next((one for one in self._rules.sites if (one.bucket, one.prefix) == (bucket, prefix)), None)
+
     async def _dealt_with(self, topic: TopicName, record: Trash) -> list[Find]:
         """Return a find for each thing that is left of a segment, and for the record alone if nothing is."""
         if await nodes.node(self._metadata, paths.owner(topic)) is not None:
             return []
-        keys = record.keys(self._rules.site.prefix).all
+        site = self._site(record)
+        assert site is not None  # noqa: S101 - what lies elsewhere is left out
+        keys, store = record.keys(site.prefix).all, self._objects.at(site.bucket)
         uploads = [record.upload_id] if record.upload_id else []
-        async with aclosing(self._objects.list_uploads(keys[0])) as found:
+        async with aclosing(store.list_uploads(keys[0])) as found:
             uploads += [one.upload_id async for one in found if one.key == keys[0] and one.upload_id not in uploads]
-        sizes = {key: info.size_bytes for key in keys if (info := await look.head(self._objects, key)) is not None}
+        sizes = {key: info.size_bytes for key in keys if (info := await look.head(store, key)) is not None}
         reason = f"decided ({record.reason}), and nobody works on the topic"
         verdict = Verdict.DELETE
         if self._rules.apply:
             verdict = Verdict.DELETED
             try:
-                if not await self._empty(topic, record, keys, uploads):
+                if not await self._empty(store, topic, record, keys, uploads):
                     return []
             except BucketMissing:
                 raise
@@ -82,14 +89,16 @@ class AbandonedTrash:
             for key, size, upload_id in parts or [(keys[0], 0, "")]
         ]
 
-    async def _empty(self, topic: TopicName, record: Trash, keys: Sequence[str], uploads: list[str]) -> bool:
+    async def _empty(
+        self, store: SegmentStore, topic: TopicName, record: Trash, keys: Sequence[str], uploads: list[str]
+    ) -> bool:
         """Delete uploads, objects and the record, in this order; not what the map refers to after all."""
         current = await catalog.load(self._metadata, topic)
         if any(one.segment_id == record.segment_id for one in current.segments):
             return False
         for upload_id in uploads:
-            await self._objects.abort_upload(keys[0], upload_id)
-        await self._objects.delete(keys)
+            await store.abort_upload(keys[0], upload_id)
+        await store.delete(keys)
         try:
             await self._metadata.delete(paths.trash_record(topic, record.segment_id))
         except NotFound:

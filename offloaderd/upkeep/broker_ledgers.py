@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from offloaderd.objects.port import ObjectReader
-    from offloaderd.upkeep.collection import Site
-    from offloaderd.upkeep.stored import StoredSegment
+    from offloaderd.upkeep.stored import Site, StoredSegment
 
 log = structlog.get_logger(__name__)
 
@@ -40,11 +39,12 @@ DRIVER = "aws-s3"
 async def read(objects: ObjectReader, site: Site, topics: Collection[TopicName]) -> list[Known]:
     """Return the ledgers of these topics that brokers have offloaded; what is not sound is left out, and logged.
 
-    Asks for the labels of every such object in the bucket. Raises what the listing raises, Transient, Denied.
+    Asks for the labels of every such object of the site, which is a whole bucket. Raises what the listing raises,
+    Transient, Denied.
     """
     found: list[Known] = []
     batch: list[StoredSegment] = []
-    async with aclosing(stored.segments(objects, "", Counts(), with_brokers=True)) as listed:
+    async with aclosing(stored.segments(objects, site, Counts(), with_brokers=True)) as listed:
         async for one in listed:
             if one.may_be_brokers and {ObjectKind.DATA, ObjectKind.INDEX} <= one.objects.keys():
                 batch.append(one)
@@ -71,7 +71,7 @@ async def _known(
 
 async def _ledger(objects: ObjectReader, site: Site, topics: Collection[TopicName], one: StoredSegment) -> Known | None:
     """Return a broker's ledger of one of the topics. Raises NotFound, CorruptData."""
-    data = one.objects[ObjectKind.DATA]
+    data, objects = one.objects[ObjectKind.DATA], objects.at(site.bucket)
     labels = (await objects.head(data.key)).metadata
     name = labels.get(keys.MANAGED_LEDGER_KEY, "")
     ours = labels.get(keys.SOFTWARE_VERSION_KEY, "").startswith(WRITER)

@@ -22,7 +22,7 @@ PIECE_BYTES = 1 << 20
 
 async def check_objects(looker: Looker, segment: CommittedSegment) -> list[Flaw]:
     """Look at the index and at the size of the data. Raises what the store raises, except NotFound."""
-    where, flaws = segment.keys, []
+    where, looker, flaws = segment.keys, looker.at(segment.bucket), []
     try:
         _index(await looker.whole(where.index), segment)
     except BucketMissing:
@@ -46,7 +46,7 @@ async def check_objects(looker: Looker, segment: CommittedSegment) -> list[Flaw]
 
 async def check_entries(looker: Looker, segment: CommittedSegment) -> list[Flaw]:
     """Read all of the data, a piece at a time, up to the first flaw of each block. Raises as `check_objects` does."""
-    flaws = []
+    flaws, looker = [], looker.at(segment.bucket)
     index = _index(await looker.whole(segment.keys.index), segment)
     for span in block_spans(index):
         scan = BlockScan(span, key=segment.keys.data)
@@ -60,6 +60,7 @@ async def check_entries(looker: Looker, segment: CommittedSegment) -> list[Flaw]
 
 async def find_entry(looker: Looker, segment: CommittedSegment, entry_id: int) -> tuple[int, int]:
     """Return where an entry's payload begins in the data, and its length. Raises NotFound and CorruptData."""
+    looker = looker.at(segment.bucket)
     index = _index(await looker.whole(segment.keys.index), segment)
     span = next(one for one in reversed(block_spans(index)) if one.first_entry_id <= entry_id)
     scan = BlockScan(span, key=segment.keys.data)

@@ -28,28 +28,21 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.objects.port import ObjectInfo, SegmentStore
+    from offloaderd.objects.keys import SegmentKeys
+    from offloaderd.objects.port import ObjectInfo, SegmentStore, UploadInfo
     from offloaderd.upkeep.finds import Summary
     from offloaderd.upkeep.references import Committed, References
+    from offloaderd.upkeep.stored import Site
 
 BATCH = 64
 """Segments that are judged and deleted after one look at the metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """What is collected: the objects under a bucket's prefix that a cluster has written."""
-
-    cluster: str
-    bucket: str
-    prefix: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How one collection goes; `now_ms` is the store's time, `also` what goes though it would raise an alarm."""
+    """How one collection goes; `now_ms` is the service's time, `also` what goes though it would raise an alarm."""
 
-    site: Site
+    sites: Sequence[Site]
     grace_s: float
     apply: bool
     now_ms: int
@@ -62,7 +55,7 @@ class Rules:
 
 @dataclass(slots=True)
 class _Listing:
-    """What the bucket had, by what the first look at the metadata knew of it."""
+    """What the buckets had, by what the first look at the metadata knew of it."""
 
     committed: dict[UUID, dict[ObjectKind, ObjectInfo]] = field(default_factory=dict)
     strangers: list[StoredSegment] = field(default_factory=list)
@@ -77,9 +70,10 @@ class Collection:
         self._objects = objects
         self._metadata = metadata
         self._rules = rules
-        self._site = rules.site
+        self._cluster = rules.sites[0].cluster
+        self._places = {(site.bucket, site.prefix) for site in rules.sites}
         self._summary = summary
-        self._shared = False
+        self._shared: set[tuple[str, str]] = set()
 
     async def finds(self) -> AsyncGenerator[Find, None]:
         """Yield every find: damages first, then what nobody refers to, then what an owner should have deleted."""
@@ -94,7 +88,7 @@ class Collection:
                 for find in await self._damages(segment_id, committed, listing.committed.get(segment_id, {})):
                     broken.add(segment_id)
                     yield find
-        judge = Judge(self._objects, self._metadata, after, cluster=self._site.cluster, broken=broken)
+        judge = Judge(self._objects, self._metadata, after, cluster=self._cluster, broken=broken)
         for batch in _batches([one for one in listing.strangers if one.segment_id not in after]):
             for find in await self._dealt_with(await each(batch, lambda one: self._judged(judge, one))):
                 yield find
@@ -110,30 +104,42 @@ class Collection:
                 yield find
 
     async def _list(self) -> tuple[References, _Listing]:
-        """Look at the metadata and list the bucket; what is committed or being written needs no second thought."""
-        prefix, listing, counts = self._site.prefix, _Listing(), Counts()
-        uploads = dict(await stored.uploads(self._objects, prefix))
+        """Look at the metadata and list the buckets; what is committed or being written needs no second thought."""
+        listing, counts = _Listing(), Counts()
+        uploads = {site: await stored.uploads(self._objects, site) for site in self._rules.sites}
         known = await references.look(self._metadata)
-        async with aclosing(stored.segments(self._objects, prefix, counts, with_brokers=True)) as found:
-            async for one in found:
-                one.uploads = uploads.pop(one.keys, [])
-                if one.segment_id in known.committed:
-                    listing.committed[one.segment_id] = one.objects
-                    if one.uploads:
-                        listing.uploads.append(StoredSegment(one.keys, uploads=one.uploads))
-                elif one.segment_id not in known:
-                    listing.strangers.append(one)
-        for where, found_uploads in uploads.items():
-            if where.segment_id not in known.attempts and where.segment_id not in known.trash:
-                listing.uploads.append(StoredSegment(where, uploads=found_uploads))
-        self._shared |= any(one.foreign for one in known.committed.values())
+        for site, open_uploads in uploads.items():
+            await self._list_site(site, open_uploads, known, listing, counts)
+        self._shared |= {one.place for one in known.committed.values() if one.foreign}
         summary = self._summary
         summary.segments, summary.objects, summary.others = counts.segments, counts.objects, counts.others
         summary.object_bytes = counts.object_bytes
         return known, listing
 
+    async def _list_site(
+        self,
+        site: Site,
+        uploads: dict[SegmentKeys, list[UploadInfo]],
+        known: References,
+        listing: _Listing,
+        counts: Counts,
+    ) -> None:
+        """List one place, whose open `uploads` are known from before the first look at the metadata."""
+        async with aclosing(stored.segments(self._objects, site, counts, with_brokers=True)) as found:
+            async for one in found:
+                one.uploads = uploads.pop(one.keys, [])
+                if one.segment_id in known.committed:
+                    listing.committed[one.segment_id] = one.objects
+                    if one.uploads:
+                        listing.uploads.append(StoredSegment(site.bucket, one.keys, uploads=one.uploads))
+                elif one.segment_id not in known:
+                    listing.strangers.append(one)
+        for where, left in uploads.items():
+            if where.segment_id not in known.attempts and where.segment_id not in known.trash:
+                listing.uploads.append(StoredSegment(site.bucket, where, uploads=left))
+
     def _is_here(self, committed: Committed) -> bool:
-        here = (committed.bucket, committed.keys.prefix) == (self._site.bucket, self._site.prefix)
+        here = committed.place in self._places
         self._summary.elsewhere += not here
         return here
 
@@ -146,7 +152,7 @@ class Collection:
             if committed.foreign and kind is ObjectKind.MANIFEST:
                 continue
             key = committed.keys.of(kind)
-            info = objects.get(kind) or await look.head(self._objects, key)
+            info = objects.get(kind) or await look.head(self._objects.at(committed.bucket), key)
             if info is None:
                 reason = f"segment {segment_id} is committed, and its {kind.value} object is not in the bucket"
                 finds.append(_alarm(Kind.MISSING, key, reason, committed))
@@ -176,7 +182,8 @@ class Collection:
             judgement = Judgement(Kind.CHANGED, "it vanished while it was looked at")
         if one.segment_id in self._rules.also and judgement.kind in ALARMS:
             judgement = judgement._replace(kind=Kind.NAMED, reason=f"named to be deleted, although {judgement.reason}")
-        self._shared |= judgement.kind is Kind.FOREIGN
+        if judgement.kind is Kind.FOREIGN:
+            self._shared.add(one.place)
         return one, judgement
 
     def _is_brokers(self, one: StoredSegment, judgement: Judgement) -> bool:
@@ -187,11 +194,13 @@ class Collection:
 
     async def _look_for_others(self, strangers: Sequence[StoredSegment], uploads: Sequence[StoredSegment]) -> None:
         """Find out whether young objects are another cluster's, if there are old uploads that could be as well."""
-        if self._shared or all(map(self._is_young, uploads)):
-            return
-        young = [info for one in strangers if self._is_young(one) for info in one.objects.values()]
-        found = await each(young, lambda info: look.head(self._objects, info.key))
-        self._shared = any(info is not None and foreign(info, self._site.cluster) for info in found)
+        doubted = {one.place for one in uploads if not self._is_young(one)} - self._shared
+        young = [one for one in strangers if one.place in doubted and self._is_young(one)]
+        pairs = [(one, info.key) for one in young for info in one.objects.values()]
+        found = await each(pairs, lambda pair: look.head(self._objects.at(pair[0].bucket), pair[1]))
+        for (one, _), info in zip(pairs, found, strict=True):
+            if info is not None and foreign(info, self._cluster):
+                self._shared.add(one.place)
 
     def _upload_judged(self, one: StoredSegment, after: References) -> tuple[StoredSegment, Judgement]:
         committed = after.committed.get(one.segment_id)
@@ -201,7 +210,7 @@ class Collection:
             return one, Judgement(Kind.UPLOAD, "left open beside the finished object", committed.topic)
         if not after.topics:
             return one, Judgement(Kind.UNKNOWN_TOPIC, "the metadata knows no topic at all")
-        if self._shared:
+        if one.place in self._shared:
             return one, Judgement(Kind.FOREIGN, "other clusters write here too, and uploads do not say whose they are")
         return one, Judgement(Kind.UPLOAD, "nobody refers to it")
 
@@ -227,8 +236,8 @@ class Collection:
             return self._finds_of(one, Judgement(Kind.CHANGED, "it is referred to now", judgement.topic), Verdict.KEEP)
         try:
             for info in one.objects.values():
-                current = await look.head(self._objects, info.key)
-                if current is None or not _same(info, current) or foreign(current, self._site.cluster):
+                current = await look.head(self._objects.at(one.bucket), info.key)
+                if current is None or not _same(info, current) or foreign(current, self._cluster):
                     changed = Judgement(Kind.CHANGED, f"{info.key} is not the object that was judged", judgement.topic)
                     return self._finds_of(one, changed, Verdict.KEEP)
             await self._remove(one)
@@ -240,10 +249,11 @@ class Collection:
         return self._finds_of(one, judgement, Verdict.DELETED)
 
     async def _remove(self, one: StoredSegment) -> None:
+        store = self._objects.at(one.bucket)
         for upload in one.uploads:
-            await self._objects.abort_upload(upload.key, upload.upload_id)
+            await store.abort_upload(upload.key, upload.upload_id)
         if one.objects:
-            await self._objects.delete([info.key for info in one.objects.values()])
+            await store.delete([info.key for info in one.objects.values()])
 
     def _finds_of(self, one: StoredSegment, judgement: Judgement, verdict: Verdict) -> list[Find]:
         """Return a find for each object and upload of a segment."""

@@ -23,6 +23,8 @@ from offloaderd.upkeep.flaws import RESTORE, Flaw, Kind, corrupt
 from offloaderd.upkeep.segment_check import Tables, Target, entries_of, load_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offloaderd.format.manifest import BlockInfo
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.grant import Grant
     from offloaderd.metadata.records.verified import SegmentVerified
     from offloaderd.model import LedgerEnd, Loss, TopicName
-    from offloaderd.upkeep.collection import Site
     from offloaderd.upkeep.looking import Looker
+    from offloaderd.upkeep.stored import Site
 
 
 class State(StrEnum):
@@ -115,14 +117,17 @@ class Explanation:
 
 
 class Explainer:
-    """Answers for one site."""
+    """Answers for all sites of a cluster."""
 
-    def __init__(self, maps: Maps, tiers: Tiers, metadata: MetadataStore, looker: Looker, site: Site) -> None:
+    def __init__(
+        self, maps: Maps, tiers: Tiers, metadata: MetadataStore, looker: Looker, sites: Sequence[Site]
+    ) -> None:
         self._maps = maps
         self._tiers = tiers
         self._metadata = metadata
         self._looker = looker
-        self._site = site
+        self._cluster = sites[0].cluster
+        self._buckets = {site.bucket for site in sites}
 
     async def explain(self, topic: TopicName, position: Position) -> Explanation:
         """Explain a position. Raises NotFound for an unknown topic, Transient, Denied, CorruptData for metadata."""
@@ -152,14 +157,16 @@ class Explainer:
 
     async def _place(self, topic: TopicName, position: Position, segment: CommittedSegment) -> Place:
         target = Target(
+            bucket=segment.bucket,
             keys=segment.keys,
-            cluster=self._site.cluster,
+            cluster=self._cluster,
             topic=topic,
             committed=segment,
         )
         place = Place(segment=segment, data_key=target.data_key)
-        if segment.bucket != self._site.bucket:
-            said = f"it lies in bucket {segment.bucket!r}; this daemon works with {self._site.bucket!r}"
+        if segment.bucket not in self._buckets:
+            known = ", ".join(map(repr, sorted(self._buckets)))
+            said = f"it lies in bucket {segment.bucket!r}; this daemon works with {known}"
             return replace(place, flaw=Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said))
         if segment.foreign:
             return await self._of_broker(place, segment, position)
@@ -191,7 +198,7 @@ class Explainer:
         """Read the block and find the entry in it."""
         key = place.data_key
         try:
-            async with self._looker.piece(key, block.offset, block.length) as data:
+            async with self._looker.at(place.segment.bucket).piece(key, block.offset, block.length) as data:
                 payloads = decode_verified_block(data, block, key=key, method=place.segment.method).payloads
         except BucketMissing:
             raise

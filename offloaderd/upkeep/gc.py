@@ -1,4 +1,4 @@
-"""Collecting what nobody refers to: bucket and open uploads against the metadata of all topics of the cluster.
+"""Collecting what nobody refers to: buckets and open uploads against the metadata of all topics of the cluster.
 
     uploads, a first look at the metadata, the objects, a second look -> judge -> for each batch: a third look, delete
 
@@ -24,7 +24,7 @@ from offloaderd.upkeep.collection import Collection, Rules
 from offloaderd.upkeep.finds import Find, Summary, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from collections.abc import Set as AbstractSet
     from uuid import UUID
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metrics import Metrics
     from offloaderd.objects.port import SegmentStore
-    from offloaderd.upkeep.collection import Site
+    from offloaderd.upkeep.stored import Site
 
 log = structlog.get_logger(__name__)
 
@@ -51,14 +51,14 @@ class Schedule:
 
 
 class Collector:
-    """Compares and deletes; one collection at a time."""
+    """Compares and deletes in all sites of a cluster; one collection at a time."""
 
     def __init__(
-        self, objects: SegmentStore, metadata: MetadataStore, site: Site, *, clock: Clock, metrics: Metrics
+        self, objects: SegmentStore, metadata: MetadataStore, sites: Sequence[Site], *, clock: Clock, metrics: Metrics
     ) -> None:
         self._objects = objects
         self._metadata = metadata
-        self._site = site
+        self._sites = sites
         self._clock = clock
         self._metrics = metrics
         self._busy = False
@@ -80,7 +80,7 @@ class Collector:
         started = self._clock.monotonic()
         outcome = "failed"
         try:
-            rules = Rules(site=self._site, grace_s=grace_s, apply=apply, now_ms=await self._now_ms(), also=also)
+            rules = Rules(sites=self._sites, grace_s=grace_s, apply=apply, now_ms=await self._now_ms(), also=also)
             async with aclosing(Collection(self._objects, self._metadata, rules, summary).finds()) as finds:
                 async for find in finds:
                     summary.count(find)
@@ -124,11 +124,14 @@ class Collector:
                 log.warning("gc.failed", error=str(error), error_class=type(error).__name__)
 
     async def _now_ms(self) -> int:
-        """Ask the store what time it is: ages are differences of its own times, whatever clock this machine has."""
-        key = f"{self._site.prefix}{keys.GC_CLOCK}"
-        info = await self._objects.put(key, b"")
-        now_ms = info.modified_ms or (await self._objects.head(key)).modified_ms
-        await self._objects.delete([key, f"{self._site.prefix}{keys.RETENTION_CLOCK}"])  # a crash may have left it
+        """Ask the service what time it is: ages are differences of its own times, whatever clock this machine has."""
+        home = self._sites[0]
+        key, store = f"{home.prefix}{keys.GC_CLOCK}", self._objects.at(home.bucket)
+        info = await store.put(key, b"")
+        now_ms = info.modified_ms or (await store.head(key)).modified_ms
+        await store.delete([key])
+        for site in self._sites:
+            await self._objects.at(site.bucket).delete([f"{site.prefix}{keys.RETENTION_CLOCK}"])  # a crash may leave it
         return now_ms
 
 

@@ -65,8 +65,9 @@ class Judge:
 
     async def judge(self, stored: StoredSegment) -> Judgement:
         """Say what a segment with objects is. Raises NotFound when it has vanished."""
+        store = self._objects.at(stored.bucket)
         for info in stored.objects.values():
-            whose = foreign(await self._objects.head(info.key), self._cluster)
+            whose = foreign(await store.head(info.key), self._cluster)
             if whose:
                 return Judgement(Kind.FOREIGN, whose)
         if not self._references.topics:
@@ -80,7 +81,7 @@ class Judge:
     async def _judge_readable(self, stored: StoredSegment) -> Judgement:
         info = stored.objects[ObjectKind.MANIFEST]
         try:
-            described = manifest.decode(await self._objects.get(info.key), key=info.key)
+            described = manifest.decode(await self._objects.at(stored.bucket).get(info.key), key=info.key)
         except CorruptData as error:
             return Judgement(Kind.UNREADABLE, f"all its objects are there, and its manifest cannot be read: {error}")
         topic = TopicName.from_managed_ledger(described.managed_ledger)

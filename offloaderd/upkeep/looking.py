@@ -77,6 +77,13 @@ class Looker:
         self._budget = budget
         self._heard = read
 
+    def at(self, bucket: str) -> Looker:
+        """Return who looks at another bucket, out of the same purse. Raises BucketMissing."""
+        there = self._objects.at(bucket)
+        if there is self._objects:
+            return self
+        return Looker(there, clock=self._clock, throttle=self._throttle, budget=self._budget, read=self._count)
+
     async def head(self, key: str) -> ObjectInfo:
         """Return what the store says of an object. Raises NotFound."""
         await self._throttle.ready()
@@ -107,8 +114,11 @@ class Looker:
                 self._budget.release(length)
 
     def _spent(self, count: int) -> None:
-        self.read_bytes += count
         self._throttle.spent(count)
+        self._count(count)
+
+    def _count(self, count: int) -> None:
+        self.read_bytes += count
         if self._heard is not None:
             self._heard(count)
 

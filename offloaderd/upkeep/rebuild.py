@@ -1,4 +1,4 @@
-"""From the bucket alone to the metadata: read all manifests, plan each topic, write what nobody has to decide.
+"""From the buckets alone to the metadata: read all manifests, plan each topic, write what nobody has to decide.
 
 Writing goes into metadata that is empty, and may be broken off: a marker says that a rebuild is under way, the same
 command goes on where the last one stopped, and a topic's policy, by which others know of it, is its last node. Topics
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from offloaderd.format.manifest import SegmentManifest
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import ObjectReader
-    from offloaderd.upkeep.collection import Site
-    from offloaderd.upkeep.stored import StoredSegment
+    from offloaderd.upkeep.stored import Site, StoredSegment
 
 BATCH = 256
 """Manifests that are asked for before it is told how far one is."""
@@ -77,29 +76,31 @@ class Plan:
         return any(problem.blocks for problem in self.problems)
 
 
-async def read_bucket(objects: ObjectReader, site: Site, progress: Callable[[int], None]) -> Found:
-    """Read every manifest under the prefix. `progress` hears how many were read."""
+async def read_buckets(objects: ObjectReader, sites: Sequence[Site], progress: Callable[[int], None]) -> Found:
+    """Read every manifest of all sites. `progress` hears how many were read."""
     found = Found()
-    batch: list[StoredSegment] = []
-    async for one in stored.segments(objects, site.prefix, found.counts):
-        if ObjectKind.MANIFEST in one.objects:
-            batch.append(one)
-        else:
-            found.problems.append(_orphan(one))
-        if len(batch) == BATCH:
-            await _read_batch(objects, site, batch, found)
-            batch.clear()
-            progress(found.counts.segments)
-    await _read_batch(objects, site, batch, found)
-    progress(found.counts.segments)
+    for site in sites:
+        batch: list[StoredSegment] = []
+        async for one in stored.segments(objects, site, found.counts):
+            if ObjectKind.MANIFEST in one.objects:
+                batch.append(one)
+            else:
+                found.problems.append(_orphan(one))
+            if len(batch) == BATCH:
+                await _read_batch(objects, site, batch, found)
+                batch.clear()
+                progress(found.counts.segments)
+        await _read_batch(objects, site, batch, found)
+        progress(found.counts.segments)
     return found
 
 
-async def read_brokers(objects: ObjectReader, site: Site, found: Found) -> None:
+async def read_brokers(objects: ObjectReader, sites: Sequence[Site], found: Found) -> None:
     """Look for what brokers have offloaded of topics whose segments do not join without it."""
     plans = make_plan(found).topics
     torn = {one.topic for one in plans if any(problem.kind in TORN for problem in one.problems)}
-    found.brokers = await broker_ledgers.read(objects, site, torn) if torn else []
+    for site in {site.bucket: replace(site, prefix="") for site in sites}.values() if torn else ():
+        found.brokers += await broker_ledgers.read(objects, site, torn)
 
 
 async def _read_batch(objects: ObjectReader, site: Site, batch: Sequence[StoredSegment], found: Found) -> None:
@@ -113,7 +114,7 @@ async def _read_batch(objects: ObjectReader, site: Site, batch: Sequence[StoredS
 async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known | Problem:
     """Read one manifest and compare the listing with it."""
     key = one.objects[ObjectKind.MANIFEST].key
-    data = await objects.get(key)
+    data = await objects.at(site.bucket).get(key)
     try:
         described = manifest.decode(data, key=key)
     except CorruptData as error:
@@ -136,14 +137,14 @@ async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known 
                 segments=(one.segment_id,),
                 what_to_do="restore the object, or leave the segment out with --without",
             )
-    return known_of(described, topic, site)
+    return known_of(described, topic, bucket=site.bucket, prefix=site.prefix)
 
 
-def known_of(described: SegmentManifest, topic: TopicName, site: Site) -> Known:
+def known_of(described: SegmentManifest, topic: TopicName, *, bucket: str, prefix: str) -> Known:
     """Return what a rebuild keeps of a manifest: the segment as a commit would have recorded it."""
     return Known(
         topic=topic,
-        segment=CommittedSegment.described(described, bucket=site.bucket, prefix=site.prefix),
+        segment=CommittedSegment.described(described, bucket=bucket, prefix=prefix),
         epoch=described.epoch,
         losses=described.losses,
         ends=described.ends,

@@ -70,6 +70,11 @@ class Committed:
     keys: SegmentKeys
     foreign: bool
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Bucket and prefix."""
+        return self.bucket, self.keys.prefix
+
 
 @dataclass(slots=True)
 class References:

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from offloaderd.metrics import Metrics
     from offloaderd.model import TopicName
     from offloaderd.objects.port import ObjectReader
-    from offloaderd.upkeep.collection import Site
     from offloaderd.upkeep.flaws import Flaw
     from offloaderd.upkeep.looking import Budget
+    from offloaderd.upkeep.stored import Site
 
 log = structlog.get_logger(__name__)
 
@@ -119,7 +119,7 @@ class Scrubber:
         self,
         objects: ObjectReader,
         metadata: MetadataStore,
-        site: Site,
+        sites: Sequence[Site],
         options: ScrubOptions,
         *,
         clock: Clock,
@@ -128,7 +128,8 @@ class Scrubber:
         damaged: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None,
     ) -> None:
         self._metadata = metadata
-        self._site = site
+        self._cluster = sites[0].cluster
+        self._buckets = {site.bucket for site in sites}
         self._options = options
         self._clock = clock
         self._metrics = metrics
@@ -173,7 +174,7 @@ class Scrubber:
 
     def _due(self, topic_map: TopicMap, progress: _Progress) -> tuple[CommittedSegment, float] | None:
         """Return the segment that is next, and in how many seconds; first what was begun, then what waited longest."""
-        here = [one for one in topic_map.segments if one.bucket == self._site.bucket]
+        here = [one for one in topic_map.segments if one.bucket in self._buckets]
         if progress.cursor is not None:
             for segment in here:
                 if segment.segment_id == progress.cursor.segment_id:
@@ -215,8 +216,9 @@ class Scrubber:
     async def _look(self, owned: Owned, progress: _Progress, segment: CommittedSegment) -> list[Flaw]:
         """Return all flaws of a segment; goes on where the last look stopped."""
         target = Target(
+            bucket=segment.bucket,
             keys=segment.keys,
-            cluster=self._site.cluster,
+            cluster=self._cluster,
             topic=owned.topic,
             committed=segment,
         )

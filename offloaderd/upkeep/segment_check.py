@@ -39,6 +39,7 @@ CHUNK_BYTES = 4 << 20
 class Target:
     """Which segment to look at. With `committed`, what its manifest says has to be what was committed of `topic`."""
 
+    bucket: str
     keys: SegmentKeys
     cluster: str
     topic: TopicName | None = None
@@ -83,7 +84,7 @@ async def check_tables(looker: Looker, target: Target) -> Tables:
 
     What a broker has offloaded has no manifest: `broker_object.check_entries` reads the rest of it.
     """
-    found = Tables()
+    found, looker = Tables(), looker.at(target.bucket)
     if target.committed is not None and target.committed.foreign:
         theirs = await broker_object.check_objects(looker, target.committed)
         found.flaws = [replace(flaw, topic=target.topic, segment_id=target.segment_id) for flaw in theirs]
@@ -107,7 +108,7 @@ async def load_manifest(looker: Looker, target: Target, found: Tables) -> Segmen
     """Return the segment's manifest, None with the flaws added to `found` when it is not to be had."""
     key = target.manifest_key
     try:
-        manifest = manifest_format.decode(await looker.whole(key), key=key)
+        manifest = manifest_format.decode(await looker.at(target.bucket).whole(key), key=key)
     except BucketMissing:
         raise
     except NotFound:
@@ -205,8 +206,7 @@ async def _head(looker: Looker, key: str, found: Tables) -> int | None:
 
 async def check_headers(looker: Looker, target: Target, manifest: SegmentManifest) -> list[Flaw]:
     """Read the header of every block and the head of its first entry. Raises what the store raises."""
-    key = target.data_key
-
+    key, looker = target.data_key, looker.at(target.bucket)
     lengths = _block_lengths(manifest)
 
     async def check(block: BlockInfo) -> Flaw | None:
@@ -279,7 +279,7 @@ async def check_blocks(
 
     Raises what the store raises, except NotFound.
     """
-    key, blocks = target.data_key, manifest.blocks
+    key, blocks, looker = target.data_key, manifest.blocks, looker.at(target.bucket)
     payload_bytes: Counter[int] = Counter()
     sound = True
     at = start

@@ -14,22 +14,37 @@ from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator
     from uuid import UUID
 
-    from offloaderd.objects.port import MultipartStore, ObjectInfo, ObjectReader, UploadInfo
+    from offloaderd.objects.port import ObjectInfo, ObjectReader, SegmentStore, UploadInfo
 
 KINDS = (ObjectKind.DATA, ObjectKind.INDEX, ObjectKind.MANIFEST)
 """The three objects of a segment, in the order in which they are written."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What is collected: the objects under a bucket's prefix that a cluster has written."""
+
+    cluster: str
+    bucket: str
+    prefix: str
+
+
 @dataclass(slots=True)
 class StoredSegment:
-    """All that was found under one segment's id."""
+    """All that was found under one segment's id in a bucket."""
 
+    bucket: str
     keys: SegmentKeys
     objects: dict[ObjectKind, ObjectInfo] = field(default_factory=dict)
     uploads: list[UploadInfo] = field(default_factory=list)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Bucket and prefix."""
+        return self.bucket, self.keys.prefix
 
     @property
     def segment_id(self) -> UUID:
@@ -65,14 +80,15 @@ class Counts:
 
 
 async def segments(
-    objects: ObjectReader, prefix: str, counts: Counts, *, with_brokers: bool = False
+    objects: ObjectReader, site: Site, counts: Counts, *, with_brokers: bool = False
 ) -> AsyncGenerator[StoredSegment, None]:
     """Yield every segment that has objects, in the order of ids; one at a time, as keys of one id lie together.
 
     What may be a broker's is among them only `with_brokers`.
     """
     current: StoredSegment | None = None
-    async with aclosing(objects.list(prefix)) as found:
+    prefix = site.prefix
+    async with aclosing(objects.at(site.bucket).list(prefix)) as found:
         async for info in found:
             name = keys.parse(prefix, info.key)
             if name is None:
@@ -82,7 +98,7 @@ async def segments(
             if current is None or current.keys != where:
                 if current is not None and _counted(current, counts, with_brokers=with_brokers):
                     yield current
-                current = StoredSegment(where)
+                current = StoredSegment(site.bucket, where)
             current.objects[name.kind] = info
     if current is not None and _counted(current, counts, with_brokers=with_brokers):
         yield current
@@ -99,10 +115,11 @@ def _counted(found: StoredSegment, counts: Counts, *, with_brokers: bool) -> boo
     return True
 
 
-async def uploads(objects: MultipartStore, prefix: str) -> Mapping[SegmentKeys, list[UploadInfo]]:
+async def uploads(objects: SegmentStore, site: Site) -> dict[SegmentKeys, list[UploadInfo]]:
     """Return every open upload of a data object by its segment; one of a whole ledger may be a broker's."""
     by_segment: dict[SegmentKeys, list[UploadInfo]] = {}
-    async with aclosing(objects.list_uploads(prefix)) as found:
+    prefix = site.prefix
+    async with aclosing(objects.at(site.bucket).list_uploads(prefix)) as found:
         async for upload in found:
             name = keys.parse(prefix, upload.key)
             if name is not None and name.kind is ObjectKind.DATA:

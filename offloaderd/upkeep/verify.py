@@ -1,4 +1,4 @@
-"""Verifying everything under a prefix, with nothing but read access to the bucket: fsck for segments.
+"""Verifying everything that a cluster has stored, with nothing but read access to the buckets: fsck for segments.
 
     list -> tables of every segment (manifest, index, size) -> topic by topic: continuity, then headers or every byte
 
@@ -40,12 +40,10 @@ if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.keys import SegmentKeys
     from offloaderd.objects.port import ObjectReader
-    from offloaderd.upkeep.collection import Site
     from offloaderd.upkeep.looking import Looker
     from offloaderd.upkeep.rebuild_plan import Known, Problem
-    from offloaderd.upkeep.stored import StoredSegment
+    from offloaderd.upkeep.stored import Site
 
 BATCH = 256
 SIDE_BY_SIDE = 4
@@ -118,7 +116,7 @@ class Verifier:
     def __init__(
         self,
         objects: ObjectReader,
-        site: Site,
+        sites: Sequence[Site],
         looker: Looker,
         *,
         clock: Clock,
@@ -127,14 +125,15 @@ class Verifier:
     ) -> None:
         self.counts = Counts()
         self._objects = objects
-        self._site = site
+        self._sites = sites
+        self._cluster = sites[0].cluster
         self._looker = looker
         self._clock = clock
         self._maps = maps
         self._progress = progress
         self._found: dict[TopicName, list[_Found]] = defaultdict(list)
         self._flaws: dict[TopicName | None, list[Flaw]] = defaultdict(list)
-        self._again: list[SegmentKeys] = []
+        self._again: list[Target] = []
         self._unreachable = 0
         self._turns = asyncio.Semaphore(SIDE_BY_SIDE)
 
@@ -153,31 +152,28 @@ class Verifier:
             yield Report(topic=None, flaws=self._flaws[None])
 
     async def _look_at_tables(self) -> None:
-        batch: list[StoredSegment] = []
-        async for one in stored.segments(self._objects, self._site.prefix, self.counts):
-            batch.append(one)
-            if len(batch) == BATCH:
-                await self._batch([one.keys for one in batch], last=False)
-                batch.clear()
-        await self._batch([one.keys for one in batch], last=False)
+        for site in self._sites:
+            batch: list[Target] = []
+            async for one in stored.segments(self._objects, site, self.counts):
+                batch.append(Target(bucket=one.bucket, keys=one.keys, cluster=self._cluster))
+                if len(batch) == BATCH:
+                    await self._batch(batch, last=False)
+                    batch.clear()
+            await self._batch(batch, last=False)
         if self._again:
             await self._clock.sleep(SETTLE_S)
             again, self._again = self._again, []
             await self._batch(again, last=True)
 
-    async def _batch(self, segments: Sequence[SegmentKeys], *, last: bool) -> None:
+    async def _batch(self, targets: Sequence[Target], *, last: bool) -> None:
         """Look at the tables of segments; what seems half there is put off unless this is the `last` time."""
-        targets = [self._target(one) for one in segments]
         for target, tables in zip(targets, await each(targets, self._tables), strict=True):
             lacking = sum(flaw.kind is Kind.MISSING for flaw in tables.flaws)
             if lacking and not last:
-                self._again.append(target.keys)
+                self._again.append(target)
             elif lacking < len(stored.KINDS):  # else it was deleted meanwhile
                 self._keep(target, tables)
         self._progress("segments seen", self.counts.segments)
-
-    def _target(self, where: SegmentKeys) -> Target:
-        return Target(keys=where, cluster=self._site.cluster)
 
     async def _tables(self, target: Target) -> Tables:
         try:
@@ -205,7 +201,7 @@ class Verifier:
             self._flaws[None] += _unfinished(target, tables.flaws)
             return
         topic = TopicName.from_managed_ledger(manifest.managed_ledger)
-        known = known_of(manifest, topic, self._site)
+        known = known_of(manifest, topic, bucket=target.bucket, prefix=target.keys.prefix)
         whole = not any(flaw.is_problem and flaw.kind is not Kind.LABELS for flaw in tables.flaws)
         self._found[topic].append(_Found(known, replace(target, topic=topic), whole))
         self._flaws[topic] += tables.flaws
@@ -264,8 +260,8 @@ class Verifier:
 
     async def _lacking(self, topic: TopicName, segment: CommittedSegment, maps: Maps) -> list[Flaw]:
         """Say what is wrong with a committed segment that the listing did not show whole."""
-        target = replace(self._target(segment.keys), topic=topic, committed=segment)
-        if (segment.bucket, segment.prefix) != (self._site.bucket, self._site.prefix):
+        target = Target(bucket=segment.bucket, keys=segment.keys, cluster=self._cluster, topic=topic, committed=segment)
+        if (segment.bucket, segment.prefix) not in {(site.bucket, site.prefix) for site in self._sites}:
             said = f"in bucket {segment.bucket!r} under prefix {segment.prefix!r}"
             where = Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said, entries=str(segment.range))
             return [replace(where, topic=topic, segment_id=segment.segment_id)]

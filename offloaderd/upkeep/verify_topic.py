@@ -13,14 +13,14 @@ from offloaderd.upkeep.segment_check import Target, check_blocks, check_headers,
 from offloaderd.upkeep.verify import informed, joint
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
-    from offloaderd.upkeep.collection import Site
     from offloaderd.upkeep.looking import Looker
     from offloaderd.upkeep.rebuild_plan import Known
+    from offloaderd.upkeep.stored import Site
 
 
 class Maps(Protocol):
@@ -52,12 +52,13 @@ class Between:
 
 
 class TopicVerifier:
-    """Looks at topics of one site; `looker` makes the one that is used for one verification."""
+    """Looks at topics in all sites of a cluster; `looker` makes the one that is used for one verification."""
 
-    def __init__(self, maps: Maps, looker: Callable[[], Looker], site: Site) -> None:
+    def __init__(self, maps: Maps, looker: Callable[[], Looker], sites: Sequence[Site]) -> None:
         self._maps = maps
         self._looker = looker
-        self._site = site
+        self._cluster = sites[0].cluster
+        self._buckets = {site.bucket for site in sites}
 
     async def run(self, topic: TopicName, level: Level) -> AsyncGenerator[SegmentReport | Between, None]:
         """Yield a report of each segment, oldest first, and at the end what is between them.
@@ -91,12 +92,13 @@ class TopicVerifier:
         """Look at one segment; returns what its manifest says."""
         segment = report.segment
         target = Target(
+            bucket=segment.bucket,
             keys=segment.keys,
-            cluster=self._site.cluster,
+            cluster=self._cluster,
             topic=topic,
             committed=segment,
         )
-        if segment.bucket != self._site.bucket:
+        if segment.bucket not in self._buckets:
             said = f"in bucket {segment.bucket!r}"
             report.flaws.append(
                 Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said, segment_id=segment.segment_id)
@@ -115,4 +117,4 @@ class TopicVerifier:
         elif level is Level.FULL and not gone:
             async for _, flaws in check_blocks(looker, target, manifest):
                 report.flaws += flaws
-        return known_of(manifest, topic, self._site)
+        return known_of(manifest, topic, bucket=segment.bucket, prefix=segment.prefix)

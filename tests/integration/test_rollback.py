@@ -16,7 +16,7 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.model import OffloadMethod
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.collection import Site as Place
+from offloaderd.upkeep.stored import Site as Place
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_history import TOPIC, append, digest, entries, expected
 from tests.real.audit import bucket_of
@@ -118,6 +118,6 @@ async def test_a_streamed_topic_becomes_whole_ledgers_while_it_is_written_and_it
         assert [(one.kind, one.key) for one in finds] == []
     where = Place(cluster=site.cluster, bucket=site.bucket, prefix="")
     async with bucket_of(site) as bucket:
-        (again,) = rebuild.make_plan(await rebuild.read_bucket(bucket, where, lambda _: None)).topics
+        (again,) = rebuild.make_plan(await rebuild.read_buckets(bucket, [where], lambda _: None)).topics
     assert not again.blocked
     assert again.map.segments == (await stored(site)).segments

@@ -14,17 +14,19 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.errors import NotFound
+from offloaderd.errors import InvalidInput, NotFound
 from offloaderd.metadata import paths
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics
 from offloaderd.model import TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.rpc.v1 import policy_pb2
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.servers import bucket_at
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.rpc.client import DaemonClient
@@ -44,10 +46,14 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
 
 
 @asynccontextmanager
-async def stores(site: Site) -> AsyncIterator[tuple[S3Store, ZooKeeperStore]]:
+async def stores(site: Site, *others: str) -> AsyncIterator[tuple[S3Store, ZooKeeperStore]]:
     """Open what the daemon uses."""
     options = S3Options(
-        endpoint=site.endpoint, bucket=site.bucket, access_key=site.access_key, secret_key=site.secret_key
+        endpoint=site.endpoint,
+        bucket=site.bucket,
+        others=others,
+        access_key=site.access_key,
+        secret_key=site.secret_key,
     )
     async with (
         S3Store(options, Metrics(), CLOCK) as objects,
@@ -104,7 +110,7 @@ async def wipe(store: MetadataStore) -> None:
 
 
 async def command(site: Site, *words: str) -> tuple[int, Any]:
-    """Run `offloaderd ... --json`; returns the exit code and the document."""
+    """Run `offloaderd ... --json`; returns the exit code and the document, the last one of several lines."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
     process = await asyncio.create_subprocess_exec(
         str(Path(sys.executable).with_name("offloaderd")),
@@ -116,7 +122,9 @@ async def command(site: Site, *words: str) -> tuple[int, Any]:
     )
     out, err = await process.communicate()
     assert b"Traceback" not in err
-    return process.returncode or 0, json.loads(out) if out else err.decode()
+    return process.returncode or 0, json.loads(
+        out if out.startswith(b"{\n") else out.splitlines()[-1]
+    ) if out else err.decode()
 
 
 async def test_the_bucket_alone_restores_the_map(site: Site) -> None:
@@ -199,3 +207,54 @@ async def gc(client: DaemonClient, *, apply: bool, grace_s: float = 0) -> dict[s
             if event.HasField("find"):
                 found[event.find.key] = (event.find.kind, event.find.verdict)
     return found
+
+
+@pytest.fixture
+def other_bucket(s3_server: S3Server) -> Iterator[str]:
+    """A second bucket of the same service."""
+    with bucket_at(s3_server) as name:
+        yield name
+
+
+async def test_a_topic_lives_in_a_place_of_its_own(site: Site, other_bucket: str) -> None:
+    """By its policy, among those of the settings: stored, read, collected, verified and rebuilt with the others."""
+    topic, away = TOPICS[0], "eu/"
+    site.settings["objects"] = {"prefix": PREFIX, "places": f"{other_bucket}/{away}"}
+    async with DaemonProcess(site) as daemon, daemon.client() as client, stores(site, other_bucket) as (objects, _):
+        for one, policies in (
+            (topic, policy_pb2.OffloadPolicies(bucket=other_bucket, prefix=away)),
+            (TOPICS[1], policy_pb2.OffloadPolicies()),
+        ):
+            await client.enable(one, policies=policies)
+            await append(client, one, entries(1200, one))
+            await offload(client, one)
+        segments = await client.segments(topic)
+        assert {one.bucket for one in segments} == {other_bucket}
+        there = {info.key async for info in objects.at(other_bucket).list()}
+        assert {one.data_key for one in segments} <= there
+        assert all(key.startswith(away) for key in there)
+        with pytest.raises(InvalidInput, match=r"objects\.places"):
+            await client.enable(topic, policies=policy_pb2.OffloadPolicies(bucket="nobodys"))
+        for prefix, store in ((away, objects.at(other_bucket)), (PREFIX, objects)):
+            await store.create_upload(keys.SegmentKeys(prefix, UUID(int=7)).data)
+        assert set((await gc(client, apply=True)).values()) == {("upload", "deleted")}
+        for one in TOPICS:
+            assert await read_all(client, one) == entries(1200, one)
+        daemon.signal(signal.SIGTERM)
+        assert await daemon.ended() == 0
+    code, said = await command(site, "verify", "--against-map", "--level", "metadata")
+    assert code == 0, said
+    async with stores(site) as (_, metadata):
+        before = known(await tree(metadata))
+        await wipe(metadata)
+        code, _ = await command(site, "rebuild", "--apply", "--enable")
+        assert code == 0
+        assert known(await tree(metadata)) == before
+
+
+async def test_a_place_that_does_not_exist_ends_the_start(site: Site) -> None:
+    """With the bucket's name and what to do."""
+    site.settings["objects"] = {"prefix": PREFIX, "places": "no-such-bucket/p"}
+    async with DaemonProcess(site) as daemon:
+        assert await daemon.ended() == 2
+        assert "no-such-bucket" in daemon.said()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offloaderd.objects import keys
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.multipart import md5
 from tests.simulation.wire import Wire, drained, instantly
@@ -11,12 +12,22 @@ from tests.simulation.wire import Wire, drained, instantly
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
+    from offloaderd.objects.keys import ObjectName
     from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, UploadInfo
     from tests.simulation.loop import Process
     from tests.simulation.world import World
 
 PAGE = 7
 """Keys on one page of a listing."""
+
+BUCKET = "b"
+PREFIXES = ("seg/", "far/seg/")
+"""Where daemons store: the first is their own, and a topic's policy may name either."""
+
+
+def parsed(name: str) -> ObjectName | None:
+    """Take a key apart, whichever prefix it has; None for one that is no segment's."""
+    return next((found for prefix in PREFIXES if (found := keys.parse(prefix, name)) is not None), None)
 
 
 class Bucket(MemoryStore):
@@ -65,6 +76,10 @@ class BucketClient:
         self._wire = Wire(world, process, "s3")
         self._rng = world.chance.stream(f"rot of {process.name}")
         self._listed: dict[str, set[tuple[int, str]]] = {}
+
+    def at(self, bucket: str) -> BucketClient:
+        """See SegmentStore."""
+        return self
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""

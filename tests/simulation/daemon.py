@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import Conflict, OffloaderError, first_of
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.objects.places import Place, Places
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.grants import GrantOptions, Grants
@@ -25,12 +26,12 @@ from offloaderd.offload.uploader import Uplink, UploadLimits
 from offloaderd.offload.workshop import Workshop
 from offloaderd.policy.effective import Level, Origin
 from offloaderd.read.reader import ReadOptions, TopicReader
-from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.finds import Find, Kind, Summary
 from offloaderd.upkeep.gc import Collector, Schedule
 from offloaderd.upkeep.scrub import Scrubber, ScrubOptions
+from offloaderd.upkeep.stored import Site
 from tests.simulation.bookies import Source
-from tests.simulation.bucket import BucketClient
+from tests.simulation.bucket import BUCKET, PREFIXES, BucketClient
 from tests.simulation.loop import Process
 from tests.simulation.zookeeper import SESSION_TIMEOUT_S, ZooKeeper
 
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from offloaderd.offload.supervisor import Duty
     from tests.simulation.world import World
 
-CLUSTER, BUCKET = "simulated", "b"
+CLUSTER = "simulated"
+SITES = tuple(Site(cluster=CLUSTER, bucket=BUCKET, prefix=one) for one in PREFIXES)
 PROBE_S = 5.0
 IMPAIRED_S = 8.0
 PLACEMENT = PlacementOptions(settle_s=2.0, grace_s=3.0, handovers_max=2, handover_s=10.0, keep_s=20.0)
@@ -102,7 +104,6 @@ class SimDaemon:
         options = world.options
         uplink = Uplink(
             objects=self.bucket,
-            prefix=world.prefix,
             budget=ByteBudget(options.upload_bytes),
             limits=UploadLimits(parts_in_flight_max=options.parts_in_flight_max, readback=options.readback),
             clock=self.clock,
@@ -117,7 +118,7 @@ class SimDaemon:
             pool=BufferPool(options.buffer_bytes),
             layout=options.layout,
             cluster=CLUSTER,
-            driver={"driver": "s3", "bucket": BUCKET, "prefix": world.prefix},
+            places=Places(*(Place(driver={"driver": "s3", "bucket": BUCKET, "prefix": one}) for one in PREFIXES)),
             ledgers=WholeLedgers(
                 describer=self.source,
                 block_bytes=3 * options.layout.block_bytes,
@@ -146,8 +147,7 @@ class SimDaemon:
             metrics=world.metrics,
             options=ReadOptions(batch_bytes=500),
         )
-        self.site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=world.prefix)
-        self.collector = Collector(self.bucket, self.zookeeper, self.site, clock=self.clock, metrics=world.metrics)
+        self.collector = Collector(self.bucket, self.zookeeper, SITES, clock=self.clock, metrics=world.metrics)
         self.main = process.start(self._main(process), name=f"main of {self.name}")
         world.trace(self.name, "started")
 
@@ -166,11 +166,10 @@ class SimDaemon:
             ),
             book,
         )
-        site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=self._world.prefix)
         scrubber = Scrubber(
             self.bucket,
             self.zookeeper,
-            site,
+            SITES,
             ScrubOptions(interval_s=5.0, first_s=1.0, bytes_per_s=100_000.0, off=not options.scrub),
             budget=ByteBudget(5000),
             clock=self.clock,

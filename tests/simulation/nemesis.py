@@ -9,6 +9,7 @@ from offloaderd.errors import OffloaderError
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OffloadMethod
 from offloaderd.offload import grant_records
+from tests.simulation.bucket import PREFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -144,7 +145,8 @@ class Nemesis:
             elif event == "change policy":
                 size = self._rng.choice([1000, 4000])
                 method = self._rng.choice(world.options.methods)
-                policy = TopicPolicy(enabled=True, segment_bytes_max=size, method=method)
+                prefix = self._rng.choice([None, *PREFIXES])
+                policy = TopicPolicy(enabled=True, segment_bytes_max=size, method=method, prefix=prefix)
                 await world.within(daemon, lambda: daemon.engine.enable(topic, policy))
             elif event == "collect":
                 grace_s = self._rng.choice([0.0, 1.0])

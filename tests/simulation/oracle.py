@@ -15,7 +15,7 @@ from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.model import Position
-from offloaderd.objects import keys
+from tests.simulation.bucket import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -205,13 +205,13 @@ class Oracle:
     def deleting(self, names: Sequence[str]) -> None:
         """P5: nothing that is referenced is deleted."""
         for name in names:
-            found = keys.parse(self._world.prefix, name)
+            found = parsed(name)
             if found is not None and found.object_id in self._held and self._world.bucket.data(name) is not None:
                 self.fail("P5", f"{name} is deleted, and part of {self._held[found.object_id]}")
 
     def stored(self, name: str) -> None:
         """P1: what is committed does not change any more."""
-        found = keys.parse(self._world.prefix, name)
+        found = parsed(name)
         if found is not None and found.object_id in self._held:
             topic = self._held[found.object_id]
             segment = next(one for one in self.maps[topic].segments if one.segment_id == found.object_id)

@@ -12,18 +12,20 @@ from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.rebuild_plan import Trouble
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.objects.port import ObjectReader
-    from offloaderd.upkeep.collection import Site
+    from offloaderd.upkeep.stored import Site
     from tests.simulation.world import World
 
 HARMLESS = {Trouble.FRONT, Trouble.DOUBT}
 """What retention took from the front does not come back; what nobody could tell before, nobody can tell now."""
 
 
-async def check(world: World, objects: ObjectReader, site: Site) -> None:
+async def check(world: World, objects: ObjectReader, sites: Sequence[Site]) -> None:
     """Plan a rebuild, and compare it with the maps; nobody may be at work."""
-    plan = rebuild.make_plan(await rebuild.read_bucket(objects, site, lambda _: None))
+    plan = rebuild.make_plan(await rebuild.read_buckets(objects, sites, lambda _: None))
     problems = [*plan.problems, *(problem for topic in plan.topics for problem in topic.problems)]
     if bad := [problem for problem in problems if problem.kind not in HARMLESS]:
         world.oracle.fail("P9", f"a rebuild would stop over {bad[0].kind}: {bad[0].text}")

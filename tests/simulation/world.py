@@ -22,9 +22,9 @@ from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.read.errors import EntriesLost, EntriesMissing
 from tests.simulation import rebuilding
 from tests.simulation.bookies import Ledgers
-from tests.simulation.bucket import Bucket, BucketClient
+from tests.simulation.bucket import BUCKET, PREFIXES, Bucket, BucketClient, parsed
 from tests.simulation.chance import Chance, Faults, Rng
-from tests.simulation.daemon import SimDaemon
+from tests.simulation.daemon import SITES, SimDaemon
 from tests.simulation.loop import Process, Stuck, VirtualLoop
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.oracle import START, Oracle, Violation
@@ -90,6 +90,8 @@ class Options:
             segment_age_min_s=self.policy.segment_age_min_s,
             threshold_bytes=0,
             deletion_lag_s=2.0,
+            bucket=BUCKET,
+            prefix=PREFIXES[0],
             history_order=self.order,
             retention=self.tier.kind,
             retention_age_s=self.tier.age_s,
@@ -183,8 +185,6 @@ class ServerClock:
 class World:
     """All that exists in one run."""
 
-    prefix = "seg/"
-
     def __init__(self, seed: int, metrics: Metrics, *, verbose: bool = False) -> None:
         self.loop = VirtualLoop()
         self.chance = Chance(seed)
@@ -266,7 +266,7 @@ class World:
         waiting = [one for one in self.oracle.maps.values() if one.unfinished is not None]  # a gap stops a rebuild
         if not waiting and not self._unfinished():  # what a retention was just about to delete would come back
             operator = BucketClient(self, Process(self.loop, "operator"))
-            await rebuilding.check(self, operator, self.daemons[0].site)
+            await rebuilding.check(self, operator, SITES)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Take note of something of the world that was not to end."""
@@ -465,10 +465,11 @@ class World:
         segments = [segment for found in self.oracle.maps.values() for segment in found.segments]
         held = {key for segment in segments for key in segment.keys.all}
         doomed = {path.rpartition("/")[2] for path in self.tree.nodes if "/trash/" in path}  # by a limited retention
-        held |= {name for name in self.bucket.names() if name.removeprefix(self.prefix)[:36] in doomed}
+        held |= {name for name in self.bucket.names() if (found := parsed(name)) and str(found.object_id) in doomed}
         if missing := held - set(self.bucket.names()):
             self.oracle.fail("P1", f"referenced and not there: {sorted(missing)}")
-        held |= {f"{self.prefix}{key}" for key in (keys.GC_CLOCK, keys.RETENTION_CLOCK)} & self.just_stored()
+        clocks = {f"{prefix}{key}" for prefix in PREFIXES for key in (keys.GC_CLOCK, keys.RETENTION_CLOCK)}
+        held |= clocks & self.just_stored()
         if left := [*(set(self.bucket.names()) - held), *(upload.key for upload in self.bucket.uploads())]:
             self.oracle.fail("P5", f"nobody refers to {sorted(left)}, and one collection left it")
 

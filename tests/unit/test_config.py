@@ -26,6 +26,7 @@ from offloaderd.config import (
 )
 from offloaderd.config.fields import all_settings, environment_name
 from offloaderd.config.given import nearest_key
+from offloaderd.config.kinds import named_places
 from offloaderd.config.rules import broken_rules, is_loopback
 from offloaderd.config.sections_outage import OutageSettings, SpillSettings
 from offloaderd.config.sections_retention import RetentionSettings
@@ -272,6 +273,10 @@ class TestRules:
         ("changes", "keys"),
         [
             ({"objects": ObjectsSettings()}, ("objects.kind", "objects.bucket")),
+            (
+                {"objects": ObjectsSettings(kind="filesystem", places="other-bucket")},
+                ("objects.kind", "objects.places"),
+            ),
             ({"objects": ObjectsSettings(bucket="abc", access_key="a")}, ("objects.access_key", "objects.secret_key")),
             (
                 {"objects": ObjectsSettings(bucket="abc", secret_key=SecretStr("s"))},
@@ -449,3 +454,25 @@ class TestGeneratedFiles:
         """It loads by itself and keeps the ledgers here."""
         settings = load(ROOT / "configs/standalone.toml", {})
         assert (settings.ledgers.kind, settings.daemon.id) == ("embedded", "standalone")
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("", []),
+        ("eu-bucket", [("eu-bucket", "")]),
+        (" eu-bucket/topics/ ,b.2/a b, eu-bucket ", [("eu-bucket", "topics/"), ("b.2", "a b"), ("eu-bucket", "")]),
+    ],
+)
+def test_places_are_buckets_with_prefixes(text: str, places: list[tuple[str, str]]) -> None:
+    """Blanks around a comma mean nothing; a prefix may have blanks and slashes within."""
+    assert named_places(ObjectsSettings(bucket="b-1", places=text).places) == places
+
+
+@pytest.mark.parametrize(
+    "text", ["B", "ab", "eu-bucket,", ",eu-bucket", "eu-bucket//p", "s3://eu-bucket", "eu-bucket/a\nb"]
+)
+def test_what_is_no_list_of_places_is_refused(text: str) -> None:
+    """Names that S3 does not take, empty items, prefixes that begin with a slash."""
+    with pytest.raises(ValidationError, match="places"):
+        ObjectsSettings(bucket="b-1", places=text)

@@ -32,7 +32,7 @@ from offloaderd.offload.grants import GrantOptions
 from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.retention import Limits, RetentionOptions, limits_of
 from offloaderd.policy.effective import Origin, effective
-from offloaderd.policy.rules import Place
+from offloaderd.policy.rules import Surroundings
 from offloaderd.sources import Ledgers
 
 if TYPE_CHECKING:
@@ -168,8 +168,8 @@ def test_a_policy_has_to_go_with_the_daemon() -> None:
         ("bookkeeper", True, True),
     ):
         settings = Settings(objects=objects, ledgers=LedgersSettings(kind=kind))
-        expected = Place(bucket="b-1", prefix="p/", has_source=has_source, has_brokers=has_brokers)
-        assert wiring.policy_place(settings) == expected
+        expected = Surroundings(places=(("b-1", "p/"),), has_source=has_source, has_brokers=has_brokers)
+        assert wiring.surroundings(settings) == expected
 
 
 def test_ledgers_are_cut_alike_with_a_source_and_without() -> None:

@@ -70,14 +70,15 @@ async def try_metadata(settings: Settings) -> None:
 
 
 async def try_objects(settings: Settings) -> None:
-    """See whether the bucket or the directory is there and ours to use."""
+    """See whether the buckets or the directory are there and ours to use."""
     clock = SystemClock()
     if settings.objects.kind == "filesystem":
         async with FilesystemStore(Path(settings.objects.directory), clock) as directory:
             await directory.check()
         return
     async with S3Store(s3_options(settings), Metrics(), clock) as store:
-        await store.check()
+        for bucket in store.buckets:
+            await store.at(bucket).check()
 
 
 async def try_grpc(settings: Settings) -> None:

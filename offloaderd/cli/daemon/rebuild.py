@@ -117,9 +117,9 @@ async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable:
     clock = SystemClock()
     started = clock.monotonic()
     async with open_objects(settings, clock) as objects:
-        site = wiring.gc_site(settings)
-        found = await work.read_bucket(objects, site, progress("segments read"))
-        await work.read_brokers(objects, site, found)
+        sites = wiring.sites(settings)
+        found = await work.read_buckets(objects, sites, progress("segments read"))
+        await work.read_brokers(objects, sites, found)
     plan = work.make_plan(found, prefer=decided.prefer, without=decided.without, topics=decided.topics)
     written: Sequence[TopicName] = ()
     target = ""

@@ -127,7 +127,7 @@ async def opened(
     if against_map:
         maps = StoredMaps(await stack.enter_async_context(metadata_store(settings)))
     looker = Looker(objects, clock=clock, throttle=Throttle((rate or 0) * 1024 * 1024, clock))
-    return Verifier(objects, wiring.gc_site(settings), looker, clock=clock, maps=maps, progress=progress)
+    return Verifier(objects, wiring.sites(settings), looker, clock=clock, maps=maps, progress=progress)
 
 
 class StoredMaps:

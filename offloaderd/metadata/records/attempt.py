@@ -107,9 +107,15 @@ class Attempt:
         """The ledger that is to get an object of its own; None for a segment of streaming."""
         return self.begin.ledger_id if isinstance(self.layout, LedgerLayout) else None
 
-    def keys(self, prefix: str) -> SegmentKeys:
-        """Return where its objects lie, or will."""
-        return SegmentKeys(prefix, self.segment_id, self.ledger_id)
+    @property
+    def bucket(self) -> str:
+        """The bucket that its objects lie in, or will."""
+        return self.driver_properties.get("bucket", "")
+
+    @property
+    def keys(self) -> SegmentKeys:
+        """Where its objects lie in the bucket, or will."""
+        return SegmentKeys(self.driver_properties.get("prefix", ""), self.segment_id, self.ledger_id)
 
     @property
     def end(self) -> Position | None:

@@ -21,9 +21,9 @@ from offloaderd.metadata.records.verified import SegmentVerified, Verified
 from offloaderd.model import LedgerEnd, Position
 from offloaderd.rpc.inspect import InspectService
 from offloaderd.rpc.v1 import inspect_pb2_grpc
-from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.explain import Explainer, Held
 from offloaderd.upkeep.looking import Looker
+from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import TopicVerifier
 from tests.unit.cli.conftest import Ctl
 from tests.unit.read.build import FastClock
@@ -112,8 +112,8 @@ def ctl(ground: Ground) -> Iterator[Ctl]:
     def looker() -> Looker:
         return Looker(ground.objects, clock=FastClock())
 
-    explainer = Explainer(known, known, ground.metadata, looker(), site)
-    service = InspectService(explainer, TopicVerifier(known, looker, site), known)
+    explainer = Explainer(known, known, ground.metadata, looker(), [site])
+    service = InspectService(explainer, TopicVerifier(known, looker, [site]), known)
     with ThreadPoolExecutor(2) as threads:
         server = grpc.server(threads)
         inspect_pb2_grpc.add_InspectServiceServicer_to_server(Threaded(service), server)

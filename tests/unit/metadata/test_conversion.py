@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
@@ -19,6 +20,9 @@ from offloaderd.metadata.port import Create
 from offloaderd.metadata.records import rollback as rollback_record
 from offloaderd.metadata.records.rollback import FAILURES_MAX, RollbackOrder
 from offloaderd.model import LedgerEnd, Loss, OffloadMethod, Position, TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 TOPIC = TopicName("public", "default", "orders")
 BUCKET = "bucket"
@@ -69,10 +73,17 @@ def built(*segments: CommittedSegment, ends: dict[int, int]) -> TopicMap:
 
 def standings(topic_map: TopicMap, to: int | None = None) -> dict[int, Standing]:
     """Return every ledger's standing."""
-    rows = conversion.outlook(topic_map, bucket=BUCKET, to=to)
+    rows = conversion.outlook(topic_map, buckets=[BUCKET], to=to)
     assert all(bool(one.why) != (one.standing in {Standing.CONVERTIBLE, Standing.WHOLE}) for one in rows)
     assert sum(conversion.counts(rows).values()) == len(rows)
     return {one.ledger_id: one.standing for one in rows}
+
+
+def next_ledger(topic_map: TopicMap, *, to: int, without: Collection[int] = ()) -> int | None:
+    """Return which ledger can leave its segments next, None for none."""
+    rows = conversion.outlook(topic_map, buckets=[BUCKET], to=to, without=without)
+    wanted = {one.ledger_id for one in rows if one.standing is Standing.CONVERTIBLE and one.ledger_id <= to}
+    return next(iter(conversion.sequence(topic_map, wanted.difference(without))), None)
 
 
 A, B, C = made(1, (3, 0, 9), (4, 0, 4)), made(2, (4, 5, 9)), made(3, (4, 10, 12), (6, 0, 3))
@@ -85,7 +96,7 @@ async def test_a_ledger_leaves_its_segments_and_takes_empty_ones_to_the_trash() 
     current = await committed(store, A, B, C, ends=ENDS)
     before = current
     for ledger_id, entries in ENDS.items():
-        assert conversion.next_ledger(current, bucket=BUCKET, to=6) == ledger_id
+        assert next_ledger(current, to=6) == ledger_id
         steps, current = conversion.with_whole(current, whole(ledger_id, entries), now_ms=7)
         await store.transact(steps)
         assert await catalog.load(store, TOPIC) == current
@@ -93,7 +104,7 @@ async def test_a_ledger_leaves_its_segments_and_takes_empty_ones_to_the_trash() 
         if ledger_id == 4:
             assert [part.slices for part in current.segments[2:]] == [C.slices[1:]]
     assert standings(current) == dict.fromkeys(ENDS, Standing.WHOLE)
-    assert conversion.next_ledger(current, bucket=BUCKET, to=6) is None
+    assert next_ledger(current, to=6) is None
     assert set(await store.children(paths.trash(TOPIC))) == {str(one.segment_id) for one in (A, B, C)}
 
 
@@ -131,7 +142,7 @@ def test_behind_a_ledger_that_stays_segments_are_taken_from_their_end() -> None:
     one, two = made(1, (2, 1, 4), (3, 0, 4), (4, 0, 4)), made(2, (4, 5, 9), (5, 0, 4), (6, 0, 4))
     topic_map = built(one, two, ends={3: 5, 4: 10, 5: 5})
     order = []
-    while (ledger_id := conversion.next_ledger(topic_map, bucket=BUCKET, to=9)) is not None:
+    while (ledger_id := next_ledger(topic_map, to=9)) is not None:
         order.append(ledger_id)
         _, topic_map = conversion.with_whole(topic_map, whole(ledger_id, topic_map.ends[ledger_id].entries), now_ms=1)
         assert TopicMap.build(TOPIC, topic_map.contexts).segments == topic_map.segments
@@ -147,8 +158,8 @@ def test_between_two_that_stay_nothing_can_go() -> None:
     topic_map = built(made(1, (2, 1, 4), (3, 0, 4), (4, 0, 4)), ends={3: 5, 4: 5})
     assert standings(topic_map)[3] is Standing.CONVERTIBLE
     assert standings(topic_map, to=3) == {2: Standing.LOST, 3: Standing.PINNED, 4: Standing.CONVERTIBLE}
-    assert conversion.next_ledger(topic_map, bucket=BUCKET, to=3) is None
-    assert conversion.next_ledger(topic_map, bucket=BUCKET, to=4, without={4}) is None
+    assert next_ledger(topic_map, to=3) is None
+    assert next_ledger(topic_map, to=4, without={4}) is None
     with pytest.raises(Conflict, match="would have a hole"):
         conversion.with_whole(topic_map, whole(3, 5), now_ms=1)
 

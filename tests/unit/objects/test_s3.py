@@ -432,6 +432,22 @@ async def test_no_credentials(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: 
             await store.put("k", b"abc")
 
 
+async def test_other_buckets_are_opened_and_closed_together() -> None:
+    """Each by its name, the home by its own; one that was not named is refused with what to do."""
+    server = FaultyServer(hang_up)
+    async with store_at(server, others=("other",)) as store:
+        assert store.buckets == ("bucket", "other")
+        assert store.at("bucket") is store
+        other = store.at("other")
+        assert other.buckets == ("other",)
+        with pytest.raises(BucketMissing, match=r"'third'.*bucket, other") as caught:
+            store.at("third")
+        assert "objects.places" in caught.value.hint
+    for closed in (store, other):
+        with pytest.raises(Closed):
+            await closed.check()
+
+
 def test_options_hide_secrets() -> None:
     """Options can be printed."""
     options = S3Options(bucket="bucket", access_key="hush", secret_key="hush")

@@ -19,6 +19,7 @@ from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
 from offloaderd.model import Position, TopicName
 from offloaderd.objects.memory import MemoryStore
+from offloaderd.objects.places import Place, Places
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.next_segment import WholeLedgers
@@ -64,6 +65,7 @@ class Rig:
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
     offloads: BrokerOffloads | None = None
+    places: tuple[tuple[str, str], ...] = (("b", "seg/"),)
 
     def __post_init__(self) -> None:
         """Make the stores that the test did not bring."""
@@ -79,7 +81,6 @@ class Rig:
         """Put the shared parts of an engine together."""
         uplink = Uplink(
             objects=self.store,
-            prefix="seg/",
             budget=ByteBudget(self.upload_bytes),
             limits=UploadLimits(parts_in_flight_max=3, readback=self.readback),
             clock=self.clock,
@@ -93,7 +94,12 @@ class Rig:
             pool=BufferPool(self.buffer_bytes),
             layout=self.layout,
             cluster="test",
-            driver={"driver": "memory", "bucket": "b", "prefix": "seg/"},
+            places=Places(
+                *(
+                    Place(driver={"driver": "memory", "bucket": bucket, "prefix": prefix})
+                    for bucket, prefix in self.places
+                )
+            ),
             outage=self.outage,
             history=self.history,
             ledgers=self.whole_ledgers(source) if source is not None else None,
@@ -113,6 +119,8 @@ class Rig:
                 threshold_bytes=self.policy.threshold_bytes,
                 threshold_s=self.policy.threshold_s,
                 history_order=self.policy.history_order,
+                bucket=self.places[0][0],
+                prefix=self.places[0][1],
             ).said(),
         )
         return PolicyBook(metadata, [Level(Origin.SETTINGS, said)])
@@ -143,12 +151,12 @@ class Rig:
         """Return every committed entry in order, from the bucket alone, checked against index and manifest."""
         found: list[tuple[Position, bytes]] = []
         for segment in (await catalog.load(self.tree.connect(), topic)).segments:
-            key = segment.keys.data
-            data = await self.store.get(key)
-            described = manifest.decode(await self.store.get(segment.keys.manifest), key="manifest")
+            key, store = segment.keys.data, self.store.at(segment.bucket)
+            data = await store.get(key)
+            described = manifest.decode(await store.get(segment.keys.manifest), key="manifest")
             assert described.data_bytes == len(data) == segment.object_bytes
             assert described.range == segment.range
-            check_index(await self.store.get(segment.keys.index), described, key="index")
+            check_index(await store.get(segment.keys.index), described, key="index")
             before = len(found)
             for block in described.blocks:
                 stored = data[block.offset : block.offset + block.length]

@@ -30,7 +30,7 @@ async def test_a_part_that_is_cancelled_before_it_starts_gives_its_room_back() -
     rig = await offloaded_topic(10)
     owned = await Owned.claim(rig)
     shop, topic = owned.shop, owned.offloader
-    attempt = shop.attempt(Position(5, 0), shop.layout, epoch=topic.claim.epoch)
+    attempt = shop.attempt(Position(5, 0), shop.layout, shop.places.home, epoch=topic.claim.epoch)
     segment = OpenSegment(shop, topic._log, attempt, troubles=topic.troubles, opened_s=0.0, continued=False)
     await topic._log.begin(attempt)
 

@@ -23,7 +23,7 @@ from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.workshop import HistoryRules
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.upkeep import rebuild, references
-from offloaderd.upkeep.collection import Site
+from offloaderd.upkeep.stored import Site
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until
 from tests.unit.offload.test_faults import QuickClock
 
@@ -216,7 +216,7 @@ async def test_history_that_is_gone_as_a_whole_ends_at_the_boundary() -> None:
     async with rig.engine("three") as engine:
         await until_done(await offloader_of(engine))
     site = Site(cluster="test", bucket="b", prefix="seg/")
-    (plan,) = rebuild.make_plan(await rebuild.read_bucket(rig.store, site, lambda _: None)).topics
+    (plan,) = rebuild.make_plan(await rebuild.read_buckets(rig.store, [site], lambda _: None)).topics
     assert plan.map.losses == (await map_of(rig)).losses
 
 

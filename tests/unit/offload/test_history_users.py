@@ -31,10 +31,10 @@ from offloaderd.offload.retention import Limits, over_limit
 from offloaderd.offload.workshop import HistoryRules
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.upkeep import rebuild, references
-from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.rebuild_plan import Trouble
+from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import Between, TopicVerifier
 from tests.unit.offload.owned import Owned
 from tests.unit.offload.rig import TOPIC, Rig, enabled, offloader_of, payloads, until
@@ -234,7 +234,7 @@ async def flaws(rig: Rig, topic_map: TopicMap) -> AsyncIterator[object]:
         async def topic_map(self, topic: object) -> TopicMap:
             return topic_map
 
-    verifier = TopicVerifier(Maps(), lambda: Looker(rig.store, clock=rig.clock), SITE)
+    verifier = TopicVerifier(Maps(), lambda: Looker(rig.store, clock=rig.clock), [SITE])
     async for report in verifier.run(TOPIC, Level.METADATA):
         for flaw in report.flaws:
             assert isinstance(report, Between)
@@ -245,7 +245,7 @@ async def test_a_map_that_was_rebuilt_without_its_history_has_it_planned_again()
     """The bucket alone names the gap; behind it the topic begins anew, and the source's older ledgers are history."""
     rig = await pending()
     known = await map_of(rig)
-    plan = rebuild.make_plan(await rebuild.read_bucket(rig.store, SITE, lambda _: None))
+    plan = rebuild.make_plan(await rebuild.read_buckets(rig.store, [SITE], lambda _: None))
     assert [problem.kind for problem in plan.topics[0].problems] == [Trouble.FRONT]
     rig.tree = type(rig.tree)()
     store = rig.tree.connect()
@@ -264,7 +264,7 @@ async def test_a_gap_in_what_a_bucket_has_of_history_stops_a_rebuild() -> None:
     async with rig.engine() as engine:
         await until_done(await enabled(engine))
     third = (await map_of(rig)).segments[2]
-    found = await rebuild.read_bucket(rig.store, SITE, lambda _: None)
+    found = await rebuild.read_buckets(rig.store, [SITE], lambda _: None)
     plan = rebuild.make_plan(found, without=[third.segment_id])
     assert [problem.kind for problem in plan.topics[0].problems] == [Trouble.GAP]
 
@@ -332,7 +332,7 @@ def attempt_at(owned: Owned, begin: Position) -> Attempt:
         assigned_ms=1,
         epoch=owned.offloader.claim.epoch,
         status=AttemptStatus.ASSIGNED,
-        driver_properties=owned.shop.driver,
+        driver_properties=owned.shop.places.home.driver,
         layout=owned.shop.layout,
     )
 

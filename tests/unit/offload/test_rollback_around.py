@@ -15,13 +15,13 @@ from offloaderd.offload.hot import HotBuffers
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.read.segment import SegmentOptions
 from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.finds import Find
 from offloaderd.upkeep.flaws import Kind, Level
 from offloaderd.upkeep.gc import Collector
 from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.rebuild_plan import Trouble
 from offloaderd.upkeep.segment_check import Target, check_blocks, check_tables
+from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import Verifier, Wish
 from offloaderd.upkeep.verify_topic import TopicVerifier
 from tests.unit.offload.owned import Owned
@@ -122,20 +122,20 @@ async def test_the_scrub_and_the_collector_find_everything_in_order() -> None:
         topic_map = await map_of(rig)
         looker = Looker(rig.store, clock=rig.clock)
         for segment in topic_map.segments:
-            target = Target(keys=segment.keys, cluster="test", topic=TOPIC, committed=segment)
+            target = Target(bucket="b", keys=segment.keys, cluster="test", topic=TOPIC, committed=segment)
             tables = await check_tables(looker, target)
             assert tables.flaws == []
             assert tables.manifest is not None
             async with aclosing(check_blocks(looker, target, tables.manifest)) as steps:
                 assert [flaws async for _, flaws in steps if flaws] == []
-        gc = Collector(rig.store, rig.tree.connect(), SITE, clock=rig.clock, metrics=rig.metrics)
+        gc = Collector(rig.store, rig.tree.connect(), [SITE], clock=rig.clock, metrics=rig.metrics)
         async with aclosing(gc.collect(grace_s=0.0, apply=True)) as finds:
             assert [one async for one in finds if isinstance(one, Find)] == []
 
 
 async def rebuilt(rig: Rig, **said: object) -> rebuild.Plan:
     """Plan all topics from the bucket alone."""
-    found = await rebuild.read_bucket(rig.store, SITE, lambda _: None)
+    found = await rebuild.read_buckets(rig.store, [SITE], lambda _: None)
     return rebuild.make_plan(found, **said)  # type: ignore[arg-type]
 
 
@@ -214,7 +214,7 @@ async def test_verifying_finds_nothing_wrong_in_the_middle(kept: bool) -> None:
     async with rolling(rig) as work:
         await work.order(1)
         await work.ended()
-        verifier = TopicVerifier(work.engine, lambda: Looker(rig.store, clock=rig.clock), SITE)
+        verifier = TopicVerifier(work.engine, lambda: Looker(rig.store, clock=rig.clock), [SITE])
         async with aclosing(verifier.run(TOPIC, Level.FULL)) as reports:
             flaws = [flaw for one in [report async for report in reports] for flaw in one.flaws]
     assert flaws == []
@@ -235,6 +235,6 @@ async def verified(rig: Rig, *, maps: bool) -> list[Flaw]:
             return await map_of(rig)
 
     looker = Looker(rig.store, clock=rig.clock)
-    verifier = Verifier(rig.store, SITE, looker, clock=rig.clock, maps=Maps() if maps else None)
+    verifier = Verifier(rig.store, [SITE], looker, clock=rig.clock, maps=Maps() if maps else None)
     async with aclosing(verifier.run(Wish())) as reports:
         return [flaw for one in [report async for report in reports] for flaw in one.flaws]

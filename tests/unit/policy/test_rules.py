@@ -8,12 +8,12 @@ from offloaderd.errors import InvalidInput
 from offloaderd.model import OffloadMethod, TierRetention
 from offloaderd.policy.effective import Level, Origin, effective
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.rules import ANYWHERE, Place, by_itself, checked, contradictions, sound
+from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, contradictions, sound
 
-HERE = Place(bucket="pulsar", prefix="p/")
+HERE = Surroundings(places=(("pulsar", "p/"),))
 
 
-def wrong(own: OffloadPolicies, *inherited: OffloadPolicies, place: Place = HERE) -> list[str]:
+def wrong(own: OffloadPolicies, *inherited: OffloadPolicies, place: Surroundings = HERE) -> list[str]:
     """Say what is wrong with a topic's policy over those of a namespace and the broker."""
     above = [Level(origin, one, "acme/eu") for origin, one in zip([Origin.NAMESPACE, Origin.BROKER], inherited)]  # noqa: B905
     return contradictions(own, effective([Level(Origin.TOPIC, own, "t"), *above]), place)
@@ -43,7 +43,7 @@ def test_no_method_has_no_threshold() -> None:
 
 def test_closed_ledgers_need_a_source() -> None:
     """A daemon whose topics are only pushed cannot offload by ledgers."""
-    pushed = Place(has_source=False)
+    pushed = Surroundings(has_source=False)
     assert "no" in wrong(OffloadPolicies(method=OffloadMethod.LEDGER_BASED), place=pushed)[0]
     assert wrong(OffloadPolicies(method=OffloadMethod.STREAMING), place=pushed) == []
     assert wrong(OffloadPolicies(method=OffloadMethod.LEDGER_BASED)) == []
@@ -53,23 +53,23 @@ def test_closed_ledgers_need_a_source() -> None:
 def test_entries_are_offloaded_before_they_are_deleted(kept_s: float | None, flaws: int) -> None:
     """The time that a method waits is less than what Pulsar retains, where that is known; it is told with both."""
     own = OffloadPolicies(method=OffloadMethod.LEDGER_BASED, threshold_s=3600.0)
-    found = wrong(own, place=Place(retention_s=kept_s))
+    found = wrong(own, place=Surroundings(retention_s=kept_s))
     assert len(found) == flaws
     assert all("1 h is not less than" in one for one in found)
     streaming = OffloadPolicies(segment_age_max_s=3600.0)
-    assert len(wrong(streaming, place=Place(retention_s=kept_s))) == flaws
+    assert len(wrong(streaming, place=Surroundings(retention_s=kept_s))) == flaws
     assert (
-        wrong(OffloadPolicies(threshold_s=3600.0), place=Place(retention_s=1.0)) == []
+        wrong(OffloadPolicies(threshold_s=3600.0), place=Surroundings(retention_s=1.0)) == []
     )  # streaming heeds no threshold
     ledgers = OffloadPolicies(method=OffloadMethod.LEDGER_BASED, segment_age_max_s=3600.0, threshold_s=-1.0)
-    assert wrong(ledgers, place=Place(retention_s=1.0)) == []
+    assert wrong(ledgers, place=Surroundings(retention_s=1.0)) == []
 
 
 @pytest.mark.parametrize(("kept", "flaws"), [(None, 0), (999, 1), (1000, 1), (1001, 0)])
 def test_what_is_left_in_bookkeeper_is_less_than_what_is_kept_there(kept: int | None, flaws: int) -> None:
     """A size threshold is compared with Pulsar's retention by size; no threshold, or another method, with nothing."""
     own = OffloadPolicies(method=OffloadMethod.LEDGER_BASED, threshold_bytes=1000)
-    place = Place(retention_bytes=kept)
+    place = Surroundings(retention_bytes=kept)
     assert len(wrong(own, place=place)) == flaws
     assert wrong(OffloadPolicies(method=OffloadMethod.LEDGER_BASED, threshold_bytes=0), place=place) == []
     assert wrong(OffloadPolicies(threshold_bytes=1000), place=place) == []
@@ -83,11 +83,22 @@ def test_limits_belong_to_a_limited_retention() -> None:
     assert len(wrong(OffloadPolicies(retention_age_s=1.0), OffloadPolicies(retention=TierRetention.LIMITED))) == 1
 
 
-def test_a_policy_does_not_move_topics_out_of_the_daemons_bucket() -> None:
-    """Its own bucket and prefix may be named, others are refused with the setting that decides."""
-    assert wrong(OffloadPolicies(bucket="pulsar", prefix="p/")) == []
-    found = wrong(OffloadPolicies(bucket="other", prefix=""))
-    assert ["objects.bucket" in found[0], "objects.prefix" in found[1]] == [True, True]
+def test_a_policy_names_a_place_that_the_daemon_works_with() -> None:
+    """Its own and those of its settings; what goes with a value that is inherited counts, and the setting is named."""
+    around = Surroundings(places=(("pulsar", "p/"), ("eu", "topics/")))
+    for bucket, prefix in (("pulsar", "p/"), ("eu", "topics/")):
+        assert wrong(OffloadPolicies(bucket=bucket, prefix=prefix), place=around) == []
+    home = OffloadPolicies(bucket="pulsar", prefix="p/")
+    assert wrong(OffloadPolicies(bucket="eu"), OffloadPolicies(prefix="topics/"), place=around) == []
+    for own in (
+        OffloadPolicies(bucket="other"),
+        OffloadPolicies(prefix="other/"),
+        OffloadPolicies(bucket="eu", prefix="p/"),
+        OffloadPolicies(bucket="eu"),
+    ):
+        (found,) = wrong(own, home, place=around)
+        assert "objects.places" in found
+        assert "bucket 'eu', prefix 'topics/'" in found
     assert wrong(OffloadPolicies(bucket="other"), place=ANYWHERE) == []
 
 

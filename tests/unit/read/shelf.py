@@ -113,6 +113,10 @@ class Broken:
         self.error = error
         self.calls = 0
 
+    def at(self, bucket: str) -> Broken:
+        """See ObjectReader."""
+        return self
+
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """Fail."""
         self.calls += 1

@@ -127,6 +127,10 @@ class CountingReader:
         self._store = store
         self.reads: list[tuple[str, int | None]] = []
 
+    def at(self, bucket: str) -> CountingReader:
+        """See ObjectReader."""
+        return self
+
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""
         self.reads.append((key, length))

@@ -48,6 +48,10 @@ class Counting:
         self.stumbles = 0
         self.gate: asyncio.Event | None = None
 
+    def at(self, bucket: str) -> Counting:
+        """See ObjectReader."""
+        return self
+
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """Pass on, after the gate."""
         self.gets.append((key, first, length))

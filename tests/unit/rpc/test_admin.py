@@ -188,8 +188,6 @@ async def room() -> AsyncIterator[Room]:
             metadata=store,
             source=FakeSource(),  # type: ignore[arg-type]
             daemon=FakeDaemon(),
-            bucket="b",
-            prefix="p/",
         )
         yield Room(service, engine, store)
 
@@ -221,7 +219,14 @@ async def enable(store: MemoryMetadata, topic: TopicName, *, enabled: bool = Tru
 
 def an_attempt(begin: Position) -> Attempt:
     """An open segment."""
-    return Attempt(segment_id=OPEN, begin=begin, assigned_ms=9, epoch=3, status=AttemptStatus.ASSIGNED)
+    return Attempt(
+        segment_id=OPEN,
+        begin=begin,
+        assigned_ms=9,
+        epoch=3,
+        status=AttemptStatus.ASSIGNED,
+        driver_properties={"bucket": "b", "prefix": "p/"},
+    )
 
 
 async def test_list_topics_joins_enabled_and_known_ones(room: Room) -> None:

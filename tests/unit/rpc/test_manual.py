@@ -78,7 +78,6 @@ async def daemon(rig: Rig, name: str = "one", *, push_only: bool = False) -> Asy
             metadata=store,
             source=None if push_only else rig.ledgers,
             daemon=None,  # type: ignore[arg-type] # only Status asks it
-            bucket="b",
         )
         yield Daemon(store, engine, service)
 

@@ -11,7 +11,7 @@ from offloaderd.errors import InvalidInput, NotFound, Transient
 from offloaderd.metadata import paths
 from offloaderd.metrics import Metrics
 from offloaderd.model import Retained
-from offloaderd.policy.rules import Place
+from offloaderd.policy.rules import Surroundings
 from offloaderd.rpc.client_policy import PolicyCalls
 from offloaderd.rpc.policy import PolicyService
 from offloaderd.rpc.v1 import policy_pb2, policy_pb2_grpc
@@ -46,13 +46,15 @@ class Client(PolicyCalls):
 
 
 @asynccontextmanager
-async def served(place: Place | None = None, retained: Retention | None = None) -> AsyncIterator[tuple[Client, Engine]]:
+async def served(
+    place: Surroundings | None = None, retained: Retention | None = None
+) -> AsyncIterator[tuple[Client, Engine]]:
     """Run an engine and its service."""
     rig = Rig()
     rig.ledgers = memory_ledgers(rig.clock)
     async with rig.engine() as engine:
         metadata = rig.tree.connect()
-        service = PolicyService(engine.levels, metadata, place or Place(bucket="b"), retained=retained)
+        service = PolicyService(engine.levels, metadata, place or Surroundings(places=(("b", ""),)), retained=retained)
         async with serving(
             Metrics(), lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(service, server)
         ) as channel:
@@ -102,7 +104,7 @@ async def test_a_topic_that_nobody_spoke_of_has_what_it_would_inherit() -> None:
 
 async def test_every_mistake_of_a_policy_is_told_and_nothing_is_stored() -> None:
     """Wrong values and contradictions, with what is inherited as well, each with its name and range."""
-    async with served(Place(bucket="b", has_source=False)) as (client, engine):
+    async with served(Surroundings(places=(("b", ""),), has_source=False)) as (client, engine):
         await client.set_policies(BROKER, Said(segment_age_max_s=5.0))
         with pytest.raises(InvalidInput) as caught:
             await client.set_policies(
@@ -191,7 +193,7 @@ async def test_thresholds_are_compared_with_what_pulsar_retains() -> None:
     async def nothing(_tenant: str, _namespace: str) -> Retained:
         return Retained(0.0)
 
-    async with served(Place(has_brokers=False), nothing) as (client, _):
+    async with served(Surroundings(has_brokers=False), nothing) as (client, _):
         assert not (await client.set_policies(NAMESPACE, Said(segment_age_max_s=9.0))).notes
     async with served(retained=nothing) as (client, _):
         assert "acknowledged" in (await client.set_policies(NAMESPACE, ledgers)).notes[0]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from offloaderd.metadata import catalog
 from offloaderd.model import OffloadMethod, Position, TopicName
 from offloaderd.offload.roll import RollPolicy
-from offloaderd.upkeep.collection import Site
+from offloaderd.upkeep.stored import Site
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from offloaderd.model import Position, TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.testing import FakeClock
-from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.finds import Find, Summary
 from offloaderd.upkeep.gc import Collector
+from offloaderd.upkeep.stored import Site
 from tests.unit.format import builders
 from tests.unit.format.builders import Run
 
@@ -74,7 +74,7 @@ class Ground:
         """Return a collector of this site."""
         site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
         return Collector(
-            objects or self.objects, metadata or self.metadata, site, clock=self.clock, metrics=self.metrics
+            objects or self.objects, metadata or self.metadata, [site], clock=self.clock, metrics=self.metrics
         )
 
     async def collect(

@@ -19,9 +19,9 @@ from offloaderd.errors import CorruptData, NotFound
 from offloaderd.format import v2
 from offloaderd.model import Position
 from offloaderd.objects import keys
-from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.looking import Looker
+from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import Verifier, Wish
 from tests.unit.format.builders import Run
 from tests.unit.read.build import FastClock, make_house
@@ -120,7 +120,7 @@ async def problems(ground: Ground, *, against_map: bool) -> list[str]:
     clock = FastClock()
     maps = Maps(ground, TOPIC) if against_map else None
     site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
-    verifier = Verifier(ground.objects, site, Looker(ground.objects, clock=clock), clock=clock, maps=maps)
+    verifier = Verifier(ground.objects, [site], Looker(ground.objects, clock=clock), clock=clock, maps=maps)
     async with aclosing(verifier.run(Wish(level=Level.FULL))) as reports:
         return [str(flaw) for report in [one async for one in reports] for flaw in report.flaws if flaw.is_problem]
 

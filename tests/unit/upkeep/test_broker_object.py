@@ -69,7 +69,7 @@ def committed(ledger: BrokerLedger) -> CommittedSegment:
 async def test_sound(ledger: BrokerLedger, looker: Looker) -> None:
     """Tables and entries have no flaw, and every entry is found where it lies."""
     segment = committed(ledger)
-    target = Target(keys=segment.keys, cluster="test", topic=TOPIC, committed=segment)
+    target = Target(bucket=segment.bucket, keys=segment.keys, cluster="test", topic=TOPIC, committed=segment)
     tables = await check_tables(looker, target)
     assert (tables.flaws, tables.manifest) == ([], None)
     assert await broker_object.check_entries(looker, segment) == []

@@ -11,9 +11,9 @@ from offloaderd.errors import OffloaderError
 from offloaderd.metrics import Metrics
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
-from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.finds import ALARMS, Find, Summary
 from offloaderd.upkeep.gc import Collector
+from offloaderd.upkeep.stored import Site
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
 
 SITE = Site(cluster="test", bucket="b", prefix="seg/")
@@ -21,7 +21,7 @@ SITE = Site(cluster="test", bucket="b", prefix="seg/")
 
 def collector(rig: Rig) -> Collector:
     """Return a collector over the stores of a rig."""
-    return Collector(rig.store, rig.tree.connect(), SITE, clock=rig.clock, metrics=Metrics())
+    return Collector(rig.store, rig.tree.connect(), [SITE], clock=rig.clock, metrics=Metrics())
 
 
 async def collect(one: Collector) -> list[Find]:

@@ -59,7 +59,7 @@ async def first_whole(mixed: Mixed) -> CommittedSegment:
 async def verified(mixed: Mixed, level: Level = Level.FULL) -> list[Report]:
     """Verify everything against the map."""
     store, clock = mixed.rig.store, mixed.rig.clock
-    verifier = Verifier(store, SITE, Looker(store, clock=clock), clock=clock, maps=mixed)
+    verifier = Verifier(store, [SITE], Looker(store, clock=clock), clock=clock, maps=mixed)
     async with aclosing(verifier.run(Wish(level=level))) as reports:
         return [report async for report in reports]
 
@@ -67,7 +67,7 @@ async def verified(mixed: Mixed, level: Level = Level.FULL) -> list[Report]:
 async def collected(mixed: Mixed, *, apply: bool = True) -> list[Find]:
     """Collect, everything being old enough."""
     rig = mixed.rig
-    collector = Collector(rig.store, rig.tree.connect(), SITE, clock=rig.clock, metrics=rig.metrics)
+    collector = Collector(rig.store, rig.tree.connect(), [SITE], clock=rig.clock, metrics=rig.metrics)
     async with aclosing(collector.collect(grace_s=0.0, apply=apply)) as found:
         return [one async for one in found if not isinstance(one, Summary)]
 
@@ -109,7 +109,7 @@ async def test_a_flipped_bit_of_a_whole_ledger_is_found(mixed: Mixed) -> None:
 async def test_every_entry_is_explained_to_the_byte(mixed: Mixed) -> None:
     """In runs with and without a block's header before them."""
     rig = mixed.rig
-    explainer = Explainer(mixed, Tiers(NOWHERE), rig.tree.connect(), Looker(rig.store, clock=rig.clock), SITE)
+    explainer = Explainer(mixed, Tiers(NOWHERE), rig.tree.connect(), Looker(rig.store, clock=rig.clock), [SITE])
     for position, payload in mixed.entries.items():
         found = await explainer.explain(TOPIC, position)
         place = found.place
@@ -134,7 +134,7 @@ async def test_the_scrub_reads_whole_ledgers(mixed: Mixed) -> None:
         told.append(tuple(ledgers))
 
     scrub = Scrubber(
-        rig.store, rig.tree.connect(), SITE, options, clock=rig.clock, metrics=rig.metrics, damaged=damaged
+        rig.store, rig.tree.connect(), [SITE], options, clock=rig.clock, metrics=rig.metrics, damaged=damaged
     )
     path, count = paths.verified(TOPIC), len(owned.offloader.map.segments)
     seen: Mapping[UUID, SegmentVerified] = {}

@@ -15,8 +15,8 @@ from offloaderd.model import LedgerEnd, Loss, Position
 from offloaderd.objects import keys
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.rebuild_plan import Trouble
+from offloaderd.upkeep.stored import Site
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.upkeep.site import (
     BUCKET,
@@ -72,7 +72,7 @@ async def planned(
     topics: Sequence[TopicName] = (),
 ) -> rebuild.Plan:
     """Read and plan."""
-    found = await rebuild.read_bucket(ground.objects, SITE, lambda _: None)
+    found = await rebuild.read_buckets(ground.objects, [SITE], lambda _: None)
     return rebuild.make_plan(found, prefer=prefer, without=without, topics=topics)
 
 
@@ -266,8 +266,8 @@ def brokers(ledger_id: int, *, number: int = 0, labels: dict[str, str] | None = 
 
 async def filled(ground: Ground, *, without: Sequence[UUID] = ()) -> rebuild.Plan:
     """Plan as the command does: with what brokers have offloaded, if segments do not join without it."""
-    found = await rebuild.read_bucket(ground.objects, SITE, lambda _: None)
-    await rebuild.read_brokers(ground.objects, SITE, found)
+    found = await rebuild.read_buckets(ground.objects, [SITE], lambda _: None)
+    await rebuild.read_brokers(ground.objects, [SITE], found)
     return rebuild.make_plan(found, without=without)
 
 

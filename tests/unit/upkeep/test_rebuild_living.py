@@ -14,8 +14,8 @@ from offloaderd.metadata.records import context
 from offloaderd.metadata.removal import without_oldest
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.rebuild_plan import Trouble
+from offloaderd.upkeep.stored import Site
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ async def nodes(store: MemoryMetadata) -> dict[str, bytes]:
 
 async def rebuilt(rig: Rig) -> tuple[MemoryMetadata, list[Trouble]]:
     """Rebuild into new metadata; returns it with what was said."""
-    plan = rebuild.make_plan(await rebuild.read_bucket(rig.store, SITE, lambda _: None))
+    plan = rebuild.make_plan(await rebuild.read_buckets(rig.store, [SITE], lambda _: None))
     target = MemoryTree().connect()
     await rebuild.write(target, plan, topics=(), enable=False, now_ms=1, progress=lambda _: None)
     return target, [

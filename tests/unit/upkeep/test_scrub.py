@@ -22,8 +22,8 @@ from offloaderd.offload.commit import Claim
 from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.fence import Fence
 from offloaderd.testing.faults import Faults, FaultyStore
-from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.scrub import AGAIN_S, Scrubber, ScrubOptions
+from offloaderd.upkeep.stored import Site
 from tests.unit.read.build import sample
 from tests.unit.upkeep.site import BUCKET, CLUSTER, PREFIX, TOPIC, Ground, data_key, manifest_key, runs, segment_id
 
@@ -81,7 +81,7 @@ def scrubber(
     return Scrubber(
         objects or ground.objects,
         ground.metadata,
-        Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX),
+        [Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)],
         ScrubOptions(interval_s=WEEK_S, first_s=HOUR_S, bytes_per_s=rate),
         clock=ground.clock,
         metrics=ground.metrics,
@@ -264,7 +264,7 @@ async def test_what_is_in_memory_is_in_the_budget(ground: Ground) -> None:
     scrub = Scrubber(
         store,
         ground.metadata,
-        Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX),
+        [Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)],
         ScrubOptions(interval_s=WEEK_S, first_s=0, bytes_per_s=1e9),
         clock=ground.clock,
         metrics=ground.metrics,
@@ -344,5 +344,5 @@ async def test_what_is_off_does_nothing(ground: Ground) -> None:
     """And ends."""
     site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
     options = ScrubOptions(interval_s=1, first_s=0, bytes_per_s=1, off=True)
-    idle = Scrubber(ground.objects, ground.metadata, site, options, clock=ground.clock, metrics=ground.metrics)
+    idle = Scrubber(ground.objects, ground.metadata, [site], options, clock=ground.clock, metrics=ground.metrics)
     await idle.run(Owner(ground, await ground.map(), 0))

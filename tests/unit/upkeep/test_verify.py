@@ -16,9 +16,9 @@ from offloaderd.model import LedgerEnd, Loss, Position
 from offloaderd.objects import keys
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.upkeep import verify
-from offloaderd.upkeep.collection import Site
 from offloaderd.upkeep.flaws import Kind, Level
 from offloaderd.upkeep.looking import Looker, Throttle
+from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import Report, Verifier, Wish
 from tests.unit.format import builders
 from tests.unit.format.builders import Run
@@ -93,7 +93,7 @@ async def verified(
     clock = FastClock()
     store = objects or ground.objects
     maps = Maps(ground) if against_map else None
-    verifier = Verifier(store, SITE, Looker(store, clock=clock), clock=clock, maps=maps)
+    verifier = Verifier(store, [SITE], Looker(store, clock=clock), clock=clock, maps=maps)
     async with aclosing(verifier.run(wish or Wish(level=level))) as reports:
         return [report async for report in reports]
 
@@ -378,7 +378,7 @@ async def test_what_is_deleted_meanwhile_is_no_flaw(ground: Ground) -> None:
 
     await ground.objects.delete([data_key(4)])
     clock = Deleting()
-    verifier = Verifier(ground.objects, SITE, Looker(ground.objects, clock=clock), clock=clock)
+    verifier = Verifier(ground.objects, [SITE], Looker(ground.objects, clock=clock), clock=clock)
     reports = [report async for report in verifier.run(Wish())]
     assert [report.topic for report in reports] == [TOPIC]
     assert kinds(reports) == []
