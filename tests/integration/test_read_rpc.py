@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ async def topic(
     """Store and commit all entries as one segment, and serve them."""
     clock, metrics = SystemClock(), Metrics()
     segment = await put_segment(store, [Piece(ledger_id, 0, ENTRIES, len(ENTRIES))], segment_id=ID, block_entries=100)
+    segment = replace(segment, bucket=store.buckets[0])
     async with AsyncExitStack() as stack:
         metadata = await stack.enter_async_context(MemoryTree().connect())
         await metadata.create(paths.policy(TOPIC), policy.encode(TopicPolicy()))
