@@ -224,6 +224,22 @@ class Metrics(
             "Age of the oldest entry that is not durable. Page above twice offload.segment_age_max_s.",
             topic=OPEN,
         )
+        self.segment_age_max_seconds = self._gauge(
+            "offloaderd_segment_age_max_seconds",
+            "Age at which the topic's segments are sealed, as its policy says now; topics that are streamed have it, "
+            "and no others. What their lag is measured against.",
+            topic=OPEN,
+        )
+        self.remote_segments = self._gauge(
+            "offloaderd_remote_segments",
+            "Committed segments of the topic, those that brokers wrote included.",
+            topic=OPEN,
+        )
+        self.remote_bytes = self._gauge(
+            "offloaderd_remote_bytes",
+            "Bytes of the data objects of these; their indexes and manifests are not counted.",
+            topic=OPEN,
+        )
         self.stalled = self._gauge(
             "offloaderd_stalled",
             "1 while a topic makes no progress, by class of error; `offloadctl status` has the message. Page on any.",
@@ -299,6 +315,11 @@ class Metrics(
             "offloaderd_s3_bytes_total",
             "Body bytes received (in) and sent (out): traffic to pay.",
             direction=("in", "out"),
+        )
+        self.s3_requests_in_flight = self._gauge(
+            "offloaderd_s3_requests_in_flight",
+            "Requests to the object store under way, with those that wait for a connection. At "
+            "objects.connections_max for long: requests queue up; raise it, or the store is slow.",
         )
         self.bucket_accessible = self._gauge(
             "offloaderd_bucket_accessible", "1 while the bucket exists and lets us in. Page when 0 for two minutes."
@@ -381,8 +402,13 @@ class Metrics(
         for dependency in health.dependencies:
             self.dependency_up.labels(dependency=dependency.name).set(dependency.up)
 
+    def request_begun(self) -> None:
+        """Note that a request to the object store is under way; `request` says how it ended."""
+        self.s3_requests_in_flight.inc()
+
     def request(self, operation: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         """Count one request to the object store: the hook of `objects/s3.py`."""
+        self.s3_requests_in_flight.dec()
         known = code if code in S3_CODES else "other"
         self.s3_requests.labels(operation=operation, code=known).inc()
         self.s3_request_duration_seconds.labels(operation=operation).observe(seconds)
