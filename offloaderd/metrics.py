@@ -101,7 +101,8 @@ class Metrics(
         )
         self.dependency_up = self._gauge(
             "offloaderd_dependency_up",
-            "1 while the dependency answers, else 0. /readyz says what it answered last.",
+            "1 while the dependency answers, else 0; no series for what this daemon does without. /readyz says what it "
+            "answered last.",
             dependency=DEPENDENCIES,
         )
 
@@ -397,10 +398,17 @@ class Metrics(
         self.build_info.labels(version=version, revision=revision).set(1)
 
     def show_health(self, health: HealthView) -> None:
-        """Copy readiness and the state of the dependencies; made to be given to `Health.listen`."""
+        """Copy readiness and the state of the dependencies; made to be given to `Health.listen`.
+
+        What a daemon does not depend on has no series: 0 would say that it is down.
+        """
         self.ready.set(health.ready)
-        for dependency in health.dependencies:
-            self.dependency_up.labels(dependency=dependency.name).set(dependency.up)
+        known = {dependency.name: dependency.up for dependency in health.dependencies}
+        for name in DEPENDENCIES:
+            if name in known:
+                self.dependency_up.labels(dependency=name).set(known[name])
+            elif health.ready:
+                self.dependency_up.remove(name)
 
     def request_begun(self) -> None:
         """Note that a request to the object store is under way; `request` says how it ended."""
