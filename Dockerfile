@@ -8,13 +8,13 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1
 COPY requirements/build.txt requirements/runtime.txt requirements/
 RUN python -m venv tools \
     && tools/bin/pip install --require-hashes -r requirements/build.txt \
-    && python -m venv /opt/offloaderd \
-    && /opt/offloaderd/bin/pip install --require-hashes --only-binary :all: -r requirements/runtime.txt
+    && python -m venv --without-pip /opt/offloaderd \
+    && tools/bin/pip --python /opt/offloaderd/bin/python install --require-hashes --only-binary :all: \
+       -r requirements/runtime.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY offloaderd offloaderd
 RUN tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir wheels . \
-    && /opt/offloaderd/bin/pip install --no-deps wheels/*.whl \
-    && /opt/offloaderd/bin/pip uninstall --yes pip setuptools
+    && tools/bin/pip --python /opt/offloaderd/bin/python install --no-deps wheels/*.whl
 
 FROM build AS build-spark
 COPY requirements/spark.txt requirements/

@@ -28,8 +28,6 @@ from offloaderd.metric_values import (
     ENTRIES_BUCKETS,
     ERROR_CLASSES,
     OPEN,
-    S3_CODES,
-    S3_THROTTLES,
 )
 from offloaderd.metrics_continue import ContinueMetrics
 from offloaderd.metrics_gc import GcMetrics
@@ -39,6 +37,7 @@ from offloaderd.metrics_placement import PlacementMetrics
 from offloaderd.metrics_reads import ReadMetrics
 from offloaderd.metrics_retention import RetentionMetrics
 from offloaderd.metrics_rollback import RollbackMetrics
+from offloaderd.metrics_s3 import S3Metrics
 from offloaderd.metrics_scrub import ScrubMetrics
 from offloaderd.metrics_seek import SeekMetrics
 from offloaderd.model import RollReason
@@ -61,6 +60,7 @@ class Metrics(
     ReadMetrics,
     SeekMetrics,
     RollbackMetrics,
+    S3Metrics,
 ):
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
@@ -298,34 +298,6 @@ class Metrics(
             "Unix time of the last part that was stored; 0: none yet.",
         )
 
-    def _s3(self) -> None:
-        self.s3_requests = self._counter(
-            "offloaderd_s3_requests_total",
-            "Answers of the object store by operation and code. More than 5 % of 5xx: ask whoever runs it.",
-            operation=OPEN,
-            code=OPEN,
-        )
-        self.s3_request_duration_seconds = self._histogram(
-            "offloaderd_s3_request_duration_seconds", "Time of one request to its last byte.", operation=OPEN
-        )
-        self.s3_throttles = self._counter(
-            "offloaderd_s3_throttles_total",
-            "Answers that asked for fewer requests (503 SlowDown, 429). Lasting: lower offload.parts_in_flight_max.",
-        )
-        self.s3_bytes = self._counter(
-            "offloaderd_s3_bytes_total",
-            "Body bytes received (in) and sent (out): traffic to pay.",
-            direction=("in", "out"),
-        )
-        self.s3_requests_in_flight = self._gauge(
-            "offloaderd_s3_requests_in_flight",
-            "Requests to the object store under way, with those that wait for a connection. At "
-            "objects.connections_max for long: requests queue up; raise it, or the store is slow.",
-        )
-        self.bucket_accessible = self._gauge(
-            "offloaderd_bucket_accessible", "1 while the bucket exists and lets us in. Page when 0 for two minutes."
-        )
-
     def _metadata(self) -> None:
         self.metadata_commits = self._counter(
             "offloaderd_metadata_commits_total",
@@ -409,21 +381,6 @@ class Metrics(
                 self.dependency_up.labels(dependency=name).set(known[name])
             elif health.ready:
                 self.dependency_up.remove(name)
-
-    def request_begun(self) -> None:
-        """Note that a request to the object store is under way; `request` says how it ended."""
-        self.s3_requests_in_flight.inc()
-
-    def request(self, operation: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
-        """Count one request to the object store: the hook of `objects/s3.py`."""
-        self.s3_requests_in_flight.dec()
-        known = code if code in S3_CODES else "other"
-        self.s3_requests.labels(operation=operation, code=known).inc()
-        self.s3_request_duration_seconds.labels(operation=operation).observe(seconds)
-        self.s3_bytes.labels(direction="in").inc(bytes_in)
-        self.s3_bytes.labels(direction="out").inc(bytes_out)
-        if code in S3_THROTTLES:
-            self.s3_throttles.inc()
 
 
 async def watch_loop(clock: Clock, metrics: Metrics, *, interval_s: float = 0.25) -> None:

@@ -60,8 +60,13 @@ def allowed(path: str) -> bool:
 
 
 def context(to: Path) -> None:
-    """Lay out what an engine would be sent: the tracked files that .dockerignore lets through."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)  # noqa: S607
+    """Lay out what an engine would be sent: the files that git knows or would take, and .dockerignore lets through."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607 - whichever git there is
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
     for name in filter(allowed, listed.stdout.decode().rstrip("\0").split("\0")):
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, to / name)
@@ -136,7 +141,7 @@ async def test_the_image_starts_a_daemon_that_is_healthy_and_drains(
 
 @pytest.mark.timeout(600)
 def test_the_image_has_both_commands_and_nothing_to_install_more(image: Path) -> None:
-    """Both console scripts run, from the image's own package and not from this tree's; pip is gone."""
+    """Both console scripts run, from the image's own package and not from this tree's; there is no pip."""
     for name in ("offloaderd", "offloadctl"):
         done = subprocess.run([str(image / "bin" / name), "--version"], check=True, capture_output=True, text=True)
         assert __version__ in done.stdout
