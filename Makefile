@@ -79,6 +79,8 @@ docs: $(DEPENDENCIES)dev ## Write the pages that are generated from the code
 lock: $(DEPENDENCIES)dev ## Resolve the requirements again (UPGRADE=--upgrade for newer versions)
 	$(UV_COMPILE) $(UPGRADE) --extra dev -o requirements/dev.txt pyproject.toml requirements/build.in
 	$(UV_COMPILE) -c requirements/dev.txt --extra standalone -o requirements/standalone.txt pyproject.toml requirements/build.in
+	$(UV_COMPILE) -c requirements/dev.txt --extra spark -o requirements/spark.txt pyproject.toml
+	$(UV_COMPILE) -c requirements/dev.txt -o requirements/runtime.txt pyproject.toml
 	$(UV_COMPILE) -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 
 clean: ## Remove .venv and everything that tools have written; data/ stays

@@ -28,8 +28,6 @@ from offloaderd.metric_values import (
     ENTRIES_BUCKETS,
     ERROR_CLASSES,
     OPEN,
-    S3_CODES,
-    S3_THROTTLES,
 )
 from offloaderd.metrics_continue import ContinueMetrics
 from offloaderd.metrics_gc import GcMetrics
@@ -39,6 +37,7 @@ from offloaderd.metrics_placement import PlacementMetrics
 from offloaderd.metrics_reads import ReadMetrics
 from offloaderd.metrics_retention import RetentionMetrics
 from offloaderd.metrics_rollback import RollbackMetrics
+from offloaderd.metrics_s3 import S3Metrics
 from offloaderd.metrics_scrub import ScrubMetrics
 from offloaderd.metrics_seek import SeekMetrics
 from offloaderd.model import RollReason
@@ -61,6 +60,7 @@ class Metrics(
     ReadMetrics,
     SeekMetrics,
     RollbackMetrics,
+    S3Metrics,
 ):
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
@@ -101,7 +101,8 @@ class Metrics(
         )
         self.dependency_up = self._gauge(
             "offloaderd_dependency_up",
-            "1 while the dependency answers, else 0. /readyz says what it answered last.",
+            "1 while the dependency answers, else 0; no series for what this daemon does without. /readyz says what it "
+            "answered last.",
             dependency=DEPENDENCIES,
         )
 
@@ -224,6 +225,22 @@ class Metrics(
             "Age of the oldest entry that is not durable. Page above twice offload.segment_age_max_s.",
             topic=OPEN,
         )
+        self.segment_age_max_seconds = self._gauge(
+            "offloaderd_segment_age_max_seconds",
+            "Age at which the topic's segments are sealed, as its policy says now; topics that are streamed have it, "
+            "and no others. What their lag is measured against.",
+            topic=OPEN,
+        )
+        self.remote_segments = self._gauge(
+            "offloaderd_remote_segments",
+            "Committed segments of the topic, those that brokers wrote included.",
+            topic=OPEN,
+        )
+        self.remote_bytes = self._gauge(
+            "offloaderd_remote_bytes",
+            "Bytes of the data objects of these; their indexes and manifests are not counted.",
+            topic=OPEN,
+        )
         self.stalled = self._gauge(
             "offloaderd_stalled",
             "1 while a topic makes no progress, by class of error; `offloadctl status` has the message. Page on any.",
@@ -279,29 +296,6 @@ class Metrics(
         self.upload_last_success_timestamp_seconds = self._gauge(
             "offloaderd_upload_last_success_timestamp_seconds",
             "Unix time of the last part that was stored; 0: none yet.",
-        )
-
-    def _s3(self) -> None:
-        self.s3_requests = self._counter(
-            "offloaderd_s3_requests_total",
-            "Answers of the object store by operation and code. More than 5 % of 5xx: ask whoever runs it.",
-            operation=OPEN,
-            code=OPEN,
-        )
-        self.s3_request_duration_seconds = self._histogram(
-            "offloaderd_s3_request_duration_seconds", "Time of one request to its last byte.", operation=OPEN
-        )
-        self.s3_throttles = self._counter(
-            "offloaderd_s3_throttles_total",
-            "Answers that asked for fewer requests (503 SlowDown, 429). Lasting: lower offload.parts_in_flight_max.",
-        )
-        self.s3_bytes = self._counter(
-            "offloaderd_s3_bytes_total",
-            "Body bytes received (in) and sent (out): traffic to pay.",
-            direction=("in", "out"),
-        )
-        self.bucket_accessible = self._gauge(
-            "offloaderd_bucket_accessible", "1 while the bucket exists and lets us in. Page when 0 for two minutes."
         )
 
     def _metadata(self) -> None:
@@ -376,20 +370,17 @@ class Metrics(
         self.build_info.labels(version=version, revision=revision).set(1)
 
     def show_health(self, health: HealthView) -> None:
-        """Copy readiness and the state of the dependencies; made to be given to `Health.listen`."""
-        self.ready.set(health.ready)
-        for dependency in health.dependencies:
-            self.dependency_up.labels(dependency=dependency.name).set(dependency.up)
+        """Copy readiness and the state of the dependencies; made to be given to `Health.listen`.
 
-    def request(self, operation: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
-        """Count one request to the object store: the hook of `objects/s3.py`."""
-        known = code if code in S3_CODES else "other"
-        self.s3_requests.labels(operation=operation, code=known).inc()
-        self.s3_request_duration_seconds.labels(operation=operation).observe(seconds)
-        self.s3_bytes.labels(direction="in").inc(bytes_in)
-        self.s3_bytes.labels(direction="out").inc(bytes_out)
-        if code in S3_THROTTLES:
-            self.s3_throttles.inc()
+        What a daemon does not depend on has no series: 0 would say that it is down.
+        """
+        self.ready.set(health.ready)
+        known = {dependency.name: dependency.up for dependency in health.dependencies}
+        for name in DEPENDENCIES:
+            if name in known:
+                self.dependency_up.labels(dependency=name).set(known[name])
+            elif health.ready:
+                self.dependency_up.remove(name)
 
 
 async def watch_loop(clock: Clock, metrics: Metrics, *, interval_s: float = 0.25) -> None:

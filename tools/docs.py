@@ -1,4 +1,4 @@
-"""Write what can be said from the code alone: configs/offloaderd.toml, and pages of docs/.
+"""Write what follows from something else: configs/offloaderd.toml, pages of docs/, the dashboard.
 
 With --check nothing is written and a file that differs is an error.
 """
@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from offloaderd.config.fields import all_settings, section_types
 from offloaderd.metrics import Metrics
+from tools.alerts import alerts_page
+from tools.dashboard import dashboard
 from tools.invariants import page as invariants_page
 from tools.pips import page as pips_page
 
@@ -78,6 +80,8 @@ def metrics_page() -> str:
 
 
 GENERATED = {
+    "deploy/grafana/offloaderd.json": dashboard,
+    "docs/alerts.md": alerts_page,
     "configs/offloaderd.toml": settings_file,
     "docs/settings.md": settings_page,
     "docs/metrics.md": metrics_page,

@@ -29,6 +29,10 @@ SLICE_BYTES = 1024 * 1024
 class RequestMetrics(Protocol):
     """Where requests are counted; `code` is the HTTP status, S3's error code, or how it failed."""
 
+    def request_begun(self) -> None:
+        """Note that a request is under way; one call of `request` follows for each."""
+        ...
+
     def request(self, operation: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         """Count one request to the object store."""
         ...
@@ -105,6 +109,8 @@ async def calling(
     call = Call(request, limit)
     started = clock.monotonic()
     code = "error"
+    if metrics is not None:
+        metrics.request_begun()
     try:
         async with limit:
             yield call

@@ -47,7 +47,10 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
     """
     gone = left = held = 0
     store, topic = shop.metadata, current().topic
-    for name in await store.children(paths.trash(topic)):
+    waiting = shop.uplink.metrics.trash_waiting.labels(topic=str(topic))
+    names = await store.children(paths.trash(topic))
+    waiting.set(len(names))
+    for name in names:
         try:
             path = paths.trash_record(topic, UUID(name))
             node = await store.get(path)
@@ -74,6 +77,7 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
             log.debug("trash.gone", path=path)
         log.info("trash.emptied", topic=str(topic), segment_id=str(record.segment_id), reason=record.reason)
         shop.uplink.metrics.trash_emptied.inc()
+        waiting.dec()
         gone += 1
     return Emptied(gone, left, held)
 

@@ -9,6 +9,7 @@ from offloaderd.metadata.records.history import RangeState
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
     from offloaderd.offload.status import HistoryStatus, TopicStatus
     from offloaderd.offload.workshop import Workshop
@@ -25,6 +26,7 @@ class Reporter:
         self._statuses = statuses
         self._metrics = shop.uplink.metrics
         self._stalled: dict[TopicName, str] = {}
+        self._summed: dict[TopicName, tuple[CommittedSegment, ...]] = {}
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -59,12 +61,25 @@ class Reporter:
         self._metrics.unprotected_bytes.labels(topic=topic).set(status.unprotected_bytes)
         self._metrics.unprotected_seconds.labels(topic=topic).set(status.unprotected_s)
         self._report_history(topic, status.history)
+        self._report_stored(status)
         before = self._stalled.pop(status.topic, "")
         if before and before != status.stalled_class:
             self._metrics.stalled.remove(topic, before)
         if status.stalled_class:
             self._stalled[status.topic] = status.stalled_class
             self._metrics.stalled.labels(topic=topic, reason=status.stalled_class).set(1)
+
+    def _report_stored(self, status: TopicStatus) -> None:
+        """Show what is committed, summed up anew only when it changed, and what the lag is measured against."""
+        metrics, topic = self._metrics, str(status.topic)
+        if self._summed.get(status.topic) is not status.segments:
+            self._summed[status.topic] = status.segments
+            metrics.remote_segments.labels(topic=topic).set(len(status.segments))
+            metrics.remote_bytes.labels(topic=topic).set(sum(segment.object_bytes for segment in status.segments))
+        if status.segment_age_max_s is not None:
+            metrics.segment_age_max_seconds.labels(topic=topic).set(status.segment_age_max_s)
+        else:
+            metrics.segment_age_max_seconds.remove(topic)
 
     def _report_history(self, topic: str, history: HistoryStatus | None) -> None:
         """Show what is left of a topic's history; nothing when there is none, or it is done."""
@@ -76,4 +91,5 @@ class Reporter:
     def forget(self, topic: TopicName) -> None:
         """Drop the series of a topic that this daemon no longer works on."""
         self._stalled.pop(topic, None)
+        self._summed.pop(topic, None)
         self._metrics.drop_topic(str(topic))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from offloaderd.model import OffloadMethod
 from offloaderd.offload import history
 from offloaderd.offload.troubles import error_class
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from offloaderd.errors import OffloaderError
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.history import RangeState
     from offloaderd.model import Loss, Position, TopicName
     from offloaderd.offload.topic import TopicOffloader
@@ -23,7 +25,8 @@ class TopicStatus:
     """One topic of this daemon; sizes in payload bytes, ages in seconds.
 
     `edge` is how the source knows the newest entry (model.Edge), `hidden_entries` what is stored beyond it, and
-    `looked_age_s` how long ago the source last told. The lag has what is left of `history` in it.
+    `looked_age_s` how long ago the source last told. The lag has what is left of `history` in it. `segments` are the
+    committed ones, `segment_age_max_s` is None where segments are not sealed by age.
     """
 
     topic: TopicName
@@ -41,7 +44,8 @@ class TopicStatus:
     open_segment_age_s: float = 0.0
     open_segment_continued: bool = False
     buffer_bytes: int = 0
-    segments_committed: int = 0
+    segments: tuple[CommittedSegment, ...] = ()
+    segment_age_max_s: float | None = None
     stalled_reason: str = ""
     stalled_class: str = ""
     stalled_since_ms: int = 0
@@ -116,7 +120,8 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicSt
         open_segment_age_s=topic.open_segment_age_s,
         open_segment_continued=topic.segment is not None and topic.segment.continued,
         buffer_bytes=topic.buffer.used_bytes,
-        segments_committed=len(topic.map.segments),
+        segments=topic.map.segments,
+        segment_age_max_s=topic.policy.segment_age_max_s if topic.policy.method is OffloadMethod.STREAMING else None,
         stalled_reason=str(stalled.error) if stalled else "",
         stalled_class=error_class(stalled.error) if stalled else "",
         stalled_since_ms=stalled.since_ms if stalled else 0,

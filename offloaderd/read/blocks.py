@@ -95,6 +95,7 @@ class Cache(Generic[V]):
         self._misses = metrics.cache_requests.labels(cache=name, result="miss")
         self._evictions = metrics.cache_evictions.labels(cache=name, cause="size")
         self._bytes = metrics.cache_bytes.labels(cache=name)
+        self._pool = metrics.memory_used_bytes.labels(pool="cache")
         metrics.cache_limit_bytes.labels(cache=name).set(limit_bytes)
 
     @property
@@ -195,6 +196,7 @@ class Cache(Generic[V]):
             self._account(-slot.cost_bytes)
 
     def _account(self, change: int) -> None:
+        before = self.used_bytes
         self.used_bytes += change
         while self.used_bytes > self.limit_bytes and self._idle:
             key, slot = self._idle.popitem(last=False)
@@ -203,3 +205,4 @@ class Cache(Generic[V]):
             self.used_bytes -= slot.cost_bytes
             self._evictions.inc()
         self._bytes.set(self.used_bytes)
+        self._pool.inc(self.used_bytes - before)  # several caches share the pool

@@ -160,6 +160,7 @@ def test_health_shows_in_the_metrics() -> None:
     assert value("offloaderd_dependency_up", {"dependency": "objects"}) == 1
     health.down("objects", "timeout")
     assert value("offloaderd_dependency_up", {"dependency": "objects"}) == 0
+    assert value("offloaderd_dependency_up", {"dependency": "ledgers"}) is None, "it has none: that is not down"
     health.draining("SIGTERM")
     assert value("offloaderd_ready") == 0
 

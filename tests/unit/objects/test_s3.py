@@ -66,10 +66,16 @@ class Requests:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, int, int]] = []
+        self.under_way = 0
+
+    def request_begun(self) -> None:
+        """Count it as under way."""
+        self.under_way += 1
 
     def request(self, operation: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         """Remember one request."""
         assert seconds >= 0
+        self.under_way -= 1
         self.seen.append((operation, code, bytes_in, bytes_out))
 
 
@@ -337,6 +343,7 @@ async def test_metrics() -> None:
 
     async def answer(connection: Connection) -> None:
         body = await connection.read_body()
+        assert requests.under_way == 1
         if connection.head.startswith(b"GET"):
             connection.answer("206 Partial Content", b"abcd", Content_Range="bytes 0-3/4")
         elif body == b"no":
@@ -358,6 +365,7 @@ async def test_metrics() -> None:
         ("UploadPart", "200", 0, 4),
         ("PutObject", "SlowDown", 0, 0),
     ]
+    assert requests.under_way == 0
 
 
 async def test_body_on_the_wire() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,7 @@ from structlog.testing import capture_logs
 from offloaderd.errors import Conflict, Denied, Expired, NoSpace, NotFound, OffloaderError, Throttled, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import EntryBatch, OfferResult, OutagePolicy, Position, TopicName
+from offloaderd.model import EntryBatch, OfferResult, OffloadMethod, OutagePolicy, Position, TopicName
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
@@ -182,6 +183,12 @@ async def test_what_is_not_protected_is_told_from_begin_to_end() -> None:
             assert topic.status().unprotected_since_ms == 0
             assert sample(rig, "offloaderd_unprotected_entries") == 0
             assert sample(rig, "offloaderd_unprotected_seconds") == 0
+            assert sample(rig, "offloaderd_remote_segments") == len(topic.map.segments) > 0
+            assert sample(rig, "offloaderd_remote_bytes") == sum(one.object_bytes for one in topic.map.segments)
+            assert sample(rig, "offloaderd_segment_age_max_seconds") == topic.policy.segment_age_max_s
+            topic.follow(replace(topic.policy, method=OffloadMethod.NONE))
+            reporter.report()
+            assert sample(rig, "offloaderd_segment_age_max_seconds") is None, "nothing bounds its lag"
             assert sample(rig, "offloaderd_stalled", reason="transient") is None
     told = [event for event in events if event["event"] in {"topic.unprotected", "topic.protected"}]
     assert [event["event"] for event in told] == ["topic.unprotected", "topic.protected"]

@@ -298,6 +298,7 @@ async def test_what_the_map_holds_and_what_lies_elsewhere_is_never_deleted() -> 
     assert await owned.empty_trash() == 2
     assert await owned.keys() == 6
     assert len(await store.children(paths.trash(TOPIC))) == 2
+    assert rig.metrics.registry.get_sample_value("offloaderd_trash_waiting", {"topic": str(TOPIC)}) == 2
 
 
 class Crash(Exception):

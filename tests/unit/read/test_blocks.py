@@ -82,6 +82,7 @@ async def test_pinned_values_are_never_evicted() -> None:
             cache.release(slot)
         assert cache.used_bytes == 10
         assert sample(metrics, "offloaderd_cache_bytes", {"cache": "blocks"}) == 10
+        assert sample(metrics, "offloaderd_memory_used_bytes", {"pool": "cache"}) == 10
 
 
 async def test_a_failed_load_is_forgotten() -> None:

@@ -1,0 +1,90 @@
+"""Prometheus and its promtool, out of Debian's package of that name, without root and without installing anything.
+
+The package is fetched by apt-get, which checks its signature, into the cache of the other servers (tests/real/jars.py),
+and unpacked there. apt-get gets lists of packages of its own, since the machine's may be missing or old. A machine that
+is no Debian, or reaches none of its mirrors, has neither program, unless both are on its PATH: then that is said.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.real.jars import cache_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DEADLINE_S = 240.0
+_SAID_BYTES = 800
+
+
+class NotToBeHad(Exception):
+    """There is no Prometheus on this machine, and none could be fetched; the message says why."""
+
+
+class Programs(NamedTuple):
+    """Where the two programs are."""
+
+    prometheus: Path
+    promtool: Path
+
+
+def programs() -> Programs:
+    """Return the programs of the PATH, else those of the cache, fetched if they are not there. Raises NotToBeHad."""
+    server, tool = shutil.which("prometheus"), shutil.which("promtool")
+    if server is not None and tool is not None:
+        return Programs(Path(server), Path(tool))
+    folder = cache_directory() / "prometheus"
+    if not folder.is_dir():
+        missing = [name for name in ("apt-get", "dpkg-deb") if shutil.which(name) is None]
+        if missing:
+            raise NotToBeHad(f"no promtool on the PATH, and no {' and no '.join(missing)} to fetch Debian's with")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with (folder.parent / "prometheus.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two test processes take turns; the kernel gives back a dead one's
+            if not folder.is_dir():
+                _fetch(folder)
+    return Programs(folder / "prometheus", folder / "promtool")
+
+
+def _fetch(folder: Path) -> None:
+    """Fetch and unpack the package beside the folder, which appears when both programs are there."""
+    with tempfile.TemporaryDirectory(prefix=".prometheus-", dir=folder.parent) as name:
+        draft = Path(name)
+        ours = [
+            f"-oDir::State::lists={draft / 'lists'}",
+            f"-oDir::Cache={draft / 'cache'}",
+            "-oDebug::NoLocking=1",
+            "-oAcquire::Languages=none",
+            "-oAPT::Sandbox::User=",  # the user of the tests, who alone can write here
+        ]
+        (draft / "lists" / "partial").mkdir(parents=True)
+        (draft / "cache" / "archives" / "partial").mkdir(parents=True)
+        _run(["apt-get", "-q", *ours, "update"], draft)
+        _run(["apt-get", "-q", *ours, "download", "prometheus"], draft)
+        (package,) = draft.glob("prometheus_*.deb")
+        _run(["dpkg-deb", "-x", str(package), str(draft / "unpacked")], draft)
+        (draft / "unpacked" / "usr" / "bin").rename(folder)
+
+
+def _run(command: Sequence[str], place: Path) -> None:
+    try:
+        subprocess.run(
+            command,
+            check=True,
+            cwd=place,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=DEADLINE_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotToBeHad(f"no promtool on the PATH, and `{command[0]}` was not done in {DEADLINE_S:g} s") from error
+    except subprocess.CalledProcessError as error:
+        said = error.stdout[-_SAID_BYTES:].decode(errors="replace")
+        raise NotToBeHad(f"no promtool on the PATH, and Debian's could not be fetched: {said}") from error

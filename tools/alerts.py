@@ -1,0 +1,33 @@
+"""docs/alerts.md, out of deploy/prometheus/alerts.rules.yml: what each alert means, where to look, what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+RULES = Path(__file__).resolve().parent.parent / "deploy" / "prometheus" / "alerts.rules.yml"
+
+HEAD = """\
+# Alerts
+
+Generated from `deploy/prometheus/alerts.rules.yml` by `make docs`. page: somebody should come now; ticket: in working
+hours. Names with a colon are recorded by `recording.rules.yml`; what only you know is in `site.rules.yml`, both beside
+it. What can go wrong beyond these, and what the daemon does about it: [failures.md](failures.md). How to set this up:
+[monitoring.md](monitoring.md).
+"""
+
+PARTS = (("It means", "means"), ("Look at", "look"), ("Do", "do"))
+
+
+def alerts_page() -> str:
+    """A section for each alert, whose heading is what its runbook_url leads to."""
+    lines = [HEAD]
+    for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]:
+        for rule in group["rules"]:
+            since = f", for {rule['for']}" if "for" in rule else ""
+            lines += [f"## {rule['alert']}", "", f"{rule['labels']['severity']}{since}, when", ""]
+            lines += ["```", rule["expr"].strip(), "```", ""]
+            lines += [f"- **{title}:** {rule['annotations'][part]}" for title, part in PARTS]
+            lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
