@@ -38,6 +38,8 @@ from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import TopicVerifier
 
 if TYPE_CHECKING:
+    from offloaderd.access.certificates import Certificates
+    from offloaderd.access.watched import Watched
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
     from offloaderd.ledgers.port import LedgerDescriber, LedgerStore
@@ -202,13 +204,15 @@ def read_options(settings: Settings) -> ReadOptions:
     )
 
 
-def server_options(settings: Settings) -> ServerOptions:
-    """Return where the gRPC server listens and its limits."""
+def server_options(settings: Settings, certificates: Watched[Certificates] | None) -> ServerOptions:
+    """Return where the gRPC server listens, with which certificates, and its limits."""
     return ServerOptions(
         host=settings.grpc.host,
         port=settings.grpc.port,
         message_bytes_max=settings.grpc.message_bytes_max,
         streams_max=settings.grpc.streams_max,
+        handshake_s_max=settings.grpc.handshake_s_max,
+        certificates=certificates,
     )
 
 

@@ -32,6 +32,7 @@ from offloaderd.config.kinds import (
 )
 from offloaderd.config.rules import broken_rules
 from offloaderd.config.section import Section
+from offloaderd.config.sections_access import AccessSettings, TlsSettings
 from offloaderd.config.sections_gc import GcSettings
 from offloaderd.config.sections_history import HistorySettings
 from offloaderd.config.sections_ledger_based import LedgerBasedSettings
@@ -70,7 +71,8 @@ class GrpcSettings(Section):
     host: str = Field(
         default="127.0.0.1",
         min_length=1,
-        description="Address to listen on. Loopback, because calls are neither encrypted nor authenticated.",
+        description="Address to listen on. Loopback; another one needs authentication (tls.client_ca_file, or access "
+        "with tokens).",
     )
     port: Port = Field(default=7650, description="Port to listen on; 0 takes any free one.")
     advertise: Address = Field(
@@ -81,8 +83,8 @@ class GrpcSettings(Section):
     )
     insecure_elsewhere: bool = Field(
         default=False,
-        description="Allow grpc.host to be other than loopback although whoever reaches the port may read and "
-        "change everything. Off, so that nobody opens it by accident.",
+        description="Allow grpc.host to be other than loopback without authentication: whoever reaches the port may "
+        "read and change everything then. Off, so that nobody opens it by accident.",
     )
     message_bytes_max: Bytes = Field(
         default=16 * MiB,
@@ -96,6 +98,33 @@ class GrpcSettings(Section):
         le=100_000,
         description="Calls served at the same time on one connection; more wait. Bounds what one client can hold.",
     )
+    calls_max: int = Field(
+        default=2048,
+        ge=1,
+        le=1_000_000,
+        description="Calls served at the same time on all connections, probes apart; the next is refused and may come "
+        "again.",
+    )
+    call_s_max: Seconds = Field(
+        default=900.0,
+        gt=0,
+        le=86_400,
+        description="How long a call with one answer may take, whatever its client allows. Changing the policies of "
+        "ten thousand topics takes some ten seconds. Streams may last.",
+    )
+    send_s_max: Seconds = Field(
+        default=120.0,
+        gt=0,
+        le=86_400,
+        description="How long the client of a stream may take nothing of an answer that is ready, before the call is "
+        "cut: what a read holds in memory is not held for somebody who sleeps.",
+    )
+    handshake_s_max: Seconds = Field(
+        default=10.0,
+        gt=0,
+        le=300,
+        description="How long a new connection may take over TLS and the first frames; then it is closed.",
+    )
 
 
 class HttpSettings(Section):
@@ -108,6 +137,11 @@ class HttpSettings(Section):
         'orders, so "0.0.0.0" is what a scraper or a probe from elsewhere needs.',
     )
     port: Port = Field(default=7651, description="Port to listen on; 0 takes any free one.")
+    tls: Literal["off", "server", "mutual"] = Field(
+        default="off",
+        description="server: HTTPS with tls.cert_file. mutual: clients, probes too, need a certificate of "
+        "tls.client_ca_file as well (Kubernetes' probes have none).",
+    )
     topic_metrics: bool = Field(
         default=True,
         description="Show per-topic metrics on /metrics. With thousands of topics turn it off and scrape "
@@ -338,6 +372,8 @@ class Settings(Section):
     daemon: DaemonSettings = DaemonSettings()
     grpc: GrpcSettings = GrpcSettings()
     http: HttpSettings = HttpSettings()
+    tls: TlsSettings = TlsSettings()
+    access: AccessSettings = AccessSettings()
     metadata: MetadataSettings = MetadataSettings()
     objects: ObjectsSettings = ObjectsSettings()
     ledgers: LedgersSettings = LedgersSettings()

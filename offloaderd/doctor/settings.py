@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from offloaderd.config.rules import is_loopback
+from offloaderd.config.rules_access import is_loopback
 from offloaderd.doctor.finding import CheckResult, Finding, Verdict, ok, warn
 
 if TYPE_CHECKING:
