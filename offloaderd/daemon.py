@@ -196,6 +196,7 @@ class Daemon:
                     session_timeout_s=options.session_timeout_s,
                     connect_timeout_s=options.connect_timeout_s,
                     observer=self._session_changed,
+                    security=wiring.zookeeper_security(self._settings),
                 )
             )
 

@@ -27,7 +27,7 @@ KEPT_APART = {
     "aiobotocore": ("offloaderd/objects/s3_client.py",),
     "cryptography": ("offloaderd/access/",),
     "jwt": ("offloaderd/access/tokens.py",),
-    "kazoo": ("offloaderd/metadata/zookeeper.py",),
+    "kazoo": ("offloaderd/metadata/zookeeper.py", "offloaderd/metadata/zookeeper_client.py"),
     "pyspark": ("offloaderd/spark/", "offloaderd/standalone/"),
     "sqlite3": ("offloaderd/ledgers/database.py",),
 }

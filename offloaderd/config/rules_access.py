@@ -24,6 +24,8 @@ def access_rules(settings: Settings) -> Iterator[Broken]:
     yield from _files(settings)
     yield from _tokens(settings)
     yield from _grants(settings)
+    yield from _zookeeper(settings)
+    yield from _bucket(settings)
 
 
 def is_loopback(host: str) -> bool:
@@ -106,4 +108,37 @@ def _grants(settings: Settings) -> Iterator[Broken]:
             keys,
             "callers are told apart, but access.grants gives none of them a role: write at least one, as in "
             '"admin NAME *"',
+        )
+
+
+def _zookeeper(settings: Settings) -> Iterator[Broken]:
+    metadata = settings.metadata
+    yield from both_or_neither(settings, "metadata", "tls_cert_file", "tls_key_file")
+    yield from both_or_neither(settings, "metadata", "username", "password")
+    for name in ("tls_ca_file", "tls_cert_file"):
+        if getattr(metadata, name) is not None and not metadata.tls:
+            yield Broken(
+                (f"metadata.{name}", "metadata.tls"),
+                f"metadata.{name} is set, but metadata.tls is not: set metadata.tls = true, or remove the file",
+            )
+    if metadata.acl == "creator" and metadata.username is None and metadata.tls_cert_file is None:
+        yield Broken(
+            ("metadata.acl", "metadata.username", "metadata.tls_cert_file"),
+            "metadata.acl = creator needs a name: set metadata.username and its password, or metadata.tls_cert_file",
+        )
+
+
+def _bucket(settings: Settings) -> Iterator[Broken]:
+    objects = settings.objects
+    yield from both_or_neither(settings, "objects", "role_arn", "web_identity_token_file")
+    if objects.kms_key_id is not None and objects.encryption != "sse-kms":
+        yield Broken(
+            ("objects.kms_key_id", "objects.encryption"),
+            f"objects.kms_key_id is set, but objects.encryption = {objects.encryption}: set it to sse-kms",
+        )
+    ways = [name for name in ("access_key", "profile", "role_arn") if getattr(objects, name) is not None]
+    if len(ways) > 1:
+        yield Broken(
+            tuple(f"objects.{name}" for name in ways),
+            f"objects.{' and objects.'.join(ways)} are ways to the same credentials: keep one",
         )

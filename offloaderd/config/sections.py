@@ -15,20 +15,12 @@ from pydantic import Field, field_validator, model_validator
 
 from offloaderd.config.kinds import (
     Address,
-    Bucket,
     Bytes,
     ClusterName,
-    KeyPrefix,
     NodeName,
-    NodePath,
-    OptionalSecret,
-    OptionalText,
-    PlaceList,
     Port,
     Priority,
     Seconds,
-    Servers,
-    Url,
 )
 from offloaderd.config.rules import broken_rules
 from offloaderd.config.section import Section
@@ -41,6 +33,7 @@ from offloaderd.config.sections_placement import PlacementSettings
 from offloaderd.config.sections_retention import GrantSettings, RetentionSettings
 from offloaderd.config.sections_scrub import ScrubSettings
 from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
+from offloaderd.config.sections_stores import MetadataSettings, ObjectsSettings
 from offloaderd.model import ReadPriority
 
 KiB, MiB, GiB = 1024, 1024**2, 1024**3
@@ -146,100 +139,6 @@ class HttpSettings(Section):
         default=True,
         description="Show per-topic metrics on /metrics. With thousands of topics turn it off and scrape "
         "/metrics/topics less often.",
-    )
-
-
-class MetadataSettings(Section):
-    """ZooKeeper."""
-
-    servers: Servers = Field(
-        default="127.0.0.1:2181",
-        description="HOST:PORT of each server, separated by commas: the brokers' metadata store.",
-    )
-    root: NodePath = Field(
-        default="/offloaderd",
-        description="Node below which everything lies, under the cluster's name. Away from /ledgers and "
-        "/managed-ledgers, which are never written.",
-    )
-    session_timeout_s: Seconds = Field(
-        default=30.0,
-        ge=1,
-        le=600,
-        description="How long ZooKeeper waits for a silent daemon before others may take its topics. 30 s as "
-        "Pulsar's brokers: shorter moves topics at every pause, longer leaves them without an owner.",
-    )
-    connect_timeout_s: Seconds = Field(
-        default=10.0, gt=0, le=600, description="How long one try to connect may take; tries go on until one succeeds."
-    )
-
-
-class ObjectsSettings(Section):
-    """Where segments are stored."""
-
-    kind: Literal["s3", "filesystem"] = Field(
-        default="s3", description="Kind of object store: an S3 service, or a directory (PIP-76's filesystem offloader)."
-    )
-    bucket: Bucket = Field(
-        default="",
-        examples=["pulsar-offload"],
-        description="Bucket for all topics; must exist. There is no default, as a guess could be someone else's.",
-    )
-    prefix: KeyPrefix = Field(
-        default="",
-        description="What every key begins with, for a shared bucket; write a final slash for a folder. Empty, as "
-        "Pulsar's own reader looks for keys without any.",
-    )
-    places: PlaceList = Field(
-        default="",
-        examples=["pulsar-offload-eu/topics/, pulsar-archive"],
-        description="Further places that the policy of a topic or namespace may name: buckets of the same service, "
-        "with the same keys, and a prefix of their own if they have one. What lies there is read, collected, verified "
-        "and rebuilt as well; keep a place here for as long as segments lie in it.",
-    )
-    endpoint: Url = Field(
-        default=None,
-        examples=["http://127.0.0.1:9000"],
-        description="URL of an S3 service other than AWS. Not set: AWS in objects.region.",
-    )
-    region: str = Field(
-        default="us-east-1",
-        min_length=1,
-        description="Region of the bucket; most other services ignore it.",
-    )
-    access_key: OptionalText = Field(
-        default=None,
-        examples=["AKIAIOSFODNN7EXAMPLE"],
-        description="Access key. Not set: the usual AWS chain (environment, profile, instance role).",
-    )
-    secret_key: OptionalSecret = Field(
-        default=None,
-        examples=[""],
-        description="Its secret; better given as OFFLOADERD__OBJECTS__SECRET_KEY than in a file. Never shown.",
-    )
-    path_style: bool = Field(
-        default=True,
-        description="Name the bucket in the path rather than in the host's name, which services without wildcard "
-        "DNS need and AWS still accepts.",
-    )
-    connections_max: int = Field(
-        default=32,
-        ge=1,
-        le=1000,
-        description="Connections to each bucket. Enough for the default uploads and as many reads.",
-    )
-    connect_timeout_s: Seconds = Field(
-        default=5.0,
-        gt=0,
-        le=300,
-        description="How long one connection may take to open.",
-    )
-    read_timeout_s: Seconds = Field(
-        default=30.0, gt=0, le=3600, description="How long the store may be silent in the middle of a request."
-    )
-    directory: str = Field(
-        default="/var/lib/offloaderd/objects",
-        min_length=1,
-        description="Root of the filesystem store (kind = filesystem).",
     )
 
 
