@@ -14,6 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 import offloaderd.rpc.v1
 from offloaderd.access.rights import EVERYTHING, Role, shown
 from offloaderd.errors import InvalidInput
+from offloaderd.metadata import paths
+from offloaderd.model import TopicName
 from offloaderd.rpc.needs import NEEDS
 from offloaderd.rpc.v1 import admin_pb2, offload_pb2, placement_pb2, policy_pb2, read_pb2, rollback_pb2
 
@@ -131,10 +133,18 @@ def test_names_are_read_as_the_service_reads_them(path: str, request_: Any, name
         assert where.topic is not None
 
 
-@pytest.mark.parametrize("topic", ["../x", "a/../b", "a/b/..", "a/./b", "./b/c", "a/b/.", "persistent://../b/c", ".."])
+def test_a_name_that_is_no_text_is_refused() -> None:
+    """Bytes of an argument that are not UTF-8 come as surrogates, which no path and no message can hold."""
+    with pytest.raises(InvalidInput, match="control character"):
+        TopicName.parse("public/default/\udcc6")
+
+
+@pytest.mark.parametrize("topic", ["../b/c", "a/../c", "a/b/..", "./b/c", "a/b/.", "a/b/../../x", "a/b/%2e%2e", ".."])
 def test_no_name_climbs_out_of_its_place(topic: str) -> None:
-    """Names become paths in ZooKeeper and directories of the filesystem store: dots alone are no names."""
-    for path in ("ReadService/Read", "AdminService/EnableTopic"):
-        request = {"ReadService/Read": read_pb2.ReadRequest, "AdminService/EnableTopic": admin_pb2.EnableTopicRequest}
-        with pytest.raises(InvalidInput):
-            list(NEEDS[f"/offloaderd.v1.{path}"].named(request[path](topic=topic)))
+    """Names become paths in ZooKeeper: each stays with its tenant and namespace, and is found again by its path."""
+    (where,) = NEEDS["/offloaderd.v1.ReadService/Read"].named(read_pb2.ReadRequest(topic=topic))
+    assert where is not None
+    assert where.topic is not None
+    path = paths.topic(where.topic)
+    assert not {".", "..", ""} & set(path.removeprefix("/").split("/"))
+    assert paths.parse_topic(path) == where.topic
