@@ -22,11 +22,11 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data simulate soak squeeze
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@printf '\nPYTHON=%s  INPUT=path, - or empty (make run)  WORKERS=%s (make test)  SEEDS=%s (make simulate)  MINUTES=%s (make soak)\n' '$(PYTHON)' '$(WORKERS)' '$(SEEDS)' '$(MINUTES)'
+	@printf '\nPYTHON=%s  INPUT=path, - or empty (make run)  WORKERS=%s (make test)  SEEDS=%s (make simulate)  MINUTES=%s (make soak, fuzz)\n' '$(PYTHON)' '$(WORKERS)' '$(SEEDS)' '$(MINUTES)'
 
 setup: $(DEPENDENCIES)dev ## Prepare .venv for work on the project
 
@@ -67,6 +67,9 @@ soak: $(DEPENDENCIES)dev ## Kill, pause and cut off daemons on real servers for 
 squeeze: $(DEPENDENCIES)dev ## Give daemons a tenth of the line they need, under a memory limit (MINUTES=n each)
 	$(BIN)/python -m tests.real.squeeze --minutes $(MINUTES)
 
+fuzz: $(DEPENDENCIES)fuzz ## Feed foreign bytes to every decoder that reads any, guided by coverage (MINUTES=n in all)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
 invariants: $(DEPENDENCIES)dev ## Take every guard of a promise away and see its test fail (docs/invariants.md)
 	$(BIN)/python tools/invariants.py
 
@@ -81,6 +84,7 @@ lock: $(DEPENDENCIES)dev ## Resolve the requirements again (UPGRADE=--upgrade fo
 	$(UV_COMPILE) -c requirements/dev.txt --extra standalone -o requirements/standalone.txt pyproject.toml requirements/build.in
 	$(UV_COMPILE) -c requirements/dev.txt --extra spark -o requirements/spark.txt pyproject.toml
 	$(UV_COMPILE) -c requirements/dev.txt -o requirements/runtime.txt pyproject.toml
+	$(UV_COMPILE) -c requirements/dev.txt --extra fuzz -o requirements/fuzz.txt pyproject.toml requirements/build.in
 	$(UV_COMPILE) -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 
 clean: ## Remove .venv and everything that tools have written; data/ stays

@@ -22,6 +22,7 @@ from offloaderd.clock import SystemClock
 from offloaderd.doctor.examination import examine
 from offloaderd.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
 from offloaderd.groups import Group
+from offloaderd.guard import Guard
 from offloaderd.health import Health
 from offloaderd.http import HttpServer
 from offloaderd.metadata.policy_book import PolicyBook
@@ -172,13 +173,16 @@ class Daemon:
         self.metrics.memory_budget_bytes.set(self.snapshot().memory_budget_bytes)
         self.health.listen(self.metrics.show_health)
         async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(HttpServer(settings.http, self.metrics, self.health))
+            guard = Guard(settings, self._clock, self.metrics)
+            http = await stack.enter_async_context(
+                HttpServer(settings.http, self.metrics, self.health, guard.certificates)
+            )
             metadata = await self._open_metadata(stack)
             objects = await self._open_objects(stack)
             ledgers = await self._open_ledgers(stack)
             if metadata is None or objects is None or ledgers is None:
                 return
-            await self._serve(stack, http, metadata, objects, ledgers)
+            await self._serve(stack, http, guard, metadata, objects, ledgers)
         log.info("daemon.stopped", exit_code=self.exit_code)
 
     async def _open_metadata(self, stack: AsyncExitStack) -> MetadataStore | None:
@@ -192,6 +196,7 @@ class Daemon:
                     session_timeout_s=options.session_timeout_s,
                     connect_timeout_s=options.connect_timeout_s,
                     observer=self._session_changed,
+                    security=wiring.zookeeper_security(self._settings),
                 )
             )
 
@@ -248,6 +253,7 @@ class Daemon:
         self,
         stack: AsyncExitStack,
         http: HttpServer,
+        guard: Guard,
         metadata: MetadataStore,
         objects: SegmentStore,
         ledgers: Ledgers,
@@ -284,8 +290,7 @@ class Daemon:
         session_s = settings.metadata.session_timeout_s
         registration = registration_of(settings.daemon.id, engine, metadata, self._clock, session_timeout_s=session_s)
         services = self._services(engine, reader, metadata, objects, ledgers, gc, registration, retention)
-        interceptors = [ErrorInterceptor(self.metrics, clock=self._clock)]
-        rpc = await stack.enter_async_context(RpcServer(wiring.server_options(settings), services, interceptors))
+        rpc = await stack.enter_async_context(self._rpc(guard, services))
         registration.reached_at(settings.grpc.advertise or f"{settings.grpc.host}:{rpc.port}")
         node = registration.node
         self.health.starting(f"registering as {node.daemon_id}")
@@ -297,6 +302,7 @@ class Daemon:
                 group.create_task(watch_loop(self._clock, self.metrics), name="event-loop lag"),
                 group.create_task(prober.run(metadata, objects, ledgers), name="dependency probe"),
                 group.create_task(registration.run(), name="registration"),
+                group.create_task(guard.keep(), name="certificates"),
                 group.create_task(
                     gc.keep(wiring.gc_schedule(settings), lambda: engine.placement.leads("gc")),
                     name="garbage collection",
@@ -312,6 +318,10 @@ class Daemon:
             await self._drain(engine, running, rpc, registration)
             for loop in loops:
                 loop.cancel()
+
+    def _rpc(self, guard: Guard, services: Services) -> RpcServer:
+        interceptor = ErrorInterceptor(self.metrics, clock=self._clock, gate=guard.gate)
+        return RpcServer(wiring.server_options(self._settings, guard.certificates), services, [interceptor])
 
     def _services(
         self,

@@ -36,6 +36,10 @@ class Denied(OffloaderError):
     """Credentials or rights are missing; only an operator can help."""
 
 
+class Unauthenticated(Denied):
+    """Nobody knows who is calling: no certificate or token, or one that is not accepted."""
+
+
 class Expired(Denied):
     """The credentials were good once: they are read again before the next try, which may well work."""
 

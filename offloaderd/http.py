@@ -10,14 +10,19 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Self
 
+import structlog
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
+from offloaderd.access.certificates import server_context
 from offloaderd.errors import InvalidConfig
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable
 
+    from offloaderd.access.certificates import Certificates
+    from offloaderd.access.watched import Watched
     from offloaderd.config import HttpSettings
     from offloaderd.health import Health
     from offloaderd.metrics import Metrics
@@ -27,13 +32,23 @@ CLOSE_S = 0.5
 
 HEADER_BYTES_MAX = 8192
 
+log = structlog.get_logger(__name__)
+
 
 class HttpServer:
     """The server, as an async context manager: it listens inside and leaves no task, thread or socket behind."""
 
-    def __init__(self, settings: HttpSettings, metrics: Metrics, health: Health) -> None:
+    def __init__(
+        self,
+        settings: HttpSettings,
+        metrics: Metrics,
+        health: Health,
+        certificates: Watched[Certificates] | None = None,
+    ) -> None:
         """Prepare to serve `metrics` and `health`; nothing is opened yet."""
         self._settings = settings
+        self._certificates = certificates if settings.tls != "off" else None
+        self._context: ssl.SSLContext | None = None
         app = web.Application(client_max_size=0)
         app.router.add_get("/metrics", _page(metrics, topics=None if settings.topic_metrics else False))
         app.router.add_get("/metrics/topics", _page(metrics, topics=True))
@@ -63,7 +78,11 @@ class HttpServer:
         host, port = self._settings.host, self._settings.port
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            if self._certificates is not None:
+                self._context = self._tls(self._certificates.value)
+                self._context.sni_callback = self._present
+                self._certificates.listen(self._renew)
+            await web.TCPSite(self._runner, host, port, ssl_context=self._context).start()
         except OSError as error:
             await self._runner.cleanup()
             raise _cannot_listen(host, port, error) from error
@@ -71,6 +90,25 @@ class HttpServer:
             await self._runner.cleanup()
             raise
         return self
+
+    def _tls(self, certificates: Certificates) -> ssl.SSLContext:
+        return server_context(certificates, mutual=self._settings.tls == "mutual")
+
+    def _renew(self, certificates: Certificates) -> None:
+        """Have later handshakes use these; files that have changed again since are read at their next change."""
+        try:
+            self._context = self._tls(certificates)
+        except (OSError, ValueError) as error:
+            log.warning("http.certificate_not_reloaded", error=str(error))
+
+    def _present(self, connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
+        """Move a connection to the context of the moment: asyncio's server keeps the first one.
+
+        OpenSSL asks at the first message of every handshake, whether it names a server or not, and takes certificate,
+        key and authorities from where the connection is moved to.
+        """
+        if self._context is not None:
+            connection.context = self._context
 
     async def __aexit__(self, *_: object) -> None:
         """Stop listening; answers in progress get CLOSE_S, idle connections are closed."""

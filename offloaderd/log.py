@@ -27,6 +27,8 @@ SECRET_KEYS = frozenset({
 
 LIBRARIES = ("aiobotocore", "aiohttp", "asyncio", "botocore", "grpc", "kazoo", "urllib3")
 SIGNERS = ("aiobotocore", "botocore")
+AUDIT = "offloaderd.audit"
+"""Logger of calls that change something or were refused; it is written whatever the level."""
 DEPTH_MAX = 6
 
 
@@ -51,6 +53,7 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
     for name in LIBRARIES:
         least = logging.WARNING if number > logging.DEBUG else logging.INFO if name in SIGNERS else logging.DEBUG
         logging.getLogger(name).setLevel(max(number, least))
+    logging.getLogger(AUDIT).setLevel(logging.INFO)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

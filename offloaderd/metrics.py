@@ -29,6 +29,7 @@ from offloaderd.metric_values import (
     ERROR_CLASSES,
     OPEN,
 )
+from offloaderd.metrics_access import AccessMetrics
 from offloaderd.metrics_continue import ContinueMetrics
 from offloaderd.metrics_gc import GcMetrics
 from offloaderd.metrics_history import HistoryMetrics
@@ -50,6 +51,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles
 
 
 class Metrics(
+    AccessMetrics,
     ContinueMetrics,
     OutageMetrics,
     GcMetrics,
@@ -77,6 +79,7 @@ class Metrics(
         self._placement()
         self._reads()
         self._cache_and_integrity()
+        self._access()
         self._process()
         self._continue()
         self._outage()
@@ -345,19 +348,6 @@ class Metrics(
         )
 
     def _process(self) -> None:
-        self.grpc_server_handled = self._counter(
-            "grpc_server_handled_total",
-            "Calls finished, by method and status code. Internal or DataLoss: see the log.",
-            service=OPEN,
-            method=OPEN,
-            code=OPEN,
-        )
-        self.grpc_server_handling_seconds = self._histogram(
-            "grpc_server_handling_seconds",
-            "From a call's start to its status; streams last as long as their client wants.",
-            service=OPEN,
-            method=OPEN,
-        )
         self.event_loop_lag_seconds = self._histogram(
             "offloaderd_event_loop_lag_seconds", "How late timers fire. p99 above 250 ms: the loop is blocked."
         )

@@ -91,7 +91,7 @@ class TopicName:
         for what, part in (("tenant", tenant), ("namespace", namespace)):
             if not _PART.fullmatch(part):
                 raise InvalidInput(f"malformed {what} {part!r} in topic name {text!r}", hint=hint)
-        if any(ord(char) < 32 or ord(char) == 127 for char in local):
+        if any(ord(char) < 32 or ord(char) == 127 or "\ud800" <= char <= "\udfff" for char in local):
             raise InvalidInput(f"control character in topic name {text!r}", hint=hint)
         return cls(tenant, namespace, local)
 

@@ -82,6 +82,7 @@ async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: C
             "/",
             session_timeout_s=settings.metadata.session_timeout_s,
             connect_timeout_s=settings.metadata.connect_timeout_s,
+            security=wiring.zookeeper_security(settings),
         )
     )
 

@@ -9,6 +9,7 @@ from offloaderd.config.kinds import named_places
 from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions, SaslOptions, TlsOptions
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.pulsar_admin import AdminOptions
+from offloaderd.metadata.zookeeper_client import ZooKeeperSecurity
 from offloaderd.objects.places import Place, Places
 from offloaderd.objects.s3 import S3Options
 from offloaderd.offload.damage import SourceKeeper
@@ -38,6 +39,8 @@ from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import TopicVerifier
 
 if TYPE_CHECKING:
+    from offloaderd.access.certificates import Certificates
+    from offloaderd.access.watched import Watched
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
     from offloaderd.ledgers.port import LedgerDescriber, LedgerStore
@@ -202,13 +205,31 @@ def read_options(settings: Settings) -> ReadOptions:
     )
 
 
-def server_options(settings: Settings) -> ServerOptions:
-    """Return where the gRPC server listens and its limits."""
+def server_options(settings: Settings, certificates: Watched[Certificates] | None) -> ServerOptions:
+    """Return where the gRPC server listens, with which certificates, and its limits."""
     return ServerOptions(
         host=settings.grpc.host,
         port=settings.grpc.port,
         message_bytes_max=settings.grpc.message_bytes_max,
         streams_max=settings.grpc.streams_max,
+        handshake_s_max=settings.grpc.handshake_s_max,
+        certificates=certificates,
+    )
+
+
+def zookeeper_security(settings: Settings) -> ZooKeeperSecurity:
+    """Return how ZooKeeper is connected to, and as whom."""
+    metadata = settings.metadata
+    return ZooKeeperSecurity(
+        tls=metadata.tls,
+        ca_file=metadata.tls_ca_file,
+        cert_file=metadata.tls_cert_file,
+        key_file=metadata.tls_key_file,
+        hostname_check=metadata.tls_hostname_check,
+        username=metadata.username,
+        password=metadata.password.get_secret_value() if metadata.password else None,
+        sasl=metadata.auth == "sasl",
+        private=metadata.acl == "creator",
     )
 
 
@@ -222,6 +243,11 @@ def s3_options(settings: Settings) -> S3Options:
         others=tuple(sorted(places(settings).buckets - {objects.bucket})),
         access_key=objects.access_key,
         secret_key=objects.secret_key.get_secret_value() if objects.secret_key else None,
+        profile=objects.profile,
+        role_arn=objects.role_arn,
+        web_identity_token_file=objects.web_identity_token_file,
+        encryption={"default": None, "sse-s3": "AES256", "sse-kms": "aws:kms"}[objects.encryption],
+        kms_key_id=objects.kms_key_id,
         path_style=objects.path_style,
         connections_max=objects.connections_max,
         connect_timeout_s=objects.connect_timeout_s,

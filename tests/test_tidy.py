@@ -25,7 +25,9 @@ LONG_MODULES: dict[str, str] = {}
 
 KEPT_APART = {
     "aiobotocore": ("offloaderd/objects/s3_client.py",),
-    "kazoo": ("offloaderd/metadata/zookeeper.py",),
+    "cryptography": ("offloaderd/access/",),
+    "jwt": ("offloaderd/access/tokens.py",),
+    "kazoo": ("offloaderd/metadata/zookeeper.py", "offloaderd/metadata/zookeeper_client.py"),
     "pyspark": ("offloaderd/spark/", "offloaderd/standalone/"),
     "sqlite3": ("offloaderd/ledgers/database.py",),
 }
@@ -253,7 +255,9 @@ def test_only_the_root_imports_settings() -> None:
         name
         for name in sources()
         if name.startswith("offloaderd/")
-        and not name.startswith((*roots, "offloaderd/wiring.py", "offloaderd/http.py", "offloaderd/sources.py"))
+        and not name.startswith(
+            (*roots, "offloaderd/wiring.py", "offloaderd/http.py", "offloaderd/sources.py", "offloaderd/guard.py")
+        )
         and importers.search(text(name))
     ]
     assert not strangers
@@ -262,7 +266,7 @@ def test_only_the_root_imports_settings() -> None:
 def test_every_requirement_is_pinned_and_hashed() -> None:
     """Each line of a compiled requirements file is one exact version with its hashes."""
     files = [name for name in tracked() if re.fullmatch(r"requirements/\w+\.txt", name)]
-    assert {Path(name).stem for name in files} == {"build", "dev", "runtime", "spark", "standalone"}
+    assert {Path(name).stem for name in files} == {"build", "dev", "fuzz", "runtime", "spark", "standalone"}
     for name in files:
         blocks = re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n?", "", text(name)).strip())
         loose = [block for block in blocks if not re.match(r"[\w.-]+==\S+ \\\n\s+--hash=sha256:", block)]
@@ -273,8 +277,8 @@ def test_the_locked_versions_agree() -> None:
     """Who runs and who tests has the same versions of what both have."""
     pins = {
         name: dict(re.findall(r"(?m)^([\w.-]+)==(\S+)", text(f"requirements/{name}.txt")))
-        for name in ("build", "dev", "runtime", "spark", "standalone")
+        for name in ("build", "dev", "fuzz", "runtime", "spark", "standalone")
     }
-    assert pins["standalone"].items() <= pins["dev"].items()
+    assert pins["standalone"].items() <= pins["dev"].items() <= pins["fuzz"].items()
     assert pins["runtime"].items() <= pins["spark"].items() <= pins["standalone"].items()
     assert pins["build"].items() <= pins["standalone"].items()

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from offloaderd.errors import CorruptData, InvalidConfig, InvalidInput, NotFound, OffloaderError, first_of
+from offloaderd.errors import CorruptData, Denied, InvalidConfig, InvalidInput, NotFound, OffloaderError, first_of
 from offloaderd.rpc.client import TimedOut, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-OK, FAILED, USAGE, UNREACHABLE, NOT_FOUND, CORRUPT, TIMED_OUT = range(7)
+OK, FAILED, USAGE, UNREACHABLE, NOT_FOUND, CORRUPT, TIMED_OUT, DENIED = range(8)
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -28,6 +28,7 @@ Exit codes:
   4    the topic, or what was asked of it, does not exist
   5    stored data is corrupt
   6    no result before --timeout
+  7    not allowed: certificate, token or role is missing or not accepted
   130  interrupted (Ctrl-C)
   141  whoever read the output went away"""
 
@@ -44,6 +45,7 @@ def exit_code(error: OffloaderError) -> int:
         (InvalidConfig, USAGE),
         (NotFound, NOT_FOUND),
         (CorruptData, CORRUPT),
+        (Denied, DENIED),
     )
     return next((code for kind, code in kinds if isinstance(error, kind)), FAILED)
 

@@ -15,14 +15,13 @@ from offloaderd.config.sections import (
     HttpSettings,
     LogSettings,
     MemorySettings,
-    MetadataSettings,
-    ObjectsSettings,
     OffloadSettings,
     ReadSettings,
     Settings,
     ShutdownSettings,
 )
 from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
+from offloaderd.config.sections_stores import MetadataSettings, ObjectsSettings
 
 __all__ = [
     "BookkeeperSettings",

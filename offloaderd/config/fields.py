@@ -79,6 +79,8 @@ def literal(value: object, *, is_size: bool = False) -> str:
         return f'"{format_bytes(value)}"' if format_bytes(value).endswith("B") else str(value)
     if isinstance(value, int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(literal, value))}]"
     return json.dumps(printable(str(value)), ensure_ascii=False)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
+from offloaderd.access.rights import Grant
 from offloaderd.config.units import parse_bytes
 from offloaderd.errors import InvalidInput
 from offloaderd.model import ReadPriority
@@ -35,10 +37,27 @@ def _absent(value: object) -> object:
     return None if value == "" else value
 
 
+def _lines(value: object) -> object:
+    """Read a list as one text, with semicolons or line breaks between, as the environment gives it."""
+    return tuple(filter(None, map(str.strip, re.split(r"[;\n]", value)))) if isinstance(value, str) else value
+
+
+def _grants(value: tuple[str, ...]) -> tuple[str, ...]:
+    for text in value:
+        try:
+            Grant.parse(text)
+        except InvalidInput as error:
+            raise ValueError(f"{error.message} ({error.hint})") from error
+    return value
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes), SizeMark()]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Priority = Annotated[ReadPriority, BeforeValidator(_priority)]
+Grants = Annotated[
+    tuple[str, ...], BeforeValidator(_lines), AfterValidator(_grants), Shape("a list of ROLE IDENTITY WHERE")
+]
 OptionalText = Annotated[str | None, BeforeValidator(_absent)]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_absent)]
 NodeName = Annotated[str, Field(max_length=200, pattern=r"^[^/\x00-\x1f]*$"), Shape("up to 200 characters, no slash")]

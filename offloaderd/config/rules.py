@@ -5,9 +5,9 @@ Each broken rule names every key it is about, so that it is not reported when on
 
 from __future__ import annotations
 
-import ipaddress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from offloaderd.config.rules_access import Broken, access_rules, both_or_neither
 from offloaderd.config.units import format_bytes
 from offloaderd.model import ENTRY_BYTES_MAX, OutagePolicy, TierRetention
 
@@ -26,17 +26,11 @@ RATE_BYTES_MIN = 64 * 1024
 """A limit below it is a forgotten unit: it would take minutes for one large entry."""
 
 
-class Broken(NamedTuple):
-    """A rule that does not hold: the keys it is about, and what to change."""
-
-    keys: tuple[str, ...]
-    text: str
-
-
 def broken_rules(settings: Settings) -> list[Broken]:
     """Return every rule that does not hold, in the order of the sections."""
     return [
         *_servers(settings),
+        *access_rules(settings),
         *_objects(settings),
         *_bookkeeper(settings),
         *_bookies(settings),
@@ -48,22 +42,8 @@ def broken_rules(settings: Settings) -> list[Broken]:
     ]
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`; names other than localhost are not looked up."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _servers(settings: Settings) -> Iterator[Broken]:
     grpc, http = settings.grpc, settings.http
-    if not grpc.insecure_elsewhere and not is_loopback(grpc.host):
-        yield Broken(
-            ("grpc.host", "grpc.insecure_elsewhere"),
-            f"grpc.host = {grpc.host!r} opens the API to others without encryption or authentication: use 127.0.0.1, "
-            "or set grpc.insecure_elsewhere = true if the network keeps strangers out",
-        )
     if grpc.port and (grpc.host, grpc.port) == (http.host, http.port):
         yield Broken(("grpc.port", "http.port"), f"grpc.port and http.port are both {grpc.port}: give each its own")
     if settings.read.batch_bytes + ENTRY_BYTES_MAX + MESSAGE_OVERHEAD_BYTES > grpc.message_bytes_max:
@@ -146,8 +126,8 @@ def _bookies(settings: Settings) -> Iterator[Broken]:
                 (f"bookkeeper.{name}", "bookkeeper.tls"),
                 f"bookkeeper.{name} is set, but bookkeeper.tls is not: set bookkeeper.tls = true, or remove the file",
             )
-    yield from _both_or_neither(settings, "bookkeeper", "tls_cert_file", "tls_key_file")
-    yield from _both_or_neither(settings, "bookkeeper", "sasl_username", "sasl_password")
+    yield from both_or_neither(settings, "bookkeeper", "tls_cert_file", "tls_key_file")
+    yield from both_or_neither(settings, "bookkeeper", "sasl_username", "sasl_password")
 
 
 def _pulsar(settings: Settings) -> Iterator[Broken]:
@@ -169,16 +149,6 @@ def _pulsar(settings: Settings) -> Iterator[Broken]:
         yield Broken(
             ("pulsar.admin_ca_file", "pulsar.admin_url"),
             f"pulsar.admin_ca_file is set, but pulsar.admin_url = {pulsar.admin_url!r} does not use TLS: write https://",
-        )
-
-
-def _both_or_neither(settings: Settings, section: str, first: str, second: str) -> Iterator[Broken]:
-    values = getattr(settings, section)
-    if (getattr(values, first) is None) != (getattr(values, second) is None):
-        given, missing = (second, first) if getattr(values, first) is None else (first, second)
-        yield Broken(
-            (f"{section}.{first}", f"{section}.{second}"),
-            f"{section}.{given} is set without {section}.{missing}: set both, or neither",
         )
 
 

@@ -15,23 +15,16 @@ from pydantic import Field, field_validator, model_validator
 
 from offloaderd.config.kinds import (
     Address,
-    Bucket,
     Bytes,
     ClusterName,
-    KeyPrefix,
     NodeName,
-    NodePath,
-    OptionalSecret,
-    OptionalText,
-    PlaceList,
     Port,
     Priority,
     Seconds,
-    Servers,
-    Url,
 )
 from offloaderd.config.rules import broken_rules
 from offloaderd.config.section import Section
+from offloaderd.config.sections_access import AccessSettings, TlsSettings
 from offloaderd.config.sections_gc import GcSettings
 from offloaderd.config.sections_history import HistorySettings
 from offloaderd.config.sections_ledger_based import LedgerBasedSettings
@@ -40,6 +33,7 @@ from offloaderd.config.sections_placement import PlacementSettings
 from offloaderd.config.sections_retention import GrantSettings, RetentionSettings
 from offloaderd.config.sections_scrub import ScrubSettings
 from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
+from offloaderd.config.sections_stores import MetadataSettings, ObjectsSettings
 from offloaderd.model import ReadPriority
 
 KiB, MiB, GiB = 1024, 1024**2, 1024**3
@@ -70,7 +64,8 @@ class GrpcSettings(Section):
     host: str = Field(
         default="127.0.0.1",
         min_length=1,
-        description="Address to listen on. Loopback, because calls are neither encrypted nor authenticated.",
+        description="Address to listen on. Loopback; another one needs authentication (tls.client_ca_file, or access "
+        "with tokens).",
     )
     port: Port = Field(default=7650, description="Port to listen on; 0 takes any free one.")
     advertise: Address = Field(
@@ -81,8 +76,8 @@ class GrpcSettings(Section):
     )
     insecure_elsewhere: bool = Field(
         default=False,
-        description="Allow grpc.host to be other than loopback although whoever reaches the port may read and "
-        "change everything. Off, so that nobody opens it by accident.",
+        description="Allow grpc.host to be other than loopback without authentication: whoever reaches the port may "
+        "read and change everything then. Off, so that nobody opens it by accident.",
     )
     message_bytes_max: Bytes = Field(
         default=16 * MiB,
@@ -96,6 +91,33 @@ class GrpcSettings(Section):
         le=100_000,
         description="Calls served at the same time on one connection; more wait. Bounds what one client can hold.",
     )
+    calls_max: int = Field(
+        default=2048,
+        ge=1,
+        le=1_000_000,
+        description="Calls served at the same time on all connections, probes apart; the next is refused and may come "
+        "again.",
+    )
+    call_s_max: Seconds = Field(
+        default=900.0,
+        gt=0,
+        le=86_400,
+        description="How long a call with one answer may take, whatever its client allows. Changing the policies of "
+        "ten thousand topics takes some ten seconds. Streams may last.",
+    )
+    send_s_max: Seconds = Field(
+        default=120.0,
+        gt=0,
+        le=86_400,
+        description="How long the client of a stream may take nothing of an answer that is ready, before the call is "
+        "cut: what a read holds in memory is not held for somebody who sleeps.",
+    )
+    handshake_s_max: Seconds = Field(
+        default=10.0,
+        gt=0,
+        le=300,
+        description="How long a new connection may take over TLS and the first frames; then it is closed.",
+    )
 
 
 class HttpSettings(Section):
@@ -108,104 +130,15 @@ class HttpSettings(Section):
         'orders, so "0.0.0.0" is what a scraper or a probe from elsewhere needs.',
     )
     port: Port = Field(default=7651, description="Port to listen on; 0 takes any free one.")
+    tls: Literal["off", "server", "mutual"] = Field(
+        default="off",
+        description="server: HTTPS with tls.cert_file. mutual: clients, probes too, need a certificate of "
+        "tls.client_ca_file as well (Kubernetes' probes have none).",
+    )
     topic_metrics: bool = Field(
         default=True,
         description="Show per-topic metrics on /metrics. With thousands of topics turn it off and scrape "
         "/metrics/topics less often.",
-    )
-
-
-class MetadataSettings(Section):
-    """ZooKeeper."""
-
-    servers: Servers = Field(
-        default="127.0.0.1:2181",
-        description="HOST:PORT of each server, separated by commas: the brokers' metadata store.",
-    )
-    root: NodePath = Field(
-        default="/offloaderd",
-        description="Node below which everything lies, under the cluster's name. Away from /ledgers and "
-        "/managed-ledgers, which are never written.",
-    )
-    session_timeout_s: Seconds = Field(
-        default=30.0,
-        ge=1,
-        le=600,
-        description="How long ZooKeeper waits for a silent daemon before others may take its topics. 30 s as "
-        "Pulsar's brokers: shorter moves topics at every pause, longer leaves them without an owner.",
-    )
-    connect_timeout_s: Seconds = Field(
-        default=10.0, gt=0, le=600, description="How long one try to connect may take; tries go on until one succeeds."
-    )
-
-
-class ObjectsSettings(Section):
-    """Where segments are stored."""
-
-    kind: Literal["s3", "filesystem"] = Field(
-        default="s3", description="Kind of object store: an S3 service, or a directory (PIP-76's filesystem offloader)."
-    )
-    bucket: Bucket = Field(
-        default="",
-        examples=["pulsar-offload"],
-        description="Bucket for all topics; must exist. There is no default, as a guess could be someone else's.",
-    )
-    prefix: KeyPrefix = Field(
-        default="",
-        description="What every key begins with, for a shared bucket; write a final slash for a folder. Empty, as "
-        "Pulsar's own reader looks for keys without any.",
-    )
-    places: PlaceList = Field(
-        default="",
-        examples=["pulsar-offload-eu/topics/, pulsar-archive"],
-        description="Further places that the policy of a topic or namespace may name: buckets of the same service, "
-        "with the same keys, and a prefix of their own if they have one. What lies there is read, collected, verified "
-        "and rebuilt as well; keep a place here for as long as segments lie in it.",
-    )
-    endpoint: Url = Field(
-        default=None,
-        examples=["http://127.0.0.1:9000"],
-        description="URL of an S3 service other than AWS. Not set: AWS in objects.region.",
-    )
-    region: str = Field(
-        default="us-east-1",
-        min_length=1,
-        description="Region of the bucket; most other services ignore it.",
-    )
-    access_key: OptionalText = Field(
-        default=None,
-        examples=["AKIAIOSFODNN7EXAMPLE"],
-        description="Access key. Not set: the usual AWS chain (environment, profile, instance role).",
-    )
-    secret_key: OptionalSecret = Field(
-        default=None,
-        examples=[""],
-        description="Its secret; better given as OFFLOADERD__OBJECTS__SECRET_KEY than in a file. Never shown.",
-    )
-    path_style: bool = Field(
-        default=True,
-        description="Name the bucket in the path rather than in the host's name, which services without wildcard "
-        "DNS need and AWS still accepts.",
-    )
-    connections_max: int = Field(
-        default=32,
-        ge=1,
-        le=1000,
-        description="Connections to each bucket. Enough for the default uploads and as many reads.",
-    )
-    connect_timeout_s: Seconds = Field(
-        default=5.0,
-        gt=0,
-        le=300,
-        description="How long one connection may take to open.",
-    )
-    read_timeout_s: Seconds = Field(
-        default=30.0, gt=0, le=3600, description="How long the store may be silent in the middle of a request."
-    )
-    directory: str = Field(
-        default="/var/lib/offloaderd/objects",
-        min_length=1,
-        description="Root of the filesystem store (kind = filesystem).",
     )
 
 
@@ -338,6 +271,8 @@ class Settings(Section):
     daemon: DaemonSettings = DaemonSettings()
     grpc: GrpcSettings = GrpcSettings()
     http: HttpSettings = HttpSettings()
+    tls: TlsSettings = TlsSettings()
+    access: AccessSettings = AccessSettings()
     metadata: MetadataSettings = MetadataSettings()
     objects: ObjectsSettings = ObjectsSettings()
     ledgers: LedgersSettings = LedgersSettings()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from offloaderd.config.rules import is_loopback
+from offloaderd.config.rules_access import is_authenticated, is_loopback
 from offloaderd.doctor.finding import CheckResult, Finding, Verdict, ok, warn
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def doubtful(settings: Settings) -> Iterator[tuple[str, str]]:
         yield f"the admin token is sent in the clear to {pulsar.admin_url}", "use https:// in pulsar.admin_url"
     if bookkeeper.sasl_username is not None and not bookkeeper.tls:
         yield "bookies are authenticated to, but not encrypted", "set bookkeeper.tls = true if they offer it"
-    if settings.grpc.insecure_elsewhere and not is_loopback(settings.grpc.host):
+    if not is_authenticated(settings) and not is_loopback(settings.grpc.host):
         yield "the API is open to whoever reaches its port", "let only clients and daemons reach grpc.port"
     if settings.ledgers.kind == "none" and settings.pulsar.admin_url is not None:
         yield "pulsar.admin_url is set, but no ledgers are tailed", 'set ledgers.kind = "bookkeeper", or remove it'

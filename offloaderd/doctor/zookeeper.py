@@ -11,6 +11,7 @@ import os
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
+from offloaderd import wiring
 from offloaderd.doctor.bookies import bookie_checks
 from offloaderd.doctor.clocks import Reading
 from offloaderd.doctor.cluster import cluster_checks
@@ -81,6 +82,7 @@ class _Opened:
             "/",  # and not the daemon's own root, which would be made
             session_timeout_s=options.session_timeout_s,
             connect_timeout_s=min(CONNECT_S, options.connect_timeout_s),
+            security=wiring.zookeeper_security(self._case.settings),
         )
         self.store = await self._stack.enter_async_context(store)
         return ok(f"session {(await store.session()).session_id}")

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from kazoo import exceptions as zk
-from kazoo.client import KazooClient
-from kazoo.retry import KazooRetry
 
 from offloaderd.errors import (
     Conflict,
@@ -32,6 +31,7 @@ from offloaderd.errors import (
 from offloaderd.metadata import rules
 from offloaderd.metadata.connection import Connection
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Versioned
+from offloaderd.metadata.zookeeper_client import ZooKeeperSecurity, make_client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -45,9 +45,6 @@ T = TypeVar("T")
 
 IN_FLIGHT_MAX = 64
 """Requests on their way. kazoo wakes its thread by a pipe that is full at 278 of them and then blocks the loop."""
-RECONNECT_PAUSE_S, RECONNECT_PAUSE_MAX_S = 0.1, 2.0
-GREETING_S = 3.0
-"""A server that accepts a connection and does not greet within about this time is left for the next try."""
 REARM_PAUSE_S = 0.2
 CREATE_TRIES = 3
 _CHANGES = 2 | 4 | 8 | 16
@@ -72,7 +69,7 @@ _CERTAIN: dict[type[Exception], tuple[type[OffloaderError], str]] = {
 }
 """Answers that say for certain that nothing was carried out."""
 _HINTS: dict[type[OffloaderError], str] = {
-    Denied: "give the daemon's user all rights below metadata.root",
+    Denied: "give the daemon's user (metadata.username, or its certificate) all rights below metadata.root",
     NoSpace: "raise the quota below metadata.root",
     Throttled: "slow down and try again",
 }
@@ -124,20 +121,20 @@ class ZooKeeperStore:
         connect_timeout_s: float = 10.0,
         call_timeout_s: float = 10.0,
         observer: SessionObserver = lambda _: None,
+        security: ZooKeeperSecurity | None = None,
     ) -> None:
         """Take where the servers are (`host:port,...`) and the node below which everything lies.
 
-        `observer` hears of every change of the session's state, for the metrics.
+        `observer` hears of every change of the session's state, for the metrics; `security` is how to connect.
         """
         self._servers = servers
         self._root = rules.checked_path(root).rstrip("/")
-        self._session_timeout_s = session_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._call_timeout_s = call_timeout_s
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._watched: dict[str, _Watched] = {}
         self._connection: Connection[ZooKeeperClient] = Connection(
-            self._make_client,
+            partial(make_client, servers, session_timeout_s, security or ZooKeeperSecurity()),
             servers=servers,
             session_timeout_s=session_timeout_s,
             observer=observer,
@@ -267,31 +264,6 @@ class ZooKeeperStore:
         """End the session and all threads; calls and watches that are still open raise Closed."""
         await self._connection.close()
         self._wake_all()
-
-    def _make_client(self) -> ZooKeeperClient:
-        retry = KazooRetry(max_tries=-1, delay=RECONNECT_PAUSE_S, backoff=2, max_delay=RECONNECT_PAUSE_MAX_S)
-        try:
-            client: ZooKeeperClient = KazooClient(
-                hosts=self._hosts(),
-                timeout=self._session_timeout_s,
-                connection_retry=retry,
-                command_retry=KazooRetry(max_tries=1),
-            )
-        except ValueError as error:
-            raise InvalidConfig(
-                f"metadata.servers is not a list of servers: {self._servers!r} ({error})",
-                hint="write HOST:PORT,HOST:PORT",
-            ) from None
-        return client
-
-    def _hosts(self) -> str:
-        """Return the servers, again and again: kazoo gives each of its hosts an equal share of a session to greet.
-
-        A server that is just starting may accept a connection and never answer; with one server alone the wait for it
-        would last as long as the session, and cost it.
-        """
-        share_s = self._session_timeout_s / (self._servers.count(",") + 1)
-        return ",".join([self._servers] * max(1, int(share_s / GREETING_S)))
 
     def _full(self, path: str) -> str:
         """Return the path in ZooKeeper."""

@@ -45,7 +45,8 @@ _CONTENT_TYPE = "application/octet-stream"
 class S3Options:
     """Where the bucket is and how to talk to it; `others` are buckets of the same service, opened with the same keys.
 
-    Without `endpoint` it is AWS in `region`; without keys, botocore's own search (environment, profile, role) applies.
+    Without `endpoint` it is AWS in `region`; without keys, `profile` or `role_arn` (with a web identity), botocore's
+    own search (environment, profile, role) applies. `encryption` is S3's ServerSideEncryption: AES256 or aws:kms.
     A transfer slower than `bytes_per_s_min`, after the time that every request has, counts as stuck.
     """
 
@@ -55,12 +56,22 @@ class S3Options:
     region: str = "us-east-1"
     access_key: str | None = None
     secret_key: str | None = None
+    profile: str | None = None
+    role_arn: str | None = None
+    web_identity_token_file: str | None = None
+    encryption: str | None = None
+    kms_key_id: str | None = None
     path_style: bool = True
     connections_max: int = 32
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 30.0
     bytes_per_s_min: int = BYTES_PER_S_MIN
     page_keys: int = 1000
+
+    def encrypting(self) -> dict[str, Any]:
+        """Return what a new object is asked to be encrypted with; the bucket's own setting needs no word."""
+        said = {"ServerSideEncryption": self.encryption, "SSEKMSKeyId": self.kms_key_id}
+        return {name: value for name, value in said.items() if value is not None}
 
     def __repr__(self) -> str:
         """Without the secrets."""
@@ -198,6 +209,7 @@ class S3Store:
                     Body=body,
                     Metadata=named,
                     ContentType=_CONTENT_TYPE,
+                    **self._options.encrypting(),
                 )
             )
             call.bytes_out = len(body)
@@ -237,7 +249,11 @@ class S3Store:
         async with self._request("CreateMultipartUpload", key, write=True) as (call, client):
             answer = call.note(
                 await client.create_multipart_upload(
-                    Bucket=self._options.bucket, Key=key, Metadata=named, ContentType=_CONTENT_TYPE
+                    Bucket=self._options.bucket,
+                    Key=key,
+                    Metadata=named,
+                    ContentType=_CONTENT_TYPE,
+                    **self._options.encrypting(),
                 )
             )
         return answer["UploadId"]

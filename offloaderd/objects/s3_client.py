@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import structlog
 from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
+from aiobotocore.credentials import AioAssumeRoleWithWebIdentityProvider  # type: ignore[import-untyped]
 from aiobotocore.session import AioSession  # type: ignore[import-untyped]
 from botocore.exceptions import BotoCoreError
 from botocore.loaders import Loader
@@ -126,7 +127,9 @@ class Clients:
 
     async def _made(self) -> _Opened:
         options, stack = self._options, AsyncExitStack()
-        session = AioSession()
+        session = AioSession(profile=options.profile)
+        if options.role_arn is not None:
+            _assume(session, options)
         session.register_component("data_loader", _loader())
         try:
             made = session.create_client(
@@ -143,6 +146,22 @@ class Clients:
         except (BotoCoreError, ValueError) as error:
             raise invalid_options(error, self._where) from error
         return _Opened(client, stack)
+
+
+def _assume(session: AioSession, options: S3Options) -> None:
+    """Have the session take a role with a web identity before it looks anywhere else; botocore renews it in time."""
+    profile = {
+        "role_arn": options.role_arn,
+        "web_identity_token_file": options.web_identity_token_file,
+        "role_session_name": "offloaderd",
+    }
+    provider = AioAssumeRoleWithWebIdentityProvider(
+        load_config=lambda: {"profiles": {"offloaderd": profile}},
+        client_creator=partial(session.create_client, region_name=options.region),
+        profile_name="offloaderd",
+        disable_env_vars=True,
+    )
+    session.get_component("credential_provider").providers.insert(0, provider)
 
 
 @cache

@@ -23,6 +23,7 @@ from offloaderd.rpc.client_policy import PolicyCalls
 from offloaderd.rpc.client_retention import RetentionCalls
 from offloaderd.rpc.client_rollback import RollbackCalls
 from offloaderd.rpc.client_seek import SeekCalls, seek_target
+from offloaderd.rpc.client_trust import Trust
 from offloaderd.rpc.errors import DETAIL_KEY, from_rpc_error
 from offloaderd.rpc.v1 import (
     admin_pb2,
@@ -102,8 +103,10 @@ class DaemonClient(
         timeout_s: float | None = 30.0,
         connect_s: float = CONNECT_S,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        trust: Trust | None = None,
     ) -> None:
         self.address = checked_address(address)
+        self._trust = trust or Trust()
         self._timeout_s = timeout_s
         self._connect_s = connect_s
         self._options = (
@@ -114,8 +117,8 @@ class DaemonClient(
         )
 
     async def __aenter__(self) -> Self:
-        """Open the channel and wait until the daemon answers; raises Unreachable."""
-        self._channel = aio.insecure_channel(self.address, options=self._options)
+        """Open the channel and wait until the daemon answers; raises Unreachable, NotTrusted, InvalidConfig."""
+        self._channel = self._trust.channel(self.address, self._options)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
         self._doctor = doctor_pb2_grpc.DoctorServiceStub(self._channel)
         self._reads = read_pb2_grpc.ReadServiceStub(self._channel)
@@ -142,6 +145,8 @@ class DaemonClient(
                 state = self._channel.get_state(try_to_connect=True)
                 while state is not grpc.ChannelConnectivity.READY:
                     if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                        if (reason := await self._trust.diagnosis(self.address)) is not None:
+                            raise reason
                         raise Unreachable(f"cannot connect to the daemon at {self.address}", hint=hint)
                     await self._channel.wait_for_state_change(state)
                     state = self._channel.get_state(try_to_connect=True)

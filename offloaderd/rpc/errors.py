@@ -29,6 +29,7 @@ from offloaderd.errors import (
     OutcomeUnknown,
     Throttled,
     Transient,
+    Unauthenticated,
 )
 from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange, TopicNotFound
 from offloaderd.rpc.v1 import common_pb2
@@ -38,9 +39,16 @@ if TYPE_CHECKING:
 
 DETAIL_KEY = "offloaderd-error-bin"
 
+
+class CallTooLong(Transient):
+    """The call ran for longer than the daemon allows."""
+
+
 CODES: dict[type[OffloaderError], grpc.StatusCode] = {
     Throttled: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    CallTooLong: grpc.StatusCode.DEADLINE_EXCEEDED,
     Transient: grpc.StatusCode.UNAVAILABLE,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     Denied: grpc.StatusCode.PERMISSION_DENIED,
     NoSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
     EntriesLost: grpc.StatusCode.DATA_LOSS,
@@ -62,7 +70,7 @@ _CODE_ERRORS: dict[grpc.StatusCode, type[OffloaderError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: Transient,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Throttled,
     grpc.StatusCode.PERMISSION_DENIED: Denied,
-    grpc.StatusCode.UNAUTHENTICATED: Denied,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.FAILED_PRECONDITION: Conflict,
     grpc.StatusCode.ABORTED: Conflict,

@@ -1,4 +1,5 @@
-"""What surrounds every call, of all services: errors become statuses, calls are counted, timed and logged once.
+"""What surrounds every call, of all services: callers are checked, errors become statuses, calls are counted, timed and
+logged once, those that change something, and those that were refused, in the audit log as well.
 
 A handler may be an async generator, or a coroutine that writes to its context. Generators are closed here as soon as
 a call ends, however it ends, so that what a read holds is free when its client is gone.
@@ -8,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import structlog
 from grpc import aio
 
-from offloaderd.errors import OffloaderError
-from offloaderd.rpc.errors import DETAIL_KEY, code_of, detail_of
+from offloaderd.access.rights import Role
+from offloaderd.errors import OffloaderError, Unauthenticated
+from offloaderd.rpc.errors import DETAIL_KEY, CallTooLong, code_of, detail_of
+from offloaderd.rpc.gate import Gate, TooSlow, send
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -23,8 +26,14 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.metrics import Metrics
+    from offloaderd.rpc.gate import Caller
 
 log = structlog.get_logger(__name__)
+audit = structlog.get_logger("offloaderd.audit")
+
+REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
+STATUS_S = 5.0
+"""How long a caller may take to hear why its call failed; one that takes no answers takes no status either."""
 
 QUIET = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
 """Services whose calls are not worth a line at the normal level."""
@@ -40,9 +49,10 @@ Response = TypeVar("Response")
 class ErrorInterceptor(aio.ServerInterceptor):
     """The one interceptor of the daemon's server."""
 
-    def __init__(self, metrics: Metrics, *, clock: Clock) -> None:
+    def __init__(self, metrics: Metrics, *, clock: Clock, gate: Gate | None = None) -> None:
         self._clock = clock
         self._metrics = metrics
+        self._gate = gate or Gate(metrics, clock)
 
     async def intercept_service(
         self,
@@ -54,7 +64,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
         if handler is None:
             return None
         _, service, method = str(handler_call_details.method).split("/", 2)
-        call = _Call(self._clock, self._metrics, service, method)
+        call = _Call(self._clock, self._metrics, self._gate, service, method)
         codec = (handler.request_deserializer, unless_bytes(handler.response_serializer))
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(call.answering(handler.unary_unary), *codec)
@@ -70,19 +80,24 @@ class ErrorInterceptor(aio.ServerInterceptor):
 class _Call:
     """One call from its begin to its status."""
 
-    def __init__(self, clock: Clock, metrics: Metrics, service: str, method: str) -> None:
+    def __init__(self, clock: Clock, metrics: Metrics, gate: Gate, service: str, method: str) -> None:
         self._clock = clock
         self._metrics = metrics
+        self._gate = gate
         self._service = service
         self._method = method
         self._started = clock.monotonic()
         self._sent = 0
+        self._caller: Caller | None = None
 
     def answering(self, behaviour: Behaviour) -> Any:  # noqa: ANN401 - as gRPC types it
         """Wrap a handler that answers once."""
 
         async def answer(request: Any, context: Context) -> Any:  # noqa: ANN401
-            return await self._guarded(behaviour(request, context), context)
+            async def work(caller: Caller) -> Any:  # noqa: ANN401
+                return await behaviour(*caller.checked(request, context))
+
+            return await self._guarded(work, context, stream=False)
 
         return answer
 
@@ -90,26 +105,52 @@ class _Call:
         """Wrap a handler that answers with a stream."""
 
         async def stream(request: Any, context: Context) -> None:  # noqa: ANN401
-            answers = behaviour(request, context)
-            await self._guarded(self._send(answers, context) if hasattr(answers, "__aiter__") else answers, context)
+            async def work(caller: Caller) -> None:
+                answers = behaviour(*caller.checked(request, context))
+                await (self._send(answers, context, caller) if hasattr(answers, "__aiter__") else answers)
+
+            await self._guarded(work, context, stream=True)
 
         return stream
 
-    async def _send(self, answers: AsyncGenerator[Any, None], context: Context) -> None:
+    async def _send(self, answers: AsyncGenerator[Any, None], context: Context, caller: Caller) -> None:
         async with aclosing(answers) as stream:
             async for answer in stream:
-                await context.write(answer)
+                await send(context, answer, caller.send_s_max)
                 self._sent += 1
 
-    async def _guarded(self, work: Awaitable[Any], context: Context) -> Any:  # noqa: ANN401
+    async def _admitted(self, work: Callable[[Caller], Awaitable[Any]], context: Context, *, stream: bool) -> Any:  # noqa: ANN401
+        """Run a handler for somebody who may call it, for as long as they may."""
+        with self._gate.admitted(f"/{self._service}/{self._method}", context, stream=stream) as caller:
+            self._caller = caller
+            limit = asyncio.timeout(caller.seconds_max)
+            try:
+                async with limit:
+                    return await work(caller)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise self._cut(caller) from None
+
+    def _cut(self, caller: Caller) -> OffloaderError:
+        if caller.expires_s is not None and self._clock.wall_ms() / 1000 >= caller.expires_s - 1:
+            return Unauthenticated("the token has expired during the call", hint="call again with a new token")
+        self._metrics.grpc_refused.labels(reason="duration").inc()
+        return CallTooLong(
+            f"the call took more than {caller.seconds_max:g} s", hint="grpc.call_s_max of the daemon sets the limit"
+        )
+
+    async def _guarded(self, work: Callable[[Caller], Awaitable[Any]], context: Context, *, stream: bool) -> Any:  # noqa: ANN401
         """Run a handler; its error becomes the status of the call, which is counted before the client knows it."""
         peer = context.peer()
         try:
-            answer = await work
+            answer = await self._admitted(work, context, stream=stream)
         except OffloaderError as error:
             detail = detail_of(error)
+            if isinstance(error, TooSlow):
+                self._metrics.grpc_refused.labels(reason="slow").inc()
             self._finish(code_of(error), peer, detail.reason, error.message)
-            await context.abort(code_of(error), error.message, ((DETAIL_KEY, detail.SerializeToString()),))
+            await self._abort(context, code_of(error), error.message, detail.SerializeToString())
         except asyncio.CancelledError:
             self._finish(grpc.StatusCode.CANCELLED, peer)
             raise
@@ -124,27 +165,40 @@ class _Call:
         except Exception as error:
             log.exception("rpc.failed", service=self._service, method=self._method)
             self._finish(grpc.StatusCode.INTERNAL, peer, "INTERNAL", str(error))
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error", ((DETAIL_KEY, INTERNAL_DETAIL),))
+            await self._abort(context, grpc.StatusCode.INTERNAL, "internal error", INTERNAL_DETAIL)
         self._finish(grpc.StatusCode.OK, peer)
         return answer
+
+    async def _abort(self, context: Context, code: grpc.StatusCode, message: str, detail: bytes) -> NoReturn:
+        """End the call with a status; a caller that does not take it is cut off."""
+        try:
+            async with asyncio.timeout(STATUS_S):
+                await context.abort(code, message, ((DETAIL_KEY, detail),))
+        except TimeoutError:
+            raise asyncio.CancelledError from None
 
     def _finish(self, code: grpc.StatusCode, peer: str, reason: str = "", message: str = "") -> None:
         seconds = self._clock.monotonic() - self._started
         name = code_name(code)
         self._metrics.grpc_server_handled.labels(service=self._service, method=self._method, code=name).inc()
         self._metrics.grpc_server_handling_seconds.labels(service=self._service, method=self._method).observe(seconds)
+        caller = self._caller
+        fields = {
+            "service": self._service,
+            "method": self._method,
+            "code": name,
+            "seconds": round(seconds, 6),
+            "peer": peer,
+            "identity": caller.name if caller is not None else "",
+            "error": message,
+        }
         write = log.debug if self._service in QUIET and code is grpc.StatusCode.OK else log.info
-        write(
-            "rpc.handled",
-            service=self._service,
-            method=self._method,
-            code=name,
-            seconds=round(seconds, 6),
-            peer=peer,
-            responses=self._sent,
-            reason=reason,
-            error=message,
-        )
+        write("rpc.handled", **fields, responses=self._sent, reason=reason)
+        need = caller.need if caller is not None else None
+        role = need.role if need is not None else None
+        if role is Role.ADMIN or code in REFUSED:
+            told = {"via": caller.via, "topics": caller.named, **caller.how} if caller is not None else {}
+            audit.info("audit.call", **fields, role=role, **told)
 
 
 def unless_bytes(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.conversion import LedgerOutlook
-    from offloaderd.metadata.policy_book import PolicyBook
+    from offloaderd.metadata.policy_book import Namespace, PolicyBook
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.rollback import RollbackOrder
     from offloaderd.offload.rollback import Progress, Rollback
@@ -70,17 +70,16 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
     ) -> AsyncGenerator[rollback_pb2.PlanRollbackResponse, None]:
         """Yield a plan for each topic. Raises InvalidInput, NotFound for a topic, or namespace, without any."""
         to = checked_ledger(request.to_ledger_id) if request.HasField("to_ledger_id") else None
-        tenant, slash, namespace = request.target.partition("/")
+        target = target_of(request.target)
         policies = await catalog.topic_policies(self._metadata)
-        if slash and namespace and "/" not in namespace and "://" not in request.target:
-            TopicName.parse(f"persistent://{request.target}/any")
+        if isinstance(target, TopicName):
+            named = [target]
+        else:
             if to is not None:
                 raise InvalidInput("a ledger belongs to one topic", hint="name the topic")
-            named = sorted(one for one in policies if (one.tenant, one.namespace) == (tenant, namespace))
+            named = sorted(one for one in policies if (one.tenant, one.namespace) == target)
             if not named:
                 raise NotFound(f"no topic of {request.target} is known here", hint="offloadctl topics list")
-        else:
-            named = [TopicName.parse(request.target)]
         for topic in named:
             topic_map = await self._topics.topic_map(topic)
             if topic not in policies and not topic_map.contexts:
@@ -139,6 +138,15 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
         """Take the order back. Raises NotFound when there is none, Conflict with the owner, Transient."""
         offloader = await self._topics.owned(TopicName.parse(request.topic))
         return rollback_pb2.StopRollbackResponse(order=order_message(await self._topics.rollback.stop(offloader)))
+
+
+def target_of(text: str) -> TopicName | Namespace:
+    """Read a topic, or TENANT/NAMESPACE. Raises InvalidInput."""
+    tenant, slash, namespace = text.partition("/")
+    if slash and namespace and "/" not in namespace and "://" not in text:
+        TopicName.parse(f"persistent://{text}/any")
+        return tenant, namespace
+    return TopicName.parse(text)
 
 
 def _ledger_messages(rollback: Rollback, rows: Sequence[LedgerOutlook]) -> list[rollback_pb2.RollbackLedger]:

@@ -1,4 +1,8 @@
-"""The gRPC server: all services, health and reflection behind one interceptor, on one port."""
+"""The gRPC server: all services, health and reflection behind one interceptor, on one port.
+
+With certificates it speaks TLS alone, 1.2 at least (gRPC has no older one), and asks at every handshake which
+certificate is the present one; connections that are open keep theirs.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
@@ -43,15 +48,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from offloaderd.access.certificates import Certificates
+    from offloaderd.access.watched import Watched
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Where to listen and what one client may ask for."""
+    """Where to listen, with which certificate, and what one client may ask for."""
 
     host: str
     port: int
     message_bytes_max: int
     streams_max: int
+    handshake_s_max: float = 10.0
+    certificates: Watched[Certificates] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +104,7 @@ class RpcServer:
                 ("grpc.max_receive_message_length", options.message_bytes_max),
                 ("grpc.max_send_message_length", options.message_bytes_max),
                 ("grpc.max_concurrent_streams", options.streams_max),
+                ("grpc.server_handshake_timeout_ms", round(options.handshake_s_max * 1000)),
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", 60_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -102,7 +113,10 @@ class RpcServer:
         self._register()
         address = f"[{options.host}]" if ":" in options.host else options.host
         try:
-            self.port = self._server.add_insecure_port(f"{address}:{options.port}")
+            if options.certificates is None:
+                self.port = self._server.add_insecure_port(f"{address}:{options.port}")
+            else:
+                self.port = self._server.add_secure_port(f"{address}:{options.port}", _tls(options.certificates))
         except RuntimeError as error:
             raise InvalidConfig(
                 f"cannot listen on {address}:{options.port} for gRPC",
@@ -151,3 +165,25 @@ class RpcServer:
         """Cut what still runs and free the port."""
         async with asyncio.timeout(10):
             await self._server.stop(0)
+
+
+def _tls(certificates: Watched[Certificates]) -> grpc.ServerCredentials:
+    """Return credentials that follow the files; gRPC asks from a thread of its own, which only reads a value."""
+    told = [certificates.value]
+
+    def present() -> grpc.ServerCertificateConfiguration | None:
+        now = certificates.value
+        if now is told[0]:
+            return None
+        told[0] = now
+        return _configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(told[0]),
+        present,  # type: ignore[arg-type]  # the stubs know of no None, gRPC's own documentation does
+        require_client_authentication=told[0].client_ca is not None,
+    )
+
+
+def _configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(found.key, found.cert)], found.client_ca)

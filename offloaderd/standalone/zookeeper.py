@@ -51,13 +51,18 @@ _JVM_FLAGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooKeeperOptions:
-    """Where it keeps its data and listens. `tick_ms` bounds sessions: they last at least two ticks."""
+    """Where it keeps its data and listens. `tick_ms` bounds sessions: they last at least two ticks.
+
+    `settings` are further lines of zoo.cfg, for TLS and users.
+    """
 
     directory: Path
     port: int
     tick_ms: int = 500
     session_timeout_max_s: int = 120
     connections_max: int = 200
+    settings: tuple[tuple[str, str], ...] = ()
+    jvm_flags: tuple[str, ...] = ()
 
 
 def zookeeper_jars() -> list[Path]:
@@ -113,7 +118,7 @@ def _command(options: ZooKeeperOptions) -> Command:
     return Command(
         name="ZooKeeper",
         program=java,
-        arguments=(*_JVM_FLAGS, "-cp", class_path, _MAIN_CLASS, str(config)),
+        arguments=(*_JVM_FLAGS, *options.jvm_flags, "-cp", class_path, _MAIN_CLASS, str(config)),
         directory=directory,
     )
 
@@ -132,5 +137,6 @@ def _config(options: ZooKeeperOptions, directory: Path) -> str:
         "autopurge.snapRetainCount": 3,
         "autopurge.purgeInterval": 1,
         "4lw.commands.whitelist": "srvr",
+        **dict(options.settings),
     }
     return "".join(f"{key}={value}\n" for key, value in settings.items())

@@ -16,6 +16,7 @@ from kazoo.security import make_digest_acl
 from offloaderd.clock import SystemClock
 from offloaderd.errors import Denied, InvalidConfig, NotFound, OutcomeUnknown, Transient
 from offloaderd.metadata import zookeeper as adapter
+from offloaderd.metadata import zookeeper_client
 from offloaderd.metadata.port import Create, Versioned
 from offloaderd.metadata.session import SessionState
 from offloaderd.metadata.zookeeper import ZooKeeperStore
@@ -74,7 +75,7 @@ async def server(tmp_path: Path) -> AsyncIterator[PrivateServer]:
 @pytest.fixture(autouse=True)
 def quick_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients come back as soon as the server does."""
-    monkeypatch.setattr(adapter, "RECONNECT_PAUSE_MAX_S", 0.2)
+    monkeypatch.setattr(zookeeper_client, "RECONNECT_PAUSE_MAX_S", 0.2)
 
 
 @asynccontextmanager

@@ -16,9 +16,11 @@ from offloaderd.standalone.ports import free_ports
 
 if TYPE_CHECKING:
     import signal
+    import ssl
     from collections.abc import AsyncIterator, Mapping, Sequence
     from types import TracebackType
 
+    from offloaderd.rpc.client_trust import Trust
     from tests.servers import S3Server
 
 CLOCK = SystemClock()
@@ -145,15 +147,15 @@ class DaemonProcess:
         assert await self.serves(), f"it ended with code {self.process.returncode}"
 
     @contextlib.asynccontextmanager
-    async def client(self) -> AsyncIterator[DaemonClient]:
+    async def client(self, trust: Trust | None = None) -> AsyncIterator[DaemonClient]:
         """Connect, waiting until it serves."""
         await self.serving()
-        async with DaemonClient(self.address) as client:
+        async with DaemonClient(self.address, trust=trust) as client:
             yield client
 
-    async def http(self, path: str) -> tuple[int, str]:
+    async def http(self, path: str, tls: ssl.SSLContext | None = None) -> tuple[int, str]:
         """GET a page of its HTTP server; returns status and body."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port, ssl=tls)
         try:
             writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")

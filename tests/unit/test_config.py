@@ -27,7 +27,8 @@ from offloaderd.config import (
 from offloaderd.config.fields import all_settings, environment_name
 from offloaderd.config.given import nearest_key
 from offloaderd.config.kinds import named_places
-from offloaderd.config.rules import broken_rules, is_loopback
+from offloaderd.config.rules import broken_rules
+from offloaderd.config.rules_access import is_loopback
 from offloaderd.config.sections_outage import OutageSettings, SpillSettings
 from offloaderd.config.sections_retention import RetentionSettings
 from offloaderd.config.units import format_bytes, parse_bytes
@@ -163,7 +164,8 @@ class TestMistakes:
             'with a unit, such as "64MiB"; allowed: 64KiB to 5GiB',
             'o.toml: log.level = "inof": did you mean info?; allowed: one of debug, info, warning, error',
             "o.toml: grpc.host: grpc.host = '0.0.0.0' opens the API to others without encryption or authentication: "
-            "use 127.0.0.1, or set grpc.insecure_elsewhere = true if the network keeps strangers out",
+            "use 127.0.0.1, set tls.client_ca_file or a key for tokens, or set grpc.insecure_elsewhere = true if the "
+            "network keeps strangers out",
         ]
 
     def test_one_mistake_is_one_line_with_a_hint(self) -> None:
@@ -301,7 +303,10 @@ class TestRules:
                 ("memory.cache_bytes", "offload.block_bytes"),
             ),
             ({"memory": MemorySettings(cache_bytes=15 * MiB)}, ("read.read_ahead_bytes", "memory.cache_bytes")),
-            ({"grpc": GrpcSettings(host=EVERYWHERE)}, ("grpc.host", "grpc.insecure_elsewhere")),
+            (
+                {"grpc": GrpcSettings(host=EVERYWHERE)},
+                ("grpc.host", "grpc.insecure_elsewhere", "tls.client_ca_file", "access.token_secret_key"),
+            ),
             ({"grpc": GrpcSettings(port=7651)}, ("grpc.port", "http.port")),
             ({"read": ReadSettings(batch_bytes=11 * MiB)}, ("read.batch_bytes", "grpc.message_bytes_max")),
             (
@@ -432,6 +437,8 @@ class TestGeneratedFiles:
             "OFFLOADERD__OBJECTS__ACCESS_KEY": "",
             "OFFLOADERD__BOOKKEEPER__SASL_USERNAME": "",
             "OFFLOADERD__BOOKKEEPER__TLS": "true",
+            "OFFLOADERD__METADATA__USERNAME": "",
+            "OFFLOADERD__METADATA__TLS": "true",
         }
         given_all = load(file, whole)
         default = load(None, BUCKET)
@@ -442,7 +449,8 @@ class TestGeneratedFiles:
             != getattr(getattr(default, setting.section), setting.name)
         }
         examples = {setting.key for setting in all_settings() if setting.example not in {setting.default, '""'}}
-        assert differing == examples - {"objects.access_key", "bookkeeper.sasl_username"} | {"bookkeeper.tls"}
+        without = {"objects.access_key", "bookkeeper.sasl_username", "metadata.username"}
+        assert differing == examples - without | {"bookkeeper.tls", "metadata.tls"}
 
     def test_every_setting_says_what_it_is_and_why(self) -> None:
         """No setting without a sentence, and every section has one too."""

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+import warnings
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 
+from offloaderd.access.certificates import load_certificates
+from offloaderd.access.watched import Watched
 from offloaderd.config import HttpSettings
 from offloaderd.errors import InvalidConfig
 from offloaderd.health import Health
 from offloaderd.http import HttpServer
 from offloaderd.metrics import Metrics
+from tests.authority import Authority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from tests.authority import Pair
 
     Get = Callable[[str], Awaitable[aiohttp.ClientResponse]]
 
@@ -142,6 +150,52 @@ async def test_a_foreign_address_is_one_clear_line() -> None:
         async with HttpServer(HttpSettings(host="192.0.2.1", port=0), Metrics(), Health()):
             pytest.fail("listened on an address of nobody")
     assert "http.host" in caught.value.hint
+
+
+async def test_https_with_certificates_that_change(tmp_path: Path) -> None:
+    """HTTPS, then with client certificates; new pair and new authority count for the next connection."""
+    ca, evil = Authority(tmp_path), Authority(tmp_path, "evil")
+    files = ca.server(ca.file)
+    alice, stranger = ca.issue("alice"), evil.issue("alice")
+    watched = Watched(files.all, lambda: load_certificates(files))
+
+    async def status(port: int, ca_file: Path, pair: Pair | None = None) -> int:
+        context = ssl.create_default_context(cafile=str(ca_file))
+        if pair is not None:
+            context.load_cert_chain(pair.cert, pair.key)
+        async with aiohttp.ClientSession() as client:
+            return (await client.get(f"https://127.0.0.1:{port}/healthz", ssl=context)).status
+
+    async with HttpServer(HttpSettings(port=0, tls="server"), Metrics(), Health(), watched) as server:
+        assert await status(server.port, ca.file) == 200
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await status(server.port, evil.file)
+        with pytest.raises(aiohttp.ClientError):
+            async with aiohttp.ClientSession() as client:
+                await client.get(f"http://127.0.0.1:{server.port}/healthz")
+        old = ssl.create_default_context(cafile=str(ca.file))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python, for asking for it
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection("127.0.0.1", server.port, ssl=old)
+    async with HttpServer(HttpSettings(port=0, tls="mutual"), Metrics(), Health(), watched) as server:
+        assert await status(server.port, ca.file, alice) == 200
+        for pair in (None, stranger):
+            with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
+                await status(server.port, ca.file, pair)
+        kept = tmp_path / "kept.pem"
+        kept.write_bytes(ca.file.read_bytes())
+        later = evil.server()
+        files.cert.write_bytes(later.cert.read_bytes())
+        files.key.write_bytes(later.key.read_bytes())
+        ca.file.write_bytes(evil.file.read_bytes())
+        assert watched.refresh()
+        assert await status(server.port, evil.file, stranger) == 200
+        with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
+            await status(server.port, evil.file, alice)
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await status(server.port, kept, stranger)
 
 
 async def test_closing_waits_for_no_idle_connection_and_frees_the_port() -> None:

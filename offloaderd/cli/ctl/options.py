@@ -6,7 +6,9 @@ The options may stand before or after the subcommand; the later one wins.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+import os
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from offloaderd.errors import InvalidInput
 from offloaderd.model import Position, ReadPriority, TopicName
 from offloaderd.patterns import TopicPattern
 from offloaderd.rpc.client import DaemonClient
+from offloaderd.rpc.client_trust import Trust
 from offloaderd.standalone import state
 
 if TYPE_CHECKING:
@@ -24,6 +27,19 @@ if TYPE_CHECKING:
 DEFAULT_ADDRESS = "127.0.0.1:7650"
 """Where a daemon with default settings listens; said again here, as loading them takes longer than a call."""
 CALL_TIMEOUT_S = 30.0
+TRUST_FILES = {
+    "tls_ca": "Authorities that sign the daemon's certificate (PEM). Not given: those of the system.",
+    "tls_cert": "Our certificate (PEM), for a daemon that asks for one.",
+    "tls_key": "Its key (PEM, without a passphrase).",
+    "token_file": "File with a token as Pulsar's brokers take it; the token itself may be in OFFLOADCTL_TOKEN.",
+}
+TRUST_FIELDS = {
+    "tls": "tls",
+    "tls_ca": "ca_file",
+    "tls_cert": "cert_file",
+    "tls_key": "key_file",
+    "token_file": "token_file",
+}
 PATTERN_TIMEOUT_S = 300.0
 """Of calls that change the policies of many topics; ten thousand take some ten seconds."""
 
@@ -36,6 +52,7 @@ class Session:
     standalone: Path | None = None
     timeout_s: float | None = None
     json: bool = False
+    trust: Trust = field(default_factory=Trust)
 
     def target(self) -> str:
         """Return the daemon's address: given, a standalone's, or the default. Raises NotFound, InvalidConfig."""
@@ -50,7 +67,8 @@ class Session:
 
     def client(self, *, timeout_s: float = CALL_TIMEOUT_S) -> DaemonClient:
         """Return a client that is not connected yet; `timeout_s` is the command's own default."""
-        return DaemonClient(self.target(), timeout_s=self.timeout_s or timeout_s)
+        self.trust.check()
+        return DaemonClient(self.target(), timeout_s=self.timeout_s or timeout_s, trust=self.trust)
 
     def run(self, work: Coroutine[Any, Any, int | None]) -> int:
         """Run a command to its end; returns the exit code."""
@@ -82,6 +100,7 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
         help=f"Give up after this long. [default: {CALL_TIMEOUT_S:g}; {PATTERN_TIMEOUT_S:g} for patterns; none for "
         "what streams or waits]",
     )
+    @trusting
     @click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document, or one line an item.")
     def command(
         address: str | None,
@@ -92,11 +111,44 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:  # noqa: ANN401
         context = click.get_current_context()
         session = merged(context, address, standalone, timeout_s, as_json=as_json)
+        session = replace(session, trust=taken_trust(context, arguments, session.trust))
         context.obj = session
         return function(session, **arguments)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     return command
+
+
+def trusting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of TLS and tokens."""
+    file = click.Path(path_type=Path, dir_okay=False)
+    for name, text in reversed(TRUST_FILES.items()):
+        variable = f"OFFLOADCTL_{name.upper()}"
+        flag = f"--{name.replace('_', '-')}"
+        function = click.option(
+            flag, name, metavar="FILE", envvar=variable, type=file, help=f"{text} [env: {variable}]"
+        )(function)
+    return click.option(
+        "--tls", is_flag=True, envvar="OFFLOADCTL_TLS", help="Speak TLS; implied by --tls-ca and --tls-cert."
+    )(function)
+
+
+def taken_trust(context: click.Context, arguments: dict[str, Any], outer: Trust) -> Trust:
+    """Take what is said of TLS and tokens out of a command's arguments; a flag beats the environment, and outer flags.
+
+    The token itself comes by the environment alone: options can be seen by whoever lists processes.
+    """
+    said: dict[str, Any] = {}
+    for name, attribute in TRUST_FIELDS.items():
+        value = arguments.pop(name)
+        if value and (from_command_line(context, name) or not getattr(outer, attribute)):
+            said[attribute] = value
+    return replace(outer, token=os.environ.get("OFFLOADCTL_TOKEN") or None, **said)
+
+
+def from_command_line(context: click.Context, name: str) -> bool:
+    """Whether an option was written, and does not come from the environment."""
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def merged(
@@ -107,9 +159,7 @@ def merged(
     Raises UsageError for two flags that contradict each other.
     """
 
-    def given(name: str) -> bool:
-        return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-
+    given = partial(from_command_line, context)
     if given("address") and given("standalone"):
         raise click.UsageError("--address and --standalone exclude each other")
     session: Session = context.obj if isinstance(context.obj, Session) else Session()

@@ -14,7 +14,7 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.s3 import S3Store
-from offloaderd.wiring import s3_options
+from offloaderd.wiring import s3_options, zookeeper_security
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -65,6 +65,7 @@ async def try_metadata(settings: Settings) -> None:
         "/",  # and not the daemon's own root, which would be made
         session_timeout_s=options.session_timeout_s,
         connect_timeout_s=options.connect_timeout_s,
+        security=zookeeper_security(settings),
     ) as store:
         await store.children(options.root)
 

@@ -41,4 +41,5 @@ def metadata_store(settings: Settings) -> ZooKeeperStore:
         f"{options.root}/{settings.daemon.cluster}",
         session_timeout_s=options.session_timeout_s,
         connect_timeout_s=options.connect_timeout_s,
+        security=wiring.zookeeper_security(settings),
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 from uuid import UUID
 
-from google.protobuf.message import DecodeError
-
 from offloaderd.errors import CorruptData
+from offloaderd.format.messages import parse_message
 from offloaderd.model import LEDGER_ID_MAX, Position
 
 if TYPE_CHECKING:
@@ -21,9 +20,9 @@ HINT = "written by another program or a newer version; compare versions, then re
 def parse(kind: type[M], data: bytes, path: str) -> M:
     """Parse a message; raises CorruptData."""
     try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        corrupt(path, f"a {kind.DESCRIPTOR.name} message", f"{len(data)} bytes that are none: {error}")
+        return parse_message(kind, data, key=path, at=0)
+    except CorruptData as error:
+        corrupt(path, error.expected, error.found)
 
 
 def corrupt(path: str, expected: object, found: object) -> NoReturn:

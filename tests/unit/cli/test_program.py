@@ -20,7 +20,15 @@ from offloaderd.cli import offloadctl, offloaderd
 from offloaderd.cli.ctl import options
 from offloaderd.cli.program import Program, exit_code, outcome_of
 from offloaderd.config import GrpcSettings
-from offloaderd.errors import CorruptData, Denied, InvalidConfig, InvalidInput, NotFound, OffloaderError
+from offloaderd.errors import (
+    CorruptData,
+    Denied,
+    InvalidConfig,
+    InvalidInput,
+    NotFound,
+    OffloaderError,
+    Unauthenticated,
+)
 from offloaderd.rpc.client import TimedOut, Unreachable
 from offloaderd.standalone import state
 from offloaderd.standalone.state import StandaloneState
@@ -100,7 +108,8 @@ def test_a_malformed_topic_is_a_usage_error(ctl: Ctl, fake: FakeDaemon, topic: s
     ("error", "code"),
     [
         (OffloaderError("x"), 1),
-        (Denied("x"), 1),
+        (Denied("x"), 7),
+        (Unauthenticated("x"), 7),
         (InvalidInput("x"), 2),
         (InvalidConfig("x"), 2),
         (Unreachable("x"), 3),

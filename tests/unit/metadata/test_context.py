@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.errors import CorruptData
-from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext, OffloadSegment
+from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext, OffloadDriverMetadata, OffloadSegment
 from offloaderd.metadata.records import context
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from tests.unit.metadata.strategies import ledger_contexts
@@ -183,3 +183,10 @@ def test_a_gap_is_never_written(begin: int, end: int) -> None:
     """Encoding refuses what decoding would call corrupt."""
     with pytest.raises(ValueError, match="does not continue"):
         context.encode(LedgerContext(segments=(_segment(FIRST, 0, 9), _segment(SECOND, begin, end))))
+
+
+def test_a_driver_without_its_name_is_corrupt() -> None:
+    """Protobuf reads a message that lacks a required field, and fails only when it is written again."""
+    data = OffloadContext(driverMetadata=OffloadDriverMetadata()).SerializePartialToString()
+    with pytest.raises(CorruptData, match="expected all required fields of OffloadContext"):
+        context.decode(data, path="/p")

@@ -1,0 +1,101 @@
+"""The daemon's certificate, its key, and the authority of its clients: read from PEM files, and checked as one.
+
+A file is written by somebody else, perhaps at this moment: what does not belong together is refused as a whole, so
+that a half finished rotation leaves the last good pair in place.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from offloaderd.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Where the PEM files lie; with `client_ca` clients must have a certificate of that authority."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file."""
+        return (self.cert, self.key) if self.client_ca is None else (self.cert, self.key, self.client_ca)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificates:
+    """What the files held; `expires_s` is when the daemon's own certificate ends (seconds since 1970)."""
+
+    files: TlsFiles
+    cert: bytes
+    key: bytes
+    client_ca: bytes | None
+    expires_s: float
+
+    def __repr__(self) -> str:
+        """Never the key."""
+        return f"Certificates({self.files.cert}, expires_s={self.expires_s:.0f})"
+
+
+def load_certificates(files: TlsFiles) -> Certificates:
+    """Read the files. Raises InvalidConfig for what cannot be read, is no PEM or does not belong together."""
+    cert, key = _read(files.cert, "tls.cert_file"), _read(files.key, "tls.key_file")
+    client_ca = None if files.client_ca is None else _read(files.client_ca, "tls.client_ca_file")
+    chain = _certificates(cert, files.cert, "tls.cert_file")
+    if files.client_ca is not None and client_ca is not None:
+        _certificates(client_ca, files.client_ca, "tls.client_ca_file")
+    try:
+        private = load_pem_private_key(key, None)
+    except TypeError:
+        raise InvalidConfig(
+            f"tls.key_file: {files.key} is protected by a passphrase", hint="store it without one, readable by us alone"
+        ) from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise InvalidConfig(f"tls.key_file: {files.key} holds no private key", hint="it must be PEM") from None
+    form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if private.public_key().public_bytes(*form) != chain[0].public_key().public_bytes(*form):
+        raise InvalidConfig(
+            f"tls.key_file: {files.key} is not the key of the certificate in {files.cert}",
+            hint="the daemon's own certificate comes first in its file, then those that sign it",
+        )
+    expires_s = chain[0].not_valid_after_utc.timestamp()
+    return Certificates(files=files, cert=cert, key=key, client_ca=client_ca, expires_s=expires_s)
+
+
+def server_context(certificates: Certificates, *, mutual: bool) -> ssl.SSLContext:
+    """Return what an HTTP server speaks TLS with; with `mutual` clients must have a certificate. At least TLS 1.2."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificates.files.cert, certificates.files.key)
+    if mutual and certificates.client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=certificates.client_ca.decode("ascii"))
+    return context
+
+
+def _read(path: Path, setting: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidConfig(
+            f"{setting}: cannot read {path}: {error.strerror}", hint="it must be a PEM file that this user may read"
+        ) from None
+
+
+def _certificates(pem: bytes, path: Path, setting: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        raise InvalidConfig(f"{setting}: {path} holds no certificate", hint="it must be PEM") from None

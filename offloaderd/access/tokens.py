@@ -1,0 +1,191 @@
+"""Pulsar's tokens: JSON web tokens signed with a secret (HMAC) or a private key (RSA, EC).
+
+Settings and forms are those of AuthenticationProviderToken and AuthTokenUtils in Pulsar 4: a key is `file:PATH`,
+`data:;base64,...`, a path, or base64 itself; its bytes are the raw secret, or a public key in DER (PEM is taken too).
+Stricter than Pulsar in one point: the algorithm of public keys is exactly the one that is configured. The algorithm is
+never taken from the token, `none` is none that could be configured, and a public key is never used as a secret.
+PyJWT checks form and signature; dates are compared with the injected clock.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, unquote_to_bytes
+
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
+
+from offloaderd.access.rights import checked_identity
+from offloaderd.errors import InvalidConfig, InvalidInput, Unauthenticated
+
+if TYPE_CHECKING:
+    from jwt.types import Options
+
+    from offloaderd.clock import Clock
+
+TOKEN_CHARS_MAX = 16 * 1024
+SECRET_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}
+"""A secret is used with every HMAC that it is long enough for (RFC 7518, 3.2)."""
+CURVES = {"ES256": "secp256r1", "ES384": "secp384r1", "ES512": "secp521r1"}
+RSA_BITS_MIN = 2048
+SIGNATURE_ONLY: Options = {
+    "verify_exp": False,
+    "verify_nbf": False,
+    "verify_iat": False,
+    "verify_aud": False,
+    "verify_sub": False,
+    "verify_jti": False,
+}
+"""The claims are judged here, by the injected clock and Pulsar's rules."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKey:
+    """What signatures are checked with, and the only algorithms that are accepted for it."""
+
+    key: Any
+    algorithms: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Never the key."""
+        return f"TokenKey({', '.join(self.algorithms)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRules:
+    """Which claim names the caller, and what a token must say besides (empty: nothing)."""
+
+    claim: str = "sub"
+    audience_claim: str = "aud"
+    audience: str = ""
+    leeway_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """Whom a token names, and until when (seconds since 1970; None: for ever)."""
+
+    name: str
+    expires_s: float | None
+
+
+def path_of_key(given: str) -> Path | None:
+    """Return the file that holds a key; None when the text itself is the key."""
+    if given.startswith("data:"):
+        return None
+    if given.startswith("file:"):
+        return Path(unquote(given.removeprefix("file:").removeprefix("//")))
+    try:
+        return Path(given) if Path(given).is_file() else None
+    except (OSError, ValueError):
+        return None  # no path can be that long
+
+
+def key_bytes(given: str, setting: str) -> bytes:
+    """Return the bytes of a key as it is configured. Raises InvalidConfig, which never shows any of it."""
+    hint = "write file:///PATH, data:;base64,..., or the key in base64, as for Pulsar's brokers"
+    path = path_of_key(given)
+    if path is not None:
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise InvalidConfig(f"{setting}: cannot read {path}: {error.strerror}", hint=hint) from None
+    if given.startswith("data:"):
+        head, comma, body = given.removeprefix("data:").partition(",")
+        if not comma:
+            raise InvalidConfig(f"{setting}: data: without a comma before the data", hint=hint)
+        if not head.endswith(";base64"):
+            return unquote_to_bytes(body)
+        given = unquote(body)
+    try:
+        return base64.b64decode("".join(given.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidConfig(f"{setting} is neither a file that exists nor base64", hint=hint) from None
+
+
+def secret_key(given: str, setting: str) -> TokenKey:
+    """Return the key for tokens that are signed with a secret. Raises InvalidConfig."""
+    secret = key_bytes(given, setting)
+    algorithms = tuple(name for name, least in SECRET_BYTES_MIN.items() if len(secret) >= least)
+    if not algorithms:
+        raise InvalidConfig(
+            f"{setting}: a secret of {len(secret)} bytes can be guessed; 32 is the least",
+            hint="make one with: pulsar tokens create-secret-key",
+        )
+    if secret.lstrip().startswith((b"-----BEGIN", b"ssh-")):
+        raise InvalidConfig(f"{setting}: this is a key pair's half, no secret", hint="set access.token_public_key")
+    return TokenKey(secret, algorithms)
+
+
+def public_key(given: str, algorithm: str, setting: str) -> TokenKey:
+    """Return the key for tokens that are signed with a private key. Raises InvalidConfig."""
+    encoded = key_bytes(given, setting)
+    try:
+        key = load_pem_public_key(encoded) if encoded.startswith(b"-----") else load_der_public_key(encoded)
+    except (ValueError, UnsupportedAlgorithm):
+        raise InvalidConfig(
+            f"{setting} holds no public key", hint="make one with: pulsar tokens create-key-pair; it is DER or PEM"
+        ) from None
+    if algorithm.startswith("ES"):
+        fits = isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == CURVES[algorithm]
+    else:
+        fits = isinstance(key, rsa.RSAPublicKey) and key.key_size >= RSA_BITS_MIN
+    if not fits:
+        raise InvalidConfig(
+            f"{setting}: this key cannot be used with {algorithm}",
+            hint=f"set access.token_public_alg to what signs the tokens; RSA takes {RSA_BITS_MIN} bits or more",
+        )
+    return TokenKey(key, (algorithm,))
+
+
+def bearer(token: str, key: TokenKey, rules: TokenRules, clock: Clock) -> Bearer:
+    """Return whom a token names. Raises Unauthenticated, which never shows any of the token."""
+    hint = "get a new token, signed with the key that this daemon knows"
+    if len(token) > TOKEN_CHARS_MAX:
+        raise Unauthenticated(f"the token is longer than {TOKEN_CHARS_MAX} characters", hint=hint)
+    try:
+        claims = jwt.decode(token, key.key, algorithms=list(key.algorithms), options=SIGNATURE_ONLY)
+    except jwt.InvalidAlgorithmError:
+        wanted = " or ".join(key.algorithms)
+        raise Unauthenticated(f"the token is not signed with {wanted}", hint=hint) from None
+    except jwt.InvalidSignatureError:
+        raise Unauthenticated("the token's signature is wrong", hint=hint) from None
+    except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
+        raise Unauthenticated("malformed token", hint=hint) from None
+    now_s = clock.wall_ms() / 1000
+    expires_s, begins_s = _date(claims, "exp"), _date(claims, "nbf")
+    if expires_s is not None and now_s >= expires_s + rules.leeway_s:
+        raise Unauthenticated("the token has expired", hint=hint)
+    if begins_s is not None and now_s + rules.leeway_s < begins_s:
+        raise Unauthenticated("the token is not valid yet", hint="compare the clocks of both machines")
+    if rules.audience and rules.audience not in _texts(claims.get(rules.audience_claim)):
+        raise Unauthenticated(f"the token is not meant for {rules.audience}", hint=hint)
+    names = _texts(claims.get(rules.claim))
+    try:
+        name = checked_identity(names[0] if names else "")
+    except InvalidInput:
+        raise Unauthenticated(f"the token's claim {rules.claim!r} names nobody", hint=hint) from None
+    return Bearer(name, None if expires_s is None else expires_s + rules.leeway_s)
+
+
+def _date(claims: dict[str, Any], name: str) -> float | None:
+    """Return a claim's seconds since 1970. Raises Unauthenticated for what is no date: it must not mean `for ever`."""
+    value = claims.get(name)
+    if name not in claims:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise Unauthenticated(f"the token's {name} is no date", hint="it must be a number of seconds since 1970")
+    return float(value)
+
+
+def _texts(value: object) -> list[str]:
+    """Return a claim that may be one text or a list of them."""
+    found = value if isinstance(value, list) else [value]
+    return [one for one in found if isinstance(one, str)]

@@ -1,0 +1,87 @@
+"""The settings of encryption, authentication and roles; see sections.py, and docs/security.md for how to use them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from offloaderd.config.kinds import Grants, OptionalSecret, OptionalText, Seconds
+from offloaderd.config.section import Section
+
+
+class TlsSettings(Section):
+    """The daemon's certificate, for gRPC (as soon as it is given) and HTTP (http.tls)."""
+
+    cert_file: OptionalText = Field(
+        default=None,
+        examples=["/etc/offloaderd/tls.crt"],
+        description="The daemon's certificate, then those that sign it (PEM). Given: gRPC speaks TLS alone, 1.2 or "
+        "newer.",
+    )
+    key_file: OptionalText = Field(
+        default=None, examples=["/etc/offloaderd/tls.key"], description="Its key (PEM, without a passphrase)."
+    )
+    client_ca_file: OptionalText = Field(
+        default=None,
+        examples=["/etc/offloaderd/clients-ca.crt"],
+        description="Authorities that sign clients' certificates (PEM). Given: nobody connects without one, and its "
+        "common name (CN) is the caller's identity unless a token is sent as well.",
+    )
+    reload_s: Seconds = Field(
+        default=10.0,
+        ge=0.1,
+        le=3600,
+        description="How often the files are looked at; changed ones are used for new connections. Those that cannot "
+        "be used, or do not fit each other, leave the old in place (offloaderd_tls_reload_failing).",
+    )
+
+
+class AccessSettings(Section):
+    """Who may call what. Without client certificates and tokens: everybody, everything."""
+
+    grants: Grants = Field(
+        default=(),
+        examples=[("admin alice *", "offload broker public/*", "read spark public/default/clicks")],
+        description="Roles, each as ROLE IDENTITY WHERE. ROLE: read; offload (push entries, have them offloaded); "
+        "admin (both, and change what holds). WHERE: a topic, TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION, or * for "
+        "everything, the daemon included. In the environment separated by semicolons.",
+    )
+    token_secret_key: OptionalSecret = Field(
+        default=None,
+        examples=["file:///etc/offloaderd/token-secret.key"],
+        description="Secret with which tokens are signed, as Pulsar's tokenSecretKey: file:///PATH, "
+        "data:;base64,..., or base64. Never shown.",
+    )
+    token_public_key: OptionalSecret = Field(
+        default=None,
+        examples=[""],
+        description="Public key of the pair with which tokens are signed, as Pulsar's tokenPublicKey; same forms.",
+    )
+    token_public_alg: Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"] = Field(
+        default="RS256",
+        description="Pulsar's tokenPublicAlg: the one algorithm that is accepted with token_public_key.",
+    )
+    token_claim: str = Field(
+        default="sub",
+        min_length=1,
+        description="Pulsar's tokenAuthClaim: the claim that names the caller.",
+    )
+    token_audience_claim: str = Field(
+        default="aud", min_length=1, description="Pulsar's tokenAudienceClaim; looked at if token_audience is set."
+    )
+    token_audience: OptionalText = Field(
+        default=None,
+        examples=["offloaderd"],
+        description="Pulsar's tokenAudience: for whom a token must be meant. Not set: for anybody.",
+    )
+    token_leeway_s: Seconds = Field(
+        default=0.0, ge=0, le=600, description="By how much clocks may differ when a token's dates are judged."
+    )
+    calls_per_s: int = Field(
+        default=1000,
+        ge=1,
+        le=1_000_000,
+        description="Calls that one identity (without authentication: one address) may begin in a second, in bursts of "
+        "as many. A stream is one call however long it lasts.",
+    )

@@ -1,0 +1,112 @@
+"""What keeps strangers out of a daemon, made from the settings: certificates, token key, gate, and their renewal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offloaderd.access.certificates import Certificates, TlsFiles, load_certificates
+from offloaderd.access.rights import Grant, Rights
+from offloaderd.access.tokens import TokenKey, TokenRules, path_of_key, public_key, secret_key
+from offloaderd.access.watched import Watched
+from offloaderd.rpc.gate import Authentication, Gate, Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.clock import Clock
+    from offloaderd.config import Settings
+    from offloaderd.metrics import Metrics
+
+
+class Guard:
+    """The gate and what it goes by; `keep` follows the files. Raises InvalidConfig for files that cannot be used."""
+
+    def __init__(self, settings: Settings, clock: Clock, metrics: Metrics) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._metrics = metrics
+        self.certificates = _certificates(settings)
+        self._token_key = _token_key(settings)
+        self.gate = Gate(metrics, clock, _limits(settings), self._authentication())
+        self._show()
+
+    async def keep(self) -> None:
+        """Look at the files again and again, until cancelled."""
+        while True:
+            await self._clock.sleep(self._settings.tls.reload_s)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Read what has changed."""
+        for watched in (self.certificates, self._token_key):
+            if watched is not None:
+                watched.refresh()
+        self._show()
+
+    def _authentication(self) -> Authentication | None:
+        access, key = self._settings.access, self._token_key
+        certificates = self._settings.tls.client_ca_file is not None
+        if not certificates and key is None:
+            return None
+        return Authentication(
+            rights=Rights(map(Grant.parse, access.grants)),
+            certificates=certificates,
+            token_key=lambda: None if key is None else key.value,
+            token_rules=TokenRules(
+                claim=access.token_claim,
+                audience_claim=access.token_audience_claim,
+                audience=access.token_audience or "",
+                leeway_s=access.token_leeway_s,
+            ),
+        )
+
+    def _show(self) -> None:
+        grpc, access = self._settings.grpc, self._settings.access
+        failing = [one.failing for one in (self.certificates, self._token_key) if one is not None]
+        self._metrics.tls_reload_failing.set(any(failing))
+        expires_s = self.certificates.value.expires_s if self.certificates is not None else 0
+        self._metrics.tls_expires_timestamp_seconds.set(expires_s)
+        for limit, value in (
+            ("calls", grpc.calls_max),
+            ("calls_per_s", access.calls_per_s),
+            ("call_s", grpc.call_s_max),
+            ("send_s", grpc.send_s_max),
+            ("message_bytes", grpc.message_bytes_max),
+            ("streams_per_connection", grpc.streams_max),
+        ):
+            self._metrics.grpc_limit.labels(limit=limit).set(value)
+
+
+def _limits(settings: Settings) -> Limits:
+    grpc = settings.grpc
+    return Limits(
+        calls_max=grpc.calls_max,
+        calls_per_s=settings.access.calls_per_s,
+        call_s_max=grpc.call_s_max,
+        send_s_max=grpc.send_s_max,
+    )
+
+
+def _certificates(settings: Settings) -> Watched[Certificates] | None:
+    tls = settings.tls
+    if tls.cert_file is None or tls.key_file is None:
+        return None
+    client_ca = Path(tls.client_ca_file) if tls.client_ca_file is not None else None
+    files = TlsFiles(cert=Path(tls.cert_file), key=Path(tls.key_file), client_ca=client_ca)
+    return Watched(files.all, lambda: load_certificates(files))
+
+
+def _token_key(settings: Settings) -> Watched[TokenKey] | None:
+    access = settings.access
+    load: Callable[[], TokenKey]
+    if access.token_secret_key is not None:
+        given = access.token_secret_key.get_secret_value()
+        load = lambda: secret_key(given, "access.token_secret_key")  # noqa: E731 - a name for one of two
+    elif access.token_public_key is not None:
+        given, algorithm = access.token_public_key.get_secret_value(), access.token_public_alg
+        load = lambda: public_key(given, algorithm, "access.token_public_key")  # noqa: E731
+    else:
+        return None
+    path = path_of_key(given)
+    return Watched([path] if path is not None else [], load)

@@ -1,0 +1,51 @@
+"""Calls: which were made, who was let in and who was not, and how long the daemon's certificate still holds."""
+
+from __future__ import annotations
+
+from offloaderd.metric_families import Families
+from offloaderd.metric_values import OPEN
+
+LIMITS = ("calls", "calls_per_s", "call_s", "send_s", "message_bytes", "streams_per_connection")
+REFUSALS = ("unauthenticated", "denied", "calls", "rate", "duration", "slow")
+
+
+class AccessMetrics(Families):
+    """The part of the metrics that is about callers."""
+
+    def _access(self) -> None:
+        self.grpc_server_handled = self._counter(
+            "grpc_server_handled_total",
+            "Calls finished, by method and status code. Internal or DataLoss: see the log.",
+            service=OPEN,
+            method=OPEN,
+            code=OPEN,
+        )
+        self.grpc_server_handling_seconds = self._histogram(
+            "grpc_server_handling_seconds",
+            "From a call's start to its status; streams last as long as their client wants.",
+            service=OPEN,
+            method=OPEN,
+        )
+        self.grpc_calls = self._gauge(
+            "offloaderd_grpc_calls", "Calls being served, probes apart. Near grpc.calls_max: new ones are refused soon."
+        )
+        self.grpc_refused = self._counter(
+            "offloaderd_grpc_refused_total",
+            "Calls that were refused or cut: unauthenticated or denied (the audit log says who), calls, rate, duration "
+            "or slow (a limit was reached). unauthenticated that rises: somebody tries, or a token has expired.",
+            reason=REFUSALS,
+        )
+        self.grpc_limit = self._gauge(
+            "offloaderd_grpc_limit",
+            "The limits of the API, from the settings; 0: no limit. Seconds, bytes or numbers, as the label says.",
+            limit=LIMITS,
+        )
+        self.tls_expires_timestamp_seconds = self._gauge(
+            "offloaderd_tls_expires_timestamp_seconds",
+            "When the daemon's certificate ends (tls.cert_file); 0 without TLS. Page a week before.",
+        )
+        self.tls_reload_failing = self._gauge(
+            "offloaderd_tls_reload_failing",
+            "1 while a certificate or token key was changed into something that cannot be used; the old one stays in "
+            "use, and the log says why.",
+        )

@@ -1,0 +1,176 @@
+"""How a client trusts a daemon and is trusted by it: TLS, certificate and token; and why a handshake failed.
+
+A token goes over TLS only. gRPC does not tell why a connection cannot be made, so after a failure the handshake is
+tried once more with Python's own TLS, which does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc import aio
+
+from offloaderd.errors import InvalidConfig, InvalidInput, Unauthenticated
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+DIAGNOSIS_S = 3.0
+REFUSED_S = 0.5
+"""How long a daemon may take to refuse our certificate after its own side of the handshake (TLS 1.3)."""
+
+
+class NotTrusted(Unauthenticated):
+    """One side does not trust the other's certificate, or one of them speaks no TLS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """What a client shows and what it demands. `ca_file` None: the system's authorities. A token is never shown."""
+
+    tls: bool = False
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    token_file: Path | None = None
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        """Never the token."""
+        return f"Trust(tls={self.encrypted}, token={self.token is not None or self.token_file is not None})"
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether to speak TLS: told so, or told what only TLS needs."""
+        return self.tls or self.ca_file is not None or self.cert_file is not None
+
+    def check(self) -> None:
+        """Raise InvalidInput for what does not go together."""
+        if (self.cert_file is None) != (self.key_file is None):
+            raise InvalidInput("a certificate and its key go together", hint="give both --tls-cert and --tls-key")
+        if (self.token is not None or self.token_file is not None) and not self.encrypted:
+            raise InvalidInput(
+                "a token is sent over TLS only, or anybody on the way could use it",
+                hint="give --tls-ca FILE, or --tls for a certificate that the system trusts",
+            )
+
+    def bearer(self) -> str | None:
+        """Return the token: that of the file goes first. Raises InvalidConfig."""
+        if self.token_file is None:
+            return self.token
+        token = _read(self.token_file).decode("utf-8", "replace").strip()
+        if not token or not token.isascii() or not token.isprintable() or " " in token:
+            raise InvalidConfig(f"{self.token_file} holds no token", hint="it must hold one token and nothing else")
+        return token
+
+    def channel(self, address: str, options: Sequence[tuple[str, object]]) -> aio.Channel:
+        """Return a channel that is not connected yet. Raises InvalidInput, InvalidConfig."""
+        self.check()
+        if not self.encrypted:
+            return aio.insecure_channel(address, options=options)
+        ca = _read(self.ca_file) if self.ca_file is not None else None
+        cert = _read(self.cert_file) if self.cert_file is not None else None
+        key = _read(self.key_file) if self.key_file is not None else None
+        self._context()  # gRPC says nothing of files that it cannot use
+        credentials = grpc.ssl_channel_credentials(ca, key, cert)
+        token = self.bearer()
+        if token is not None:
+            credentials = grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(token))
+        return aio.secure_channel(address, credentials, options=options)
+
+    async def diagnosis(self, address: str) -> NotTrusted | None:
+        """Return why a TLS connection cannot be made; None when that is not the reason."""
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        try:
+            async with asyncio.timeout(DIAGNOSIS_S):
+                return await self._try(host, int(port), address)
+        except (OSError, TimeoutError):
+            return None
+
+    async def _try(self, host: str, port: int, address: str) -> NotTrusted | None:
+        context = self._context() if self.encrypted else _trusting()
+        try:
+            reader, writer = await asyncio.open_connection(host, port, ssl=context)
+        except ssl.SSLError as error:
+            return _explained(error, address) if self.encrypted else None
+        try:
+            if not self.encrypted:
+                return NotTrusted(f"the daemon at {address} speaks TLS", hint="give --tls-ca FILE, or --tls")
+            async with asyncio.timeout(REFUSED_S):
+                greeted = await reader.read(1)
+        except TimeoutError:
+            return None
+        except OSError:
+            greeted = b""
+        finally:
+            writer.transport.abort()
+        return None if greeted else self._refused(address)
+
+    def _refused(self, address: str) -> NotTrusted:
+        """Return what it means that a daemon goes away after a good handshake: gRPC's server does not say why."""
+        if self.cert_file is None:
+            return NotTrusted(
+                f"the daemon at {address} asks for a certificate, and none was shown",
+                hint="give --tls-cert FILE and --tls-key FILE, signed by its tls.client_ca_file",
+            )
+        return NotTrusted(
+            f"the daemon at {address} does not accept our certificate",
+            hint=f"{self.cert_file} must be signed by the daemon's tls.client_ca_file, and not have expired",
+        )
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["h2"])
+        try:
+            if self.ca_file is not None:
+                context = ssl.create_default_context(cafile=str(self.ca_file))
+                context.set_alpn_protocols(["h2"])
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file, password=_no_passphrase)
+        except (ssl.SSLError, ValueError) as error:
+            reason = getattr(error, "reason", None) or str(error)
+            raise InvalidConfig(
+                f"the files for TLS cannot be used: {str(reason).lower().replace('_', ' ')}",
+                hint="--tls-ca takes certificates, --tls-cert and --tls-key one pair, as PEM without passphrase",
+            ) from None
+        return context
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the key is protected by a passphrase")
+
+
+def _trusting() -> ssl.SSLContext:
+    """Return a context that only finds out whether somebody speaks TLS; nothing is sent over it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _explained(error: ssl.SSLError, address: str) -> NotTrusted:
+    """Return what a failed handshake means to whoever has to repair it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return NotTrusted(
+            f"the daemon at {address} cannot be trusted: {error.verify_message}",
+            hint="--tls-ca names the authority that signed its certificate (tls.cert_file of the daemon)",
+        )
+    reason = str(error.reason or error).upper()
+    if "WRONG_VERSION" in reason or "RECORD_LAYER" in reason:
+        return NotTrusted(f"the daemon at {address} speaks no TLS", hint="leave the options for TLS and tokens away")
+    return NotTrusted(f"no TLS connection to the daemon at {address}: {reason.lower().replace('_', ' ')}")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidConfig(f"cannot read {path}: {error.strerror}") from None

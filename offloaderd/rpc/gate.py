@@ -1,0 +1,263 @@
+"""Who may come in: every call is counted, told apart by certificate or token, and compared with the grants.
+
+Rules: a method that has no entry in `needs` is refused to everybody; a token, if one is sent, counts alone, and a bad
+one is not made up for by a certificate; a call is cut when its token expires; each message of a stream is checked, not
+the first one only. Without authentication, which the settings allow on loopback, everybody may do everything, and
+limits go by the address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+
+from offloaderd.access.rate import CallRate
+from offloaderd.access.rights import Rights, Role, checked_identity, shown
+from offloaderd.access.tokens import TokenKey, TokenRules, bearer
+from offloaderd.errors import Denied, InvalidInput, Throttled, Unauthenticated
+from offloaderd.rpc.needs import NEEDS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+
+    from grpc import aio
+
+    from offloaderd.clock import Clock
+    from offloaderd.metrics import Metrics
+    from offloaderd.rpc.needs import Need
+
+    Context: TypeAlias = "aio.ServicerContext[Any, Any]"
+
+NAMED_MAX = 20
+"""So many topics of one call are kept for the audit log."""
+HOW = ("dry_run", "apply", "undo")
+"""Fields of requests that tell whether anything was to be changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one caller, and all together, may take; 0 is no limit."""
+
+    calls_max: int = 0
+    calls_per_s: int = 0
+    call_s_max: float = 0.0
+    send_s_max: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authentication:
+    """How callers are told apart, and what they may do. `token_key` returns the present key; None: no tokens."""
+
+    rights: Rights
+    certificates: bool = False
+    token_key: Callable[[], TokenKey | None] = lambda: None
+    token_rules: TokenRules = field(default_factory=TokenRules)
+
+
+@dataclass(slots=True, kw_only=True)
+class Caller:
+    """Who makes a call, and what it was found to name. `via` is token, certificate or none."""
+
+    need: Need | None
+    path: str
+    rights: Rights | None
+    send_s_max: float
+    name: str = ""
+    via: str = "none"
+    expires_s: float | None = None
+    seconds_max: float | None = None
+    named: list[str] = field(default_factory=list)
+    how: dict[str, bool] = field(default_factory=dict)
+
+    def check_known(self) -> None:
+        """Raise NotAllowed for a method that nobody has thought of."""
+        if self.need is None and self.rights is not None:
+            raise NotAllowed(f"nobody may call {self.path}", hint="it has no role in this version of the daemon")
+
+    def check(self, request: object) -> None:
+        """Let a request pass. Raises Denied with the role that is missing, InvalidInput for malformed names."""
+        if self.need is None or self.need.role is None:
+            return
+        self.how = {name: bool(getattr(request, name)) for name in HOW if hasattr(request, name)}
+        if self.rights is None:
+            with suppress(InvalidInput):  # the service says what is wrong, everybody may ask
+                if self.need.role is Role.ADMIN:
+                    self._note(map(shown, self.need.named(request)))
+            return
+        for where in self.need.named(request):
+            text = shown(where)
+            self._note([text])
+            if not self.rights.allow(self.name, self.need.role, where):
+                what = "everything" if where is None else text
+                raise NotAllowed(
+                    f"{self.name} may not call {self.path.rpartition('/')[2]}: the role {self.need.role} for {what} is "
+                    "missing",
+                    hint=f"access.grants of the daemon would need: {self.need.role} {self.name} {text}",
+                )
+
+    def _note(self, named: Iterable[str]) -> None:
+        """Keep what was named for the audit log."""
+        for text in named:
+            if text not in self.named and len(self.named) < NAMED_MAX:
+                self.named.append(text)
+
+    def checked(self, request: Any, context: Context) -> tuple[Any, Any]:  # noqa: ANN401 - messages of any service
+        """Return what a handler gets: the request once it passed, or a stream whose messages have to pass."""
+        if hasattr(request, "__aiter__"):
+            return self._passing(request), _Watched(context, self)
+        self.check(request)
+        return request, context
+
+    async def _passing(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for request in requests:
+            self.check(request)
+            yield request
+
+
+class _Watched:
+    """A context whose messages are checked when they are read, and whose answers have to be taken in time."""
+
+    def __init__(self, context: Context, caller: Caller) -> None:
+        self._context = context
+        self._caller = caller
+
+    async def read(self) -> Any:  # noqa: ANN401 - a message of any service
+        """Return the next message, once it passed."""
+        message = await self._context.read()
+        if message is not grpc.aio.EOF:
+            self._caller.check(message)
+        return message
+
+    async def write(self, answer: Any) -> None:  # noqa: ANN401
+        """Send an answer. Raises what `send` raises."""
+        await send(self._context, answer, self._caller.send_s_max)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all else is the context's own
+        return getattr(self._context, name)
+
+
+class NotAllowed(Denied):
+    """The caller is known, and has not the role that the call needs."""
+
+
+class TooSlow(Throttled):
+    """The caller did not take its answers in time."""
+
+
+async def send(context: Context, answer: object, seconds_max: float) -> None:
+    """Send an answer. Raises TooSlow when the caller has taken nothing for so long (0: it may wait for ever)."""
+    try:
+        async with asyncio.timeout(seconds_max or None):
+            await context.write(answer)
+    except TimeoutError:
+        raise TooSlow(
+            f"the answer was not taken within {seconds_max:g} s", hint="read faster, or raise grpc.send_s_max"
+        ) from None
+
+
+class Gate:
+    """The daemon's one gate; `authentication` None lets everybody in."""
+
+    def __init__(
+        self, metrics: Metrics, clock: Clock, limits: Limits | None = None, authentication: Authentication | None = None
+    ) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._limits = limits or Limits()
+        self._authentication = authentication
+        self._rate = CallRate(self._limits.calls_per_s, clock)
+        self._running = 0
+
+    @contextmanager
+    def admitted(self, path: str, context: Context, *, stream: bool) -> Iterator[Caller]:
+        """Count a call for as long as it runs, and fill in who makes it. Raises Unauthenticated, Denied, Throttled."""
+        need, limits = NEEDS.get(path), self._limits
+        rights = self._authentication.rights if self._authentication is not None else None
+        caller = Caller(need=need, path=path, rights=rights, send_s_max=limits.send_s_max)
+        if need is not None and need.open:
+            yield caller
+            return
+        if limits.calls_max and self._running >= limits.calls_max:
+            raise self._refused("calls", f"this daemon serves {limits.calls_max} calls already", "grpc.calls_max")
+        self._running += 1
+        self._metrics.grpc_calls.set(self._running)
+        try:
+            self._identify(caller, context)
+            caller.check_known()
+            caller.seconds_max = self._seconds_max(caller, stream=stream)
+            yield caller
+        except NotAllowed:
+            self._metrics.grpc_refused.labels(reason="denied").inc()
+            raise
+        finally:
+            self._running -= 1
+            self._metrics.grpc_calls.set(self._running)
+
+    def _identify(self, caller: Caller, context: Context) -> None:
+        host = str(context.peer()).rpartition(":")[0]
+        if self._authentication is None:
+            self._take(f"address {host}", host)
+            return
+        try:
+            self._authenticate(caller, context, self._authentication)
+        except Unauthenticated:
+            caller.name = ""
+            self._metrics.grpc_refused.labels(reason="unauthenticated").inc()
+            self._take(f"stranger {host}", host)
+            raise
+        self._take(f"{caller.via} {caller.name}", caller.name)
+
+    def _authenticate(self, caller: Caller, context: Context, rules: Authentication) -> None:
+        token = _bearer_text(context.invocation_metadata() or ())
+        if token is not None:
+            key = rules.token_key()
+            if key is None:
+                raise Unauthenticated("this daemon takes no tokens", hint="set access.token_secret_key, or use another")
+            found = bearer(token, key, rules.token_rules, self._clock)
+            caller.name, caller.via, caller.expires_s = found.name, "token", found.expires_s
+        elif rules.certificates:
+            caller.name, caller.via = _common_name(context.auth_context()), "certificate"
+        else:
+            raise Unauthenticated("no token was sent", hint="offloadctl takes --token-file, or OFFLOADCTL_TOKEN")
+
+    def _take(self, name: str, shown_name: str) -> None:
+        if not self._rate.take(name):
+            per_s = self._limits.calls_per_s
+            raise self._refused("rate", f"{shown_name} makes more than {per_s} calls a second", "access.calls_per_s")
+
+    def _refused(self, reason: str, message: str, setting: str) -> Throttled:
+        self._metrics.grpc_refused.labels(reason=reason).inc()
+        return Throttled(message, hint=f"try again in a moment; {setting} sets the limit")
+
+    def _seconds_max(self, caller: Caller, *, stream: bool) -> float | None:
+        """Return for how long a call may run: one answer has a limit, anything ends with its token."""
+        limits = [] if stream or not self._limits.call_s_max else [self._limits.call_s_max]
+        if caller.expires_s is not None:
+            limits.append(max(0.0, caller.expires_s - self._clock.wall_ms() / 1000))
+        return min(limits, default=None)
+
+
+def _bearer_text(metadata: Any) -> str | None:  # noqa: ANN401 - pairs, as gRPC gives them
+    """Return the token that was sent. Raises Unauthenticated when there are several, or another scheme."""
+    given = [value for key, value in metadata if key == "authorization"]
+    if not given:
+        return None
+    scheme, _, token = str(given[0]).partition(" ")
+    if len(given) > 1 or scheme.lower() != "bearer" or not token:
+        raise Unauthenticated("malformed authorization", hint="send one `authorization: Bearer TOKEN`")
+    return token.strip()
+
+
+def _common_name(found: Mapping[str, Any]) -> str:
+    """Return the name in the certificate that the TLS handshake has verified. Raises Unauthenticated."""
+    names = [bytes(one) for one in found.get("x509_common_name", ())]
+    try:
+        return checked_identity(names[0].decode() if len(names) == 1 else "")
+    except (InvalidInput, UnicodeDecodeError):
+        raise Unauthenticated(
+            "the certificate names nobody", hint="its subject needs exactly one common name (CN)"
+        ) from None

@@ -1,0 +1,146 @@
+"""Which role each call needs, and for which topics: the whole API in one table. What is not in it nobody may call.
+
+A call that names no topic where it could (Status, ListTopics, ListDaemons) is about all of them, and needs its role for
+everything. Names are read here exactly as the service reads them: what one takes for a topic's name the other must not
+take for an expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from offloaderd.access.rights import Role, Where
+from offloaderd.model import TopicName
+from offloaderd.patterns import DOMAIN, TopicPattern, of_topic
+from offloaderd.rpc.admin_messages import checked_prefix
+from offloaderd.rpc.policy import level_of
+from offloaderd.rpc.rollback import target_of
+
+if TYPE_CHECKING:
+    from offloaderd.rpc.v1 import admin_pb2, offload_pb2, policy_pb2, rollback_pb2
+
+Named = Callable[[Any], Iterator[Where]]
+
+
+class Need(NamedTuple):
+    """What a call needs: a role (None: to be somebody), and for what a request names; `open`: nothing at all."""
+
+    role: Role | None
+    named: Named
+    open: bool = False
+
+
+def nothing(_request: object) -> Iterator[Where]:
+    """Name nothing."""
+    return iter(())
+
+
+def everything(_request: object) -> Iterator[Where]:
+    """Name everything, whatever the request says."""
+    yield None
+
+
+def topic(request: Any) -> Iterator[Where]:  # noqa: ANN401 - a request of any service with a topic
+    """Name one topic. Raises InvalidInput."""
+    yield of_topic(TopicName.parse(request.topic))
+
+
+def topic_or_everything(request: Any) -> Iterator[Where]:  # noqa: ANN401
+    """Name one topic, or everything. Raises InvalidInput."""
+    yield of_topic(TopicName.parse(request.topic)) if request.topic else None
+
+
+def pattern(request: Any) -> Iterator[Where]:  # noqa: ANN401
+    """Name a topic or a pattern. Raises InvalidInput."""
+    yield TopicPattern.parse(request.topic)
+
+
+def prefix(request: admin_pb2.ListTopicsRequest) -> Iterator[Where]:
+    """Name a tenant, a namespace or everything. Raises InvalidInput."""
+    parts = checked_prefix(request.prefix)
+    yield TopicPattern.parse(DOMAIN + "/".join([*parts, "*"])) if parts else None
+
+
+def opened(request: offload_pb2.StreamingOffloadRequest) -> Iterator[Where]:
+    """Name the topic of the whole stream; the messages that follow belong to it. Raises InvalidInput."""
+    if request.WhichOneof("request") == "open":
+        yield of_topic(TopicName.parse(request.open.topic))
+
+
+def target(request: rollback_pb2.PlanRollbackRequest) -> Iterator[Where]:
+    """Name a topic or a namespace. Raises InvalidInput."""
+    named = target_of(request.target)
+    yield of_topic(named) if isinstance(named, TopicName) else of_namespace(*named)
+
+
+def level(request: policy_pb2.SetPoliciesRequest) -> Iterator[Where]:
+    """Name a topic, a namespace or (the broker) everything. Raises InvalidInput."""
+    where = level_of(request.level)
+    if isinstance(where, TopicName):
+        yield of_topic(where)
+    else:
+        yield None if where is None else of_namespace(*where)
+
+
+def of_namespace(tenant: str, namespace: str) -> TopicPattern:
+    """Return the pattern of a namespace's topics."""
+    return TopicPattern.parse(f"{DOMAIN}{tenant}/{namespace}/*")
+
+
+_SERVICES: dict[str, dict[str, Need]] = {
+    "offloaderd.v1.OffloadService": {"StreamingOffload": Need(Role.OFFLOAD, opened)},
+    "offloaderd.v1.ReadService": {
+        "Read": Need(Role.READ, topic),
+        "ReadMessages": Need(Role.READ, topic),
+        "LastPositions": Need(Role.READ, topic),
+        "Seek": Need(Role.READ, topic),
+    },
+    "offloaderd.v1.AdminService": {
+        "ListTopics": Need(Role.READ, prefix),
+        "ListSelections": Need(Role.READ, everything),
+        "EnableTopic": Need(Role.ADMIN, pattern),
+        "DisableTopic": Need(Role.ADMIN, pattern),
+        "ListSegments": Need(Role.READ, topic),
+        "Offload": Need(Role.OFFLOAD, topic),
+        "OffloadStatus": Need(Role.READ, topic),
+        "Status": Need(Role.READ, topic_or_everything),
+    },
+    "offloaderd.v1.PolicyService": {
+        "GetPolicies": Need(Role.READ, level),
+        "SetPolicies": Need(Role.ADMIN, level),
+        "RemovePolicies": Need(Role.ADMIN, level),
+    },
+    "offloaderd.v1.RetentionService": {
+        "ListLedgers": Need(Role.READ, topic),
+        "DeleteLedgers": Need(Role.ADMIN, topic),
+        "RevokeGrant": Need(Role.ADMIN, topic),
+        "AllowGrant": Need(Role.ADMIN, topic),
+    },
+    "offloaderd.v1.HistoryService": {
+        "PlanHistory": Need(Role.READ, topic),
+        "GetHistory": Need(Role.READ, topic),
+    },
+    "offloaderd.v1.RollbackService": {
+        "PlanRollback": Need(Role.READ, target),
+        "ConvertTopic": Need(Role.ADMIN, topic),
+        "FollowRollback": Need(Role.READ, topic),
+        "StopRollback": Need(Role.ADMIN, topic),
+    },
+    "offloaderd.v1.InspectService": {"Explain": Need(Role.READ, topic), "Verify": Need(Role.READ, topic)},
+    "offloaderd.v1.PlacementService": {
+        "ListDaemons": Need(Role.READ, topic_or_everything),
+        "Drain": Need(Role.ADMIN, everything),
+    },
+    "offloaderd.v1.DoctorService": {"Examine": Need(Role.ADMIN, everything)},
+    "offloaderd.v1.UpkeepService": {"Gc": Need(Role.ADMIN, everything)},
+    "offloaderd.v1.LedgerService": {"Append": Need(Role.OFFLOAD, topic), "Roll": Need(Role.OFFLOAD, topic)},
+    # Probes have no names. Reflection tells the API, which is no secret but nobody's business without one.
+    "grpc.health.v1.Health": dict.fromkeys(("Check", "List", "Watch"), Need(None, nothing, open=True)),
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Need(None, nothing)},
+}
+
+NEEDS: dict[str, Need] = {
+    f"/{service}/{method}": need for service, methods in _SERVICES.items() for method, need in methods.items()
+}
+"""By the full name of the method."""

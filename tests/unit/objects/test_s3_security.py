@@ -1,0 +1,142 @@
+"""Whom the S3 adapter speaks for, what it has encrypted, and which rights it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from offloaderd.clock import SystemClock
+from tests.unit.objects.faulty import Connection, FaultyServer, store_at
+
+ROOT = Path(__file__).resolve().parents[3]
+KEYLESS = {"access_key": None, "secret_key": None}
+UPLOAD = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+ACTIONS = {
+    "list_objects_v2": "s3:ListBucket",
+    "get_object": "s3:GetObject",
+    "head_object": "s3:GetObject",
+    "put_object": "s3:PutObject",
+    "create_multipart_upload": "s3:PutObject",
+    "upload_part": "s3:PutObject",
+    "complete_multipart_upload": "s3:PutObject",
+    "delete_objects": "s3:DeleteObject",
+    "abort_multipart_upload": "s3:AbortMultipartUpload",
+    "list_parts": "s3:ListMultipartUploadParts",
+    "list_multipart_uploads": "s3:ListBucketMultipartUploads",
+}
+"""Which right each call of the daemon needs, from AWS's service authorization reference."""
+
+
+@pytest.fixture(autouse=True)
+def no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the machine's own AWS settings."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ROLE_ARN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+async def taken(connection: Connection) -> None:
+    """Take whatever comes."""
+    if connection.head.startswith(b"PUT"):
+        await connection.read_body()
+    connection.answer("200 OK", UPLOAD if b"?uploads" in connection.head else b"", ETag='"e"', Connection="close")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "absent"),
+    [
+        ({}, (), (b"x-amz-server-side-encryption",)),
+        ({"encryption": "AES256"}, (b"x-amz-server-side-encryption: aes256\r\n",), (b"kms-key-id",)),
+        (
+            {"encryption": "aws:kms", "kms_key_id": "alias/offload"},
+            (
+                b"x-amz-server-side-encryption: aws:kms\r\n",
+                b"x-amz-server-side-encryption-aws-kms-key-id: alias/offload\r\n",
+            ),
+            (),
+        ),
+    ],
+)
+async def test_every_new_object_asks_for_its_encryption(
+    options: dict[str, object], expected: tuple[bytes, ...], absent: tuple[bytes, ...]
+) -> None:
+    """Both ways in which objects begin; parts belong to an upload that has said it."""
+    server = FaultyServer(taken)
+    async with store_at(server, **options) as store:
+        await store.put("k", b"abc")
+        assert await store.create_upload("k") == "u"
+        await store.upload_part("k", "u", 1, b"abc")
+    put, create, part = (head.lower() for head in server.heads)
+    for head in (put, create):
+        assert all(line in head for line in expected)
+        assert not any(word in head for word in absent)
+    assert b"server-side-encryption" not in part
+
+
+async def test_a_profile_is_taken_by_its_name(tmp_path: Path) -> None:
+    """The one of the settings, whatever the default says."""
+    names = ("default", "two")
+    lines = [f"[{name}]\naws_access_key_id = AKIA{name.upper()}\naws_secret_access_key = hush\n" for name in names]
+    (tmp_path / "credentials").write_text("".join(lines))
+    server = FaultyServer(taken)
+    async with store_at(server, **KEYLESS, profile="two") as store:
+        await store.put("k", b"abc")
+    assert b"Credential=AKIATWO/" in server.heads[0]
+
+
+async def test_a_web_identity_becomes_a_role_and_is_renewed_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token file is read and exchanged for keys; those that end within minutes are exchanged at the next use."""
+    asked: list[str] = []
+
+    async def exchange(connection: Connection) -> None:
+        asked.append((await connection.read_body()).decode())
+        ends_s = SystemClock().wall_ms() / 1000 + (300 if len(asked) == 1 else 86_400)
+        ends = datetime.fromtimestamp(ends_s, UTC).isoformat()
+        connection.answer(
+            "200 OK",
+            (
+                "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>"
+                f"<AccessKeyId>AKIAROLE{len(asked)}</AccessKeyId><SecretAccessKey>hush</SecretAccessKey>"
+                f"<SessionToken>session{len(asked)}</SessionToken><Expiration>{ends}</Expiration>"
+                "</Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
+            ).encode(),
+            Connection="close",
+        )
+
+    token = tmp_path / "token"
+    token.write_text("canary-identity")
+    sts, server = FaultyServer(exchange), FaultyServer(taken)
+    listener = await asyncio.start_server(sts.serve, "127.0.0.1", 0)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+    role = {"role_arn": "arn:aws:iam::1:role/offloaderd", "web_identity_token_file": str(token)}
+    async with listener, store_at(server, **KEYLESS, **role, connect_timeout_s=5.0, read_timeout_s=5.0) as store:
+        await store.put("k", b"abc")
+        await store.put("k", b"abc")
+    assert len(asked) == 2
+    assert all("WebIdentityToken=canary-identity" in one and "Action=AssumeRoleWithWebIdentity" in one for one in asked)
+    assert [key for head in server.heads for key in re.findall(rb"Credential=(\w+)", head)] == [
+        b"AKIAROLE1",
+        b"AKIAROLE2",
+    ]
+    assert b"session2" in server.heads[-1]
+
+
+def test_the_policy_allows_what_the_code_calls_and_no_more() -> None:
+    """Each call of the adapter has its action in deploy/s3/bucket-policy.json, and each action its call."""
+    source = "".join(path.read_text() for path in (ROOT / "offloaderd/objects").glob("s3*.py"))
+    calls = set(re.findall(r"client\.([a-z_0-9]+)\(", source)) - {"create_bucket"}  # which only standalone asks for
+    assert calls == ACTIONS.keys()
+    policy = json.loads((ROOT / "deploy/s3/bucket-policy.json").read_text())
+    allowed = [action for statement in policy["Statement"] for action in statement["Action"]]
+    assert {action for action in allowed if action.startswith("s3:")} == set(ACTIONS.values())
+    assert not [action for action in allowed if "*" in action]
+    assert {statement["Effect"] for statement in policy["Statement"]} == {"Allow"}

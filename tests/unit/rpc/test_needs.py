@@ -1,0 +1,150 @@
+"""The table of needs: it knows the whole API, reads names as the services do, and asks for enough."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from google.protobuf import message_factory
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+import offloaderd.rpc.v1
+from offloaderd.access.rights import EVERYTHING, Role, shown
+from offloaderd.errors import InvalidInput
+from offloaderd.metadata import paths
+from offloaderd.model import TopicName
+from offloaderd.rpc.needs import NEEDS
+from offloaderd.rpc.v1 import admin_pb2, offload_pb2, placement_pb2, policy_pb2, read_pb2, rollback_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from google.protobuf.descriptor import MethodDescriptor
+
+CHANGES = (
+    "Enable",
+    "Disable",
+    "Set",
+    "Remove",
+    "Delete",
+    "Revoke",
+    "Allow",
+    "Convert",
+    "Stop",
+    "Drain",
+    "Gc",
+    "Examine",
+)
+"""What the names of calls begin with that change what holds, or act on what everybody shares."""
+
+
+def methods() -> Iterator[tuple[str, MethodDescriptor]]:
+    """Every method that there is a proto for, ours and those of gRPC that are served."""
+    ours = [
+        importlib.import_module(f"offloaderd.rpc.v1.{found.name}").DESCRIPTOR
+        for found in pkgutil.iter_modules(offloaderd.rpc.v1.__path__)
+        if found.name.endswith("_pb2")
+    ]
+    for file in (*ours, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+        for service in file.services_by_name.values():
+            for method in service.methods:
+                yield f"/{service.full_name}/{method.name}", method
+
+
+def test_every_call_has_a_need_and_every_need_a_call() -> None:
+    """A new call is refused to everybody until somebody has thought of who may make it; this says so first."""
+    assert {path for path, _ in methods()} == set(NEEDS)
+    assert len(NEEDS) > 30
+
+
+@pytest.mark.parametrize("path", sorted(path for path in NEEDS if path.startswith("/offloaderd.")))
+def test_nobody_gets_in_by_saying_nothing(path: str) -> None:
+    """An empty request names everything, or is malformed; only messages within a stream may name nothing."""
+    method = dict(methods())[path]
+    need = NEEDS[path]
+    assert need.role is not None
+    assert not need.open
+    request = message_factory.GetMessageClass(method.input_type)()
+    try:
+        named = [shown(where) for where in need.named(request)]
+    except InvalidInput:
+        return
+    assert named == [EVERYTHING] or (path.endswith("/StreamingOffload") and not named)
+
+
+def test_what_changes_something_needs_the_role_for_it() -> None:
+    """Reading calls need read, those that put entries in need offload, all others admin."""
+    for path, need in NEEDS.items():
+        if not path.startswith("/offloaderd."):
+            continue
+        name = path.rpartition("/")[2]
+        if name.startswith(CHANGES):
+            assert need.role is Role.ADMIN, path
+        elif name in {"StreamingOffload", "Offload", "Append", "Roll"}:
+            assert need.role is Role.OFFLOAD, path
+        else:
+            assert need.role is Role.READ, path
+
+
+@pytest.mark.parametrize(
+    ("path", "request_", "named"),
+    [
+        ("ReadService/Read", read_pb2.ReadRequest(topic="orders"), "public/default/orders"),
+        ("ReadService/Read", read_pb2.ReadRequest(topic="public/default/*"), "public/default/*"),
+        ("ReadService/Read", read_pb2.ReadRequest(topic="re:x/y/.*"), "persistent://re:x/y/.*"),
+        ("AdminService/EnableTopic", admin_pb2.EnableTopicRequest(topic="public/*"), "public/*"),
+        ("AdminService/EnableTopic", admin_pb2.EnableTopicRequest(topic="re:x/y/.*"), "re:x/y/.*"),
+        ("AdminService/ListTopics", admin_pb2.ListTopicsRequest(prefix=""), EVERYTHING),
+        ("AdminService/ListTopics", admin_pb2.ListTopicsRequest(prefix="a"), "a/*"),
+        ("AdminService/ListTopics", admin_pb2.ListTopicsRequest(prefix="a/b/"), "a/b/*"),
+        ("AdminService/Status", admin_pb2.StatusRequest(), EVERYTHING),
+        ("AdminService/Status", admin_pb2.StatusRequest(topic="a/b/c"), "a/b/c"),
+        ("PlacementService/ListDaemons", placement_pb2.ListDaemonsRequest(), EVERYTHING),
+        ("PlacementService/Drain", placement_pb2.DrainRequest(dry_run=True), EVERYTHING),
+        (
+            "PolicyService/SetPolicies",
+            policy_pb2.SetPoliciesRequest(level=policy_pb2.PolicyLevel(broker=True)),
+            EVERYTHING,
+        ),
+        (
+            "PolicyService/GetPolicies",
+            policy_pb2.GetPoliciesRequest(level=policy_pb2.PolicyLevel(namespace="a/b")),
+            "a/b/*",
+        ),
+        ("RollbackService/PlanRollback", rollback_pb2.PlanRollbackRequest(target="a/b"), "a/b/*"),
+        ("RollbackService/PlanRollback", rollback_pb2.PlanRollbackRequest(target="a/b/c"), "a/b/c"),
+        (
+            "OffloadService/StreamingOffload",
+            offload_pb2.StreamingOffloadRequest(open=offload_pb2.StreamingOffloadRequest.Open(topic="a/b/c")),
+            "a/b/c",
+        ),
+    ],
+)
+def test_names_are_read_as_the_service_reads_them(path: str, request_: Any, named: str) -> None:  # noqa: ANN401 - any message
+    """A topic that looks like a pattern stays a topic where a topic is asked for."""
+    need = NEEDS[f"/offloaderd.v1.{path}"]
+    (where,) = need.named(request_)
+    assert shown(where) == named
+    if path.startswith("ReadService"):
+        assert where is not None
+        assert where.topic is not None
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    """Bytes of an argument that are not UTF-8 come as surrogates, which no path and no message can hold."""
+    with pytest.raises(InvalidInput, match="control character"):
+        TopicName.parse("public/default/\udcc6")
+
+
+@pytest.mark.parametrize("topic", ["../b/c", "a/../c", "a/b/..", "./b/c", "a/b/.", "a/b/../../x", "a/b/%2e%2e", ".."])
+def test_no_name_climbs_out_of_its_place(topic: str) -> None:
+    """Names become paths in ZooKeeper: each stays with its tenant and namespace, and is found again by its path."""
+    (where,) = NEEDS["/offloaderd.v1.ReadService/Read"].named(read_pb2.ReadRequest(topic=topic))
+    assert where is not None
+    assert where.topic is not None
+    path = paths.topic(where.topic)
+    assert not {".", "..", ""} & set(path.removeprefix("/").split("/"))
+    assert paths.parse_topic(path) == where.topic
