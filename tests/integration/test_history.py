@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 import hashlib
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
