@@ -29,6 +29,20 @@ class Driven(Conflict):
     """Another driver works on the topic's history."""
 
 
+async def check_free(store: MetadataStore, topic: TopicName) -> None:
+    """Raise Driven when somebody drives the topic now; whoever claims it finds out for certain."""
+    held = await node(store, paths.history_holder(topic))
+    if held is not None:
+        raise _driven(topic, held.value)
+
+
+def _driven(topic: TopicName, who: bytes) -> Driven:
+    return Driven(
+        f"driver {who.decode(errors='replace')} works on the history of {topic}",
+        hint=f"see offloadctl backfill status {topic}; offloadctl backfill cancel {topic} ends it",
+    )
+
+
 async def claim(store: MetadataStore, topic: TopicName, me: str, clock: Clock, *, depose: bool = False) -> Claim:
     """Become the topic's driver; `me` is an id that nobody else ever has.
 
@@ -54,14 +68,10 @@ async def _try(store: MetadataStore, topic: TopicName, me: str, clock: Clock, *,
     before = epoch_record.decode(known.value, path=path) if known is not None else None
     steps: list[Step] = []
     if held is not None:
-        who = held.value.decode(errors="replace")
-        if who == me and before is not None and before.daemon_id == me and known is not None:
+        if held.value == me.encode() and before is not None and before.daemon_id == me and known is not None:
             return Claim(topic, before.epoch, known.version, path)  # a claim whose answer was lost
         if not depose:
-            raise Driven(
-                f"driver {who} works on the history of {topic}",
-                hint=f"see offloadctl backfill status {topic}; offloadctl backfill cancel {topic} ends it",
-            )
+            raise _driven(topic, held.value)
         steps.append(Delete(holder))
     epoch = before.epoch + 1 if before is not None else 1
     value = epoch_record.encode(epoch_record.Epoch(epoch=epoch, daemon_id=me, claimed_ms=clock.wall_ms()))
