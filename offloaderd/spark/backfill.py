@@ -1,7 +1,7 @@
 """Backfill of history (PIP-76) with Spark: plan, run, status and cancel, for topics or a whole namespace.
 
     with spark_session("backfill") as session:
-        ended = await run(settings, session, [topic], Options())
+        ended = await run(settings, session, [topic], Options(share=Share(slots=8)))
 
 Planning, status and cancelling need no Spark. A run may be broken off at any time, by whatever: the next one goes on.
 """
@@ -111,20 +111,18 @@ async def plan(
 async def run(
     settings: Settings,
     session: SparkSession,
-    wanted: Wanted,
+    topics: Sequence[TopicName],
     options: Options,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> list[Ended]:
     """Offload history with the executors of a session; returns what became of each topic.
 
-    All topics are looked at before anything is written: raises BackfillFailed naming each that is not for a job, or is
-    another's, InvalidConfig, Transient.
+    Which topics there are, and whether they are for a job, `checked` says. Raises InvalidConfig, Transient.
     """
     clock = SystemClock()
     share = options.share
     with SparkRunner(session, settings, share, group=f"backfill-{clock.uuid()}") as runner:
         async with open_stores(settings, clock) as stores:
-            topics = await checked(stores.shop.metadata, wanted)
             driver = Driver(
                 runner=runner,
                 slots=asyncio.Semaphore(share.slots),
@@ -157,20 +155,23 @@ async def drive(stores: Stores, topics: Sequence[TopicName], driver: Driver, seg
     return [ended[topic] for topic in topics]
 
 
-async def checked(store: MetadataStore, wanted: Wanted) -> list[TopicName]:
-    """Return the topics that a job can work on. Raises BackfillFailed naming all of those by name that it cannot."""
-    topics, problems = await _topics(store, wanted), []
+async def checked(store: MetadataStore, wanted: Wanted) -> tuple[list[TopicName], list[TopicName]]:
+    """Return the topics that a job can work on, and those with which there is nothing to do.
+
+    Raises BackfillFailed naming all of those by name that it cannot.
+    """
+    topics, done, problems = await _topics(store, wanted), [], []
     for topic in wanted.topics:
         try:
             await eligible(store, topic)
             await backfill_lease.check_free(store, topic)
         except AlreadyDone:
-            continue
+            done.append(topic)
         except OffloaderError as error:
             problems.append(str(error))
     if problems:
         raise BackfillFailed("\n".join(problems), hint="nothing was done")
-    return topics
+    return [topic for topic in topics if topic not in done], done
 
 
 async def _topics(store: MetadataStore, wanted: Wanted) -> list[TopicName]:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,17 @@ import pytest
 from offloaderd.metadata import paths
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.objects.port import PART_BYTES_MIN
+from offloaderd.rpc.v1 import policy_pb2
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_history import OLD, TOPIC, append, digest, enable, entries, expected, look, until_done
 from tests.real.audit import audit
+from tests.real.writer import Plan, ledger_writer
+from tests.real.written_topic import written_topic
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from tests.real.bookies import BookKeeperCluster
     from tests.servers import S3Server
 
 pytestmark = pytest.mark.timeout(400)
@@ -159,7 +164,7 @@ async def test_a_job_that_is_killed_and_run_again_beside_the_live_edge_makes_one
         assert await digest(client) == expected(OLD + 100)
         status = await client.status(TOPIC)
         assert not status.topics[0].HasField("history")
-        assert await answered(site, "run", str(TOPIC), "--master", "local[1]") == (
+        assert await answered(site, "run", str(TOPIC)) == (
             0,
             {"topics": [{"topic": str(TOPIC), "done": True, "committed": 0, "losses": 0, "retries": 0, "error": None}]},
         )
@@ -171,3 +176,44 @@ async def test_a_job_that_is_killed_and_run_again_beside_the_live_edge_makes_one
 async def _gone(store: ZooKeeperStore) -> bool:
     """Whether the driver that was killed is forgotten."""
     return "holder" not in await store.children(paths.history(TOPIC))
+
+
+@pytest.mark.bookies
+async def test_history_on_real_bookies_is_offloaded_by_a_job_with_one_of_them_down(
+    tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str, bookkeeper: BookKeeperCluster
+) -> None:
+    """Executors read the replicas that are there, within their share of a limit; the live edge is the daemon's."""
+    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    site.settings["ledgers"] = {"kind": "bookkeeper"}
+    site.settings["history"] = {"daemon_bytes_max": 0}
+    site.settings["bookkeeper"] = {"servers": bookkeeper.zookeeper, "request_timeout_s": 2, "hedge_s": 0.5}
+    site.settings["offload"] = {"segment_bytes_max": 70_000, "segment_age_max_s": 3600}
+    async with asyncio.timeout(DEADLINE_S), ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
+        bookies = sorted(bookkeeper.available())[:2]
+        plan = replace(Plan(ensemble=2), bookies=bookies)
+        topic = await written_topic(writer, f"public/default/d-{CLOCK.uuid().hex}", plan=plan)
+        made = [f"{number}/".encode().ljust(300, b"#") for number in range(650)]
+        for first in range(0, 600, 200):
+            await topic.add(made[first : first + 200])
+            await topic.roll()
+        await topic.add(made[600:])
+        async with DaemonProcess(site) as daemon, daemon.client() as client:
+            await client.enable(topic.name, policies=policy_pb2.OffloadPolicies(history_order="alongside"))
+            while not (await client.history(topic.name)).HasField("plan"):
+                await CLOCK.sleep(0.1)
+            await topic.roll()
+            await bookkeeper.bookie(bookies[0]).kill()
+            name, slow = str(topic.name), ("--source-rate", "1MiB", "--parallel", "2")
+            async with backfill(site, "run", name, "--master", "local[2]", *slow) as job:
+                code, done = await job.answer()
+                assert (code, done["topics"][0]["committed"]) == (0, 3), job.told()
+            found = await client.history(topic.name, ranges_max=10)
+            assert found.plan.done_ms
+            assert [one.state for one in found.ranges] == ["done"] * 3
+            await bookkeeper.heal()
+            async for _ in client.offload(topic.name, wait=True, timeout_s=60):
+                pass
+            read: list[bytes] = []
+            async for response in client.read(topic.name):
+                read += response.batch.payloads
+            assert read == made

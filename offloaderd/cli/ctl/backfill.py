@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from contextlib import asynccontextmanager
@@ -137,28 +138,26 @@ def _run(
     from offloaderd.spark import backfill as work  # noqa: PLC0415
     from offloaderd.spark.session import spark_session  # noqa: PLC0415
 
-    async def checked() -> None:
+    async def checked() -> tuple[list[TopicName], list[TopicName]]:
         async with _stores(settings) as stores:
-            await work.checked(stores.shop.metadata, wanted)
+            return await work.checked(stores.shop.metadata, wanted)
 
-    session.run(checked())  # before Spark, which takes its time
-    bar = words.Bar(tty=sys.stderr.isatty())
-    with spark_session("offloaderd backfill", master=master, options=conf) as spark:
-        chosen = work.with_slots(chosen, work.slots_of(spark, chosen.share.slots or None))
-
-        async def drive() -> int:
-            ended = await work.run(settings, spark, wanted, chosen, bar.tell)
-            bar.end()
-            if session.json:
-                show.document({"topics": [words.ended_json(one) for one in ended]})
-            else:
-                words.show_ended(ended)
-            for one in ended:
-                if one.error is not None:
-                    report(one.error)
-            return FAILED if any(one.error is not None for one in ended) else OK
-
-        return session.run(drive())
+    topics, done = asyncio.run(checked())  # before Spark, which takes its time
+    ended = [work.Ended(topic=topic, nothing=True) for topic in done]
+    if topics:
+        bar = words.Bar(tty=sys.stderr.isatty())
+        with spark_session("offloaderd backfill", master=master, options=conf) as spark:
+            chosen = work.with_slots(chosen, work.slots_of(spark, chosen.share.slots or None))
+            ended += asyncio.run(work.run(settings, spark, topics, chosen, bar.tell))
+        bar.end()
+    if session.json:
+        show.document({"topics": [words.ended_json(one) for one in ended]})
+    else:
+        words.show_ended(ended)
+    for one in ended:
+        if one.error is not None:
+            report(one.error)
+    return FAILED if any(one.error is not None for one in ended) else OK
 
 
 @backfill.command(short_help="Show how far history is offloaded.")
