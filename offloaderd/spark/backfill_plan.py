@@ -10,6 +10,7 @@ from offloaderd.format import v2
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.metadata import history
 from offloaderd.metadata.records.history import RangeState
+from offloaderd.model import OffloadMethod
 from offloaderd.offload.boundaries import Splitter, segment_bytes_for
 from offloaderd.offload.history import extent_of, left_of
 from offloaderd.offload.roll import RollPolicy
@@ -136,7 +137,12 @@ async def plan_topic(stores: Stores, topic: TopicName, segment_bytes: int = 0) -
 
 
 async def _policy(stores: Stores, topic: TopicName) -> RollPolicy:
-    return RollPolicy.of(await stores.book.of(topic))
+    policy = RollPolicy.of(await stores.book.of(topic))
+    if policy.method is OffloadMethod.NONE:
+        raise BackfillFailed(
+            f"the policy of {topic} has the method none", hint=f"offloadctl topics get-offload-policies {topic}"
+        )
+    return policy
 
 
 def segment_bytes_of(policy: RollPolicy, layout: SegmentLayout, asked: int) -> int:
@@ -145,7 +151,7 @@ def segment_bytes_of(policy: RollPolicy, layout: SegmentLayout, asked: int) -> i
 
 
 async def segment_bytes_for_topic(stores: Stores, topic: TopicName, asked: int) -> int:
-    """Return the same for a topic whose policy has to be looked up."""
+    """Return the same for a topic whose policy has to be looked up. Raises BackfillFailed for the method none."""
     return segment_bytes_of(await _policy(stores, topic), stores.shop.layout, asked)
 
 

@@ -14,7 +14,8 @@ from offloaderd.metadata import history as stored_history
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import Worker
-from offloaderd.model import Position
+from offloaderd.model import HistoryOrder, Position
+from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.workshop import HistoryRules
 from offloaderd.spark import backfill_lease
 from offloaderd.spark.backfill_job import AlreadyDone, BackfillFailed, Progress, SegmentTask
@@ -26,6 +27,9 @@ from tests.unit.offload.test_history import rig_with
 from tests.unit.spark.backfill_rig import Died, LocalRunner, backfill, map_of, planned, whole
 
 if TYPE_CHECKING:
+    from offloaderd.ledgers.port import LedgerStore
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.offload.workshop import Workshop
     from tests.unit.offload.rig import Rig
 
 
@@ -393,3 +397,45 @@ async def test_ranges_and_attempts_show_who_works_on_what() -> None:
         ]
         gate.set()
         await running
+
+
+async def test_new_entries_that_wait_for_history_begin_when_it_is_done() -> None:
+    """PIP-76's order: the daemon streams nothing before the job has committed everything."""
+    rig = await rig_with(200, daemon_bytes_max=0, order=HistoryOrder.HISTORY_FIRST)
+    async with asyncio.timeout(60), rig.engine() as engine:
+        topic = await enabled(engine)
+        assert topic.map.unfinished is not None
+        assert topic.map.segments == ()
+        await backfill(rig).run()
+        target = await topic.request_roll()
+        await until(lambda: topic.offloaded == target)
+    await whole(rig)
+
+
+async def test_an_executor_holds_a_few_parts_whatever_the_size_of_its_segment() -> None:
+    """Its budget is never exceeded, and a segment is ten times as large."""
+    rig = await planned(12_000, segment_bytes=1 << 30)
+    rig.upload_bytes = 3 * rig.layout.part_bytes
+    most = 0
+
+    class Watched(ByteBudget):
+        def _grant(self) -> None:
+            nonlocal most
+            super()._grant()
+            most = max(most, self.used_bytes)
+
+    workshop = rig.workshop
+
+    def watched(metadata: MetadataStore, *, source: LedgerStore | None) -> Workshop:
+        shop = workshop(metadata, source=source)
+        return replace(shop, uplink=replace(shop.uplink, budget=Watched(rig.upload_bytes)))
+
+    rig.workshop = watched  # type: ignore[method-assign]
+    async with asyncio.timeout(60):
+        job = backfill(rig)
+        job._segment_bytes = 1 << 30
+        await job.run()
+    assert (await map_of(rig)).segments[0].payload_bytes > 10 * rig.upload_bytes
+    assert 0 < most <= rig.upload_bytes
+    rig.workshop = workshop  # type: ignore[method-assign]
+    await whole(rig, 12_000)
