@@ -25,7 +25,7 @@ from offloaderd.offload.history import left_of
 from offloaderd.spark import backfill_lease
 from offloaderd.spark.backfill_eligible import eligible
 from offloaderd.spark.backfill_job import PATIENCE_S, AlreadyDone, BackfillFailed, Driver, Progress
-from offloaderd.spark.backfill_plan import plan_topic, segment_bytes_for_topic
+from offloaderd.spark.backfill_plan import aim_of, plan_topic
 from offloaderd.spark.backfill_record import JobRecord
 from offloaderd.spark.backfill_spark import SparkRunner
 from offloaderd.spark.backfill_stores import Share, open_stores
@@ -141,8 +141,8 @@ async def drive(stores: Stores, topics: Sequence[TopicName], driver: Driver, seg
     async def one(topic: TopicName) -> None:
         async with turns:
             try:
-                size = await segment_bytes_for_topic(stores, topic, segment_bytes)
-                job = TopicBackfill(stores.shop, stores.source, topic, driver, segment_bytes=size)
+                aim = await aim_of(stores, topic, segment_bytes)
+                job = TopicBackfill(stores.shop, stores.source, topic, driver, aim=aim)
                 ended[topic] = Ended(topic=topic, progress=await job.run())
             except AlreadyDone:
                 ended[topic] = Ended(topic=topic, nothing=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.model import Position, TopicName
+    from offloaderd.objects.places import Place
     from offloaderd.offload.commit import Claim
 
 PATIENCE_S = 300.0
@@ -94,6 +95,14 @@ class Runner(Protocol):
     async def run(self, task: SegmentTask) -> Written:
         """Have a segment written. Raises Transient when nobody knows what became of it. Cancellation stops it."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """How large a topic's segments are to be, in bytes of payload, and where they go, by its policy."""
+
+    segment_bytes: int
+    place: Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

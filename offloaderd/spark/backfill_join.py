@@ -39,10 +39,10 @@ class Joiner:
         Raises SegmentFailed when it is not, or is another.
         """
         shop, topic = self._shop, self._history.map.topic
-        where = attempt.keys(shop.uplink.prefix)
+        where = attempt.keys
         named = partial(keys.labels, where, cluster=shop.cluster, managed_ledger=topic.managed_ledger)
         troubles = Troubles(topic, shop.uplink.clock, lambda: None)
-        upload = SegmentUpload(shop.uplink, where, troubles=troubles, labels=named)
+        upload = SegmentUpload(shop.uplink, attempt.bucket, where, troubles=troubles, labels=named)
         data = await upload.find(where.manifest)
         if data is None:
             raise SegmentFailed(f"{where.manifest} is gone")
@@ -64,4 +64,4 @@ class Joiner:
             except NotFound as error:
                 raise SegmentFailed(f"{key} is gone") from error
         shop.pasts.note(joined)
-        return CommittedSegment.described(joined, bucket=shop.driver.get("bucket", ""), prefix=shop.uplink.prefix)
+        return CommittedSegment.described(joined, bucket=attempt.bucket, prefix=where.prefix)

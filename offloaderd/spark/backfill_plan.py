@@ -16,7 +16,7 @@ from offloaderd.offload.history import extent_of, left_of
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.rpc.history import first_left
 from offloaderd.spark.backfill_eligible import eligible, plan_for_job
-from offloaderd.spark.backfill_job import BackfillFailed
+from offloaderd.spark.backfill_job import Aim, BackfillFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,7 +107,7 @@ async def plan_topic(stores: Stores, topic: TopicName, segment_bytes: int = 0) -
             doubtful=plan.doubtful_ledgers,
             split=True,
         )
-    wanted = segment_bytes_of(await _policy(stores, topic), shop.layout, segment_bytes)
+    wanted = (await aim_of(stores, topic, segment_bytes)).segment_bytes
     try:
         extent = extent_of(await source.ledgers(topic), plan.boundary)
     except NotFound as error:
@@ -145,14 +145,11 @@ async def _policy(stores: Stores, topic: TopicName) -> RollPolicy:
     return policy
 
 
-def segment_bytes_of(policy: RollPolicy, layout: SegmentLayout, asked: int) -> int:
-    """Return how large segments are to be: what was asked for, else what the topic's policy says."""
-    return segment_bytes_for(asked or policy.segment_bytes_max, layout)
-
-
-async def segment_bytes_for_topic(stores: Stores, topic: TopicName, asked: int) -> int:
-    """Return the same for a topic whose policy has to be looked up. Raises BackfillFailed for the method none."""
-    return segment_bytes_of(await _policy(stores, topic), stores.shop.layout, asked)
+async def aim_of(stores: Stores, topic: TopicName, asked_bytes: int) -> Aim:
+    """Return how a topic's segments are made: as asked for, else by its policy. Raises BackfillFailed, Transient."""
+    policy, shop = await _policy(stores, topic), stores.shop
+    size = segment_bytes_for(asked_bytes or policy.segment_bytes_max, shop.layout)
+    return Aim(segment_bytes=size, place=shop.place_for(policy))
 
 
 def object_bytes_of(one: HistoryRange, layout: SegmentLayout) -> int:

@@ -21,6 +21,7 @@ from offloaderd.offload.budget import until_answered
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.history_record import HistoryRecord
 from offloaderd.offload.record import TopicRecord
+from offloaderd.offload.signal import race
 from offloaderd.spark.backfill_eligible import plan_for_job
 from offloaderd.spark.backfill_job import BackfillFailed
 from offloaderd.spark.backfill_join import Joiner
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.model import LedgerInfo, Loss
+    from offloaderd.objects.places import Place
     from offloaderd.offload.chain import Run
     from offloaderd.offload.commit import Claim
     from offloaderd.offload.workshop import Workshop
@@ -43,11 +45,22 @@ HOLD_S = 90.0
 """How long the plan says that this driver holds it; it is said again three times as often."""
 
 
+LET_GO_S = 5.0
+"""How long to try to take that back in the end: the metadata store may be what is away."""
+
+
 class JobRecord:
     """One topic's history under one driver's claim; `me` is the driver's id."""
 
     def __init__(
-        self, shop: Workshop, source: LedgerSource, claim: Claim, topic_map: TopicMap, *, me: str, patience_s: float
+        self,
+        shop: Workshop,
+        source: LedgerSource,
+        claim: Claim,
+        topic_map: TopicMap,
+        *,
+        me: str,
+        patience_s: float,
     ) -> None:
         """Raises BackfillFailed for a history that is not a job's, or not any more."""
         plan = plan_for_job(topic_map)
@@ -129,9 +142,13 @@ class JobRecord:
 
     async def let_go(self) -> None:
         """Say that nobody drives it any more, as far as that can still be said."""
-        try:
+
+        async def say() -> None:
             async with self._lock:
                 await self._record.change_plan(replace(self.plan, holder="", holder_until_ms=0))
+
+        try:
+            await race(say(), self._clock.sleep(LET_GO_S))
         except OffloaderError as error:
             log.debug("backfill.plan_left", topic=str(self.claim.topic), error=str(error))
 
@@ -157,9 +174,9 @@ class JobRecord:
             begins.add(found.begin)
             yield attempts, found
 
-    async def begin(self, begin: Position, failures: tuple[int, str]) -> tuple[AttemptLog, Attempt]:
+    async def begin(self, begin: Position, place: Place, failures: tuple[int, str]) -> tuple[AttemptLog, Attempt]:
         """Record an attempt before its first byte. Raises Fenced."""
-        attempt = self._shop.attempt(begin, self._shop.layout, epoch=self.claim.epoch, failures=failures)
+        attempt = self._shop.attempt(begin, self._shop.layout, place, epoch=self.claim.epoch, failures=failures)
         attempts = self._log(paths.history_job_attempt(self.claim.topic, attempt.segment_id))
         await self._locked(lambda: self.history.begin(attempt, attempts))
         return attempts, attempt

@@ -115,7 +115,8 @@ async def open_stores(settings: Settings, clock: Clock, *, upload_bytes_per_s: f
         objects = _bucket(settings, clock, metrics)
         await stack.enter_async_context(objects)
         try:
-            await objects.check()
+            for place in wiring.places(settings):
+                await objects.at(place.bucket).check()
         except (Denied, BucketMissing) as error:
             raise InvalidConfig(error.message, hint=error.hint) from error
         ledgers = await _ledgers(stack, settings, clock, metrics)

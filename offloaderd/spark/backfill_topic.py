@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
     from offloaderd.offload.commit import AttemptLog, Claim
     from offloaderd.offload.workshop import Workshop
-    from offloaderd.spark.backfill_job import Driver
+    from offloaderd.spark.backfill_job import Aim, Driver
 
 log = structlog.get_logger(__name__)
 
@@ -59,14 +59,12 @@ class _Item:
 class TopicBackfill:
     """One run of one topic's backfill."""
 
-    def __init__(
-        self, shop: Workshop, source: LedgerSource, topic: TopicName, driver: Driver, *, segment_bytes: int
-    ) -> None:
+    def __init__(self, shop: Workshop, source: LedgerSource, topic: TopicName, driver: Driver, *, aim: Aim) -> None:
         self._shop = shop
         self._source = source
         self._topic = topic
         self._driver = driver
-        self._segment_bytes = segment_bytes
+        self._aim = aim
         self._clock = shop.uplink.clock
         self._changed = Signal()
         self._items: dict[Position, _Item] = {}
@@ -100,7 +98,7 @@ class TopicBackfill:
         )
         await record.hold()
         try:
-            await record.split(self._segment_bytes)
+            await record.split(self._aim.segment_bytes)
             async for attempts, found in record.left_behind():
                 ready = found.status is AttemptStatus.OFFLOADED
                 item = _Item(found.begin, record.end_of(found.begin), (attempts, found), ready=ready)
@@ -154,7 +152,7 @@ class TopicBackfill:
         try:
             while not item.ready:
                 if item.recorded is None:
-                    item.recorded = await self._record.begin(item.begin, (item.tries, item.last_error))
+                    item.recorded = await self._record.begin(item.begin, self._aim.place, (item.tries, item.last_error))
                 self._told()
                 written = await self._task(item.recorded[1], item.end, again=again)
                 again = True

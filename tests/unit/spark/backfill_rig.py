@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import Transient
 from offloaderd.metadata import catalog
-from offloaderd.spark.backfill_job import Driver, Progress, SegmentTask, Written
+from offloaderd.spark.backfill_job import Aim, Driver, Progress, SegmentTask, Written
 from offloaderd.spark.backfill_task import write_segment
 from offloaderd.spark.backfill_topic import TopicBackfill
 from tests.unit.offload.owned import Owned
@@ -70,6 +70,7 @@ def backfill(
     store: MemoryMetadata | None = None,
     progress: Callable[[Progress], None] = lambda _: None,
     patience_s: float = 5.0,
+    segment_bytes: int = SEGMENT_BYTES,
 ) -> TopicBackfill:
     """One run of the rig's topic."""
     ledgers = rig.ledgers
@@ -82,7 +83,8 @@ def backfill(
         patience_s=patience_s,
         progress=progress,
     )
-    return TopicBackfill(shop, ledgers, TOPIC, driver, segment_bytes=SEGMENT_BYTES)
+    aim = Aim(segment_bytes=segment_bytes, place=shop.places.home)
+    return TopicBackfill(shop, ledgers, TOPIC, driver, aim=aim)
 
 
 async def map_of(rig: Rig) -> TopicMap:

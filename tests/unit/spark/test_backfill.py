@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Denied, Fenced, OffloaderError
+from offloaderd.errors import Denied, Fenced, OffloaderError, Transient
 from offloaderd.format import manifest
 from offloaderd.metadata import history as stored_history
 from offloaderd.metadata import paths
@@ -20,7 +20,7 @@ from offloaderd.offload.workshop import HistoryRules
 from offloaderd.spark import backfill_lease
 from offloaderd.spark.backfill_job import AlreadyDone, BackfillFailed, Progress, SegmentTask
 from offloaderd.spark.backfill_lease import Driven
-from offloaderd.testing.faults import Faults, FaultyStore
+from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep import references
 from tests.unit.offload.rig import TOPIC, enabled, offloader_of, payloads, until
 from tests.unit.offload.test_history import rig_with
@@ -432,10 +432,30 @@ async def test_an_executor_holds_a_few_parts_whatever_the_size_of_its_segment() 
 
     rig.workshop = watched  # type: ignore[method-assign]
     async with asyncio.timeout(60):
-        job = backfill(rig)
-        job._segment_bytes = 1 << 30
-        await job.run()
+        await backfill(rig, segment_bytes=1 << 30).run()
     assert (await map_of(rig)).segments[0].payload_bytes > 10 * rig.upload_bytes
     assert 0 < most <= rig.upload_bytes
     rig.workshop = workshop  # type: ignore[method-assign]
     await whole(rig, 12_000)
+
+
+async def test_a_driver_without_its_metadata_store_ends_all_the_same() -> None:
+    """It tries for a while to say that it is gone; the session's end says the rest."""
+    rig = await planned()
+    faults, runner = Faults(), LocalRunner(rig)
+    store = rig.tree.connect()
+
+    async def cut(task: SegmentTask, number: int) -> None:
+        faults.fail("transact", Transient("away"), times=1_000_000)
+        store.expire()
+        await asyncio.Event().wait()
+
+    runner.before = cut
+    job = backfill(rig, runner)
+    job._shop = replace(job._shop, metadata=FaultyMetadata(store, faults))
+    async with asyncio.timeout(30):
+        with pytest.raises(BackfillFailed, match="session"):
+            await job.run()
+    faults.heal()
+    await backfill(rig, me="next").run()
+    await whole(rig)
