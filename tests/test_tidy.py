@@ -247,6 +247,7 @@ def test_only_the_root_imports_settings() -> None:
         "offloaderd/cli/",
         "offloaderd/config/",
         "offloaderd/doctor/",
+        "offloaderd/spark/",  # an executor is a process of its own
         "offloaderd/standalone/",
         "offloaderd/daemon.py",
         "offloaderd/log.py",

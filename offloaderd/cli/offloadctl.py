@@ -8,6 +8,7 @@ import click
 
 import offloaderd
 from offloaderd.cli.ctl import (
+    backfill,
     daemons,
     doctor,
     explain,
@@ -69,6 +70,7 @@ for command in (
     ledgers.ledgers,
     grants.grants,
     history.history,
+    backfill.backfill,
     rollback.rollback,
     policies.broker,
     policies.namespaces,

@@ -18,16 +18,24 @@ name the format; a newer version is refused, an older one would be migrated here
 
 from __future__ import annotations
 
-import fcntl
 import os
 import queue
 import sqlite3
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import Closed, Conflict, CorruptData, Denied, InvalidConfig, NoSpace, OffloaderError, Transient
+from offloaderd.errors import (
+    Closed,
+    CorruptData,
+    Denied,
+    InvalidConfig,
+    NoSpace,
+    NotFound,
+    OffloaderError,
+    Transient,
+)
 from offloaderd.ledgers import rows
-from offloaderd.ledgers.disk import file_bytes, free_bytes, full_disk, translated_os_errors
+from offloaderd.ledgers.disk import file_bytes, free_bytes, full_disk, lock_directory, translated_os_errors
 from offloaderd.model import LedgerInfo, TopicName
 
 if TYPE_CHECKING:
@@ -120,11 +128,27 @@ class Database:
                 self._check_format(self._writer)
                 stored = self._load(self._writer)
                 for _ in range(READERS):
-                    reader = self._connect()
-                    self._readers.put(reader)
-                    self._reader_count += 1
-                    reader.execute("PRAGMA query_only = ON")
+                    self._add_reader()
                 return stored
+        except BaseException:
+            self.close()
+            raise
+
+    def open_for_reading(self) -> None:
+        """Open a store that another process may have open, to read it. Raises NotFound, Denied, CorruptData.
+
+        `load`, `fetch`, `length_at` and `close` are all that may be called then.
+        """
+        if not self.path.is_file():
+            raise NotFound(
+                f"no ledger store in {self.directory}", hint="correct ledgers.directory; it has to be on this machine"
+            )
+        try:
+            with self._translated():
+                for _ in range(READERS):
+                    self._add_reader()
+                with self._reading() as reader:
+                    self._check_format(reader)
         except BaseException:
             self.close()
             raise
@@ -209,6 +233,21 @@ class Database:
             return None
         head = rows.head(row, key=str(self.path))
         return head.length_at(entry_id) if entry_id <= head.last_entry_id else None
+
+    def load(self) -> Stored:
+        """Return what the store holds now. Raises CorruptData, Transient."""
+        with self._reading() as reader:
+            reader.execute("BEGIN")  # both tables as they were at one moment
+            try:
+                return self._load(reader)
+            finally:
+                reader.execute("COMMIT")
+
+    def _add_reader(self) -> None:
+        reader = self._connect()
+        self._readers.put(reader)
+        self._reader_count += 1
+        reader.execute("PRAGMA query_only = ON")
 
     def _check_room(self, writer: sqlite3.Connection, draft: Draft) -> None:
         """Refuse entries for which the disk has no room, while deleting still has.
@@ -351,27 +390,3 @@ class Database:
                 hint="check that the disk is not mounted read-only and who owns the directory",
             )
         return Transient(f"the ledger store in {self.directory} failed: {error}")
-
-
-def lock_directory(directory: Path) -> int:
-    """Create the directory if need be and lock it for this process; returns the lock's file descriptor.
-
-    Raises Conflict when it is locked, and OSError.
-    """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    except BlockingIOError:
-        holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
-        os.close(lock)
-        raise Conflict(
-            f"the ledger store in {directory} is in use by another process (pid {holder or 'unknown'})",
-            hint="stop that one, or choose another directory",
-        ) from None
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock

@@ -1,13 +1,14 @@
-"""What the operating system says about a disk, in the words of the error tree."""
+"""A disk in the words of the error tree: what the operating system says of it, and the lock on a directory."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Denied, NoSpace, Transient
+from offloaderd.errors import Conflict, Denied, NoSpace, Transient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,3 +56,27 @@ def translated_os_errors(directory: Path) -> Iterator[None]:
                 hint="check that the disk is not mounted read-only and who owns the directory",
             ) from error
         raise Transient(f"the ledger store in {directory} failed: {reason}") from error
+
+
+def lock_directory(directory: Path) -> int:
+    """Create the directory if need be and lock it for this process; returns the lock's file descriptor.
+
+    Raises Conflict when it is locked, and OSError.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError:
+        holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        os.close(lock)
+        raise Conflict(
+            f"the ledger store in {directory} is in use by another process (pid {holder or 'unknown'})",
+            hint="stop that one, or choose another directory",
+        ) from None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock

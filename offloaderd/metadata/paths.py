@@ -12,7 +12,7 @@
         losses/<ledger id>
         trash/<segment uuid>
         grants/<ledger id>
-        history/plan  attempt  ranges/<number>
+        history/plan  attempt  ranges/<number>  driver  holder  attempts/<segment uuid>  writers/<segment uuid>
         rollback/order  attempt
 
 Rules: a topic's names are percent-encoded as nearly all of its managed ledger's, so a topic is found under the name
@@ -175,6 +175,36 @@ def history_ranges(name: TopicName) -> str:
 def history_range_node(name: TopicName, number: int) -> str:
     """So many of these ranges as one node holds."""
     return f"{history_ranges(name)}/{number}"
+
+
+def history_driver(name: TopicName) -> str:
+    """Number of the claim of a backfill job's driver; the node's version fences it and its executors."""
+    return f"{history(name)}/driver"
+
+
+def history_holder(name: TopicName) -> str:
+    """The driver that lives (ephemeral)."""
+    return f"{history(name)}/holder"
+
+
+def history_attempts(name: TopicName) -> str:
+    """Folder of the segments that a job writes, or has written and not committed yet."""
+    return f"{history(name)}/attempts"
+
+
+def history_job_attempt(name: TopicName, segment_id: UUID) -> str:
+    """One segment that a job writes."""
+    return f"{history_attempts(name)}/{segment_id}"
+
+
+def history_writers(name: TopicName) -> str:
+    """Folder of the executors that write."""
+    return f"{history(name)}/writers"
+
+
+def history_writer(name: TopicName, segment_id: UUID) -> str:
+    """The executor that writes one segment (ephemeral)."""
+    return f"{history_writers(name)}/{segment_id}"
 
 
 def rollback(name: TopicName) -> str:

@@ -36,11 +36,20 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Proof of ownership: the epoch, and the version of its node that every commit checks."""
+    """Proof of ownership: the epoch, and the version of its node that every commit checks.
+
+    `node` is where the epoch is kept; without it, it is that of the topic's owner.
+    """
 
     topic: TopicName
     epoch: int
     epoch_version: int
+    node: str = ""
+
+    @property
+    def path(self) -> str:
+        """Where the epoch is kept."""
+        return self.node or paths.epoch(self.topic)
 
 
 class AttemptLog:

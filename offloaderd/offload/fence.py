@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transient
-from offloaderd.metadata import paths
 from offloaderd.metadata.port import Check
 from offloaderd.offload.budget import Backoff, until_answered
 
@@ -36,7 +35,7 @@ class Fence:
         `recorded` reads back whether they were carried out; it decides after a lost answer, and after a conflict
         that an earlier try of the same steps may have caused.
         """
-        fence = Check(paths.epoch(self.claim.topic), self.claim.epoch_version)
+        fence = Check(self.claim.path, self.claim.epoch_version)
         backoff = Backoff(self._clock)
         unknown = False
         while True:
@@ -65,7 +64,7 @@ class Fence:
 
         async def ours() -> bool:
             try:
-                node = await self.store.get(paths.epoch(self.claim.topic))
+                node = await self.store.get(self.claim.path)
             except NotFound:
                 return False
             return node.version == self.claim.epoch_version
@@ -74,6 +73,6 @@ class Fence:
             raise error
         self._metrics.fenced_writes.inc()
         raise Fenced(
-            f"another daemon has taken over {self.claim.topic} (epoch {self.claim.epoch} is over)",
-            hint="nothing to do: this daemon stops working on the topic and changes nothing",
+            f"somebody else has taken over {self.claim.topic} (epoch {self.claim.epoch} is over)",
+            hint="nothing to do: who was deposed stops working on the topic and changes nothing",
         ) from error

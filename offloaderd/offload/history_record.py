@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.history import HistoryRanges
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.records.history import HistoryPlan, HistoryRange
-    from offloaderd.model import LedgerEnd, Loss
+    from offloaderd.model import LedgerEnd, Loss, TopicName
     from offloaderd.offload.boundaries import Split
     from offloaderd.offload.chain import Run
     from offloaderd.offload.commit import AttemptLog
@@ -82,25 +82,8 @@ class HistoryRecord:
 
     async def look(self, source: LedgerSource) -> list[LedgerInfo]:
         """Take in what the source has of history; returns it. Raises Transient, HistoryTorn."""
-        try:
-            infos = list(await source.ledgers(self._record.map.topic))
-        except NotFound:
-            infos = []
-        if not any(info.ledger_id >= self._boundary for info in infos):
-            raise Transient(
-                f"the source lists nothing of {self._record.map.topic} from ledger {self._boundary} on",
-                hint="history waits until it does: the topic was deleted, or its list is not whole",
-            )
-        old = [info for info in infos if info.ledger_id < self._boundary]
-        last = next((info for info in old if info.ledger_id == self.plan.last.ledger_id), None)
-        if last is not None and (not last.closed or last.entries != self.plan.last.entry_id + 1):
-            raise HistoryTorn(
-                f"ledger {last.ledger_id} of {self._record.map.topic} has {last.entries} entries, and history was "
-                f"planned to end with {self.plan.last}",
-                hint="a closed ledger has changed at its source; nothing behind it is committed",
-            )
-        edge = LedgerInfo(ledger_id=self._boundary, closed=False, entries=0, size_bytes=0)
-        self.chain.look([*old, edge])
+        old = await ledgers_of(source, self._record.map.topic, self.plan.last, self._boundary)
+        self.chain.look([*old, edge_at(self._boundary)])
         return old
 
     def next_after(self, position: Position) -> Run | Loss | None:
@@ -154,11 +137,15 @@ class HistoryRecord:
 
         await self._record.fence.settle([step], recorded)
 
-    async def begin(self, attempt: Attempt) -> None:
-        """Record an attempt before its first byte, and who has claimed its range. Raises Fenced, Conflict."""
+    async def begin(self, attempt: Attempt, attempts: AttemptLog | None = None) -> None:
+        """Record an attempt before its first byte, and who has claimed its range. Raises Fenced, Conflict.
+
+        `attempts` is where, if there are several at a time.
+        """
+        attempts = attempts or self._attempts
         index = self.ranges.at(attempt.begin)
         if index is None:
-            await self._attempts.begin(attempt, [self._unchanged()])
+            await attempts.begin(attempt, [self._unchanged()])
             return
         claimed = replace(
             self.ranges.ranges[index],
@@ -168,17 +155,28 @@ class HistoryRecord:
             segment_id=attempt.segment_id,
         )
         steps, after = self.ranges.with_ranges({index: claimed})
-        await self._attempts.begin(attempt, [self._unchanged(), *steps])
+        await attempts.begin(attempt, [self._unchanged(), *steps])
         self.ranges = after
 
-    async def commit(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
-        """Make a segment part of the topic. Raises Fenced, Conflict, HistoryTorn."""
+    async def commit(
+        self,
+        segment: CommittedSegment,
+        ends: Mapping[int, LedgerEnd],
+        attempts: AttemptLog | None = None,
+        plan: HistoryPlan | None = None,
+    ) -> None:
+        """Make a segment part of the topic. Raises Fenced, Conflict, HistoryTorn.
+
+        `attempts` is where its attempt is recorded, if there are several at a time; the plan becomes `plan`, so that
+        whoever follows it sees that there was a commit.
+        """
         steps, after = self.ranges.with_ranges(self._over(segment.end))
-        await self._record.commit_history(self._attempts, segment, ends, [self._unchanged(), *steps])
+        along = steps if plan is not None else [self._unchanged(), *steps]
+        await self._record.commit_history(attempts or self._attempts, segment, ends, along, plan)
         self.ranges = after
         self.chain.forget_before(segment.end)
 
-    async def give_up(self, attempt: Attempt, reason: str) -> None:
+    async def give_up(self, attempt: Attempt, reason: str, attempts: AttemptLog | None = None) -> None:
         """End an attempt that failed, and give its range back. Raises Fenced."""
         changed: dict[int, HistoryRange] = {}
         index = self.ranges.at(attempt.begin)
@@ -187,7 +185,7 @@ class HistoryRecord:
             back = replace(one, state=RangeState.PLANNED, segment_id=None, tries=one.tries + 1, last_error=reason)
             changed[index] = replace(back, holder="", epoch=0)
         steps, after = self.ranges.with_ranges(changed)
-        await self._attempts.give_up(attempt, reason, steps)
+        await (attempts or self._attempts).give_up(attempt, reason, steps)
         self.ranges = after
 
     async def finish(self, now_ms: int) -> None:
@@ -218,3 +216,32 @@ class HistoryRecord:
         """Return the condition that nobody else has taken history over."""
         topic_map = self._record.map
         return Check(paths.history_plan(topic_map.topic), topic_map.history_version)
+
+
+async def ledgers_of(source: LedgerSource, topic: TopicName, last: Position, boundary: int) -> list[LedgerInfo]:
+    """Return the ledgers before the boundary that the source has; `last` is where history ends.
+
+    Raises Transient for a list that does not go on to the boundary, HistoryTorn when the last ledger has changed.
+    """
+    try:
+        infos = list(await source.ledgers(topic))
+    except NotFound:
+        infos = []
+    if not any(info.ledger_id >= boundary for info in infos):
+        raise Transient(
+            f"the source lists nothing of {topic} from ledger {boundary} on",
+            hint="history waits until it does: the topic was deleted, or its list is not whole",
+        )
+    old = [info for info in infos if info.ledger_id < boundary]
+    end = next((info for info in old if info.ledger_id == last.ledger_id), None)
+    if end is not None and (not end.closed or end.entries != last.entry_id + 1):
+        raise HistoryTorn(
+            f"ledger {end.ledger_id} of {topic} has {end.entries} entries, and history was planned to end with {last}",
+            hint="a closed ledger has changed at its source; nothing behind it is committed",
+        )
+    return old
+
+
+def edge_at(boundary: int) -> LedgerInfo:
+    """Return the boundary as a chain of history sees it: a ledger without entries, which stays."""
+    return LedgerInfo(ledger_id=boundary, closed=False, entries=0, size_bytes=0)

@@ -1,32 +1,33 @@
 """Writes the planned history of one topic beside its live segments: range after range, each an attempt of its own.
 
-A segment of history is made, stored, continued and given up as a live one is; only where its entries come from differs:
-there is nothing to wait for, so they are read as fast as they can be stored, without the tailing buffer. What is read
-of a part counts against the budget of uploads until it is sent. A range whose lengths were wrong becomes several
-segments; one that the source has lost becomes none.
+A segment of history is made, stored, continued and given up as a live one is; only where its entries come from differs
+(`history_filler.py`). A range whose lengths were wrong becomes several segments; one that the source has lost becomes
+none.
 """
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import NotFound, OffloaderError, Transient
+from offloaderd.errors import Transient
 from offloaderd.metadata import paths
 from offloaderd.model import Loss, OffloadMethod, Position
 from offloaderd.offload import recovery
 from offloaderd.offload.boundaries import Splitter, segment_bytes_for
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog
+from offloaderd.offload.history_filler import HistoryFiller
 from offloaderd.offload.history_record import HistoryRecord
 from offloaderd.offload.open_segment import OpenSegment
 from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from offloaderd.errors import OffloaderError
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import LedgerInfo
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-READ_BYTES = 1 << 20
 PAUSED_S = 5.0
 """How often to look whether offloading is wanted again; a change of the policy wakes at once."""
 
@@ -60,7 +60,7 @@ class HistoryWriter:
         self._turns = turns
         self._holder = holder
         self._topic = offloader.topic
-        self._clock, self._metrics, self._budget = uplink.clock, uplink.metrics, uplink.budget
+        self._clock, self._metrics = uplink.clock, uplink.metrics
         self._attempts = AttemptLog(
             shop.metadata,
             offloader.claim,
@@ -79,7 +79,15 @@ class HistoryWriter:
         plan = record.map.history
         assert plan is not None  # noqa: S101 - else nobody runs it
         self._history = HistoryRecord(record, plan, self._attempts, left.begin, holder=self._holder)
-        self._taken = self._history.standing
+        self._filler = HistoryFiller(
+            self._shop,
+            self._source,
+            self._topic,
+            self._history,
+            look=self._look,
+            met=self._met,
+            lost=self._history.lost,
+        )
         self._failures = left.failures
         infos = await self._look()
         if plan.ranges:
@@ -138,7 +146,7 @@ class HistoryWriter:
     async def _next_attempt(self) -> Attempt | None:
         """Return an attempt that begins where history goes on, None at its end. Losses before that are recorded."""
         await self._look()
-        while isinstance(step := self._history.next_after(self._taken), Loss):
+        while isinstance(step := self._history.next_after(self._history.standing), Loss):
             await self._history.lost(step)
         if step is None:
             return None
@@ -173,7 +181,6 @@ class HistoryWriter:
             self._metrics.uploads_aborted.labels(reason="failed").inc()
             self._failures = (self._failures[0] + 1, str(error))
             await self._history.give_up(segment.attempt, str(error))
-            self._taken = self._history.standing
             self._met(error)
             return error
         await self._history.commit(committed, dict(segment.sealed.ends))
@@ -203,86 +210,13 @@ class HistoryWriter:
         self._offloader.changed.notify()
 
     async def _fill(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> None:
-        """Read the segment's entries, seal it, send what is left. It ends earlier when the source has lost the rest."""
-        plan, builder, seal = self._history.plan, segment.builder, segment.attempt.seal
-        self._taken = builder.end or self._history.standing
-        index = self._history.ranges.at(builder.end or segment.attempt.begin)
-        planned = self._history.ranges.ranges[index].end if index is not None else plan.last
-        end = seal.end if seal is not None else planned
-        limit = None if seal is not None else plan.segment_bytes + plan.segment_bytes // 4
-        await self._take(segment, parts, end, limit)
-        if not builder.entries:
-            raise SegmentFailed("the source has lost all entries that the segment was to hold")
-        segment.finish_blocks()
-        if segment.attempt.seal is None or segment.sealed.end != self._taken:
-            await segment.decide_end(self._history, self._history.chain.ledgers)
-        while builder.pending_bytes:
-            await segment.send(parts, last=not builder.part_ready)
-
-    async def _take(self, segment: OpenSegment, parts: asyncio.TaskGroup, end: Position, limit: int | None) -> None:
-        """Move the entries up to `end` into the segment, as long as it has room."""
-        builder, backoff = segment.builder, Backoff(self._clock)
-        while self._taken < end and not builder.full and (limit is None or builder.payload_bytes < limit):
-            step = self._history.next_after(self._taken)
-            if isinstance(step, Loss):
-                if not builder.entries:
-                    return
-                await self._history.lost(step)
-                continue
-            if step is None or step.first > end:
-                return
-            if not builder.entries and step.first != segment.attempt.begin:
-                raise SegmentFailed(
-                    f"the segment was to begin at {segment.attempt.begin}, its first entry is {step.first}"
-                )
-            last = min(step.last_entry_id, end.entry_id) if step.ledger_id == end.ledger_id else step.last_entry_id
-            try:
-                await self._read(segment, parts, Position(step.ledger_id, step.first_entry_id), last, limit)
-            except NotFound:
-                await self._look()
-                if step.ledger_id in self._history.chain.ledgers:
-                    await backoff.wait(Transient("listed, and not there"))
-            except Transient as error:
-                self._met(error)
-                await backoff.wait(error)
-            else:
-                self._met(None)
-                backoff.reset()
-
-    async def _read(
-        self, segment: OpenSegment, parts: asyncio.TaskGroup, first: Position, last: int, limit: int | None
-    ) -> None:
-        """Read entries of one ledger into the segment, and send each part as soon as it is full."""
-        builder = segment.builder
-        entries = self._source.read(
-            self._topic,
-            first.ledger_id,
-            first.entry_id,
-            last,
-            batch_bytes=min(READ_BYTES, self._shop.layout.part_bytes),
+        """Read the segment's entries to the end of its range, seal it, send what is left."""
+        plan, begin = self._history.plan, segment.builder.end or segment.attempt.begin
+        index = self._history.ranges.at(begin)
+        await self._filler.fill(
+            segment,
+            parts,
+            behind=self._history.standing,
+            end=self._history.ranges.ranges[index].end if index is not None else plan.last,
+            limit=plan.segment_bytes + plan.segment_bytes // 4,
         )
-        held = 0
-        try:
-            async with aclosing(entries) as batches:
-                while True:
-                    if not held:
-                        await self._budget.acquire(self._shop.layout.part_bytes, self)
-                        held = self._shop.layout.part_bytes
-                    batch = await anext(batches, None)
-                    if batch is None:
-                        return
-                    self._taken = segment.add(batch, limit).last
-                    self._metrics.source_entries.inc(len(batch.payloads))
-                    self._metrics.source_bytes.inc(batch.payload_bytes())
-                    if builder.part_ready:
-                        self._budget.release(held, self)
-                        held = 0
-                        while builder.part_ready:
-                            await segment.send(parts)
-                    # Live segments run between two steps, however fast the source is.
-                    await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
-                    if builder.full or (limit is not None and builder.payload_bytes >= limit):
-                        return
-        finally:
-            if held:
-                self._budget.release(held, self)

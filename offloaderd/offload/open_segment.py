@@ -8,7 +8,7 @@ deposed cannot record the latter, so whatever it still sends is what its success
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from offloaderd import __version__
 from offloaderd.errors import InvalidInput, first_of
@@ -24,19 +24,38 @@ from offloaderd.offload.uploader import SegmentFailed, SegmentUpload
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from offloaderd.format.manifest import LedgerPart
+    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.model import EntryBatch, LedgerInfo, Position
+    from offloaderd.model import EntryBatch, LedgerEnd, LedgerInfo, Loss, Position
     from offloaderd.offload.commit import AttemptLog
-    from offloaderd.offload.history_record import HistoryRecord
-    from offloaderd.offload.record import TopicRecord
     from offloaderd.offload.segment import CutPart
     from offloaderd.offload.troubles import Troubles
     from offloaderd.offload.workshop import Workshop
 
 _T = TypeVar("_T")
+
+
+class SegmentView(Protocol):
+    """What a segment's seal says of the topic around it."""
+
+    @property
+    def map(self) -> TopicMap:
+        """All that is committed, as far as whoever writes the segment knows."""
+        ...
+
+    def known_ends(
+        self, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
+    ) -> tuple[tuple[int, LedgerEnd], ...]:
+        """Return how ledgers ended, as far as known: the one that offloading stands in, and those of the segment."""
+        ...
+
+    def losses_before(self, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
+        """Return the losses between what is offloaded and the end of the segment, which holds `parts`."""
+        ...
 
 
 class OpenSegment:
@@ -146,7 +165,7 @@ class OpenSegment:
         info = await self.upload.send(part)
         self.progress.stored(part.part_number, stored_part(info.etag, info.size_bytes, part.blocks))
 
-    async def decide_end(self, record: TopicRecord | HistoryRecord, infos: Mapping[int, LedgerInfo]) -> None:
+    async def decide_end(self, record: SegmentView, infos: Mapping[int, LedgerInfo]) -> None:
         """No more entries: record the seal, before a part is cut that would be larger with more.
 
         Raises Fenced, SegmentFailed.

@@ -133,15 +133,27 @@ class TopicRecord:
         self.chain.forget_before(segment.end)
 
     async def commit_history(
-        self, attempts: AttemptLog, segment: CommittedSegment, ends: Mapping[int, LedgerEnd], along: Sequence[Step]
+        self,
+        attempts: AttemptLog,
+        segment: CommittedSegment,
+        ends: Mapping[int, LedgerEnd],
+        along: Sequence[Step],
+        plan: HistoryPlan | None = None,
     ) -> None:
         """Make a segment of history part of the topic; steps that go `along` with it are carried out as well.
 
-        Raises Fenced, Conflict and HistoryTorn.
+        The plan becomes `plan` with it, if there is one. Raises Fenced, Conflict and HistoryTorn.
         """
         async with self._writing:
             self._check_joint(segment, ends)
-            self.map = await attempts.commit(self.map, segment, ends, along)
+            changes = [self._change(plan)] if plan is not None else []
+            after = await attempts.commit(self.map, segment, ends, [*changes, *along])
+            if plan is not None:
+                after = replace(after, history=plan, history_version=self.map.history_version + 1)
+            self.map = after
+
+    def _change(self, plan: HistoryPlan) -> Replace:
+        return Replace(paths.history_plan(self.map.topic), history_record.encode(plan), self.map.history_version)
 
     def _check_joint(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
         """Raise HistoryTorn for a segment that does not join on to what is offloaded of history, or to its end."""
@@ -165,9 +177,8 @@ class TopicRecord:
     async def change_plan(self, plan: HistoryPlan, steps: Sequence[Step] = ()) -> None:
         """Record another state of the plan, and carry out steps that go along with it. Raises Fenced, Conflict."""
         async with self._writing:
-            change = Replace(paths.history_plan(self.map.topic), history_record.encode(plan), self.map.history_version)
             after = replace(self.map, history=plan, history_version=self.map.history_version + 1)
-            self.map = await self._attempts.change([change, *steps], after)
+            self.map = await self._attempts.change([self._change(plan), *steps], after)
 
     async def exchange(self, attempts: AttemptLog, whole: CommittedSegment) -> None:
         """Put a ledger's object in the place of its slices of segments. Raises Fenced, Conflict."""

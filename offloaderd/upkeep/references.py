@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from uuid import UUID
 
 from offloaderd.errors import Conflict, InvalidInput
 from offloaderd.metadata import catalog, nodes, paths
@@ -23,8 +24,6 @@ from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.history import RangeState
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.trash import Trash
     from offloaderd.model import TopicName
@@ -47,7 +46,10 @@ KNOWN_NODES = frozenset(
         "asked",
     }
 )
-FOLDERS = {"history": frozenset({"attempt", "plan", "ranges"}), "rollback": frozenset({"attempt", "order"})}
+FOLDERS = {
+    "history": frozenset({"attempt", "attempts", "driver", "holder", "plan", "ranges", "writers"}),
+    "rollback": frozenset({"attempt", "order"}),
+}
 """All that a topic's folder may hold; a newer version may refer to segments in nodes that this one does not know."""
 
 
@@ -141,6 +143,7 @@ async def _read_topic(
     attempts = await _attempt(store, paths.attempt(topic)) if "attempt" in names else []
     if below.get("history"):
         attempts += await _attempt(store, paths.history_attempt(topic)) + await _ranges(store, topic)
+        attempts += [UUID(name) for name in await store.children(paths.history_attempts(topic))]
     if below.get("rollback"):
         attempts += await _attempt(store, paths.rollback_attempt(topic))
     return topic, attempts, await _segments(store, topic), await _trash(store, topic)

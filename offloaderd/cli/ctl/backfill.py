@@ -1,0 +1,324 @@
+"""`offloadctl backfill`: history too large for a daemon, offloaded by a Spark job."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl import backfill_words as words
+from offloaderd.cli.ctl import options
+from offloaderd.cli.daemon.check_config import CONFIG
+from offloaderd.cli.program import FAILED, OK, report
+from offloaderd.config.units import parse_bytes
+from offloaderd.errors import InvalidConfig, InvalidInput, OffloaderError
+from offloaderd.model import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
+
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.config import Settings
+    from offloaderd.spark.backfill import Options, Wanted
+    from offloaderd.spark.backfill_stores import Stores
+
+TOPICS = click.argument("names", nargs=-1, metavar="[TOPIC...]")
+NAMESPACE = click.option(
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    metavar="TENANT/NAMESPACE",
+    help="All topics of it with history for a job. May be repeated.",
+)
+SEGMENT_SIZE = click.option(
+    "--segment-size", metavar="SIZE", help="Instead of the topic's policy's, where history is not split yet."
+)
+RATE_MIN = 64 * 1024
+
+
+@click.group(short_help="Offload a large history with Spark.")
+@options.common
+def backfill(session: Session) -> None:
+    """Offload history that is too large for a daemon (history.daemon_bytes_max) with a Spark job.
+
+    Works with the metadata, the bucket and the ledgers themselves, by the daemon's own settings: --config and the
+    environment, or --standalone. The topic's daemon goes on with what is new, and follows the job's progress. Only
+    streaming segments (V2) are written; under the method ledger-based the daemon takes closed ledgers one by one.
+    """
+
+
+@backfill.command(short_help="Show what a run would do, and cost.")
+@TOPICS
+@NAMESPACE
+@SEGMENT_SIZE
+@CONFIG
+@options.common
+def plan(
+    session: Session, names: tuple[str, ...], namespaces: tuple[str, ...], segment_size: str | None, config: Path | None
+) -> int:
+    """Find the boundaries of segments by binary search on the ledgers' lengths, and show what a run would write.
+
+    Changes nothing and needs no Spark. Costs are list prices of S3 Standard, for a first idea.
+
+    \b
+    Examples:
+      offloadctl backfill plan orders --config offloaderd.toml
+      offloadctl backfill plan --namespace public/default --segment-size 2GiB --config offloaderd.toml
+      offloadctl backfill plan orders --config offloaderd.toml --json | jq '.topics[].segments'
+    """
+    given = Given(names, namespaces, segment_size=segment_size)
+    wanted, chosen = given.checked()
+    return session.run(_plan(session, settings_of(session, config), wanted, chosen))
+
+
+async def _plan(session: Session, settings: Settings, wanted: Wanted, chosen: Options) -> int:
+    from offloaderd.spark import backfill as work  # noqa: PLC0415 - --help need not wait for it
+
+    async with _stores(settings) as stores:
+        found = await work.plan(stores, wanted, chosen.segment_bytes)
+    if session.json:
+        show.document({"topics": [words.plan_json(topic, one) for topic, one in found]})
+    else:
+        words.show_plans(found)
+    return FAILED if any(isinstance(one, OffloaderError) for _, one in found) else OK
+
+
+@backfill.command(short_help="Offload history with Spark.")
+@TOPICS
+@NAMESPACE
+@SEGMENT_SIZE
+@click.option("--master", metavar="URL", help="Spark's master. [default: that of spark-submit, else local[*]]")
+@click.option("--spark-conf", "conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. May be repeated.")
+@click.option(
+    "--parallel", metavar="N", help="Segments written at a time. [default: the cores that Spark has when it starts]"
+)
+@click.option("--source-rate", metavar="SIZE", help="Bytes a second from all bookies together. [default: as settings]")
+@click.option(
+    "--upload-rate", metavar="SIZE", help="Bytes a second to the bucket, from all together. [default: no limit]"
+)
+@click.option(
+    "--patience",
+    metavar="SECONDS",
+    help="How long a request may fail before an executor gives up. [default: 300]",
+)
+@CONFIG
+@options.common
+def run(
+    session: Session,
+    names: tuple[str, ...],
+    namespaces: tuple[str, ...],
+    config: Path | None,
+    **given: Any,  # noqa: ANN401
+) -> int:
+    """Have executors read history and upload it, and commit it in order. May be broken off and run again at any time.
+
+    Exit code 1 if a topic could not be brought to its end; the others are.
+
+    \b
+    Examples:
+      offloadctl backfill run orders --config offloaderd.toml
+      offloadctl backfill run --namespace public/default --config offloaderd.toml --parallel 32 --source-rate 400MiB
+      offloadctl backfill run orders --config offloaderd.toml --master spark://spark:7077 --parallel 32
+    """
+    wanted, chosen = Given(names, namespaces, **given).checked()
+    settings = settings_of(session, config)
+    master, conf = given["master"], dict(one.split("=", 1) for one in given["conf"])
+    return _run(session, settings, wanted, chosen, master=master, conf=conf)
+
+
+def _run(
+    session: Session, settings: Settings, wanted: Wanted, chosen: Options, *, master: str | None, conf: dict[str, str]
+) -> int:
+    from offloaderd.spark import backfill as work  # noqa: PLC0415
+    from offloaderd.spark.session import spark_session  # noqa: PLC0415
+
+    async def checked() -> tuple[list[TopicName], list[TopicName]]:
+        async with _stores(settings) as stores:
+            return await work.checked(stores.shop.metadata, wanted)
+
+    topics, done = asyncio.run(checked())  # before Spark, which takes its time
+    ended = [work.Ended(topic=topic, nothing=True) for topic in done]
+    if topics:
+        bar = words.Bar(tty=sys.stderr.isatty())
+        with spark_session("offloaderd backfill", master=master, options=conf) as spark:
+            chosen = work.with_slots(chosen, work.slots_of(spark, chosen.share.slots or None))
+            ended += asyncio.run(work.run(settings, spark, topics, chosen, bar.tell))
+        bar.end()
+    if session.json:
+        show.document({"topics": [words.ended_json(one) for one in ended]})
+    else:
+        words.show_ended(ended)
+    for one in ended:
+        if one.error is not None:
+            report(one.error)
+    return FAILED if any(one.error is not None for one in ended) else OK
+
+
+@backfill.command(short_help="Show how far history is offloaded.")
+@TOPICS
+@NAMESPACE
+@CONFIG
+@options.common
+def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...], config: Path | None) -> int:
+    """Show with a bar how much of history is offloaded, who drives it, and how long it may still take.
+
+    Ranges one by one: offloadctl history status TOPIC.
+
+    \b
+    Examples:
+      offloadctl backfill status orders --config offloaderd.toml
+      offloadctl backfill status --namespace public/default --config offloaderd.toml --json
+    """
+    wanted, _ = Given(names, namespaces).checked()
+    return session.run(_status(session, settings_of(session, config), wanted))
+
+
+async def _status(session: Session, settings: Settings, wanted: Wanted) -> None:
+    from offloaderd.spark import backfill as work  # noqa: PLC0415
+
+    async with _stores(settings) as stores:
+        found = await work.status(stores, wanted)
+    if session.json:
+        show.document({"topics": [words.status_json(topic, one) for topic, one in found]})
+    else:
+        words.show_status(found)
+
+
+@backfill.command(short_help="End a run, from anywhere.")
+@click.argument("topic", type=options.TOPIC)
+@click.option("--discard", is_flag=True, help="Put what was begun on the trash list, for no later run to go on with.")
+@CONFIG
+@options.common
+def cancel(session: Session, topic: TopicName, discard: bool, config: Path | None) -> int:
+    """Depose the driver of a topic's backfill: it and its executors change nothing any more, and end.
+
+    What is committed stays. What was begun is gone on with by the next run, or goes with --discard.
+
+    \b
+    Examples:
+      offloadctl backfill cancel orders --config offloaderd.toml
+      offloadctl backfill cancel orders --discard --config offloaderd.toml
+    """
+    return session.run(_cancel(session, settings_of(session, config), topic, discard=discard))
+
+
+async def _cancel(session: Session, settings: Settings, topic: TopicName, *, discard: bool) -> None:
+    from offloaderd.spark import backfill as work  # noqa: PLC0415
+
+    async with _stores(settings) as stores:
+        begun = await work.cancel(stores, topic, discard=discard)
+    if session.json:
+        show.document({"topic": str(topic), "begun": begun, "discarded": discard})
+        return
+    what = "are on the trash list" if discard else "are gone on with by the next run"
+    click.echo(f"nobody drives the backfill of {topic} any more; {show.plural(begun, 'segment')} begun {what}")
+
+
+@asynccontextmanager
+async def _stores(settings: Settings) -> AsyncIterator[Stores]:
+    from offloaderd.clock import SystemClock  # noqa: PLC0415
+    from offloaderd.spark.backfill_stores import open_stores  # noqa: PLC0415
+
+    async with open_stores(settings, SystemClock()) as stores:
+        yield stores
+
+
+def settings_of(session: Session, config: Path | None) -> Settings:
+    """Return the daemon's settings, of a standalone or as a daemon would load them; the log tells of errors alone.
+
+    Raises InvalidConfig, NotFound.
+    """
+    from offloaderd import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
+    from offloaderd.config import load  # noqa: PLC0415 - as above
+    from offloaderd.standalone import state  # noqa: PLC0415
+    from offloaderd.standalone.stack import settings_for  # noqa: PLC0415
+
+    log.configure("error")
+    if session.standalone is not None:
+        return settings_for(state.load(session.standalone), session.standalone, config, os.environ)
+    return load(config, os.environ)
+
+
+class Given:
+    """What was given on the command line; looked at as a whole, so that all mistakes are named at once."""
+
+    def __init__(self, names: Sequence[str], namespaces: Sequence[str], **given: Any) -> None:  # noqa: ANN401
+        self._names = names
+        self._namespaces = namespaces
+        self._given = given
+        self._wrong: list[str] = []
+
+    def checked(self) -> tuple[Wanted, Options]:
+        """Return what is wanted and how. Raises InvalidConfig."""
+        from offloaderd.spark.backfill import Options, Wanted  # noqa: PLC0415 - as above
+        from offloaderd.spark.backfill_job import PATIENCE_S  # noqa: PLC0415
+        from offloaderd.spark.backfill_stores import Share  # noqa: PLC0415
+
+        topics = [self._read("TOPIC", one, TopicName.parse) for one in self._names]
+        namespaces = [self._read("--namespace", one, _namespace) for one in self._namespaces]
+        if not self._names and not self._namespaces:
+            self._wrong.append("name a TOPIC, or a --namespace")
+        for one in self._given.get("conf") or ():
+            if not one.partition("=")[0] or "=" not in one:
+                self._wrong.append(f"--spark-conf {one!r} is not KEY=VALUE")
+        chosen = Options(
+            segment_bytes=self._size("segment_size", 1) or 0,
+            share=Share(
+                slots=self._number("parallel") or 0,
+                source_bytes_per_s=self._size("source_rate", RATE_MIN) or 0,
+                upload_bytes_per_s=self._size("upload_rate", RATE_MIN) or 0,
+            ),
+            patience_s=self._number("patience") or PATIENCE_S,
+        )
+        if self._wrong:
+            raise InvalidConfig("\n".join(self._wrong), hint="see --help")
+        known = [one for one in topics if one is not None]
+        return Wanted(topics=known, namespaces=[one for one in namespaces if one is not None]), chosen
+
+    def _read(self, what: str, value: str, parse: Callable[[str], Any]) -> Any:  # noqa: ANN401 - whatever is parsed
+        try:
+            return parse(value)
+        except (InvalidInput, ValueError) as error:
+            self._wrong.append(f"{what} {value!r}: {error.message if isinstance(error, InvalidInput) else error}")
+            return None
+
+    def _size(self, name: str, least: int) -> int | None:
+        value = self._given.get(name)
+        if value is None:
+            return None
+        found: int | None = self._read(_flag(name), value, parse_bytes)
+        if found is not None and found < least:
+            self._wrong.append(f"{_flag(name)} {value} is less than {least} bytes")
+        return found
+
+    def _number(self, name: str) -> int | None:
+        value = self._given.get(name)
+        if value is None:
+            return None
+        found: int | None = self._read(_flag(name), value, _whole)
+        if found is not None and found < 1:
+            self._wrong.append(f"{_flag(name)} {value} is less than 1")
+        return found
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _whole(value: str) -> int:
+    if not (value.isascii() and value.isdecimal()):
+        raise ValueError("write a whole number")
+    return int(value)
+
+
+def _namespace(value: str) -> tuple[str, str]:
+    tenant, slash, namespace = value.partition("/")
+    if not tenant or not namespace or "/" in namespace or not slash:
+        raise ValueError("write TENANT/NAMESPACE")
+    return tenant, namespace

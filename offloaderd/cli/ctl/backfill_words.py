@@ -1,0 +1,214 @@
+"""What `offloadctl backfill` says, to people and to programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.errors import OffloaderError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.model import TopicName
+    from offloaderd.spark.backfill import Ended, Status
+    from offloaderd.spark.backfill_job import Progress
+    from offloaderd.spark.backfill_plan import TopicPlan
+
+BAR_CHARS = 30
+
+
+def bar(share: float) -> str:
+    """Return how much is done as a bar with its percentage."""
+    done = min(1.0, max(0.0, share))
+    filled = int(done * BAR_CHARS)
+    return f"[{'#' * filled}{'.' * (BAR_CHARS - filled)}] {100 * done:5.1f} %"
+
+
+def share_done(bytes_all: int, bytes_left: int) -> float:
+    """Return how much of so many bytes is done."""
+    return 1 - bytes_left / bytes_all if bytes_all else 1.0
+
+
+class Bar:
+    """Progress of a run on stderr: one line that is written over on a terminal, else a line for each commit."""
+
+    def __init__(self, *, tty: bool) -> None:
+        self._tty = tty
+        self._last: dict[TopicName, tuple[int, int]] = {}
+
+    def tell(self, one: Progress) -> None:
+        """A topic has moved on."""
+        mark = (one.ranges_done, one.losses)
+        if not self._tty and self._last.get(one.topic, (0, 0)) == mark:
+            return
+        self._last[one.topic] = mark
+        line = (
+            f"{one.topic} {bar(share_done(one.bytes_all, one.bytes_left))} {one.ranges_done} of "
+            f"{show.plural(one.ranges, 'segment')}, {one.writing} being written, {one.waiting} waiting"
+        )
+        click.echo(f"\r{line}\033[K" if self._tty else line, err=True, nl=not self._tty)
+
+    def end(self) -> None:
+        """End the line."""
+        if self._tty and self._last:
+            click.echo(err=True)
+
+
+PLAN_COLUMNS = (
+    "TOPIC",
+    ">SEGMENTS",
+    ">ENTRIES",
+    ">PAYLOAD",
+    ">SIZE",
+    ">PUTS",
+    ">GETS",
+    ">ONCE $",
+    ">MONTH $",
+    ">PROBES",
+)
+
+
+def show_plans(found: Sequence[tuple[TopicName, TopicPlan | OffloaderError]]) -> None:
+    """Show plans, and why there is none."""
+    plans = [one for _, one in found if not isinstance(one, OffloaderError)]
+    if plans:
+        show.table(PLAN_COLUMNS, map(_plan_row, plans))
+    for plan in plans:
+        _tell_probes(plan)
+    for _, one in found:
+        if isinstance(one, OffloaderError):
+            click.echo(f"not for a job: {one}", err=True)
+    if not found:
+        click.echo("no topic has history for a job", err=True)
+
+
+def _tell_probes(one: TopicPlan) -> None:
+    """Say what finding the boundaries took."""
+    if one.doubtful:
+        ledgers = show.plural(one.doubtful, "ledger")
+        click.echo(f"{one.topic}: lengths of {ledgers} are in doubt: split by entries", err=True)
+    how = "on record" if one.split else f"in {show.age(one.seconds)}"
+    boundaries = show.plural(one.boundaries, "boundary", "boundaries")
+    click.echo(f"{one.topic}: {show.plural(one.probes, 'probe')} for {boundaries}, {how}", err=True)
+
+
+def _plan_row(one: TopicPlan) -> tuple[str, ...]:
+    once, month = one.dollars()
+    return (
+        str(one.topic),
+        show.number(len(one.ranges)),
+        show.number(one.entries),
+        show.size(one.payload_bytes),
+        show.size(one.segment_bytes),
+        show.number(one.puts),
+        show.number(one.gets),
+        f"{once:,.2f}",
+        f"{month:,.2f}",
+        show.number(one.probes),
+    )
+
+
+def plan_json(topic: TopicName, one: TopicPlan | OffloaderError) -> dict[str, object]:
+    """Return a plan as JSON shows it."""
+    if isinstance(one, OffloaderError):
+        return {"topic": str(topic), "error": str(one)}
+    once, month = one.dollars()
+    return {
+        "topic": str(topic),
+        "error": None,
+        "segments": len(one.ranges),
+        "entries": one.entries,
+        "payload_bytes": one.payload_bytes,
+        "object_bytes": one.object_bytes,
+        "segment_bytes": one.segment_bytes,
+        "puts": one.puts,
+        "gets": one.gets,
+        "dollars_once": round(once, 4),
+        "dollars_month": round(month, 4),
+        "probes": one.probes,
+        "boundaries": one.boundaries,
+        "seconds": round(one.seconds, 3),
+        "doubtful_ledgers": one.doubtful,
+        "split": one.split,
+        "ranges": [{"begin": str(each.begin), "end": str(each.end), "entries": each.entries} for each in one.ranges],
+    }
+
+
+def show_ended(ended: Sequence[Ended]) -> None:
+    """Show what became of the topics of a run."""
+    for one in ended:
+        if one.nothing:
+            click.echo(f"{one.topic}: nothing to do, its history is offloaded")
+        elif one.progress is not None:
+            done = one.progress
+            lost = (
+                f"; {show.plural(done.losses, 'loss', 'losses')} recorded: see offloadctl explain"
+                if done.losses
+                else ""
+            )
+            click.echo(f"{one.topic}: done, {show.plural(done.committed, 'segment')} committed{lost}")
+        else:
+            click.echo(f"{one.topic}: not done")
+    if not ended:
+        click.echo("no topic has history for a job", err=True)
+
+
+def ended_json(one: Ended) -> dict[str, object]:
+    """Return what became of a topic as JSON shows it."""
+    done = one.progress
+    return {
+        "topic": str(one.topic),
+        "done": one.nothing or done is not None,
+        "committed": done.committed if done is not None else 0,
+        "losses": done.losses if done is not None else 0,
+        "retries": done.retries if done is not None else 0,
+        "error": str(one.error) if one.error is not None else None,
+    }
+
+
+def show_status(found: Sequence[tuple[TopicName, Status | None]]) -> None:
+    """Show how far topics are."""
+    for topic, one in found:
+        if one is None:
+            click.echo(f"{topic}: no planned history", err=True)
+            continue
+        left = f"{show.size(one.bytes_left)} left" if not one.done else "done"
+        speed = f", {show.size(int(one.bytes_per_s))}/s" if one.driver and one.bytes_per_s else ""
+        time = f", about {show.age(one.seconds_left)}" if one.seconds_left is not None and not one.done else ""
+        click.echo(f"{topic}  {bar(share_done(one.payload_bytes, one.bytes_left))}  {left}{speed}{time}")
+        who = f"driver {one.driver}" if one.driver else "nobody" if one.worker == "job" else "the daemon"
+        ranges = f"{one.ranges_done} of {show.plural(one.ranges, 'range')} done" if one.ranges else "not split yet"
+        click.echo(
+            f"  {ranges}, {one.written} begun and not committed; worked on by {who if not one.done else 'nobody'}"
+        )
+    if not found:
+        click.echo("no topic is enabled there", err=True)
+
+
+def status_json(topic: TopicName, one: Status | None) -> dict[str, object]:
+    """Return how far a topic is as JSON shows it; null without planned history."""
+    if one is None:
+        return {"topic": str(topic), "history": None}
+    return {
+        "topic": str(topic),
+        "history": {
+            "worker": one.worker,
+            "driver": one.driver or None,
+            "done": one.done,
+            "done_percent": round(100 * share_done(one.payload_bytes, one.bytes_left), 1),
+            "entries": one.entries,
+            "entries_left": one.entries_left,
+            "payload_bytes": one.payload_bytes,
+            "bytes_left": one.bytes_left,
+            "segments": one.segments,
+            "ranges": one.ranges,
+            "ranges_done": one.ranges_done,
+            "ranges_claimed": one.ranges_claimed,
+            "begun": one.written,
+            "bytes_per_s": round(one.bytes_per_s),
+            "seconds_left": round(one.seconds_left, 1) if one.seconds_left is not None else None,
+        },
+    }

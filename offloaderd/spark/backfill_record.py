@@ -1,0 +1,228 @@
+"""What a driver changes of one topic under its claim: plan, ranges, attempts, and the map.
+
+All of it goes one after the other, since who writes a node has to know its version. Each commit changes the plan as
+well, so that the topic's owner takes it in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.errors import Conflict, Fenced, OffloaderError, Transient
+from offloaderd.metadata import catalog, paths
+from offloaderd.model import Position
+from offloaderd.offload import recovery
+from offloaderd.offload.boundaries import Splitter
+from offloaderd.offload.budget import until_answered
+from offloaderd.offload.commit import AttemptLog
+from offloaderd.offload.history_record import HistoryRecord
+from offloaderd.offload.record import TopicRecord
+from offloaderd.offload.signal import race
+from offloaderd.spark.backfill_eligible import plan_for_job
+from offloaderd.spark.backfill_job import BackfillFailed
+from offloaderd.spark.backfill_join import Joiner
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.records.history import HistoryPlan
+    from offloaderd.model import LedgerInfo, Loss
+    from offloaderd.objects.places import Place
+    from offloaderd.offload.chain import Run
+    from offloaderd.offload.commit import Claim
+    from offloaderd.offload.workshop import Workshop
+
+log = structlog.get_logger(__name__)
+
+HOLD_S = 90.0
+"""How long the plan says that this driver holds it; it is said again three times as often."""
+
+
+LET_GO_S = 5.0
+"""How long to try to take that back in the end: the metadata store may be what is away."""
+
+
+class JobRecord:
+    """One topic's history under one driver's claim; `me` is the driver's id."""
+
+    def __init__(
+        self,
+        shop: Workshop,
+        source: LedgerSource,
+        claim: Claim,
+        topic_map: TopicMap,
+        *,
+        me: str,
+        patience_s: float,
+    ) -> None:
+        """Raises BackfillFailed for a history that is not a job's, or not any more."""
+        plan = plan_for_job(topic_map)
+        self.claim = claim
+        self._shop, self._source, self._me, self._patience_s = shop, source, me, patience_s
+        self._clock = shop.uplink.clock
+        fence = self._log(None)
+        self._record = TopicRecord(fence, topic_map, None, clock=self._clock, metrics=shop.uplink.metrics)
+        self.history = HistoryRecord(self._record, plan, fence, None, holder=me)
+        self._joiner = Joiner(shop, self.history)
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, shop: Workshop, source: LedgerSource, claim: Claim, *, me: str, patience_s: float) -> JobRecord:
+        """Read the topic as it is under the claim."""
+        topic_map = await until_answered(shop.uplink.clock, lambda: catalog.load(shop.metadata, claim.topic))
+        return cls(shop, source, claim, topic_map, me=me, patience_s=patience_s)
+
+    @property
+    def plan(self) -> HistoryPlan:
+        """The plan as it is recorded."""
+        return self.history.plan
+
+    @property
+    def standing(self) -> Position:
+        """Up to where history is committed; START for nothing."""
+        return self.history.standing
+
+    def _log(self, path: str | None) -> AttemptLog:
+        metrics = self._shop.uplink.metrics
+        return AttemptLog(self._shop.metadata, self.claim, clock=self._clock, metrics=metrics, path=path)
+
+    async def look(self) -> list[LedgerInfo]:
+        """Take in what the source has. Raises BackfillFailed when it does not say it for too long, HistoryTorn."""
+        started = self._clock.monotonic()
+
+        def met(error: Transient) -> None:
+            if self._clock.monotonic() - started > self._patience_s:
+                raise BackfillFailed(error.message, hint=error.hint) from error
+
+        return await until_answered(self._clock, lambda: self.history.look(self._source), met=met)
+
+    async def split(self, segment_bytes: int) -> None:
+        """Find the boundaries of segments and record them, or read what an earlier driver found."""
+        infos = await self.look()
+        if self.plan.ranges:
+            await until_answered(self._clock, self.history.load)
+            return
+        metrics, topic = self._shop.uplink.metrics, self.claim.topic
+        splitter = Splitter(self._source, topic, segment_bytes=segment_bytes, clock=self._clock, metrics=metrics)
+        begin, last = Position(self.plan.first, 0), self.plan.last
+        split = await until_answered(self._clock, lambda: splitter.split(infos, begin, last))
+        async with self._lock:
+            await self.history.store(split, segment_bytes)
+
+    def next_after(self, position: Position) -> Run | Loss | None:
+        """Return what follows a position, None at the end of history."""
+        return self.history.next_after(position)
+
+    def end_of(self, begin: Position) -> Position:
+        """Return where the range ends in which a segment begins."""
+        index = self.history.ranges.at(begin)
+        return self.history.ranges.ranges[index].end if index is not None else self.plan.last
+
+    def is_planned(self, begin: Position) -> bool:
+        """Say whether a range begins there."""
+        index = self.history.ranges.at(begin)
+        return index is not None and self.history.ranges.ranges[index].begin == begin
+
+    async def hold(self) -> None:
+        """Say in the plan that this driver works on it."""
+        await self._locked(lambda: self._record.change_plan(self._held()))
+
+    async def keep_hold(self) -> None:
+        """Say it again and again."""
+        while True:
+            await self._clock.sleep(HOLD_S / 3)
+            await self.hold()
+
+    async def let_go(self) -> None:
+        """Say that nobody drives it any more, as far as that can still be said."""
+
+        async def say() -> None:
+            async with self._lock:
+                await self._record.change_plan(replace(self.plan, holder="", holder_until_ms=0))
+
+        try:
+            await race(say(), self._clock.sleep(LET_GO_S))
+        except OffloaderError as error:
+            log.debug("backfill.plan_left", topic=str(self.claim.topic), error=str(error))
+
+    def _held(self) -> HistoryPlan:
+        until_ms = self._clock.wall_ms() + round(HOLD_S * 1000)
+        return replace(self.plan, holder=self._me, holder_until_ms=until_ms)
+
+    async def left_behind(self) -> AsyncIterator[tuple[AttemptLog, Attempt]]:
+        """Yield what earlier drivers left and can be gone on with; the rest goes to the trash."""
+        folder = paths.history_attempts(self.claim.topic)
+        begins: set[Position] = set()
+        for name in await until_answered(self._clock, lambda: self._shop.metadata.children(folder)):
+            attempts = self._log(f"{folder}/{name}")
+            found = await until_answered(self._clock, attempts.load)
+            if found is None:
+                continue
+            reason = recovery.reason_to_give_up(found, None, self._shop)
+            if found.begin <= self.standing or found.begin in begins:
+                reason = "its entries are in other segments"
+            if reason:
+                await self.give_up(found, attempts, reason)
+                continue
+            begins.add(found.begin)
+            yield attempts, found
+
+    async def begin(self, begin: Position, place: Place, failures: tuple[int, str]) -> tuple[AttemptLog, Attempt]:
+        """Record an attempt before its first byte. Raises Fenced."""
+        attempt = self._shop.attempt(begin, self._shop.layout, place, epoch=self.claim.epoch, failures=failures)
+        attempts = self._log(paths.history_job_attempt(self.claim.topic, attempt.segment_id))
+        await self._locked(lambda: self.history.begin(attempt, attempts))
+        return attempts, attempt
+
+    async def give_up(self, attempt: Attempt, attempts: AttemptLog, reason: str) -> None:
+        """Put what was written of a segment on the trash list. Raises Fenced."""
+        log.warning("backfill.given_up", topic=str(self.claim.topic), segment_id=str(attempt.segment_id), reason=reason)
+        if attempt.begin <= self.standing:
+            await attempts.give_up(attempt, reason)  # its range is another's, and done
+        else:
+            await self._locked(lambda: self.history.give_up(attempt, reason, attempts))
+
+    async def lost(self, loss: Loss) -> None:
+        """Record that the source has deleted a part of history before it was offloaded. Raises Fenced."""
+        await self._locked(lambda: self.history.lost(loss))
+
+    async def commit(self, attempt: Attempt, attempts: AttemptLog) -> None:
+        """Make a segment that is whole part of the topic. Raises SegmentFailed when it is not, Fenced, HistoryTorn."""
+        segment = await self._joiner.join(attempt)
+        ends = dict(attempt.seal.ends) if attempt.seal is not None else {}
+        await self._locked(lambda: self.history.commit(segment, ends, attempts, self._held()))
+        log.info(
+            "backfill.segment_committed",
+            topic=str(self.claim.topic),
+            segment_id=str(segment.segment_id),
+            range=str(segment.range),
+            payload_bytes=segment.payload_bytes,
+            object_bytes=segment.object_bytes,
+        )
+
+    async def finish(self) -> None:
+        """Record that all of history is offloaded, or known to be lost. Raises Fenced, HistoryTorn."""
+        await self._locked(lambda: self.history.finish(self._clock.wall_ms()))
+
+    async def _locked(self, change: Callable[[], Awaitable[None]]) -> None:
+        """Make a change; once more over what is stored if somebody else has changed the topic meanwhile.
+
+        Raises Fenced, BackfillFailed when it is not a job's any more, Conflict.
+        """
+        async with self._lock:
+            try:
+                await change()
+            except Fenced:
+                raise
+            except Conflict as error:
+                log.info("backfill.read_again", topic=str(self.claim.topic), error=str(error))
+                await self._record.reload()
+                plan_for_job(self._record.map)
+                await change()

@@ -1,0 +1,159 @@
+"""What driver and executors work with, opened by the daemon's own settings; each has sessions of its own.
+
+Limits hold over all executors together: each is given its share of what bookies and bucket are to bear, and a fixed
+amount of memory for parts on their way, whatever the size of its segment.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offloaderd import wiring
+from offloaderd.errors import BucketMissing, Denied, InvalidConfig
+from offloaderd.ledgers.bookkeeper.limits import Bucket
+from offloaderd.ledgers.embedded_reader import EmbeddedReader
+from offloaderd.metadata.policy_book import PolicyBook
+from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.metrics import Metrics
+from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.objects.s3 import S3Store
+from offloaderd.offload.budget import ByteBudget
+from offloaderd.offload.pace import Pace
+from offloaderd.offload.pool import BufferPool
+from offloaderd.sources import Ledgers, open_ledgers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.clock import Clock
+    from offloaderd.config import Settings
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.offload.workshop import Workshop
+
+PARTS_HELD = 8
+"""Parts for which an executor has memory: those on their way, and the one that is being read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one of `slots` executors may use of limits that hold for all; rates in a second, 0 for none."""
+
+    slots: int = 1
+    source_bytes_per_s: float = 0
+    source_requests_per_s: float = 0
+    upload_bytes_per_s: float = 0
+
+    def of_one(self, settings: Settings) -> Settings:
+        """Return the settings of one executor."""
+        bookkeeper, part_bytes = settings.bookkeeper, settings.offload.part_bytes
+        bytes_per_s = self.source_bytes_per_s or bookkeeper.bytes_per_s
+        requests_per_s = self.source_requests_per_s or bookkeeper.requests_per_s
+        return settings.model_copy(
+            update={
+                "bookkeeper": bookkeeper.model_copy(
+                    update={
+                        "bytes_per_s": share(bytes_per_s, self.slots),
+                        "requests_per_s": share(requests_per_s, self.slots),
+                        "topic_bytes_per_s": 0,
+                        "topic_requests_per_s": 0,
+                    }
+                ),
+                "memory": settings.memory.model_copy(update={"upload_bytes": PARTS_HELD * part_bytes}),
+                "spill": settings.spill.model_copy(update={"directory": None}),
+            }
+        )
+
+
+def share(limit: float, slots: int) -> int:
+    """Return one executor's part of a limit; 0 stays none, and anything else stays something."""
+    return max(1, int(limit / slots)) if limit else 0
+
+
+class RatedPace(Pace):
+    """Places for parts that are taken at a rate: each counts as a whole part."""
+
+    def __init__(self, ceiling: int, *, bytes_per_s: float, part_bytes: int, clock: Clock) -> None:
+        super().__init__(ceiling)
+        self._bucket = Bucket(bytes_per_s, clock)
+        self._part_bytes = part_bytes
+        self._clock = clock
+
+    async def _enter(self) -> None:
+        wait_s = self._bucket.wait_s()
+        self._bucket.take(self._part_bytes)
+        if wait_s > 0:
+            await self._clock.sleep(wait_s)
+        await super()._enter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """Everything that is open."""
+
+    shop: Workshop
+    source: LedgerSource
+    book: PolicyBook
+
+
+@asynccontextmanager
+async def open_stores(settings: Settings, clock: Clock, *, upload_bytes_per_s: float = 0) -> AsyncIterator[Stores]:
+    """Open metadata, bucket and ledgers, in this order. Raises InvalidConfig, Transient when something is away."""
+    metrics = Metrics()
+    async with AsyncExitStack() as stack:
+        options = settings.metadata
+        metadata = await stack.enter_async_context(
+            ZooKeeperStore(
+                options.servers,
+                f"{options.root}/{settings.daemon.cluster}",
+                session_timeout_s=options.session_timeout_s,
+                connect_timeout_s=options.connect_timeout_s,
+            )
+        )
+        objects = _bucket(settings, clock, metrics)
+        await stack.enter_async_context(objects)
+        try:
+            for place in wiring.places(settings):
+                await objects.at(place.bucket).check()
+        except (Denied, BucketMissing) as error:
+            raise InvalidConfig(error.message, hint=error.hint) from error
+        ledgers = await _ledgers(stack, settings, clock, metrics)
+        if ledgers.source is None:
+            raise InvalidConfig(
+                "ledgers.kind is none: there is nothing to read history from", hint="set it to bookkeeper or embedded"
+            )
+        memory = settings.memory
+        shop = wiring.workshop(
+            settings,
+            metadata,
+            objects,
+            ledgers,
+            BufferPool(memory.buffer_bytes),
+            ByteBudget(memory.upload_bytes),
+            clock=clock,
+            metrics=metrics,
+        )
+        if upload_bytes_per_s:
+            pace = RatedPace(
+                settings.upload.concurrency_max,
+                bytes_per_s=upload_bytes_per_s,
+                part_bytes=settings.offload.part_bytes,
+                clock=clock,
+            )
+            shop = replace(shop, uplink=replace(shop.uplink, pace=pace))
+        yield Stores(shop=shop, source=ledgers.source, book=PolicyBook(metadata, wiring.policy_levels(settings)))
+
+
+def _bucket(settings: Settings, clock: Clock, metrics: Metrics) -> FilesystemStore | S3Store:
+    if settings.objects.kind == "filesystem":
+        return FilesystemStore(Path(settings.objects.directory), clock)
+    return S3Store(wiring.s3_options(settings), metrics, clock)
+
+
+async def _ledgers(stack: AsyncExitStack, settings: Settings, clock: Clock, metrics: Metrics) -> Ledgers:
+    """Open the ledgers to read them: of the embedded store, its daemon stays the owner."""
+    if settings.ledgers.kind != "embedded":
+        return await open_ledgers(stack, settings, clock=clock, metrics=metrics)
+    return Ledgers(source=await stack.enter_async_context(EmbeddedReader(settings.ledgers.directory, clock=clock)))

@@ -1,0 +1,168 @@
+"""An executor's work: one segment of history from its record to verified objects, by the daemon's own code.
+
+It commits nothing. When all is stored it marks the attempt as offloaded, so that whoever drives the job, now or after
+a crash, can commit it in its turn. Every write checks the driver's claim; one executor at a time writes a segment.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.errors import Conflict, Fenced, OffloaderError, Transient
+from offloaderd.metadata import paths
+from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.records.attempt import AttemptStatus
+from offloaderd.model import Position
+from offloaderd.offload.budget import until_answered
+from offloaderd.offload.buffer import START
+from offloaderd.offload.chain import LedgerChain
+from offloaderd.offload.commit import AttemptLog
+from offloaderd.offload.history_filler import HistoryFiller
+from offloaderd.offload.history_record import edge_at, ledgers_of
+from offloaderd.offload.open_segment import OpenSegment
+from offloaderd.offload.record import known_ends
+from offloaderd.offload.signal import race
+from offloaderd.offload.troubles import Troubles
+from offloaderd.offload.uploader import SegmentFailed
+from offloaderd.spark.backfill_job import Outcome, SegmentTask, Written
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from offloaderd.clock import Clock
+    from offloaderd.format.manifest import LedgerPart
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.model import LedgerEnd, LedgerInfo, Loss
+    from offloaderd.offload.workshop import Workshop
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 1.0
+WRITER_S = 60.0
+"""How long to wait for an executor that was lost to be forgotten: as long as a session may last."""
+
+
+class TaskView:
+    """What an executor knows of a topic: the ledgers of its history, and nothing of what is committed.
+
+    So its manifest says nothing of times before the segment; who commits it knows them.
+    """
+
+    def __init__(self, task: SegmentTask, begin: Position) -> None:
+        self.map = TopicMap(task.claim.topic)
+        self.behind = Position(begin.ledger_id, begin.entry_id - 1) if begin.entry_id else START
+        self.chain = LedgerChain(self.behind, end=None, begin=begin)
+        self._task = task
+
+    async def look(self, source: LedgerSource) -> None:
+        """Take in what the source has. Raises Transient, HistoryTorn."""
+        task = self._task
+        old = await ledgers_of(source, task.claim.topic, task.last, task.boundary)
+        self.chain.look([*old, edge_at(task.boundary)])
+
+    def known_ends(
+        self, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
+    ) -> tuple[tuple[int, LedgerEnd], ...]:
+        """Return how the segment's ledgers ended."""
+        return known_ends(self.chain, None, parts, infos)
+
+    def losses_before(self, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
+        """Return none: a segment of a job ends before a loss."""
+        return ()
+
+
+async def write_segment(shop: Workshop, source: LedgerSource, task: SegmentTask) -> Written:
+    """Write a segment; every outcome that can be told is returned, none of our errors raised."""
+    clock = shop.uplink.clock
+    started = clock.monotonic()
+    try:
+        session = await shop.metadata.session()
+        written: list[int] = []
+
+        async def work() -> None:
+            async with _alone(shop.metadata, task, clock):
+                written.append(await _write(shop, source, task))
+
+        await race(work(), session.lost.wait())
+        if not written:
+            raise Transient("the executor lost its session with the metadata store")
+    except SegmentFailed as error:
+        return Written(outcome=Outcome.BROKEN, error=str(error))
+    except Fenced as error:
+        return Written(outcome=Outcome.FENCED, error=str(error))
+    except OffloaderError as error:
+        return Written(outcome=Outcome.HINDERED, error=str(error))
+    return Written(outcome=Outcome.READY, seconds=clock.monotonic() - started, payload_bytes=written[0])
+
+
+async def _write(shop: Workshop, source: LedgerSource, task: SegmentTask) -> int:
+    """Bring the attempt to its end; returns its payload bytes."""
+    clock, metrics, topic = shop.uplink.clock, shop.uplink.metrics, task.claim.topic
+    path = paths.history_job_attempt(topic, task.segment_id)
+    attempts = AttemptLog(shop.metadata, task.claim, clock=clock, metrics=metrics, path=path)
+    attempt = await until_answered(clock, attempts.load)
+    if attempt is None:
+        raise Fenced(f"segment {task.segment_id} of {topic} was given up or committed meanwhile")
+    if attempt.status is AttemptStatus.OFFLOADED:
+        return 0
+    troubles = Troubles(topic, clock, lambda: None)
+
+    def met(error: OffloaderError | None) -> None:
+        if error is None:
+            troubles.over("source")
+        else:
+            troubles.met(error, "source")
+
+    view = TaskView(task, attempt.begin)
+    filler = HistoryFiller(shop, source, topic, view, look=lambda: view.look(source), met=met)
+    segment = OpenSegment(shop, attempts, attempt, troubles=troubles, opened_s=clock.monotonic(), continued=task.again)
+
+    async def fill(parts: asyncio.TaskGroup) -> None:
+        await filler.fill(segment, parts, behind=view.behind, end=task.end, limit=task.limit_bytes)
+
+    async def store() -> None:
+        await until_answered(clock, lambda: view.look(source), met=met)
+        met(None)
+        await segment.store(fill)
+        await segment.finish()
+        await attempts.update(replace(segment.attempt, status=AttemptStatus.OFFLOADED, parts=()))
+
+    await race(store(), _out_of_patience(troubles, clock, task.patience_s))
+    return segment.builder.payload_bytes
+
+
+async def _out_of_patience(troubles: Troubles, clock: Clock, patience_s: float) -> None:
+    """Raise Transient once something has failed for so long."""
+    while True:
+        worst = troubles.worst
+        if worst is not None and clock.monotonic() - worst.since_s > patience_s:
+            raise Transient(f"{worst.error} (for {patience_s:.0f} s, {worst.tries} tries)")
+        await clock.sleep(min(LOOK_S, patience_s))
+
+
+@asynccontextmanager
+async def _alone(store: MetadataStore, task: SegmentTask, clock: Clock) -> AsyncIterator[None]:
+    """Be the only executor that writes the segment. Raises Transient while another may still do it."""
+    path = paths.history_writer(task.claim.topic, task.segment_id)
+    deadline = clock.monotonic() + WRITER_S
+    while True:
+        try:
+            await store.create(path, b"", ephemeral=True)
+            break
+        except Conflict:
+            if clock.monotonic() > deadline:
+                raise Transient(f"another executor still writes segment {task.segment_id}") from None
+            await clock.sleep(LOOK_S)
+    try:
+        yield
+    finally:
+        try:
+            await store.delete(path)
+        except OffloaderError as error:  # it goes with the session
+            log.debug("backfill.writer_left", path=path, error=str(error))

@@ -1,0 +1,84 @@
+"""The embedded store, read beside the process that has it open."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.clock import SystemClock
+from offloaderd.errors import CorruptData, Denied, NotFound
+from offloaderd.ledgers.embedded import EmbeddedLedgers
+from offloaderd.ledgers.embedded_reader import EmbeddedReader
+from offloaderd.model import Confirmed, Position, TopicName
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOPIC = TopicName.parse("public/default/orders")
+OTHER = TopicName.parse("public/other/orders")
+CLOCK = SystemClock()
+
+
+async def read(reader: EmbeddedReader, ledger_id: int, first: int, last: int) -> list[bytes]:
+    """Read a range in small batches."""
+    found: list[bytes] = []
+    async with aclosing(reader.read(TOPIC, ledger_id, first, last, batch_bytes=20)) as batches:
+        async for batch in batches:
+            assert batch.first_entry_id == first + len(found)
+            found += batch.payloads
+    return found
+
+
+async def test_what_is_written_meanwhile_is_read(tmp_path: Path) -> None:
+    """Topics, ledgers, lengths and entries are those of the store, as of its last commit."""
+    entries = [f"{number}".encode() * 3 for number in range(25)]
+    async with EmbeddedLedgers(tmp_path, clock=CLOCK, ledger_entries_max=10) as store:
+        await store.append(TOPIC, entries[:5])
+        async with EmbeddedReader(tmp_path, clock=CLOCK) as reader:
+            await store.append(TOPIC, entries[5:])
+            await store.append(OTHER, [b"x"])
+            assert await reader.topics() == await store.topics() == [TOPIC, OTHER]
+            assert await reader.topics(tenant="public", namespace="other") == [OTHER]
+            assert await reader.ledgers(TOPIC) == await store.ledgers(TOPIC)
+            assert await reader.reserved(TOPIC) is None
+            assert await reader.confirmed(TOPIC, 2) == Confirmed(4, closed=False)
+            assert await reader.length_at(TOPIC, 1, 7) == await store.length_at(TOPIC, 1, 7)
+            assert await read(reader, 1, 2, 9) == entries[12:20]
+
+
+async def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    """A directory without a store, a topic, a ledger that was deleted, an entry beyond the end; nothing is written."""
+    with pytest.raises(NotFound, match="no ledger store"):
+        async with EmbeddedReader(tmp_path, clock=CLOCK):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    async with EmbeddedLedgers(tmp_path, clock=CLOCK, ledger_entries_max=10) as store:
+        last = await store.append(TOPIC, [b"x"] * 15)
+        assert last == Position(1, 4)
+        async with EmbeddedReader(tmp_path, clock=CLOCK) as reader:
+            for wrong in (reader.ledgers(OTHER), reader.confirmed(TOPIC, 7), reader.length_at(TOPIC, 1, 5)):
+                with pytest.raises(NotFound):
+                    await wrong
+            await store.delete(TOPIC, 0)
+            while await store._blocking(store._database.sweep):
+                pass
+            with pytest.raises(NotFound):
+                await read(reader, 0, 0, 3)
+            with pytest.raises(Denied):
+                await reader.delete(TOPIC, 1)
+
+
+async def test_a_missing_row_of_a_ledger_that_is_there_is_corrupt(tmp_path: Path) -> None:
+    """It is not taken for a deleted ledger, which would count as a loss."""
+    async with EmbeddedLedgers(tmp_path, clock=CLOCK, ledger_entries_max=10) as store:
+        await store.append(TOPIC, [b"x"] * 15)
+        writer = store._database._writer
+        assert writer is not None
+        await store._loop().run_in_executor(store._writer, writer.execute, "DELETE FROM rows WHERE ledger_id = 0")
+        async with EmbeddedReader(tmp_path, clock=CLOCK) as reader:
+            with pytest.raises(CorruptData):
+                await read(reader, 0, 0, 3)
+            with pytest.raises(CorruptData):
+                await reader.length_at(TOPIC, 0, 3)
