@@ -5,26 +5,21 @@
     spark.read.format("offload").option("objects.bucket", "pulsar-offload").load("public/default/orders")
 
 The driver takes a snapshot of what is committed and shares it out; tasks get plain descriptions and open the bucket
-themselves, with the keys of the usual AWS chain or of the options, which are in no plan and no log.
+themselves, with the keys of the usual AWS chain or of the options, which are in no plan and no log. This module is
+imported by every Python that Spark starts, so what only the planning needs is imported there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from offloaderd.clock import SystemClock
-from offloaderd.spark import source_plan, source_snapshot
-from offloaderd.spark.source_columns import Columns, checked_schema, full_schema
-from offloaderd.spark.source_extents import segment_reader
-from offloaderd.spark.source_options import parse
-from offloaderd.spark.source_read import iterate, record_batches
-from offloaderd.stores import open_objects
+from offloaderd.spark.source_read import rows
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -32,8 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from offloaderd.spark.source_options import SourceOptions
-    from offloaderd.spark.source_plan import Share
-    from offloaderd.spark.source_wanted import Wanted
 
 FORMAT = "offload"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -51,7 +44,12 @@ class SegmentSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         """Read the options; raises InvalidConfig with every mistake in them."""
         super().__init__(dict(options))
-        self._parsed = parse(options)
+        self._parsed()
+
+    def _parsed(self) -> SourceOptions:
+        from offloaderd.spark.source_options import parse  # noqa: PLC0415 - for the driver alone
+
+        return parse(self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -60,43 +58,33 @@ class SegmentSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns that these options give."""
-        return full_schema(self._parsed)
+        from offloaderd.spark.source_columns import full_schema  # noqa: PLC0415
+
+        parsed = self._parsed()
+        return full_schema(messages=parsed.messages, skips=parsed.skips)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Read once what is committed now."""
-        return SegmentsReader(self._parsed, checked_schema(self._parsed, schema))
+        return SegmentsReader(self._parsed(), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Follow what is committed."""
-        from offloaderd.spark.stream import SegmentsStream  # noqa: PLC0415 - it builds on this module
+        from offloaderd.spark.stream import SegmentsStream  # noqa: PLC0415
 
-        return SegmentsStream(self._parsed, checked_schema(self._parsed, schema))
-
-
-class Reading:
-    """What tasks need to read shares; small, and free of anything that is open."""
-
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self.options = options
-        self._schema = schema
-
-    def rows(self, share: Share | None, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a share; Spark gives None where there is none. Raises BrokenSegment, Transient, Denied."""
-        return iterate(self._rows(share or (), wanted))
-
-    async def _rows(self, share: Share, wanted: Wanted) -> AsyncGenerator[pa.RecordBatch, None]:
-        columns = Columns(self._schema, messages=self.options.messages)
-        async with open_objects(self.options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
-            async for batch in record_batches(reader, share, wanted, columns, skips=self.options.skips):
-                yield batch
+        return SegmentsStream(self._parsed(), schema)
 
 
 class SegmentsReader(DataSourceReader):
-    """One look at what is committed. Pickled into every task."""
+    """One look at what is committed."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._reading = Reading(options, schema)
+        self._options: SourceOptions | None = options
         self._wanted = options.wanted
+        self._task = options.task(schema)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the settings with the driver: tasks start faster without them, and need to know no ZooKeeper."""
+        return {**self.__dict__, "_options": None}
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Take what filters say of blocks; Spark evaluates all of them again."""
@@ -105,14 +93,14 @@ class SegmentsReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Take the snapshot, and share it out. Raises NotFound, EntriesLost and what the stores raise."""
-        return [InputPartition(share) for share in asyncio.run(self._shares())]
+        from offloaderd.spark.source_offsets import plan_step  # noqa: PLC0415 - for the driver alone
+        from offloaderd.spark.source_plan import plan  # noqa: PLC0415
 
-    async def _shares(self) -> list[Share]:
-        options = self._reading.options
-        async with open_objects(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
-            snapshots = await source_snapshot.take(options, objects)
-            return await source_plan.shares(snapshots, options, self._wanted, reader)
+        options = self._options
+        assert options is not None  # noqa: S101 - only the driver plans
+        made = plan(options, self._wanted) if options.step is None else plan_step(options, *options.step)
+        return [InputPartition(share) for share in asyncio.run(made)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one share."""
-        return self._reading.rows(partition.value, self._wanted)
+        return rows(self._task, partition.value, self._wanted)

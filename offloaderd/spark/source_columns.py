@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from offloaderd.format.pulsar_message import Message
     from offloaderd.model import EntryBatch, TopicName
-    from offloaderd.spark.source_options import SourceOptions
 
 ROWS_MAX = 10_000
 BYTES_MAX = 4 * 1024 * 1024
@@ -74,16 +73,16 @@ SKIP_COLUMNS: dict[str, DataType] = {"skipped": LongType()}
 REASON: dict[str, DataType] = {"reason": StringType()}
 
 
-def full_schema(options: SourceOptions) -> StructType:
+def full_schema(*, messages: bool, skips: bool) -> StructType:
     """Return all columns that a query with these options can have."""
-    columns = ENTRY_COLUMNS | (MESSAGE_COLUMNS if options.messages else {}) | (SKIP_COLUMNS if options.skips else {})
-    columns |= REASON if options.messages or options.skips else {}
+    columns = ENTRY_COLUMNS | (MESSAGE_COLUMNS if messages else {}) | (SKIP_COLUMNS if skips else {})
+    columns |= REASON if messages or skips else {}
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
-def checked_schema(options: SourceOptions, schema: StructType) -> StructType:
+def checked_schema(schema: StructType, *, messages: bool, skips: bool) -> StructType:
     """Return the schema that a query gave, if all of it can be had. Raises InvalidConfig with every mistake."""
-    known = {field.name: field.dataType for field in full_schema(options)}
+    known = {field.name: field.dataType for field in full_schema(messages=messages, skips=skips)}
     mistakes = []
     for field in schema:
         if field.name not in known:

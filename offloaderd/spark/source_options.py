@@ -6,6 +6,7 @@ environment and of the file that `config` names. All others are the source's own
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass, field
@@ -18,12 +19,17 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from offloaderd.config import check
 from offloaderd.config.units import parse_bytes
 from offloaderd.errors import InvalidConfig, InvalidInput
-from offloaderd.model import Position
+from offloaderd.model import Position, TopicName
 from offloaderd.patterns import TopicPattern
+from offloaderd.spark.source_columns import checked_schema
+from offloaderd.spark.source_share import Task
 from offloaderd.spark.source_wanted import Wanted, to_ms
+from offloaderd.wiring import s3_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from pyspark.sql.types import StructType
 
     from offloaderd.config import Settings
 
@@ -59,7 +65,7 @@ class Start(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What a query asked for. `start` is for streams alone; None: at `wanted.first`."""
+    """What a query asked for. `start` is where a stream begins without `wanted.first`, `step` what one repeats."""
 
     settings: Settings
     topic: TopicPattern
@@ -70,11 +76,22 @@ class SourceOptions:
     partition_bytes: int = PARTITION_BYTES
     start: Start = Start.EARLIEST
     trigger_bytes: int | None = None
+    step: tuple[dict[str, str], dict[str, str]] | None = None
 
     @property
     def skips(self) -> bool:
         """Whether what cannot be read is left out."""
         return self.mode is Mode.SKIP
+
+    def task(self, schema: StructType) -> Task:
+        """Return what tasks are told, for the columns that a query gave. Raises InvalidConfig for others."""
+        objects = self.settings.objects
+        return Task(
+            place=objects.directory if objects.kind == "filesystem" else s3_options(self.settings),
+            schema=checked_schema(schema, messages=self.messages, skips=self.skips),
+            messages=self.messages,
+            skips=self.skips,
+        )
 
 
 HELP: dict[str, str] = {
@@ -89,6 +106,7 @@ HELP: dict[str, str] = {
     "metadata": "zookeeper, or bucket: the map is made from the manifests, without any ZooKeeper",
     "partition_bytes": "about what one task reads, 64MiB unless it is said",
     "max_bytes_per_trigger": "about what one step of a stream reads; no limit unless it is said",
+    "offsets": '{"start": {TOPIC: POSITION}, "end": {...}}: what lies behind one offset of a stream, up to another',
     "config": "the settings' file, read where the driver runs",
 }
 
@@ -127,6 +145,7 @@ class _Reading:
         if since is not None and until is not None and since >= until:
             self._mistakes.append("start_time, end_time: the range is empty or reversed")
         messages = self._value("messages", truth)
+        step = self._value("offsets", offsets)
         partition_bytes, trigger_bytes = self._size("partition_bytes"), self._size("max_bytes_per_trigger")
         if self._mistakes or settings is None or topic is None:
             self._fail()
@@ -140,6 +159,7 @@ class _Reading:
             partition_bytes=partition_bytes or PARTITION_BYTES,
             start=word,
             trigger_bytes=trigger_bytes,
+            step=step,
         )
 
     def _fail(self) -> NoReturn:
@@ -195,6 +215,18 @@ def truth(text: str) -> bool:
     if (word := text.strip().lower()) not in words:
         raise ValueError(text)
     return words[word]
+
+
+def offsets(text: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Read two offsets as JSON. Raises ValueError, InvalidInput."""
+    found = json.loads(text)
+    if not isinstance(found, dict) or found.keys() != {"start", "end"}:
+        raise ValueError(text)
+    for offset in found.values():
+        for name, at in offset.items():
+            Position.parse(at)
+            TopicName.parse(name)
+    return found["start"], found["end"]
 
 
 def moment(text: str) -> int:

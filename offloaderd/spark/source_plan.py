@@ -7,14 +7,18 @@ out what lies before and behind that; of many such segments the tasks find out t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from offloaderd.clock import SystemClock
 from offloaderd.errors import CorruptData, InvalidInput, NotFound
 from offloaderd.metadata.each import each
 from offloaderd.read.errors import EntriesDeleted, EntriesLost
-from offloaderd.spark.source_extents import extents_of
-from offloaderd.spark.source_snapshot import Hole, holes_within
+from offloaderd.spark import source_snapshot
+from offloaderd.spark.source_extents import extents_of, segment_reader
+from offloaderd.spark.source_share import Missing, Piece
+from offloaderd.spark.source_snapshot import holes_within
+from offloaderd.stores import open_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from offloaderd.model import Position, TopicName
     from offloaderd.read.segment import SegmentReader
     from offloaderd.spark.source_options import SourceOptions
+    from offloaderd.spark.source_share import Share
     from offloaderd.spark.source_snapshot import Snapshot
     from offloaderd.spark.source_wanted import Wanted
 
@@ -30,26 +35,10 @@ TABLES_MAX = 1024
 """Segments that the planning looks into; each is two small requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The blocks of a segment that begin at `first_byte` or behind, and before `end_byte`. `leads`: it is the first."""
-
-    topic: TopicName
-    segment: CommittedSegment
-    first_byte: int
-    end_byte: int
-    leads: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """A hole of a topic that a query passes over, told in a row of its own."""
-
-    topic: TopicName
-    hole: Hole
-
-
-Share = tuple[Piece | Missing, ...]
+async def plan(options: SourceOptions, wanted: Wanted) -> list[Share]:
+    """Take a snapshot and share out what a query wants of it. Raises NotFound, and as `shares` does."""
+    async with open_objects(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
+        return await shares(await source_snapshot.take(options, objects), options, wanted, reader)
 
 
 async def shares(

@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderError
 from offloaderd.model import Position
+from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.objects.s3 import S3Store
 from offloaderd.read.segment import Pace
-from offloaderd.spark.source_columns import Skip
-from offloaderd.spark.source_extents import extents_of
-from offloaderd.spark.source_plan import Missing
+from offloaderd.spark.source_columns import Columns, Skip
+from offloaderd.spark.source_extents import extents_of, segment_reader
+from offloaderd.spark.source_share import Missing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -25,8 +28,7 @@ if TYPE_CHECKING:
 
     from offloaderd.model import EntryBatch
     from offloaderd.read.segment import SegmentReader
-    from offloaderd.spark.source_columns import Columns
-    from offloaderd.spark.source_plan import Piece, Share
+    from offloaderd.spark.source_share import Piece, Share, Task
     from offloaderd.spark.source_wanted import Extent, Wanted
 
 T = TypeVar("T")
@@ -37,6 +39,20 @@ AHEAD = 2
 
 class BrokenSegment(OffloaderError):
     """A segment of the query is damaged or gone; the message names it, its object and its entries."""
+
+
+def rows(task: Task, share: Share | None, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a share; Spark gives None where there is none. Raises BrokenSegment, Transient, Denied."""
+
+    async def opened() -> AsyncGenerator[pa.RecordBatch, None]:
+        columns = Columns(task.schema, messages=task.messages)
+        place = task.place
+        store = FilesystemStore(Path(place)) if isinstance(place, str) else S3Store(place)
+        async with store as objects, segment_reader(objects) as reader:
+            async for batch in record_batches(reader, share or (), wanted, columns, skips=task.skips):
+                yield batch
+
+    return iterate(opened())
 
 
 async def record_batches(

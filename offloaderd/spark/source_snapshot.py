@@ -14,6 +14,7 @@ from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.each import each
 from offloaderd.model import Position
 from offloaderd.spark.source_options import Metadata
+from offloaderd.spark.source_share import Hole
 from offloaderd.stores import metadata_store
 from offloaderd.upkeep import rebuild
 from offloaderd.wiring import gc_site
@@ -26,20 +27,6 @@ if TYPE_CHECKING:
     from offloaderd.patterns import TopicPattern
     from offloaderd.spark.source_options import SourceOptions
     from offloaderd.upkeep.collection import Site
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hole:
-    """Entries that no segment has, after one position and before another (None: no end is known).
-
-    `entries` is how many are known to have been there, None when nobody knows. `awaited`: they are still to come.
-    """
-
-    after: Position
-    before: Position | None
-    reason: str
-    entries: int | None = None
-    awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

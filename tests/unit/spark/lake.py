@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import Loss
-    from offloaderd.spark.source_plan import Share
+    from offloaderd.spark.source_share import Share
     from offloaderd.spark.source_wanted import Wanted
 
 BASE_MS = 1_760_000_000_000
@@ -76,7 +76,7 @@ async def planned(
 async def read_share(store: MemoryStore, share: Share, wish: SourceOptions, wanted: Wanted | None = None) -> list[Any]:
     """Return the rows of a share as dictionaries, read in the loop of the test."""
     rows: list[Any] = []
-    columns = Columns(full_schema(wish), messages=wish.messages)
+    columns = Columns(full_schema(messages=wish.messages, skips=wish.skips), messages=wish.messages)
     async with segment_reader(store) as reader:
         async for batch in record_batches(reader, share, wanted or wish.wanted, columns, skips=wish.skips):
             rows += batch.to_pylist()

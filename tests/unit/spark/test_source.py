@@ -12,8 +12,8 @@ from pyspark.sql import datasource as spark
 from offloaderd.model import Loss, Position
 from offloaderd.read.errors import EntriesLost
 from offloaderd.spark.source_options import Mode
-from offloaderd.spark.source_plan import Piece
 from offloaderd.spark.source_read import BrokenSegment
+from offloaderd.spark.source_share import Piece
 from offloaderd.spark.source_wanted import Wanted
 from offloaderd.testing.builders import payloads
 from tests.unit.broker_objects import BrokerLedger
