@@ -14,6 +14,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from offloaderd.clock import SystemClock
+from offloaderd.errors import Conflict, InvalidConfig
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records import policy
@@ -24,8 +25,12 @@ from offloaderd.model import TopicName
 from offloaderd.objects.s3 import S3Options, S3Store
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
+from offloaderd.spark.export import export
+from offloaderd.spark.export_folder import Commit, ExportFolder
 from offloaderd.spark.session import spark_session
 from offloaderd.spark.source import register
+from offloaderd.spark.verify import verify
+from tests.real import s3_proxy
 from tests.real.s3_proxy import S3Proxy
 from tests.unit.read.build import PREFIX, Hot, Piece, put_segment
 from tests.unit.spark.lake import BASE_MS, timed
@@ -50,7 +55,9 @@ def spark() -> Iterator[SparkSession]:
     options = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
     with spark_session("tests", master="local[2]", options=options) as session:
         register(session)
+        server = session.sparkContext._accumulatorServer
         yield session
+    server.server_close()  # which Spark leaves to the end of the process
 
 
 @dataclass
@@ -60,13 +67,14 @@ class Site:
     zookeeper: str
     s3: S3Server
     bucket: str
-    cluster: str = field(default_factory=lambda: f"c{CLOCK.uuid().hex[:12]}")
+    root: str = field(default_factory=lambda: f"/t{CLOCK.uuid().hex[:12]}")
 
     def options(self, **more: str) -> dict[str, str]:
         """Return the options that name them, and more."""
         return {
             "metadata.servers": self.zookeeper,
-            "daemon.cluster": self.cluster,
+            "metadata.root": self.root,
+            "daemon.cluster": "test",
             "objects.bucket": self.bucket,
             "objects.prefix": PREFIX,
             "objects.endpoint": self.s3.endpoint,
@@ -87,7 +95,7 @@ class Site:
     @asynccontextmanager
     async def stores(self) -> AsyncIterator[tuple[ZooKeeperStore, S3Store]]:
         """Open both."""
-        metadata = ZooKeeperStore(self.zookeeper, f"/offloaderd/{self.cluster}")
+        metadata = ZooKeeperStore(self.zookeeper, f"{self.root}/test")
         async with metadata, S3Store(self.s3_options()) as objects:
             yield metadata, objects
 
@@ -182,8 +190,10 @@ def test_sql_and_hash(spark: SparkSession, site: Site) -> None:
     assert site.s3.access_key not in plan
 
 
-def test_pushed_filters_by_requests(spark: SparkSession, site: Site) -> None:
-    """What a WHERE leaves out is not fetched: of a day of segments a minute costs one object's tables and blocks."""
+def test_pushed_filters_by_requests(spark: SparkSession, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a WHERE leaves out is not fetched: segments not at all, and of those that are left no other blocks."""
+    operation_of = s3_proxy.operation_of
+    monkeypatch.setattr(s3_proxy, "operation_of", lambda line: operation_of(line.replace(f"/{PREFIX}", "/")))
     for ledger_id in range(1, 5):
         asyncio.run(site.commit(TOPIC, [Piece(ledger_id, 0, held(ledger_id, 0, 400), 400)]))
     with counted(site.s3.endpoint) as proxy:
@@ -240,3 +250,58 @@ def test_stream_restarts_from_its_checkpoint(spark: SparkSession, site: Site, tm
     assert run() == [70]
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
     assert sorted(map(tuple, rows)) == [(1, entry) for entry in range(300)] + [(5, entry) for entry in range(70)]
+
+
+def test_export_goes_on_where_it_ended(
+    spark: SparkSession, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of an export add what is new, by day; one that is repeated adds nothing, and crashes leave nothing."""
+    target = str(tmp_path / "archive")
+    options = site.options(topic="orders")
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 150))]))
+    asyncio.run(site.commit(TOPIC, [Piece(1, 150, [*held(1, 150, 149), b"no time"], 300)]))
+    rounds = export(spark, options, target, round_bytes=1)
+    assert [one.rows for one in rounds] == [150, 150], "a round for each segment"
+    assert rounds[-1].positions == {str(TOPIC): "1:299"}
+    assert export(spark, options, target) == []
+    with pytest.raises(InvalidConfig, match="export of something else"):
+        export(spark, {**options, "messages": "true"}, target)
+    asyncio.run(site.commit(TOPIC, [Piece(5, 0, held(5, 0, 70))]))
+    with monkeypatch.context() as patch:
+        patch.setattr(ExportFolder, "_move_all", lambda _, made: 1 / 0 if made.number == 3 else None)
+        with pytest.raises(ZeroDivisionError):
+            export(spark, options, target)
+    assert found_in(spark, target) == 300, "committed, and not moved to where it is seen"
+    assert export(spark, options, target) == []
+    rows = spark.read.parquet(target).where("day IS NOT NULL").select("ledger_id", "entry_id", "day").collect()
+    assert sorted((row.ledger_id, row.entry_id) for row in rows) == [
+        *((1, entry) for entry in range(299)),
+        *((5, entry) for entry in range(70)),
+    ]
+    assert {str(row.day) for row in rows} == {"2025-10-09"}
+    assert found_in(spark, target) == 370
+    assert not list((tmp_path / "archive" / "_offloaderd" / "staging").iterdir())
+    with pytest.raises(Conflict, match="another export has committed"):
+        ExportFolder(spark, target).commit(Commit(number=2, source={}, positions={}), "_offloaderd/staging/x", {}, 0)
+
+
+def found_in(spark: SparkSession, target: str) -> int:
+    """Return how many rows a reader of Parquet sees."""
+    return spark.read.parquet(target).count()
+
+
+def test_verify_as_a_job(spark: SparkSession, site: Site) -> None:
+    """Every segment is looked at by some task; the report has a row for each flaw and each sound segment."""
+    sound = asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 300), 300)]))
+    spoilt = asyncio.run(site.commit(TOPIC, [Piece(2, 0, held(2, 0, 300), 300)]))
+    options = site.options(topic="orders")
+    before = verify(spark, options)
+    assert (before.exit_code, before.segments, before.entries) == (0, 2, 600)
+    asyncio.run(site.spoil(spoilt))
+    after = verify(spark, options)
+    assert (after.exit_code, after.problems, after.unreachable) == (1, 1, 0)
+    assert after.read_bytes > before.object_bytes
+    rows = {row.segment_id: row for row in after.report.collect()}
+    assert not rows[str(sound)].problem
+    assert (rows[str(spoilt)].kind, rows[str(spoilt)].problem) == ("block", True)
+    assert rows[str(spoilt)].entries == "2:100 to 2:199"
