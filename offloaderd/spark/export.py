@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from offloaderd.spark.export_folder import Commit
+    from offloaderd.spark.source_options import SourceOptions
 
 GIB = 1024**3
 ROUND_BYTES = 4 * GIB
@@ -65,12 +66,7 @@ def export(
     parsed = parse(options)
     register(spark)
     folder = ExportFolder(spark, target)
-    source = {
-        "cluster": parsed.settings.daemon.cluster,
-        "topic": parsed.topic.text,
-        "rows": "messages" if parsed.messages else "entries",
-    }
-    last = folder.recover(source)
+    last = folder.recover(_source(parsed))
     goal = furthest(asyncio.run(look(parsed)))
     rounds: list[Round] = []
     while True:
@@ -80,6 +76,22 @@ def export(
         last = _one_round(spark, options, folder, last, reached)
         rounds.append(Round(number=last.number, rows=last.rows, segment_bytes=taken, positions=reached))
         told(rounds[-1])
+
+
+def pending(spark: SparkSession, options: Mapping[str, str], target: str) -> int:
+    """Return how many bytes of segments an export would read now; nothing is changed. Raises as `export`."""
+    parsed = parse(options)
+    last = ExportFolder(spark, target).last(_source(parsed))
+    return advance(asyncio.run(look(parsed)), last.positions, None, None)[1]
+
+
+def _source(options: SourceOptions) -> dict[str, str]:
+    """Return what a target is an export of: it takes nothing else."""
+    return {
+        "cluster": options.settings.daemon.cluster,
+        "topic": options.topic.text,
+        "rows": "messages" if options.messages else "entries",
+    }
 
 
 def _one_round(

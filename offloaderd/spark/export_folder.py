@@ -5,8 +5,9 @@
     TARGET/_offloaderd/staging/<number>-<id>/...      what is being written; its name tells readers to pass over it
 
 A round is written to staging, then committed by one rename of its record to the next number, which fails if there is
-one, and only then moved to its place. Whoever comes next moves what a crash has left unmoved, and deletes staging that
-no commit names. So a file is seen once, the position is committed with the data, and of two exports one is told.
+one, and only then moved to its place. Whoever comes next moves what a crash has left unmoved; staging is deleted with
+the commit of its number. So a file is seen once, the position is committed with the data, and of two exports one is
+told that the other was first.
 
 It is Spark's own view of file systems, so whatever Spark can write to will do that renames in one step.
 """
@@ -80,30 +81,32 @@ class ExportFolder:
             ) from error
         self.target = str(self._root.toString())
 
-    def recover(self, source: dict[str, str]) -> Commit:
-        """Return the last commit, with all its files in their places and nothing else in staging.
+    def last(self, source: dict[str, str]) -> Commit:
+        """Return the last commit, number 0 for none.
 
         Raises InvalidConfig for a folder that holds something else, CorruptData, and OffloaderError when it cannot be
-        read or written.
+        read.
         """
-        with_files = list(self._below(""))
         names = sorted(self._below(f"{OURS}/commits"))
         if not names:
-            strangers = [name for name in with_files if name != OURS]
+            strangers = [name for name in self._below("") if name != OURS]
             if strangers:
                 raise InvalidConfig(
                     f"{self.target} holds {strangers[0]}, and is no export", hint="name an empty folder"
                 )
-            last = Commit(number=0, source=source, positions={})
-        else:
-            path = f"{OURS}/commits/{names[-1]}"
-            last = decode(self._read(path), f"{self.target}/{path}")
-            self._move_all(last)
+            return Commit(number=0, source=source, positions={})
+        path = f"{OURS}/commits/{names[-1]}"
+        last = decode(self._read(path), f"{self.target}/{path}")
         if last.source != source:
             told = ", ".join(f"{name} {value}" for name, value in last.source.items())
             raise InvalidConfig(f"{self.target} is an export of something else: {told}", hint="name another folder")
-        for name in self._below(f"{OURS}/staging"):
-            self._call("delete", lambda name=name: self._files.delete(self._at(f"{OURS}/staging/{name}"), True))
+        return last
+
+    def recover(self, source: dict[str, str]) -> Commit:
+        """Return the last commit, with all its files in their places and nothing of it in staging. Raises as `last`."""
+        last = self.last(source)
+        self._move_all(last)
+        self._clear(last)
         return last
 
     def staging(self, last: Commit) -> str:
@@ -134,8 +137,14 @@ class ExportFolder:
         self._call("mkdir", lambda: self._files.mkdirs(self._at(f"{OURS}/commits")))
         self._rename_new(draft, f"{OURS}/commits/{made.number:0{DIGITS}}.json")
         self._move_all(made)
-        self._call("delete", lambda: self._files.delete(self._at(staging), True))
+        self._clear(made)
         return made
+
+    def _clear(self, made: Commit) -> None:
+        """Delete the staging of all rounds up to a commit; that of the next one may be somebody's who is at work."""
+        for name in self._below(f"{OURS}/staging"):
+            if name[:DIGITS] <= f"{made.number:0{DIGITS}}":
+                self._call("delete", lambda name=name: self._files.delete(self._at(f"{OURS}/staging/{name}"), True))
 
     def _move_all(self, made: Commit) -> None:
         """Move the files of a commit to their places, as far as they are not there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -110,6 +110,7 @@ class Site:
             segment = await put_segment(
                 objects, pieces, segment_id=segment_id, block_entries=100, topic=topic, surveyed=True
             )
+            segment = replace(segment, bucket=self.bucket)
             steps, _ = (await catalog.load(metadata, topic)).with_commit(segment)
             await metadata.transact(steps)
             return segment_id
