@@ -18,7 +18,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from offloaderd.clock import SystemClock
 from offloaderd.errors import Conflict, CorruptData, InvalidConfig, OffloaderError

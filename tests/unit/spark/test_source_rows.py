@@ -94,7 +94,7 @@ def test_read_as_a_task_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     reader = source.reader(type(schema)([schema["payload"], schema["entry_id"]]))
     shares = reader.partitions()
     assert len(shares) >= 3
-    rows = [row for share in shares for found in reader.read(share) for row in found.to_pylist()]
+    rows = [row for share in shares for found in reader.read(share) for row in found.to_pylist()]  # type: ignore[union-attr]
     assert [(row["entry_id"], row["payload"]) for row in rows] == list(enumerate(held))
     assert rows[0].keys() == {"payload", "entry_id"}
     assert list(reader.read(InputPartition(None))) == []
