@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 
 from offloaderd.errors import InvalidConfig
 from offloaderd.format import broker_entry
-from offloaderd.format.entry_time import time_of
+from offloaderd.format.entry_time import read_heads, time_of
 from offloaderd.format.pulsar_message import MessageState, decode_entry
 from offloaderd.model import Position
 
@@ -110,6 +110,7 @@ class Columns:
     def __init__(self, schema: StructType, *, messages: bool) -> None:
         self._arrow = to_arrow_schema(schema, timezone="UTC")
         self._messages = messages
+        self._headed = not {"time", "broker_timestamp", "index"}.isdisjoint(schema.names)
 
     def entries(self, topic: TopicName, batch: EntryBatch, kept: Sequence[bool] | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a batch's entries, of those alone that are `kept`."""
@@ -125,10 +126,9 @@ class Columns:
         makers: dict[str, Callable[[], Any]] = {
             "entry_id": lambda: np.fromiter(ids, np.int64, len(payloads)),
             "payload": lambda: payloads,
-            "time": lambda: [_time(time_of(payload).time_ms) for payload in payloads],
-            "broker_timestamp": lambda: [_time(_broker(payload).broker_timestamp) for payload in payloads],
-            "index": lambda: [_long(_broker(payload).index) for payload in payloads],
         }
+        if self._headed:
+            makers |= _of_heads(payloads)
         yield self._batch(len(payloads), {"topic": str(topic), "ledger_id": batch.ledger_id}, makers)
 
     def skipped(self, topic: TopicName, skip: Skip) -> pa.RecordBatch:
@@ -202,8 +202,20 @@ def _kept(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:
     return [value for value, keep in zip(values, kept, strict=True) if keep]
 
 
-def _broker(payload: bytes) -> broker_entry.BrokerEntry:
-    return broker_entry.read_head(payload) or broker_entry.BrokerEntry()
+def _of_heads(payloads: Sequence[bytes]) -> dict[str, Callable[[], Any]]:
+    """Return what makes the columns that brokers' heads tell, which are read together where all are alike."""
+    count = len(payloads)
+    together = read_heads(payloads)
+    if together is not None and len(together.times) == count and len(together.indexes) in {0, count}:
+        times = [_time(one) for one in together.times]
+        indexes = [_long(one) for one in together.indexes] or [None] * count
+        return {"time": lambda: times, "broker_timestamp": lambda: times, "index": lambda: indexes}
+    heads = [broker_entry.read_head(payload) or broker_entry.BrokerEntry() for payload in payloads]
+    return {
+        "time": lambda: [_time(time_of(payload).time_ms) for payload in payloads],
+        "broker_timestamp": lambda: [_time(head.broker_timestamp) for head in heads],
+        "index": lambda: [_long(head.index) for head in heads],
+    }
 
 
 def _time(time_ms: int | None) -> int | None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 from pyspark.errors import PySparkException
 
+from offloaderd.cli.offloaderd import cli
 from offloaderd.clock import SystemClock
 from offloaderd.errors import Conflict, InvalidConfig
 from offloaderd.metadata import catalog, paths
@@ -287,6 +290,31 @@ def test_export_goes_on_where_it_ended(
     assert not list((tmp_path / "archive" / "_offloaderd" / "staging").iterdir())
     with pytest.raises(Conflict, match="another export has committed"):
         ExportFolder(spark, target).commit(Commit(number=2, source={}, positions={}), "_offloaderd/staging/x", {}, 0)
+
+
+def test_commands(spark: SparkSession, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`offloaderd spark` exports and verifies by the daemon's settings; in JSON, and with exit codes."""
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 200), 200)]))
+    for name, value in site.options().items():
+        monkeypatch.setenv(f"OFFLOADERD__{name}".replace(".", "__").upper(), value)
+    target = str(tmp_path / "archive")
+
+    def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
+        answer = CliRunner().invoke(cli, ["spark", *arguments, "--json"], standalone_mode=False)
+        assert answer.exception is None, answer.exception
+        return answer.return_value, [json.loads(line) for line in answer.stdout.splitlines()]
+
+    code, (dry,) = run("export", "orders", target, "--dry-run")
+    assert code == 0
+    assert dry["segment_bytes"] > 200 * 500
+    assert not (tmp_path / "archive").exists()
+    code, (first, summary) = run("export", "orders", target)
+    assert (code, first["rows"], summary) == (0, 200, {"summary": {"rounds": 1, "rows": 200}})
+    assert run("export", "orders", target) == (0, [{"summary": {"rounds": 0, "rows": 0}}])
+    assert found_in(spark, target) == 200
+    code, lines = run("verify", "orders", "--report", str(tmp_path / "report"))
+    assert (code, lines[-1]["summary"]["entries"], lines[-1]["summary"]["problems"]) == (0, 200, 0)
+    assert spark.read.parquet(str(tmp_path / "report")).count() == len(lines)
 
 
 def found_in(spark: SparkSession, target: str) -> int:

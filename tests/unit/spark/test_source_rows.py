@@ -59,6 +59,25 @@ async def test_messages_of_entries() -> None:
     assert rows[3]["reason"]
 
 
+async def test_heads_of_all_sorts() -> None:
+    """Entries with and without what brokers put before them may be mixed; each tells for itself."""
+    store = CountingStore()
+    both = broker_entry.encode_head(broker_timestamp=BASE_MS, index=7) + b"x"
+    only_index = broker_entry.encode_head(index=8) + entry(b"y")
+    for number, held in enumerate(([both, entry(b"z"), only_index], [both, both], [only_index])):
+        segment = await put_segment(store, [Piece(1, 0, held)], segment_id=uuid.UUID(int=number), block_entries=9)
+        rows = await read_all(store, snapshot([segment]), options())
+        by_payload = {both: (BASE_MS, BASE_MS, 7), entry(b"z"): (1000, None, None), only_index: (1000, None, 8)}
+        assert [(ms(row["time"]), ms(row["broker_timestamp"]), row["index"]) for row in rows] == [
+            by_payload[payload] for payload in held
+        ]
+
+
+def ms(time: datetime | None) -> int | None:
+    """Return milliseconds since 1970."""
+    return None if time is None else round(time.timestamp() * 1000)
+
+
 async def test_times_beyond_all_calendars() -> None:
     """A clock that says nonsense gives no time; the entry is there all the same."""
     store = CountingStore()
