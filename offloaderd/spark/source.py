@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from offloaderd.spark.source_read import rows
+from offloaderd.spark.source_read import ShareReader, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -78,13 +78,13 @@ class SegmentsReader(DataSourceReader):
     """One look at what is committed."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._options: SourceOptions | None = options
+        self._options = options
         self._wanted = options.wanted
         self._task = options.task(schema)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the settings with the driver: tasks start faster without them, and need to know no ZooKeeper."""
-        return {**self.__dict__, "_options": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave to tasks what they need."""
+        return ShareReader, (self._task, self._wanted)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Take what filters say of blocks; Spark evaluates all of them again."""
@@ -97,7 +97,6 @@ class SegmentsReader(DataSourceReader):
         from offloaderd.spark.source_plan import plan  # noqa: PLC0415
 
         options = self._options
-        assert options is not None  # noqa: S101 - only the driver plans
         made = plan(options, self._wanted) if options.step is None else plan_step(options, *options.step)
         return [InputPartition(share) for share in asyncio.run(made)]
 

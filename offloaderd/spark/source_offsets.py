@@ -64,13 +64,16 @@ def furthest(snapshots: list[Snapshot]) -> Offset:
 
 
 def advance(snapshots: list[Snapshot], start: Offset, target: Offset | None, room: int | None) -> tuple[Offset, int]:
-    """Return where a step of about `room` bytes ends that does not go beyond the target, and its bytes of objects."""
+    """Return where a step of about `room` bytes ends that does not go beyond the target, and its bytes of objects.
+
+    Each topic has the same part of the room, so that one with much to read holds up no others.
+    """
     offset, total = dict(start), 0
+    part = None if room is None else max(1, room // max(1, len(snapshots)))
     for snapshot in snapshots:
         name = str(snapshot.topic)
         goal = None if target is None else position(target, name)
-        left = None if room is None else max(0, room - total)
-        at, taken = reach(snapshot, position(start, name), goal, left)
+        at, taken = reach(snapshot, position(start, name), goal, part)
         total += taken
         if at != NOTHING:
             offset[name] = str(at)

@@ -101,7 +101,7 @@ async def _pieces(snapshot: Snapshot, wanted: Wanted, reader: SegmentReader) -> 
     for segment in found:
         low, end = known.get(segment.segment_id, (0, segment.object_bytes))
         if low < end:
-            pieces.append(Piece(topic, segment, low, end, leads=True))
+            pieces.append(Piece(topic, segment, low, end, leads=True, first=wanted.first, last=wanted.last))
     return pieces
 
 

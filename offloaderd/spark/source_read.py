@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     import pyarrow as pa
+    from pyspark.sql.datasource import InputPartition
 
     from offloaderd.model import EntryBatch
     from offloaderd.read.segment import SegmentReader
@@ -39,6 +41,18 @@ AHEAD = 2
 
 class BrokenSegment(OffloaderError):
     """A segment of the query is damaged or gone; the message names it, its object and its entries."""
+
+
+class ShareReader:
+    """What tasks get of a reader: nothing that plans, so they import less and know neither settings nor ZooKeeper."""
+
+    def __init__(self, task: Task, wanted: Wanted) -> None:
+        self._task = task
+        self._wanted = wanted
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one share. Raises as `rows`."""
+        return rows(self._task, partition.value, self._wanted)
 
 
 def rows(task: Task, share: Share | None, wanted: Wanted) -> Iterator[pa.RecordBatch]:
@@ -65,7 +79,8 @@ async def record_batches(
             first = Position(hole.after.ledger_id, hole.after.entry_id + 1)
             yield columns.skipped(one.topic, Skip(first, hole.entries, hole.reason))
             continue
-        async with aclosing(_entries(reader, one, wanted, skips=skips)) as found:
+        here = replace(wanted, first=one.first, last=one.last)
+        async with aclosing(_entries(reader, one, here, skips=skips)) as found:
             async for batch in found:
                 if isinstance(batch, Skip):
                     yield columns.skipped(one.topic, batch)

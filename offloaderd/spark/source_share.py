@@ -29,13 +29,18 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The blocks of a segment that begin at `first_byte` or behind, and before `end_byte`. `leads`: it is the first."""
+    """The blocks of a segment that begin at `first_byte` or behind, and before `end_byte`. `leads`: it is the first.
+
+    Of their entries those from `first` to `last`, both inclusive; None for no bound.
+    """
 
     topic: TopicName
     segment: CommittedSegment
     first_byte: int
     end_byte: int
     leads: bool
+    first: Position | None = None
+    last: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)

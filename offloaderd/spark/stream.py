@@ -9,14 +9,14 @@ for it before it goes on behind it. What is deleted before the stream got to it 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from offloaderd.spark.source_offsets import NOTHING, Offset, advance, before, furthest, look, plan_step
 from offloaderd.spark.source_options import Start
-from offloaderd.spark.source_read import rows
+from offloaderd.spark.source_read import ShareReader, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +35,10 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._task = options.task(schema)
         self._target: Offset | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave to tasks what they need."""
+        return ShareReader, (self._task, self._options.wanted)
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """Where a new query begins: behind what has been deleted, behind all there is, or where `start` says."""

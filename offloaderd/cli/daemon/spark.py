@@ -101,10 +101,12 @@ def export(
       offloaderd spark export 'public/default/*' /archive/all --messages --config offloaderd.toml
       offloaderd spark export orders hdfs://nn/archive/orders --master yarn --config offloaderd.toml
     """
-    from offloaderd.spark.export import export as run  # noqa: PLC0415 - --help need not wait for Spark
+    from offloaderd import log  # noqa: PLC0415 - --help need not wait for Spark
+    from offloaderd.spark.export import export as run  # noqa: PLC0415
     from offloaderd.spark.export import pending  # noqa: PLC0415
     from offloaderd.spark.session import spark_session  # noqa: PLC0415
 
+    log.configure("critical")
     options = {"topic": topic, "metadata": wish["metadata"], "messages": str(wish["messages"])}
     options["mode"] = "skip" if wish["skip"] else "fail"
     options |= {"config": str(config)} if config else {}
@@ -167,10 +169,12 @@ def verify(
       offloaderd spark verify 're:.*' --config offloaderd.toml
       offloaderd spark verify orders --report /reports/today --config offloaderd.toml
     """
-    from offloaderd.spark.session import spark_session  # noqa: PLC0415 - --help need not wait for Spark
+    from offloaderd import log  # noqa: PLC0415 - --help need not wait for Spark
+    from offloaderd.spark.session import spark_session  # noqa: PLC0415
     from offloaderd.spark.verify import verify as run  # noqa: PLC0415
     from offloaderd.upkeep.flaws import Level  # noqa: PLC0415
 
+    log.configure("critical")
     options = {"topic": topic, "metadata": metadata} | ({"config": str(config)} if config else {})
     with spark_session("offloaderd verify", master=master) as session:
         found = run(session, options, Level(level))

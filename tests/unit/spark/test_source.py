@@ -11,7 +11,9 @@ from pyspark.sql import datasource as spark
 
 from offloaderd.model import Loss, Position
 from offloaderd.read.errors import EntriesLost
+from offloaderd.spark.source_extents import segment_reader
 from offloaderd.spark.source_options import Mode
+from offloaderd.spark.source_plan import shares
 from offloaderd.spark.source_read import BrokenSegment
 from offloaderd.spark.source_share import Piece
 from offloaderd.spark.source_wanted import Wanted
@@ -34,6 +36,7 @@ from tests.unit.spark.lake import (
 
 if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.model import TopicName
     from offloaderd.spark.source_snapshot import Snapshot
 
 ONE, TWO, THREE = (uuid.UUID(int=number) for number in (1, 2, 3))
@@ -227,3 +230,15 @@ async def test_empty_share() -> None:
     store = CountingStore()
     assert await planned(store, snapshot([]), options()) == []
     assert await read_share(store, (), options()) == []
+
+
+async def test_steps_of_streams_are_exact() -> None:
+    """A step that begins and ends in the middle of blocks has the entries between its offsets and no others."""
+    store = CountingStore()
+    found, every = await two_segments(store)
+    places: dict[TopicName, tuple[Position | None, Position | None]] = {TOPIC: (Position(5, 93), Position(9, 4))}
+    wish = options(partition_bytes=2000)
+    async with segment_reader(store) as reader:
+        made = await shares([found], wish, wish.wanted, reader, places=places)
+    rows = [row for share in made for row in await read_share(store, share, wish)]
+    assert entries(rows) == [one for one in every if (5, 93) <= one[:2] <= (9, 4)]

@@ -10,10 +10,11 @@ import pytest
 from offloaderd.errors import InvalidInput
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.records.floor import Floor
-from offloaderd.model import Position
+from offloaderd.metadata.records.history import HistoryPlan, Worker
+from offloaderd.model import HistoryOrder, Position, TopicName
 from offloaderd.read.errors import EntriesDeleted
 from offloaderd.spark.source_offsets import NOTHING, advance, before, following, furthest, position, still_there
-from offloaderd.spark.source_snapshot import Snapshot
+from offloaderd.spark.source_snapshot import Snapshot, holes_of, holes_within
 from tests.unit.read.build import TOPIC
 from tests.unit.spark.lake import snapshot
 
@@ -47,6 +48,42 @@ def test_steps_end_with_segments() -> None:
     assert advance([FOUND], {}, {}, None)[0] == {}, "a topic that came after the target waits"
     assert advance([snapshot([])], {}, None, None) == ({}, 0)
     assert furthest([FOUND, snapshot([])]) == {NAME: "3:8"}
+
+
+def test_topics_share_the_room() -> None:
+    """A topic with much to read leaves the others their part of a step."""
+    other = Snapshot(replace(FOUND.map, topic=TopicName.parse("returns")))
+    both, taken = advance([FOUND, other], {}, None, 2)
+    assert both == {NAME: "1:9", str(other.topic): "1:9"}
+    assert taken == 200
+
+
+def test_history_that_is_to_come() -> None:
+    """While history is not all offloaded, it ends what can be read in order: live segments behind it wait."""
+    plan = HistoryPlan(
+        boundary=3,
+        first=1,
+        last=Position(2, 99),
+        order=HistoryOrder.ALONGSIDE,
+        worker=Worker.JOB,
+        planned_ms=1,
+        epoch=1,
+        daemon_id="d",
+        entries=1000,
+        payload_bytes=1000,
+    )
+    segments = (segment(1, (1, 0, 9)), segment(3, (3, 0, 8)))
+    topic_map = replace(FOUND.map, segments=segments, history=plan)
+    found = Snapshot(topic_map, holes_of(topic_map))
+    assert found.end == Position(1, 9)
+    (hole,) = holes_within(found, None, None)
+    assert (hole.after, hole.before) == (Position(1, 9), Position(3, 0))
+    assert not holes_within(found, Position(3, 0), None), "who begins behind it need not wait"
+    assert not holes_within(found, None, Position(1, 9))
+    nothing = Snapshot(replace(topic_map, segments=segments[1:]), ())
+    assert nothing.end is None
+    assert [one.after for one in holes_of(nothing.map)] == [NOTHING]
+    assert holes_within(replace(nothing, holes=holes_of(nothing.map)), None, None)
 
 
 def test_before_a_position() -> None:

@@ -12,6 +12,7 @@ from offloaderd.model import Position
 from offloaderd.spark.source import SegmentSource, SegmentsReader
 from offloaderd.spark.source_columns import checked_schema, full_schema
 from offloaderd.spark.source_options import Metadata, Mode, Start, parse
+from offloaderd.spark.source_read import ShareReader
 from tests.unit.spark.lake import ENVIRONMENT
 
 GIVEN = {"topic": "acme/shop/orders", "objects.bucket": "archive"}
@@ -92,7 +93,9 @@ def test_tasks_get_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     source = SegmentSource({**GIVEN, **keys})
     reader = source.reader(source.schema())
     assert isinstance(reader, SegmentsReader)
-    packed = pickle.dumps(reader)
+    packed = pickle.dumps((reader, source.streamReader(source.schema())))
     assert b"zk.example" not in packed
     assert b"hidden" in packed, "a task cannot ask for the keys of the options"
-    assert "hidden" not in repr(pickle.loads(packed).__dict__)  # noqa: S301 - our own bytes
+    for one in pickle.loads(packed):  # noqa: S301 - our own bytes
+        assert isinstance(one, ShareReader)
+        assert "hidden" not in repr(vars(one))
