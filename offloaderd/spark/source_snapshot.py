@@ -17,16 +17,18 @@ from offloaderd.spark.source_options import Metadata
 from offloaderd.spark.source_share import Hole
 from offloaderd.stores import metadata_store
 from offloaderd.upkeep import rebuild
-from offloaderd.wiring import gc_site
+from offloaderd.wiring import sites as sites_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import TopicName
     from offloaderd.objects.port import ObjectReader
     from offloaderd.patterns import TopicPattern
     from offloaderd.spark.source_options import SourceOptions
-    from offloaderd.upkeep.collection import Site
+    from offloaderd.upkeep.stored import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Snapshot:
 async def take(options: SourceOptions, objects: ObjectReader) -> list[Snapshot]:
     """Look at every topic of the query. Raises NotFound when there is none, and what the stores raise."""
     if options.metadata is Metadata.BUCKET:
-        return await from_bucket(objects, gc_site(options.settings), options.topic, lenient=options.skips)
+        return await from_buckets(objects, sites_of(options.settings), options.topic, lenient=options.skips)
     async with metadata_store(options.settings) as store:
         return await from_metadata(store, options.topic)
 
@@ -97,22 +99,22 @@ async def topics_of(store: MetadataStore, pattern: TopicPattern) -> list[TopicNa
     return sorted(found)
 
 
-async def from_bucket(
-    objects: ObjectReader, site: Site, pattern: TopicPattern, *, lenient: bool = False
+async def from_buckets(
+    objects: ObjectReader, sites: Sequence[Site], pattern: TopicPattern, *, lenient: bool = False
 ) -> list[Snapshot]:
-    """Make the maps from all manifests of the bucket. Raises NotFound.
+    """Make the maps from all manifests of all sites. Raises NotFound.
 
     Raises NotFound as well for what would have to be decided before a rebuild, unless `lenient`: then what cannot be
     put in its place is a hole.
     """
-    found = await rebuild.read_bucket(objects, site, lambda _: None)
+    found = await rebuild.read_buckets(objects, sites, lambda _: None)
     topics = sorted({one.topic for one in found.known if pattern.matches(one.topic)})
     if not topics:
         raise NotFound(
-            f"no segment of {pattern} in bucket {site.bucket!r} under prefix {site.prefix!r}",
+            f"no segment of {pattern} in {', '.join(f'bucket {one.bucket!r} below {one.prefix!r}' for one in sites)}",
             hint="objects.bucket, objects.prefix and daemon.cluster say what is looked for",
         )
-    await rebuild.read_brokers(objects, site, found)
+    await rebuild.read_brokers(objects, sites, found)
     plan = rebuild.make_plan(found, topics=topics)
     blocking = [one for one in plan.problems if one.blocks]
     snapshots = []

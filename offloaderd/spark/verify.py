@@ -25,7 +25,7 @@ from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.rebuild_plan import plan_topic
 from offloaderd.upkeep.verify import informed, joint
 from offloaderd.upkeep.verify_topic import look_at
-from offloaderd.wiring import gc_site, s3_options
+from offloaderd.wiring import s3_options, sites
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from offloaderd.objects.s3 import S3Options
     from offloaderd.spark.source_options import SourceOptions
     from offloaderd.spark.source_snapshot import Snapshot
-    from offloaderd.upkeep.collection import Site
     from offloaderd.upkeep.rebuild_plan import Known
 
 TASKS_A_CORE = 8
@@ -78,7 +77,8 @@ class Look:
     """How tasks look: where, and how closely. Called by Spark in each of them."""
 
     place: S3Options | str
-    site: Site
+    cluster: str
+    buckets: frozenset[str]
     level: Level
 
     def __call__(self, segments: Iterable[Segment]) -> Iterator[Looked]:
@@ -93,7 +93,9 @@ class Look:
 
     async def _one(self, looker: Looker, one: Segment) -> Looked:
         try:
-            flaws, known = await look_at(looker, self.site, one.topic, one.segment, self.level)
+            flaws, known = await look_at(
+                looker, one.topic, one.segment, self.level, cluster=self.cluster, buckets=self.buckets
+            )
         except BucketMissing:
             raise
         except OffloaderError as error:
@@ -132,7 +134,8 @@ def verify(spark: SparkSession, options: Mapping[str, str], level: Level = Level
     segments = [Segment(one.topic, segment) for one in snapshots for segment in one.map.segments]
     objects = parsed.settings.objects
     place = objects.directory if objects.kind == "filesystem" else s3_options(parsed.settings)
-    task = Look(place, gc_site(parsed.settings), level)
+    buckets = frozenset(site.bucket for site in sites(parsed.settings))
+    task = Look(place, parsed.settings.daemon.cluster, buckets, level)
     found = _distributed(spark, segments, task)
     found = _without_deleted(found, parsed)
     rows = [row for one in found for row in _rows(one)]

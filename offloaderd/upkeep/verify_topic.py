@@ -101,9 +101,7 @@ async def look_at(
     buckets: Collection[str],
 ) -> tuple[list[Flaw], Known | None]:
     """Look at one committed segment; returns what is wrong with it, and what its manifest says. Raises as `run`."""
-    target = Target(
-        bucket=segment.bucket, keys=segment.keys, cluster=cluster, topic=topic, committed=segment
-    )
+    target = Target(bucket=segment.bucket, keys=segment.keys, cluster=cluster, topic=topic, committed=segment)
     if segment.bucket not in buckets:
         said = f"in bucket {segment.bucket!r}"
         return [Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said, segment_id=segment.segment_id)], None

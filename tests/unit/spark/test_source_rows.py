@@ -21,7 +21,7 @@ from offloaderd.patterns import TopicPattern
 from offloaderd.spark import source_snapshot
 from offloaderd.spark.source import SegmentSource
 from offloaderd.testing.builders import payloads
-from offloaderd.upkeep.collection import Site
+from offloaderd.upkeep.stored import Site
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import PREFIX, TOPIC, Piece, put_segment
 from tests.unit.spark.lake import BASE_MS, CountingStore, entries, options, read_all, snapshot
@@ -130,14 +130,14 @@ async def test_maps_from_the_bucket() -> None:
         await put_segment(store, [Piece(1, number, held[number : number + 10])], segment_id=segment_id)
     pattern = TopicPattern.parse("orders")
     with pytest.raises(NotFound, match="does not hold all of"):
-        await source_snapshot.from_bucket(store, SITE, pattern)
-    (lenient,) = await source_snapshot.from_bucket(store, SITE, pattern, lenient=True)
+        await source_snapshot.from_buckets(store, [SITE], pattern)
+    (lenient,) = await source_snapshot.from_buckets(store, [SITE], pattern, lenient=True)
     assert [one.reason for one in lenient.holes]
     await put_segment(store, [Piece(1, 10, held[10:20])], segment_id=uuid.UUID(int=3))
-    (found,) = await source_snapshot.from_bucket(store, SITE, pattern)
+    (found,) = await source_snapshot.from_buckets(store, [SITE], pattern)
     assert entries(await read_all(store, found, options())) == [(1, entry, data) for entry, data in enumerate(held)]
     with pytest.raises(NotFound, match="no segment of"):
-        await source_snapshot.from_bucket(store, SITE, TopicPattern.parse("returns"))
+        await source_snapshot.from_buckets(store, [SITE], TopicPattern.parse("returns"))
 
 
 async def test_topics_of_a_pattern() -> None:
