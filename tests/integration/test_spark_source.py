@@ -292,15 +292,17 @@ def test_export_goes_on_where_it_ended(
         ExportFolder(spark, target).commit(Commit(number=2, source={}, positions={}), "_offloaderd/staging/x", {}, 0)
 
 
-def test_commands(spark: SparkSession, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands(spark: SparkSession, site: Site, tmp_path: Path) -> None:
     """`offloaderd spark` exports and verifies by the daemon's settings; in JSON, and with exit codes."""
     asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 200), 200)]))
-    for name, value in site.options().items():
-        monkeypatch.setenv(f"OFFLOADERD__{name}".replace(".", "__").upper(), value)
+    config = tmp_path / "offloaderd.toml"
+    config.write_text("".join(f'{name} = "{value}"\n' for name, value in site.options().items()))
     target = str(tmp_path / "archive")
 
     def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
-        answer = CliRunner().invoke(cli, ["spark", *arguments, "--json"], standalone_mode=False)
+        answer = CliRunner().invoke(
+            cli, ["spark", *arguments, "--json", "--config", str(config)], standalone_mode=False
+        )
         assert answer.exception is None, answer.exception
         return answer.return_value, [json.loads(line) for line in answer.stdout.splitlines()]
 
