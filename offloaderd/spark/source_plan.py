@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from offloaderd.clock import SystemClock
 from offloaderd.errors import CorruptData, InvalidInput, NotFound
 from offloaderd.metadata.each import each
+from offloaderd.model import LEDGER_ID_MAX
 from offloaderd.read.errors import EntriesDeleted, EntriesLost
 from offloaderd.spark import source_snapshot
 from offloaderd.spark.source_extents import extents_of, segment_reader
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from offloaderd.model import Position, TopicName
     from offloaderd.read.segment import SegmentReader
     from offloaderd.spark.source_options import SourceOptions
-    from offloaderd.spark.source_share import Share
+    from offloaderd.spark.source_share import Hole, Share
     from offloaderd.spark.source_snapshot import Snapshot
     from offloaderd.spark.source_wanted import Wanted
 
@@ -82,12 +83,18 @@ def _check_range(snapshot: Snapshot, wanted: Wanted) -> None:
 
 def _missing(snapshot: Snapshot, wanted: Wanted, *, skips: bool) -> list[Missing]:
     """Return the holes in the range. Raises EntriesLost unless they are to be skipped."""
-    found = holes_within(snapshot, wanted.first, wanted.last)
+    found = [one for one in holes_within(snapshot, wanted.first, wanted.last) if _may_concern(wanted, one)]
     if found and not skips:
         hole = found[0]
         onwards = f"begin at start={hole.before}, or " if hole.before is not None else ""
         raise EntriesLost(f"{snapshot.topic}: {hole.reason}", hint=f"{onwards}read what there is with mode=skip")
     return [Missing(snapshot.topic, hole) for hole in found]
+
+
+def _may_concern(wanted: Wanted, hole: Hole) -> bool:
+    """Say whether entries of a hole may be in ledgers that a query is about."""
+    last = LEDGER_ID_MAX if hole.before is None else hole.before.ledger_id
+    return wanted.ledgers.meets(hole.after.ledger_id, last)
 
 
 async def _pieces(snapshot: Snapshot, wanted: Wanted, reader: SegmentReader) -> list[Piece]:

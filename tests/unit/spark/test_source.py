@@ -220,6 +220,8 @@ async def test_loss_in_the_range() -> None:
     assert "start=9:0" in caught.value.hint
     behind = options(wanted=Wanted(first=Position(9, 0)))
     assert entries(await read_all(store, found, behind)) == [one for one in every if one[0] == 9]
+    elsewhere = Wanted().narrowed([spark.EqualTo(("ledger_id",), 5)])
+    assert entries(await read_all(store, found, options(), elsewhere)) == [one for one in every if one[0] == 5]
     rows = await read_all(store, found, options(mode=Mode.SKIP))
     assert [row["skipped"] for row in rows if row["skipped"] is not None] == [17]
     assert sum(row["skipped"] is None for row in rows) == len(every)
