@@ -9,6 +9,7 @@ from offloaderd.cli.daemon.check_config import check_config
 from offloaderd.cli.daemon.doctor import doctor
 from offloaderd.cli.daemon.rebuild import rebuild
 from offloaderd.cli.daemon.serve import serve
+from offloaderd.cli.daemon.spark import spark
 from offloaderd.cli.daemon.standalone import standalone
 from offloaderd.cli.daemon.verify import verify
 from offloaderd.cli.program import Program
@@ -35,7 +36,7 @@ def cli() -> None:
     """
 
 
-for command in (serve, standalone, check_config, doctor, rebuild, verify):
+for command in (serve, standalone, check_config, doctor, rebuild, verify, spark):
     cli.add_command(command)
 
 

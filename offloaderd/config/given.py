@@ -1,4 +1,4 @@
-"""What a person wrote: the settings file and the environment, as values by key with the place of each.
+"""What a person wrote: the settings file, the environment and options, as values by key with the place of each.
 
 Names that do not exist are mistakes here, with the nearest one that does. The values of unknown names are never
 shown: a misspelt secret is still a secret.
@@ -102,6 +102,17 @@ def from_environment(environ: Mapping[str, str]) -> Harvest:
             harvest.mistakes.append(f"{place} names a section: add __ and the setting, as in {_first_of(key)}")
         else:
             harvest.unknown(place, key, environment=True)
+    return harvest
+
+
+def from_options(options: Mapping[str, str]) -> Harvest:
+    """Collect settings that a caller names by `section.field`, as options of a job."""
+    harvest, known = Harvest(), {setting.key for setting in all_settings()}
+    for key, value in sorted(options.items()):
+        if key in known:
+            harvest.values[key] = Given(key, value, "option", f"option {key}")
+        else:
+            harvest.unknown(f"option {key}", key, environment=False)
     return harvest
 
 

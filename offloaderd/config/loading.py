@@ -1,20 +1,21 @@
-"""From file and environment to settings, or to the list of all mistakes in them.
+"""From file, environment and options to settings, or to the list of all mistakes in them.
 
-The environment goes over the file, the file over the defaults, setting by setting. Every mistake is found in one
-go: unknown names, values that cannot be, and rules between settings, which are tried with the defaults in place of
-what was wrong and reported only when all that they are about was right by itself.
+Options go over the environment, that over the file, the file over the defaults, setting by setting. Every mistake is
+found in one go: unknown names, values that cannot be, and rules between settings, which are tried with the defaults in
+place of what was wrong and reported only when all that they are about was right by itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr, ValidationError
 
 from offloaderd.config.fields import all_settings, literal, section_types
-from offloaderd.config.given import Given, from_environment, from_file
+from offloaderd.config.given import Given, from_environment, from_file, from_options
 from offloaderd.config.rules import broken_rules
 from offloaderd.config.sections import Settings
 from offloaderd.errors import InvalidConfig
@@ -34,7 +35,7 @@ SHOWN_CHARS_MAX = 80
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting as `check-config` shows it: secrets masked, `source` one of default, file, environment."""
+    """One setting as it is shown: secrets masked, `source` one of default, file, environment, option."""
 
     key: str
     value: str
@@ -60,10 +61,13 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     return report.settings
 
 
-def check(path: Path | None, environ: Mapping[str, str]) -> Report:
-    """Read the settings and report; raises InvalidConfig only for a file that cannot be read or parsed."""
+def check(path: Path | None, environ: Mapping[str, str], options: Mapping[str, str] = MappingProxyType({})) -> Report:
+    """Read the settings and report; raises InvalidConfig only for a file that cannot be read or parsed.
+
+    `options` are those of a job, by `section.field`.
+    """
     harvests = [from_file(path)] if path else []
-    harvests.append(from_environment(environ))
+    harvests += [from_environment(environ), from_options(options)]
     values = {key: given for harvest in harvests for key, given in harvest.values.items()}
     mistakes = [mistake for harvest in harvests for mistake in harvest.mistakes]
     doubtful = {key for harvest in harvests for key in harvest.meant if key not in values}

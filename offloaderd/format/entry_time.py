@@ -109,6 +109,27 @@ def survey(payloads: Sequence[bytes]) -> Survey:
 
 def _survey_heads(payloads: Sequence[bytes]) -> Survey | None:
     """Read all heads as one message; None unless they are as brokers write them, all with a time or all with none."""
+    heads = read_heads(payloads)
+    if heads is None:
+        return None
+    if len(heads.times) == len(payloads):
+        return Survey(min(heads.times), max(heads.times), 0, max(heads.indexes, default=None))
+    if heads.times or len(heads.indexes) != len(payloads):
+        return None
+    messages = [payload[end:] for payload, end in zip(payloads, heads.ends, strict=True)]
+    return _survey_messages(messages)._replace(index_max=max(heads.indexes))
+
+
+class Heads(NamedTuple):
+    """The heads of many entries: times and indexes in their order, of those that have one, and where each head ends."""
+
+    times: Sequence[int]
+    indexes: Sequence[int]
+    ends: Sequence[int]
+
+
+def read_heads(payloads: Sequence[bytes]) -> Heads | None:
+    """Read the heads of entries as one message; None unless each has one as brokers write it."""
     try:
         ends = [broker_entry.HEAD.size + payload[5] for payload in payloads]
         heads = b"".join([payload[:end] for payload, end in zip(payloads, ends, strict=True)])
@@ -118,13 +139,7 @@ def _survey_heads(payloads: Sequence[bytes]) -> Survey | None:
         run = BrokerEntryMetadataRun.FromString(b"".join(bodies))
     except (IndexError, DecodeError):
         return None
-    times, indexes = run.broker_timestamp, run.index
-    if len(times) == len(payloads):
-        return Survey(min(times), max(times), 0, max(indexes, default=None))
-    if times or len(indexes) != len(payloads):
-        return None
-    messages = [payload[end:] for payload, end in zip(payloads, ends, strict=True)]
-    return _survey_messages(messages)._replace(index_max=max(indexes))
+    return Heads(run.broker_timestamp, run.index, ends)
 
 
 def _survey_messages(payloads: Sequence[bytes]) -> Survey:

@@ -13,7 +13,7 @@ from offloaderd.upkeep.segment_check import Target, check_blocks, check_headers,
 from offloaderd.upkeep.verify import informed, joint
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
@@ -71,7 +71,9 @@ class TopicVerifier:
         for number, segment in enumerate(topic_map.segments, start=1):
             before = looker.read_bytes
             report = SegmentReport(segment=segment, number=number, of=len(topic_map.segments))
-            known = await self._segment(looker, topic, report, level)
+            report.flaws, known = await look_at(
+                looker, topic, segment, level, cluster=self._cluster, buckets=self._buckets
+            )
             if report.flaws:
                 now = await self._maps.topic_map(topic)
                 if segment.segment_id not in {one.segment_id for one in now.segments}:
@@ -88,33 +90,32 @@ class TopicVerifier:
             segments=len(topic_map.segments), read_bytes=looker.read_bytes, flaws=[joint(one) for one in problems]
         )
 
-    async def _segment(self, looker: Looker, topic: TopicName, report: SegmentReport, level: Level) -> Known | None:
-        """Look at one segment; returns what its manifest says."""
-        segment = report.segment
-        target = Target(
-            bucket=segment.bucket,
-            keys=segment.keys,
-            cluster=self._cluster,
-            topic=topic,
-            committed=segment,
-        )
-        if segment.bucket not in self._buckets:
-            said = f"in bucket {segment.bucket!r}"
-            report.flaws.append(
-                Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said, segment_id=segment.segment_id)
-            )
-            return None
-        tables = await check_tables(looker, target)
-        report.flaws += tables.flaws
-        manifest = tables.manifest
-        if segment.foreign and level is Level.FULL and not tables.flaws:
-            report.flaws += await broker_object.check_entries(looker, segment)
-        if manifest is None:
-            return None
-        gone = any(flaw.kind is Kind.MISSING and flaw.key == target.data_key for flaw in tables.flaws)
-        if level is Level.HEADERS and not gone:
-            report.flaws += await check_headers(looker, target, manifest)
-        elif level is Level.FULL and not gone:
-            async for _, flaws in check_blocks(looker, target, manifest):
-                report.flaws += flaws
-        return known_of(manifest, topic, bucket=segment.bucket, prefix=segment.prefix)
+
+async def look_at(
+    looker: Looker,
+    topic: TopicName,
+    segment: CommittedSegment,
+    level: Level,
+    *,
+    cluster: str,
+    buckets: Collection[str],
+) -> tuple[list[Flaw], Known | None]:
+    """Look at one committed segment; returns what is wrong with it, and what its manifest says. Raises as `run`."""
+    target = Target(bucket=segment.bucket, keys=segment.keys, cluster=cluster, topic=topic, committed=segment)
+    if segment.bucket not in buckets:
+        said = f"in bucket {segment.bucket!r}"
+        return [Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said, segment_id=segment.segment_id)], None
+    tables = await check_tables(looker, target)
+    flaws = list(tables.flaws)
+    manifest = tables.manifest
+    if segment.foreign and level is Level.FULL and not flaws:
+        flaws += await broker_object.check_entries(looker, segment)
+    if manifest is None:
+        return flaws, None
+    gone = any(flaw.kind is Kind.MISSING and flaw.key == target.data_key for flaw in flaws)
+    if level is Level.HEADERS and not gone:
+        flaws += await check_headers(looker, target, manifest)
+    elif level is Level.FULL and not gone:
+        async for _, found in check_blocks(looker, target, manifest):
+            flaws += found
+    return flaws, known_of(manifest, topic, bucket=segment.bucket, prefix=segment.prefix)

@@ -110,8 +110,8 @@ class Decided:
 
 async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable: bool, as_json: bool) -> int:
     from offloaderd import wiring  # noqa: PLC0415
-    from offloaderd.cli.daemon.stores import metadata_store, open_objects  # noqa: PLC0415
     from offloaderd.clock import SystemClock  # noqa: PLC0415
+    from offloaderd.stores import metadata_store, open_objects  # noqa: PLC0415
     from offloaderd.upkeep import rebuild as work  # noqa: PLC0415
 
     clock = SystemClock()

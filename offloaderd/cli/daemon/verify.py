@@ -116,8 +116,8 @@ async def opened(
 ) -> Verifier:
     """Open what is needed. Raises what the stores raise."""
     from offloaderd import wiring  # noqa: PLC0415
-    from offloaderd.cli.daemon.stores import metadata_store, open_objects  # noqa: PLC0415
     from offloaderd.clock import SystemClock  # noqa: PLC0415
+    from offloaderd.stores import metadata_store, open_objects  # noqa: PLC0415
     from offloaderd.upkeep.looking import Looker, Throttle  # noqa: PLC0415
     from offloaderd.upkeep.verify import Verifier  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The daemon's stores, opened by its settings for one command. Nothing waits here: what is away is an error."""
+"""The stores, opened by the settings for one command or job. Nothing waits here: what is away is an error."""
 
 from __future__ import annotations
 

@@ -1,0 +1,199 @@
+"""`offloaderd spark`: jobs over what is stored, on this machine's cores or on a cluster of Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.daemon.check_config import CONFIG
+from offloaderd.cli.daemon.verify import LEVELS
+from offloaderd.cli.program import OK
+from offloaderd.config.units import parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from offloaderd.spark.export import Round
+
+MASTER = click.option(
+    "--master", metavar="URL", help="Spark's master. [default: what spark-submit says, else all cores of this machine]"
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Answer in JSON, one object a line.")
+METADATA = click.option(
+    "--metadata",
+    type=click.Choice(("zookeeper", "bucket")),
+    default="zookeeper",
+    show_default=True,
+    help="Where it is asked what is committed. bucket: read all manifests, and no ZooKeeper.",
+)
+
+
+class SizeParam(click.ParamType[int]):
+    """A size: 4GiB, 512MiB. Gives bytes."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse a size of at least one byte, or fail with what one looks like."""
+        try:
+            size = parse_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if size < 1:
+            self.fail("at least one byte", param, ctx)
+        return size
+
+
+class ExportWish(TypedDict):
+    """What an export is to do."""
+
+    messages: bool
+    skip: bool
+    round_size: int
+    dry_run: bool
+    metadata: str
+
+
+@click.group(short_help="Jobs over what is stored: export, verify.")
+def spark() -> None:
+    """Run jobs over what is stored, on this machine's cores or on a cluster of Spark.
+
+    \b
+    Examples:
+      offloaderd spark export orders /archive/orders --config offloaderd.toml
+      offloaderd spark verify 'public/default/*' --config offloaderd.toml
+    """
+
+
+@spark.command(short_help="Write a topic to Parquet files by day, each entry once.")
+@CONFIG
+@click.argument("topic")
+@click.argument("target")
+@click.option("--messages", is_flag=True, help="A row for each message instead of each entry.")
+@click.option("--skip", is_flag=True, help="Leave out what cannot be read, counted in a row of its own.")
+@click.option(
+    "--round-size", type=SizeParam(), default="4GiB", show_default=True, help="What is committed at a time, about."
+)
+@click.option("--dry-run", is_flag=True, help="Only say how much there is to export.")
+@METADATA
+@MASTER
+@JSON
+def export(
+    *,
+    config: Path | None,
+    topic: str,
+    target: str,
+    master: str | None,
+    as_json: bool,
+    **wish: Unpack[ExportWish],
+) -> int:
+    """Write what is offloaded of TOPIC (a topic or a pattern) to TARGET, a folder that Spark can write to.
+
+    Each entry is written exactly once: the position is committed with the data, so the same command again adds what is
+    new since, or nothing. What a crash has left is finished or taken back by the next run.
+
+    \b
+    Examples:
+      offloaderd spark export orders /archive/orders --config offloaderd.toml
+      offloaderd spark export 'public/default/*' /archive/all --messages --config offloaderd.toml
+      offloaderd spark export orders hdfs://nn/archive/orders --master yarn --config offloaderd.toml
+    """
+    from offloaderd import log  # noqa: PLC0415 - --help need not wait for Spark
+    from offloaderd.spark.export import export as run  # noqa: PLC0415
+    from offloaderd.spark.export import pending  # noqa: PLC0415
+    from offloaderd.spark.session import spark_session  # noqa: PLC0415
+
+    log.configure("critical")
+    options = {"topic": topic, "metadata": wish["metadata"], "messages": str(wish["messages"])}
+    options["mode"] = "skip" if wish["skip"] else "fail"
+    options |= {"config": str(config)} if config else {}
+    with spark_session("offloaderd export", master=master) as session:
+        if wish["dry_run"]:
+            size = pending(session, options, target)
+            said = {"segment_bytes": size}
+            click.echo(show.json_line(said) if as_json else f"{show.size(size)} of segments to export\n", nl=False)
+            return OK
+        rounds = run(session, options, target, round_bytes=wish["round_size"], told=_teller(as_json=as_json))
+    rows = sum(one.rows for one in rounds)
+    if as_json:
+        click.echo(show.json_line({"summary": {"rounds": len(rounds), "rows": rows}}), nl=False)
+    else:
+        click.echo(f"exported {show.plural(rows, 'row')} in {show.plural(len(rounds), 'round')} to {target}")
+    return OK
+
+
+def _teller(*, as_json: bool) -> Callable[[Round], None]:
+    def tell(one: Round) -> None:
+        if as_json:
+            line = {"round": one.number, "rows": one.rows, "segment_bytes": one.segment_bytes}
+            click.echo(show.json_line({**line, "positions": dict(one.positions)}), nl=False)
+        else:
+            ends = ", ".join(f"{name} {at}" for name, at in one.positions.items())
+            click.echo(f"round {one.number}: {show.plural(one.rows, 'row')}, up to {ends}")
+
+    return tell
+
+
+@spark.command(short_help="Verify all committed segments over many tasks.")
+@CONFIG
+@click.argument("topic")
+@click.option("--level", type=click.Choice(LEVELS), default="full", show_default=True, help="As `offloaderd verify`.")
+@click.option("--report", metavar="FOLDER", help="Also write the whole report there, as Parquet.")
+@METADATA
+@MASTER
+@JSON
+def verify(
+    *,
+    config: Path | None,
+    topic: str,
+    level: str,
+    report: str | None,
+    metadata: str,
+    master: str | None,
+    as_json: bool,
+) -> int:
+    """Look at every committed segment of TOPIC (a topic or a pattern): is it there, and is it what was written?
+
+    \b
+    Exit codes:
+      0    everything is sound
+      1    problems were found
+      2    wrong usage or configuration
+      3    no problem was found, but not everything could be looked at
+
+    \b
+    Examples:
+      offloaderd spark verify 're:.*' --config offloaderd.toml
+      offloaderd spark verify orders --report /reports/today --config offloaderd.toml
+    """
+    from offloaderd import log  # noqa: PLC0415 - --help need not wait for Spark
+    from offloaderd.spark.session import spark_session  # noqa: PLC0415
+    from offloaderd.spark.verify import verify as run  # noqa: PLC0415
+    from offloaderd.upkeep.flaws import Level  # noqa: PLC0415
+
+    log.configure("critical")
+    options = {"topic": topic, "metadata": metadata} | ({"config": str(config)} if config else {})
+    with spark_session("offloaderd verify", master=master) as session:
+        found = run(session, options, Level(level))
+        if report is not None:
+            found.report.write.parquet(report)
+        flaws = [row.asDict() for row in found.report.where("kind IS NOT NULL").collect()]
+    for flaw in flaws:
+        if as_json:
+            click.echo(show.json_line(flaw), nl=False)
+            continue
+        said = f"expected {flaw['expected']}, found {flaw['found']}" if flaw["expected"] else flaw["found"]
+        kind = flaw["kind"].upper() if flaw["problem"] else flaw["kind"]
+        click.echo(f"{kind:<12} {flaw['key']}: {said}")
+        click.echo(f"{'':<12} -> {flaw['what_to_do']}")
+    names = ("topics", "segments", "entries", "object_bytes", "read_bytes", "problems", "unreachable")
+    if as_json:
+        click.echo(show.json_line({"summary": {name: getattr(found, name) for name in names}}), nl=False)
+    else:
+        looked = f"{show.plural(found.segments, 'segment')} of {show.plural(found.topics, 'topic')}"
+        verdict = show.plural(found.problems, "problem") if found.problems else "no problem"
+        click.echo(f"looked at {looked}, {show.size(found.read_bytes)}; {verdict}")
+    return found.exit_code

@@ -1,0 +1,111 @@
+"""Committed segments as Parquet files by day, each entry exactly once: run again, it goes on where it ended.
+
+    with spark_session("export") as spark:
+        export(spark, {"topic": "orders", "config": "offloaderd.toml"}, "/archive/orders")
+
+Rows are those of `format("offload")`, in a folder for each day (UTC) in which they were written; those without a time
+are in `day=__HIVE_DEFAULT_PARTITION__`. A round is what fits into `round_bytes` of segments, and is committed with the
+positions up to which it goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Observation, functions
+
+from offloaderd.errors import OffloaderError
+from offloaderd.spark.export_folder import ExportFolder
+from offloaderd.spark.source import FORMAT, register
+from offloaderd.spark.source_offsets import advance, furthest, look
+from offloaderd.spark.source_options import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql import SparkSession
+
+    from offloaderd.spark.export_folder import Commit
+    from offloaderd.spark.source_options import SourceOptions
+
+GIB = 1024**3
+ROUND_BYTES = 4 * GIB
+"""What is written, or to be repeated after a crash, at a time."""
+
+DAY = "date_from_unix_date(int(unix_millis(time) div 86400000))"
+"""The day in UTC, whatever the session's time zone is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round that was committed: rows, bytes of segments, and up to which positions all is exported now."""
+
+    number: int
+    rows: int
+    segment_bytes: int
+    positions: Mapping[str, str]
+
+
+def export(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    target: str,
+    *,
+    round_bytes: int = ROUND_BYTES,
+    told: Callable[[Round], None] = lambda _: None,
+) -> list[Round]:
+    """Export what is committed now and not exported yet; returns the rounds, none when there is nothing new.
+
+    `options` are those of the data source. Raises InvalidConfig, Conflict when another export of the target runs, what
+    the data source raises, and OffloaderError with what Spark says of a failed round, of which nothing is left.
+    """
+    parsed = parse(options)
+    register(spark)
+    folder = ExportFolder(spark, target)
+    last = folder.recover(_source(parsed))
+    goal = furthest(asyncio.run(look(parsed)))
+    rounds: list[Round] = []
+    while True:
+        reached, taken = advance(asyncio.run(look(parsed)), last.positions, goal, round_bytes)
+        if reached == last.positions:
+            return rounds
+        last = _one_round(spark, options, folder, last, reached)
+        rounds.append(Round(number=last.number, rows=last.rows, segment_bytes=taken, positions=reached))
+        told(rounds[-1])
+
+
+def pending(spark: SparkSession, options: Mapping[str, str], target: str) -> int:
+    """Return how many bytes of segments an export would read now; nothing is changed. Raises as `export`."""
+    parsed = parse(options)
+    last = ExportFolder(spark, target).last(_source(parsed))
+    return advance(asyncio.run(look(parsed)), last.positions, None, None)[1]
+
+
+def _source(options: SourceOptions) -> dict[str, str]:
+    """Return what a target is an export of: it takes nothing else."""
+    return {
+        "cluster": options.settings.daemon.cluster,
+        "topic": options.topic.text,
+        "rows": "messages" if options.messages else "entries",
+    }
+
+
+def _one_round(
+    spark: SparkSession, options: Mapping[str, str], folder: ExportFolder, last: Commit, reached: dict[str, str]
+) -> Commit:
+    """Write and commit what lies behind the last commit, up to `reached`."""
+    step = json.dumps({"start": last.positions, "end": reached})
+    staging = folder.staging(last)
+    try:
+        found = spark.read.format(FORMAT).options(**{**options, "offsets": step}).load()
+        counted = Observation()
+        found = found.observe(counted, functions.count(functions.lit(1)).alias("rows"))
+        found = found.withColumn("day", functions.expr(DAY))
+        found.write.partitionBy("day").parquet(folder.url(staging))
+    except PySparkException as error:
+        raise OffloaderError(f"the round up to {reached} failed: {error}") from error
+    return folder.commit(last, staging, reached, counted.get["rows"])

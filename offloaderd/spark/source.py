@@ -1,0 +1,105 @@
+"""`spark.read.format("offload")`: committed segments as a table, read from the bucket without any broker or daemon.
+
+    from offloaderd.spark.source import register
+    register(spark)
+    spark.read.format("offload").option("objects.bucket", "pulsar-offload").load("public/default/orders")
+
+The driver takes a snapshot of what is committed and shares it out; tasks get plain descriptions and open the bucket
+themselves, with the keys of the usual AWS chain or of the options, which are in no plan and no log. This module is
+imported by every Python that Spark starts, so what only the planning needs is imported there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from offloaderd.spark.source_read import ShareReader, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSourceStreamReader, Filter
+    from pyspark.sql.types import StructType
+
+    from offloaderd.spark.source_options import SourceOptions
+
+FORMAT = "offload"
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format known to a session, and have Spark push filters down to sources in Python."""
+    spark.conf.set(PUSHDOWN, "true")
+    spark.dataSource.register(SegmentSource)
+
+
+class SegmentSource(DataSource):
+    """The format, by what a query asked for."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """Read the options; raises InvalidConfig with every mistake in them."""
+        super().__init__(dict(options))
+        self._parsed()
+
+    def _parsed(self) -> SourceOptions:
+        from offloaderd.spark.source_options import parse  # noqa: PLC0415 - for the driver alone
+
+        return parse(self.options)
+
+    @classmethod
+    def name(cls) -> str:
+        """The word after `format`."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """All columns that these options give."""
+        from offloaderd.spark.source_columns import full_schema  # noqa: PLC0415
+
+        parsed = self._parsed()
+        return full_schema(messages=parsed.messages, skips=parsed.skips)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Read once what is committed now."""
+        return SegmentsReader(self._parsed(), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Follow what is committed."""
+        from offloaderd.spark.stream import SegmentsStream  # noqa: PLC0415
+
+        return SegmentsStream(self._parsed(), schema)
+
+
+class SegmentsReader(DataSourceReader):
+    """One look at what is committed."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._wanted = options.wanted
+        self._task = options.task(schema)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave to tasks what they need."""
+        return ShareReader, (self._task, self._wanted)
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take what filters say of blocks; Spark evaluates all of them again."""
+        self._wanted = self._wanted.narrowed(filters)
+        return filters
+
+    def partitions(self) -> list[InputPartition]:
+        """Take the snapshot, and share it out. Raises NotFound, EntriesLost and what the stores raise."""
+        from offloaderd.spark.source_offsets import plan_step  # noqa: PLC0415 - for the driver alone
+        from offloaderd.spark.source_plan import plan  # noqa: PLC0415
+
+        options = self._options
+        made = plan(options, self._wanted) if options.step is None else plan_step(options, *options.step)
+        return [InputPartition(share) for share in asyncio.run(made)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one share."""
+        return rows(self._task, partition.value, self._wanted)

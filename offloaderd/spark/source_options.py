@@ -1,0 +1,237 @@
+"""The options of `format("offload")`: what they may say, read in one go, with every mistake told at once.
+
+Options with a dot are settings of the daemon by their names (`objects.bucket`, `metadata.servers`), over those of the
+environment and of the file that `config` names. All others are the source's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from difflib import get_close_matches
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from offloaderd.config import check
+from offloaderd.config.units import parse_bytes
+from offloaderd.errors import InvalidConfig, InvalidInput
+from offloaderd.model import Position, TopicName
+from offloaderd.patterns import TopicPattern
+from offloaderd.spark.source_columns import checked_schema
+from offloaderd.spark.source_share import Task
+from offloaderd.spark.source_wanted import Wanted, to_ms
+from offloaderd.wiring import s3_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql.types import StructType
+
+    from offloaderd.config import Settings
+
+T = TypeVar("T")
+
+MIB = 1024 * 1024
+PARTITION_BYTES = 64 * MIB
+"""What one task reads: some seconds of work, and a thousand tasks for 64 GiB."""
+
+
+class Metadata(StrEnum):
+    """Where it is asked what is committed."""
+
+    ZOOKEEPER = "zookeeper"
+    BUCKET = "bucket"
+    """Every manifest in the bucket is read, and no ZooKeeper."""
+
+
+class Mode(StrEnum):
+    """What becomes of a query when entries cannot be read."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    """A row takes their place that says how many they are, and why."""
+
+
+class Start(StrEnum):
+    """Where a stream begins that names no position."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What a query asked for. `start` is where a stream begins without `wanted.first`, `step` what one repeats."""
+
+    settings: Settings
+    topic: TopicPattern
+    wanted: Wanted = field(default_factory=Wanted)
+    messages: bool = False
+    mode: Mode = Mode.FAIL
+    metadata: Metadata = Metadata.ZOOKEEPER
+    partition_bytes: int = PARTITION_BYTES
+    start: Start = Start.EARLIEST
+    trigger_bytes: int | None = None
+    step: tuple[dict[str, str], dict[str, str]] | None = None
+
+    @property
+    def skips(self) -> bool:
+        """Whether what cannot be read is left out."""
+        return self.mode is Mode.SKIP
+
+    def task(self, schema: StructType) -> Task:
+        """Return what tasks are told, for the columns that a query gave. Raises InvalidConfig for others."""
+        objects = self.settings.objects
+        return Task(
+            place=objects.directory if objects.kind == "filesystem" else s3_options(self.settings),
+            schema=checked_schema(schema, messages=self.messages, skips=self.skips),
+            messages=self.messages,
+            skips=self.skips,
+        )
+
+
+HELP: dict[str, str] = {
+    "topic": "a topic, or a pattern: TENANT/NAMESPACE/TOPIC, TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION",
+    "path": "the same, as load() gives it",
+    "messages": "true: a row for each message instead of each entry",
+    "start": "LEDGER:ENTRY, the first entry; for a stream also earliest or latest",
+    "end": "LEDGER:ENTRY, the last entry, inclusive",
+    "start_time": "only entries written then or later: 2026-11-21T10:00:00Z, or milliseconds since 1970",
+    "end_time": "only entries written before then",
+    "mode": "fail, or skip: what cannot be read is left out, counted in a row of its own",
+    "metadata": "zookeeper, or bucket: the map is made from the manifests, without any ZooKeeper",
+    "partition_bytes": "about what one task reads, 64MiB unless it is said",
+    "max_bytes_per_trigger": "about what one step of a stream reads; no limit unless it is said",
+    "offsets": '{"start": {TOPIC: POSITION}, "end": {...}}: what lies behind one offset of a stream, up to another',
+    "config": "the settings' file, read where the driver runs",
+}
+
+
+def parse(options: Mapping[str, str], *, environ: Mapping[str, str] | None = None) -> SourceOptions:
+    """Read the options of a query. Raises InvalidConfig with a line for each mistake."""
+    return _Reading(options, os.environ if environ is None else environ).done()
+
+
+class _Reading:
+    """One reading; goes on after mistakes, to find all of them."""
+
+    def __init__(self, options: Mapping[str, str], environ: Mapping[str, str]) -> None:
+        given = {name.lower(): str(value) for name, value in options.items()}
+        self._own = {name: value for name, value in given.items() if "." not in name}
+        self._settings = {name: value for name, value in given.items() if "." in name}
+        self._environ = environ
+        self._mistakes: list[str] = []
+
+    def done(self) -> SourceOptions:
+        """Return the options, or raise all that is wrong."""
+        for name in self._own.keys() - HELP.keys():
+            close = get_close_matches(name, HELP, 1)
+            self._mistakes.append(f"{name}: no such option" + (f"; did you mean {close[0]}?" if close else ""))
+        settings = self._checked_settings()
+        topic = self._topic()
+        mode = self._word("mode", Mode, Mode.FAIL)
+        metadata = self._word("metadata", Metadata, Metadata.ZOOKEEPER)
+        start = self._own.get("start", "").strip().lower()
+        word = Start(start) if start in set(Start) else Start.EARLIEST
+        first = None if start in set(Start) else self._value("start", Position.parse)
+        last = self._value("end", Position.parse)
+        since, until = self._value("start_time", moment), self._value("end_time", moment)
+        if first is not None and last is not None and first > last:
+            self._mistakes.append(f"start, end: the range {first}..{last} is reversed")
+        if since is not None and until is not None and since >= until:
+            self._mistakes.append("start_time, end_time: the range is empty or reversed")
+        messages = self._value("messages", truth)
+        step = self._value("offsets", offsets)
+        partition_bytes, trigger_bytes = self._size("partition_bytes"), self._size("max_bytes_per_trigger")
+        if self._mistakes or settings is None or topic is None:
+            self._fail()
+        return SourceOptions(
+            settings=settings,
+            topic=topic,
+            wanted=Wanted(first=first, last=last, since_ms=since, until_ms=until),
+            messages=bool(messages),
+            mode=mode,
+            metadata=metadata,
+            partition_bytes=partition_bytes or PARTITION_BYTES,
+            start=word,
+            trigger_bytes=trigger_bytes,
+            step=step,
+        )
+
+    def _fail(self) -> NoReturn:
+        count = len(self._mistakes)
+        head = "an option is wrong" if count == 1 else f"{count} options are wrong"
+        raise InvalidConfig("\n  ".join([f"{head}:", *self._mistakes]), hint="docs/spark.md describes each option")
+
+    def _checked_settings(self) -> Settings | None:
+        """Return the settings that say where bucket and ZooKeeper are; a bucket alone is no mistake."""
+        path = self._own.get("config")
+        try:
+            report = check(Path(path) if path else None, self._environ, self._settings)
+        except InvalidConfig as error:
+            self._mistakes.append(f"config: {error.message}")
+            return None
+        self._mistakes += report.mistakes
+        return report.settings
+
+    def _topic(self) -> TopicPattern | None:
+        given = {name: self._own[name] for name in ("topic", "path") if name in self._own}
+        if len(given) != 1:
+            said = "say it once: as an option or to load()" if given else HELP["topic"]
+            self._mistakes.append(f"topic: {said}")
+            return None
+        return self._value(next(iter(given)), TopicPattern.parse)
+
+    def _word(self, name: str, words: type[T], default: T) -> T:
+        found = self._value(name, lambda text: words(text.strip().lower()))  # type: ignore[call-arg] # an enum's call
+        return default if found is None else found
+
+    def _size(self, name: str) -> int | None:
+        size = self._value(name, parse_bytes)
+        if size is not None and size < 1:
+            self._mistakes.append(f"{name} = {size}: at least one byte")
+        return size
+
+    def _value(self, name: str, read: Callable[[str], T]) -> T | None:
+        """Return an option's value, None when it was not given or is wrong."""
+        text = self._own.get(name)
+        if text is None:
+            return None
+        try:
+            return read(text)
+        except (InvalidInput, ValueError) as error:
+            why = f": {error.message}" if isinstance(error, InvalidInput) and name in {"topic", "path"} else ""
+            self._mistakes.append(f"{name} = {text[:80]!r}{why}; allowed: {HELP[name]}")
+            return None
+
+
+def truth(text: str) -> bool:
+    """Read true or false. Raises ValueError."""
+    words = {"true": True, "false": False}
+    if (word := text.strip().lower()) not in words:
+        raise ValueError(text)
+    return words[word]
+
+
+def offsets(text: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Read two offsets as JSON. Raises ValueError, InvalidInput."""
+    found = json.loads(text)
+    if not isinstance(found, dict) or found.keys() != {"start", "end"}:
+        raise ValueError(text)
+    for offset in found.values():
+        for name, at in offset.items():
+            Position.parse(at)
+            TopicName.parse(name)
+    return found["start"], found["end"]
+
+
+def moment(text: str) -> int:
+    """Read a time, UTC unless it names a zone; returns milliseconds since 1970. Raises ValueError."""
+    text = text.strip()
+    if re.fullmatch(r"[0-9]+", text):
+        return int(text)
+    return to_ms(datetime.fromisoformat(text))

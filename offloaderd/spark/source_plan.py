@@ -1,0 +1,159 @@
+"""From a snapshot to shares of even size, each for one task. Costs no request to the bucket but where a query cuts.
+
+A share is a row of pieces; a piece is the blocks that begin in a range of an object's bytes, so where blocks lie need
+not be known to share them out. The tables of a segment are asked for only when a query wants a part of it, to leave
+out what lies before and behind that; of many such segments the tasks find out themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from offloaderd.clock import SystemClock
+from offloaderd.errors import CorruptData, InvalidInput, NotFound
+from offloaderd.metadata.each import each
+from offloaderd.model import LEDGER_ID_MAX
+from offloaderd.read.errors import EntriesDeleted, EntriesLost
+from offloaderd.spark import source_snapshot
+from offloaderd.spark.source_extents import extents_of, segment_reader
+from offloaderd.spark.source_share import Missing, Piece
+from offloaderd.spark.source_snapshot import holes_within
+from offloaderd.stores import open_objects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.model import Position, TopicName
+    from offloaderd.read.segment import SegmentReader
+    from offloaderd.spark.source_options import SourceOptions
+    from offloaderd.spark.source_share import Hole, Share
+    from offloaderd.spark.source_snapshot import Snapshot
+    from offloaderd.spark.source_wanted import Wanted
+
+TABLES_MAX = 1024
+"""Segments that the planning looks into; each is two small requests."""
+
+
+async def plan(options: SourceOptions, wanted: Wanted) -> list[Share]:
+    """Take a snapshot and share out what a query wants of it. Raises NotFound, and as `shares` does."""
+    async with open_objects(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
+        return await shares(await source_snapshot.take(options, objects), options, wanted, reader)
+
+
+async def shares(
+    snapshots: Sequence[Snapshot],
+    options: SourceOptions,
+    wanted: Wanted,
+    reader: SegmentReader,
+    *,
+    places: dict[TopicName, tuple[Position | None, Position | None]] | None = None,
+) -> list[Share]:
+    """Return what is to be read, in the order of topics and positions, in shares of about `partition_bytes`.
+
+    `places` are the ranges of a stream's step, by topic. Raises EntriesLost and EntriesDeleted for what the query
+    wants and nobody has, unless it skips; InvalidInput for a range beyond the end.
+    """
+    rows: list[Piece | Missing] = []
+    for snapshot in snapshots:
+        if not wanted.holds_topic(str(snapshot.topic)):
+            continue
+        first, last = places[snapshot.topic] if places is not None else (wanted.first, wanted.last)
+        here = replace(wanted, first=first, last=last)
+        if places is None and len(snapshots) == 1:  # of several topics each has its own positions
+            _check_range(snapshot, here)
+        rows += _missing(snapshot, here, skips=options.skips)
+        rows += await _pieces(snapshot, here, reader)
+    return shared_out(rows, options.partition_bytes)
+
+
+def _check_range(snapshot: Snapshot, wanted: Wanted) -> None:
+    """Raise what a read over gRPC would raise for positions that are not there."""
+    topic_map = snapshot.map
+    if wanted.first is not None and topic_map.floor is not None and wanted.first <= topic_map.floor:
+        oldest = topic_map.segments[0].begin if topic_map.segments else None
+        hint = f"the oldest is {oldest}" if oldest else "nothing is left of the topic"
+        raise EntriesDeleted(f"{snapshot.topic}: position {wanted.first} was deleted by retention", hint=hint)
+    for name, bound in (("start", wanted.first), ("end", wanted.last)):
+        if bound is not None and (topic_map.offloaded is None or bound > topic_map.offloaded):
+            hint = f"offloaded up to {topic_map.offloaded}" if topic_map.offloaded else "nothing is offloaded yet"
+            raise InvalidInput(f"{snapshot.topic}: {name} = {bound} is beyond the end", hint=hint)
+
+
+def _missing(snapshot: Snapshot, wanted: Wanted, *, skips: bool) -> list[Missing]:
+    """Return the holes in the range. Raises EntriesLost unless they are to be skipped."""
+    found = [one for one in holes_within(snapshot, wanted.first, wanted.last) if _may_concern(wanted, one)]
+    if found and not skips:
+        hole = found[0]
+        onwards = f"begin at start={hole.before}, or " if hole.before is not None else ""
+        raise EntriesLost(f"{snapshot.topic}: {hole.reason}", hint=f"{onwards}read what there is with mode=skip")
+    return [Missing(snapshot.topic, hole) for hole in found]
+
+
+def _may_concern(wanted: Wanted, hole: Hole) -> bool:
+    """Say whether entries of a hole may be in ledgers that a query is about."""
+    last = LEDGER_ID_MAX if hole.before is None else hole.before.ledger_id
+    return wanted.ledgers.meets(hole.after.ledger_id, last)
+
+
+async def _pieces(snapshot: Snapshot, wanted: Wanted, reader: SegmentReader) -> list[Piece]:
+    """Return a piece for each segment that has something of what is wanted, cut as far as that can be known."""
+    topic = snapshot.topic
+    found = [one for one in snapshot.map.segments if wanted.slices(one)]
+    cut = [one for one in found if not wanted.takes_all(one)][-TABLES_MAX:]
+    places = await each(cut, lambda one: _cut(reader, topic, one, wanted))
+    known = {one.segment_id: place for one, place in zip(cut, places, strict=True)}
+    pieces = []
+    for segment in found:
+        low, end = known.get(segment.segment_id, (0, segment.object_bytes))
+        if low < end:
+            pieces.append(Piece(topic, segment, low, end, leads=True, first=wanted.first, last=wanted.last))
+    return pieces
+
+
+async def _cut(reader: SegmentReader, topic: TopicName, segment: CommittedSegment, wanted: Wanted) -> tuple[int, int]:
+    """Return where what is wanted of a segment begins and ends; all of it if its tables cannot be read."""
+    try:
+        extents = await extents_of(reader, topic, segment)
+    except (CorruptData, NotFound):
+        return 0, segment.object_bytes  # the task will say so, or skip it
+    ends = [*(one.at for one in extents[1:]), segment.object_bytes]
+    kept = [(one.at, end) for one, end in zip(extents, ends, strict=True) if wanted.may_hold(one)]
+    return (kept[0][0], kept[-1][1]) if kept else (0, 0)
+
+
+def shared_out(rows: Sequence[Piece | Missing], partition_bytes: int) -> list[Share]:
+    """Cut the row of pieces into shares of the same size, the nearest to `partition_bytes` that is not above it."""
+    total = sum(one.end_byte - one.first_byte for one in rows if isinstance(one, Piece))
+    count = max(1, -(-total // partition_bytes))
+    size = max(1, -(-total // count))
+    found: list[Share] = []
+    current: list[Piece | Missing] = []
+    room = size
+    for one in _cut_at(rows, size):
+        weight = one.end_byte - one.first_byte if isinstance(one, Piece) else 0
+        if weight > room:
+            found.append(tuple(current))
+            current, room = [], size
+        current.append(one)
+        room -= weight
+    return [*found, tuple(current)] if current else found
+
+
+def _cut_at(rows: Iterable[Piece | Missing], size: int) -> Iterator[Piece | Missing]:
+    """Cut pieces wherever a share of `size` bytes is full."""
+    room = size
+    for one in rows:
+        if isinstance(one, Missing):
+            yield one
+            continue
+        rest = one
+        while (length := rest.end_byte - rest.first_byte) > room:
+            middle = rest.first_byte + room
+            if room:
+                yield replace(rest, end_byte=middle)
+                rest = replace(rest, first_byte=middle, leads=False)
+            room = size
+        yield rest
+        room -= length

@@ -1,0 +1,169 @@
+"""What is committed of the topics of a query at one moment: from ZooKeeper, or from the bucket alone.
+
+Whatever is known to be missing is part of it: ranges that were lost, history that is not offloaded yet, and, of a
+bucket without its ZooKeeper, what its manifests say against each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.each import each
+from offloaderd.model import Position
+from offloaderd.spark.source_options import Metadata
+from offloaderd.spark.source_share import Hole
+from offloaderd.stores import metadata_store
+from offloaderd.upkeep import rebuild
+from offloaderd.wiring import sites as sites_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.model import TopicName
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.patterns import TopicPattern
+    from offloaderd.spark.source_options import SourceOptions
+    from offloaderd.upkeep.stored import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One topic: its map, and the holes in it by position."""
+
+    map: TopicMap
+    holes: tuple[Hole, ...] = ()
+
+    @property
+    def topic(self) -> TopicName:
+        """Which topic."""
+        return self.map.topic
+
+    @property
+    def end(self) -> Position | None:
+        """The last entry before which nothing is still to come: the newest, or the last before unfinished history."""
+        plan = self.map.unfinished
+        if plan is None:
+            return self.map.offloaded
+        known = (self.map.history_end, self.map.floor)
+        return max((one for one in known if one is not None), default=None)
+
+
+async def take(options: SourceOptions, objects: ObjectReader) -> list[Snapshot]:
+    """Look at every topic of the query. Raises NotFound when there is none, and what the stores raise."""
+    if options.metadata is Metadata.BUCKET:
+        return await from_buckets(objects, sites_of(options.settings), options.topic, lenient=options.skips)
+    async with metadata_store(options.settings) as store:
+        return await from_metadata(store, options.topic)
+
+
+async def from_metadata(store: MetadataStore, pattern: TopicPattern) -> list[Snapshot]:
+    """Read the maps of all topics that the pattern takes in, each as it was at one moment. Raises NotFound."""
+    topics = await topics_of(store, pattern)
+    if not topics:
+        raise NotFound(
+            f"no topic matches {pattern}",
+            hint="`offloadctl topics list` shows what is known; metadata.root and daemon.cluster say where to look",
+        )
+
+    async def load(topic: TopicName) -> Snapshot:
+        topic_map = await catalog.load(store, topic)
+        return Snapshot(topic_map, holes_of(topic_map))
+
+    return await each(topics, load, in_flight_max=4)
+
+
+async def topics_of(store: MetadataStore, pattern: TopicPattern) -> list[TopicName]:
+    """Return the topics that the metadata knows and the pattern takes in, in order."""
+    folders = [paths.TOPICS]
+    for scope in (pattern.scope.tenant, pattern.scope.namespace, None, None):
+        names = await each(folders, store.children)
+        folders = [
+            f"{folder}/{name}"
+            for folder, below in zip(folders, names, strict=True)
+            for name in below
+            if scope is None or paths.name_of(name) == scope
+        ]
+    found = []
+    for folder in folders:
+        try:
+            topic = paths.parse_topic(folder)
+        except InvalidInput:
+            continue  # no topic has this name
+        if pattern.matches(topic):
+            found.append(topic)
+    return sorted(found)
+
+
+async def from_buckets(
+    objects: ObjectReader, sites: Sequence[Site], pattern: TopicPattern, *, lenient: bool = False
+) -> list[Snapshot]:
+    """Make the maps from all manifests of all sites. Raises NotFound.
+
+    Raises NotFound as well for what would have to be decided before a rebuild, unless `lenient`: then what cannot be
+    put in its place is a hole.
+    """
+    found = await rebuild.read_buckets(objects, sites, lambda _: None)
+    topics = sorted({one.topic for one in found.known if pattern.matches(one.topic)})
+    if not topics:
+        raise NotFound(
+            f"no segment of {pattern} in {', '.join(f'bucket {one.bucket!r} below {one.prefix!r}' for one in sites)}",
+            hint="objects.bucket, objects.prefix and daemon.cluster say what is looked for",
+        )
+    await rebuild.read_brokers(objects, sites, found)
+    plan = rebuild.make_plan(found, topics=topics)
+    blocking = [one for one in plan.problems if one.blocks]
+    snapshots = []
+    for one in plan.topics:
+        problems = [*blocking, *(problem for problem in one.problems if problem.blocks)]
+        if problems and not lenient:
+            said = "; ".join(problem.text for problem in problems[:5])
+            hint = "repair it (`offloaderd verify` shows all), or read what there is with mode=skip"
+            raise NotFound(f"the bucket does not hold all of {one.topic}: {said}", hint=hint)
+        end = one.map.segments[-1].end if one.map.segments else Position(-1, -1)
+        unplaced = tuple(Hole(after=end, before=None, reason=problem.text) for problem in problems)
+        snapshots.append(Snapshot(one.map, (*holes_of(one.map), *unplaced)))
+    return snapshots
+
+
+def holes_of(topic_map: TopicMap) -> tuple[Hole, ...]:
+    """Return what a map says is missing from it; everything else follows without a gap."""
+    holes = [
+        Hole(
+            after=loss.after,
+            before=loss.before,
+            reason=f"entries {loss} were gone before they were offloaded"
+            if loss.certain
+            else f"entries {loss} may have been there: ledgers were deleted before they were read",
+            entries=loss.entries or None,
+        )
+        for loss in topic_map.losses
+    ]
+    plan = topic_map.unfinished
+    if plan is not None:
+        after = topic_map.history_end or topic_map.floor or Position(-1, -1)
+        reason = f"history after {after} and before {plan.live_begin} is not offloaded yet"
+        holes.append(Hole(after=after, before=plan.live_begin, reason=reason, awaited=True))
+    return tuple(sorted(holes, key=lambda hole: hole.after))
+
+
+def holes_within(snapshot: Snapshot, first: Position | None, last: Position | None) -> list[Hole]:
+    """Return the holes that concern a range of positions, both inclusive.
+
+    A range without a begin is that from the oldest entry that is kept, and from before history that is still to come.
+    """
+    segments = snapshot.map.segments
+    oldest = segments[0].begin if segments else None
+
+    def concerned(hole: Hole) -> bool:
+        if last is not None and last <= hole.after:
+            return False
+        if hole.before is None or (first is None and (hole.awaited or oldest is None)):
+            return True
+        return hole.before > (first or oldest or hole.after)
+
+    return [hole for hole in snapshot.holes if concerned(hole)]

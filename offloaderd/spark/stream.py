@@ -1,0 +1,84 @@
+"""`spark.readStream.format("offload")`: new segments as they are committed, each entry exactly once.
+
+An offset is, for each topic, the position of the last entry that was handed out; so a restart from a checkpoint goes on
+at the next one, and a step that is repeated has the same entries, whichever segments hold them by then. A topic that
+comes up later (a new partition) begins at its oldest entry. While history is still being offloaded, the stream waits
+for it before it goes on behind it. What is deleted before the stream got to it ends the query, or is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
+
+from offloaderd.spark.source_offsets import NOTHING, Offset, advance, before, furthest, look, plan_step
+from offloaderd.spark.source_options import Start
+from offloaderd.spark.source_read import ShareReader, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from offloaderd.spark.source_options import SourceOptions
+    from offloaderd.spark.source_snapshot import Snapshot
+
+
+class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows the topics of a query."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._task = options.task(schema)
+        self._target: Offset | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave to tasks what they need."""
+        return ShareReader, (self._task, self._options.wanted)
+
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        """Where a new query begins: behind what has been deleted, behind all there is, or where `start` says."""
+        options = self._options
+        begin = options.wanted.first
+        offset: Offset = {}
+        for snapshot in self._snapshots():
+            if begin is not None:
+                at = before(snapshot, begin)
+            else:
+                at = (snapshot.end if options.start is Start.LATEST else snapshot.map.floor) or NOTHING
+            if at != NOTHING:
+                offset[str(snapshot.topic)] = str(at)
+        return offset
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
+        """How far one step goes: to the newest entry, or so many bytes, and then to the end of the segment."""
+        room = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        return advance(self._snapshots(), start, self._target, room)[0]
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """What `max_bytes_per_trigger` says."""
+        limit = self._options.trigger_bytes
+        return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
+
+    def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        """The newest entries that are committed, for the query's progress."""
+        return furthest(self._snapshots())
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Stop at what is committed now."""
+        self._target = self.reportLatestOffset()
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Share out what lies behind `start`, up to `end`. Raises EntriesDeleted for what is not there any more."""
+        return [InputPartition(share) for share in asyncio.run(plan_step(self._options, start, end))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one share."""
+        return rows(self._task, partition.value, self._options.wanted)
+
+    def _snapshots(self) -> list[Snapshot]:
+        return asyncio.run(look(self._options))

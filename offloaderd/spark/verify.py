@@ -1,0 +1,223 @@
+"""Verification as a Spark job: every committed segment looked at by some task, what lies between them by the driver.
+
+The same looks as `offloaderd verify --against-map`, over as many machines as there are. A report is a table with a row
+for each flaw, and one for each segment that has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+
+from offloaderd.clock import SystemClock
+from offloaderd.errors import BucketMissing, OffloaderError
+from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.objects.s3 import S3Store
+from offloaderd.spark.source_offsets import look
+from offloaderd.spark.source_options import parse
+from offloaderd.upkeep.flaws import Flaw, Kind, Level
+from offloaderd.upkeep.looking import Looker
+from offloaderd.upkeep.rebuild_plan import plan_topic
+from offloaderd.upkeep.verify import informed, joint
+from offloaderd.upkeep.verify_topic import look_at
+from offloaderd.wiring import s3_options, sites
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.model import TopicName
+    from offloaderd.objects.s3 import S3Options
+    from offloaderd.spark.source_options import SourceOptions
+    from offloaderd.spark.source_snapshot import Snapshot
+    from offloaderd.upkeep.rebuild_plan import Known
+
+TASKS_A_CORE = 8
+"""Tasks for each core, so that one with large segments holds up no others."""
+
+SCHEMA = StructType(
+    [
+        *(StructField(name, StringType()) for name in ("topic", "segment_id", "begin", "end")),
+        StructField("object_bytes", LongType()),
+        StructField("problem", BooleanType()),
+        *(StructField(name, StringType()) for name in ("kind", "key")),
+        StructField("offset", LongType()),
+        *(StructField(name, StringType()) for name in ("expected", "found", "entries", "what_to_do")),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What one task looks at."""
+
+    topic: TopicName
+    segment: CommittedSegment
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What it found; `known` is what the manifest says, None without one."""
+
+    one: Segment
+    flaws: tuple[Flaw, ...]
+    known: Known | None
+    read_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How tasks look: where, and how closely. Called by Spark in each of them."""
+
+    place: S3Options | str
+    cluster: str
+    buckets: frozenset[str]
+    level: Level
+
+    def __call__(self, segments: Iterable[Segment]) -> Iterator[Looked]:
+        """Look at some segments."""
+        return iter(asyncio.run(self._all(list(segments))))
+
+    async def _all(self, segments: Sequence[Segment]) -> list[Looked]:
+        clock = SystemClock()
+        store = FilesystemStore(Path(self.place)) if isinstance(self.place, str) else S3Store(self.place)
+        async with store as objects:
+            return [await self._one(Looker(objects, clock=clock), one) for one in segments]
+
+    async def _one(self, looker: Looker, one: Segment) -> Looked:
+        try:
+            flaws, known = await look_at(
+                looker, one.topic, one.segment, self.level, cluster=self.cluster, buckets=self.buckets
+            )
+        except BucketMissing:
+            raise
+        except OffloaderError as error:
+            key = one.segment.keys.data
+            unreachable = Flaw(kind=Kind.UNREACHABLE, key=key, found=error.message, advice=error.hint)
+            flaws, known = [unreachable], None
+        return Looked(one, tuple(flaws), known, looker.read_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """The report as a table, and its sum."""
+
+    report: DataFrame
+    topics: int
+    segments: int
+    entries: int
+    object_bytes: int
+    read_bytes: int
+    problems: int
+    unreachable: int
+
+    @property
+    def exit_code(self) -> int:
+        """0: sound. 1: problems were found. 3: none, but not everything could be looked at."""
+        return 1 if self.problems else 3 if self.unreachable else 0
+
+
+def verify(spark: SparkSession, options: Mapping[str, str], level: Level = Level.FULL) -> Verified:
+    """Look at all committed segments of the topics that `options`, those of the data source, name.
+
+    Raises InvalidConfig, NotFound for no topic, and what the metadata raises.
+    """
+    parsed = parse(options)
+    snapshots = asyncio.run(look(parsed))
+    segments = [Segment(one.topic, segment) for one in snapshots for segment in one.map.segments]
+    objects = parsed.settings.objects
+    place = objects.directory if objects.kind == "filesystem" else s3_options(parsed.settings)
+    buckets = frozenset(site.bucket for site in sites(parsed.settings))
+    task = Look(place, parsed.settings.daemon.cluster, buckets, level)
+    found = _distributed(spark, segments, task)
+    found = _without_deleted(found, parsed)
+    rows = [row for one in found for row in _rows(one)]
+    between = [(topic, flaw) for topic, flaws in _between(snapshots, found).items() for flaw in flaws]
+    rows += [_row(flaw, topic=str(topic), segment_id=flaw.segment_id) for topic, flaw in between]
+    flaws = [flaw for one in found for flaw in one.flaws] + [flaw for _, flaw in between]
+    return Verified(
+        report=spark.createDataFrame(rows, SCHEMA),
+        topics=len(snapshots),
+        segments=len(found),
+        entries=sum(one.one.segment.entries for one in found),
+        object_bytes=sum(one.one.segment.object_bytes for one in found),
+        read_bytes=sum(one.read_bytes for one in found),
+        problems=sum(flaw.is_problem for flaw in flaws),
+        unreachable=sum(flaw.kind is Kind.UNREACHABLE for flaw in flaws),
+    )
+
+
+def _distributed(spark: SparkSession, segments: Sequence[Segment], task: Look) -> list[Looked]:
+    """Have all segments looked at; the largest are begun first."""
+    if not segments:
+        return []
+    context = spark.sparkContext
+    count = min(len(segments), context.defaultParallelism * TASKS_A_CORE)
+    largest = sorted(segments, key=lambda one: one.segment.object_bytes, reverse=True)
+    dealt = [one for number in range(count) for one in largest[number::count]]
+    found: list[Looked] = context.parallelize(dealt, count).mapPartitions(task).collect()
+    return sorted(found, key=lambda one: (one.one.topic, one.one.segment.begin))
+
+
+def _without_deleted(found: Sequence[Looked], options: SourceOptions) -> list[Looked]:
+    """Leave out what lacks objects because it was deleted, or rewritten, meanwhile."""
+    if not any(flaw.kind is Kind.MISSING for one in found for flaw in one.flaws):
+        return list(found)
+    still = {segment.segment_id for one in asyncio.run(look(options)) for segment in one.map.segments}
+    return [one for one in found if not one.flaws or one.one.segment.segment_id in still]
+
+
+def _between(snapshots: Sequence[Snapshot], found: Sequence[Looked]) -> Mapping[TopicName, list[Flaw]]:
+    """Return what is wrong between the segments of each topic all of whose manifests could be read."""
+    known: dict[TopicName, list[Known]] = defaultdict(list)
+    for one in found:
+        if one.known is not None:
+            known[one.one.topic].append(one.known)
+    flaws: dict[TopicName, list[Flaw]] = {}
+    for snapshot in snapshots:
+        topic_map = snapshot.map
+        if len(known[snapshot.topic]) == len(topic_map.segments):
+            plan = topic_map.unfinished
+            boundary = plan.live_begin if plan is not None else None
+            knowns = informed(known[snapshot.topic], topic_map)
+            flaws[snapshot.topic] = [
+                joint(one) for one in plan_topic(snapshot.topic, knowns, boundary=boundary).problems
+            ]
+    return flaws
+
+
+def _rows(one: Looked) -> Iterator[dict[str, object]]:
+    segment = one.one.segment
+    about = {
+        "topic": str(one.one.topic),
+        "segment_id": segment.segment_id,
+        "begin": str(segment.begin),
+        "end": str(segment.end),
+        "object_bytes": segment.object_bytes,
+    }
+    if not one.flaws:
+        yield {**about, "segment_id": str(segment.segment_id), "problem": False}
+    for flaw in one.flaws:
+        yield _row(flaw, **about)
+
+
+def _row(flaw: Flaw, *, segment_id: object, **about: object) -> dict[str, object]:
+    return {
+        **about,
+        "segment_id": str(segment_id) if segment_id is not None else None,
+        "problem": flaw.is_problem,
+        "kind": flaw.kind.value,
+        "key": flaw.key,
+        "offset": flaw.offset,
+        "expected": flaw.expected or None,
+        "found": flaw.found,
+        "entries": flaw.entries or None,
+        "what_to_do": flaw.what_to_do or None,
+    }

@@ -1,0 +1,343 @@
+"""The data source in a real Spark, on a real S3 server and ZooKeeper: SQL, push-down by requests, streams, hashes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.errors import PySparkException
+
+from offloaderd.cli.offloaderd import cli
+from offloaderd.clock import SystemClock
+from offloaderd.errors import Conflict, InvalidConfig
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.policy_book import PolicyBook
+from offloaderd.metadata.records import policy
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.metrics import Metrics
+from offloaderd.model import TopicName
+from offloaderd.objects import keys
+from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.read.ports import StoredMaps
+from offloaderd.read.reader import TopicReader
+from offloaderd.spark.export import export
+from offloaderd.spark.export_folder import Commit, ExportFolder
+from offloaderd.spark.session import spark_session
+from offloaderd.spark.source import register
+from offloaderd.spark.verify import verify
+from tests.real import s3_proxy
+from tests.real.s3_proxy import S3Proxy
+from tests.unit.read.build import PREFIX, Hot, Piece, put_segment
+from tests.unit.spark.lake import BASE_MS, timed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+    from uuid import UUID
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.servers import S3Server
+
+pytestmark = pytest.mark.timeout(300)  # the first test starts Java and three servers, on a machine that may be busy
+
+CLOCK = SystemClock()
+TOPIC = TopicName("public", "default", "orders")
+ROWS = 2000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spark() -> Iterator[SparkSession]:
+    """A session with two cores; Spark takes some seconds to start."""
+    options = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
+    with spark_session("tests", master="local[2]", options=options) as session:
+        register(session)
+        server = session.sparkContext._accumulatorServer
+        yield session
+    server.server_close()  # which Spark leaves to the end of the process
+
+
+@dataclass
+class Site:
+    """A bucket and a ZooKeeper root of a test's own, and what is committed in them."""
+
+    zookeeper: str
+    s3: S3Server
+    bucket: str
+    root: str = field(default_factory=lambda: f"/t{CLOCK.uuid().hex[:12]}")
+
+    def options(self, **more: str) -> dict[str, str]:
+        """Return the options that name them, and more."""
+        return {
+            "metadata.servers": self.zookeeper,
+            "metadata.root": self.root,
+            "daemon.cluster": "test",
+            "objects.bucket": self.bucket,
+            "objects.prefix": PREFIX,
+            "objects.endpoint": self.s3.endpoint,
+            "objects.access_key": self.s3.access_key,
+            "objects.secret_key": self.s3.secret_key,
+            **more,
+        }
+
+    def s3_options(self) -> S3Options:
+        """Return what the store wants to know."""
+        return S3Options(
+            bucket=self.bucket,
+            endpoint=self.s3.endpoint,
+            access_key=self.s3.access_key,
+            secret_key=self.s3.secret_key,
+        )
+
+    @asynccontextmanager
+    async def stores(self) -> AsyncIterator[tuple[ZooKeeperStore, S3Store]]:
+        """Open both."""
+        metadata = ZooKeeperStore(self.zookeeper, f"{self.root}/test")
+        async with metadata, S3Store(self.s3_options()) as objects:
+            yield metadata, objects
+
+    async def commit(self, topic: TopicName, pieces: list[Piece]) -> UUID:
+        """Store a segment and commit it as the daemon does."""
+        async with self.stores() as (metadata, objects):
+            if not await metadata.children(paths.topic(topic)):
+                for folder in paths.folders(topic):
+                    await metadata.create(folder, b"")
+                await metadata.create(paths.policy(topic), policy.encode(TopicPolicy()))
+            segment_id = CLOCK.uuid()
+            segment = await put_segment(
+                objects, pieces, segment_id=segment_id, block_entries=100, topic=topic, surveyed=True
+            )
+            for key in segment.keys.all:
+                await objects.put(key, await objects.get(key), metadata=keys.segment_metadata("test"))
+            segment = replace(segment, bucket=self.bucket)
+            steps, _ = (await catalog.load(metadata, topic)).with_commit(segment)
+            await metadata.transact(steps)
+            return segment_id
+
+    async def spoil(self, segment_id: UUID) -> None:
+        """Flip a bit in the middle of a segment's data."""
+        async with S3Store(self.s3_options()) as objects:
+            key = f"{PREFIX}{segment_id}"
+            data = bytearray(await objects.get(key))
+            data[len(data) // 2] ^= 1
+            await objects.put(key, bytes(data), metadata=keys.segment_metadata("test"))
+
+    async def hash_of_reads(self, topic: TopicName) -> str:
+        """Return the hash of all payloads as the daemon's reader gives them out."""
+        found = sha256()
+        async with self.stores() as (metadata, objects):
+            maps, book = StoredMaps(metadata), PolicyBook(metadata)
+            reader = TopicReader(
+                maps=maps, policies=book, objects=objects, source=None, hot=Hot(), clock=CLOCK, metrics=Metrics()
+            )
+            async with reader:
+                async for batch, _ in reader.read(topic):
+                    for one in batch.payloads:
+                        found.update(one)
+        return found.hexdigest()
+
+
+@pytest.fixture
+def site(zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
+    """An empty site."""
+    return Site(zookeeper, s3_server, s3_bucket)
+
+
+def held(ledger_id: int, first: int, count: int) -> list[bytes]:
+    """Return entries a second apart, of 500 bytes."""
+    return [timed(ledger_id, entry, BASE_MS + 1000 * entry, 500) for entry in range(first, first + count)]
+
+
+def table(spark: SparkSession, site: Site, **more: str) -> DataFrame:
+    """Return the topic as a table."""
+    return spark.read.format("offload").options(**site.options(**more)).load("orders")
+
+
+@contextmanager
+def counted(endpoint: str) -> Iterator[S3Proxy]:
+    """Have a proxy before the S3 server that counts requests, in a thread of its own, since Spark's calls block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="proxy")
+    thread.start()
+    proxy = S3Proxy(endpoint)
+    try:
+        asyncio.run_coroutine_threadsafe(proxy.__aenter__(), loop).result()
+        yield proxy
+        asyncio.run_coroutine_threadsafe(proxy.__aexit__(None, None, None), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_sql_and_hash(spark: SparkSession, site: Site) -> None:
+    """SQL counts, sums and filters a topic of two segments; the bytes are those that the daemon reads."""
+    asyncio.run(site.commit(TOPIC, [Piece(3, 0, held(3, 0, ROWS), ROWS)]))
+    asyncio.run(site.commit(TOPIC, [Piece(4, 0, held(4, 0, 300))]))
+    found = table(spark, site, partition_bytes="200KiB")
+    found.createOrReplaceTempView("orders")
+    sums = spark.sql("SELECT ledger_id, count(*) AS n, max(index) AS last FROM orders GROUP BY 1 ORDER BY 1").collect()
+    assert [tuple(row) for row in sums] == [(3, ROWS, ROWS - 1), (4, 300, 299)]
+    rows = found.select("ledger_id", "entry_id", "payload", "topic").collect()
+    digest = sha256()
+    for row in sorted(rows):
+        digest.update(row.payload)
+    assert digest.hexdigest() == asyncio.run(site.hash_of_reads(TOPIC))
+    assert {row.topic for row in rows} == {str(TOPIC)}
+    plan = found._jdf.queryExecution().toString()
+    assert "offload" in plan
+    assert site.s3.secret_key not in plan
+    assert site.s3.access_key not in plan
+
+
+def test_pushed_filters_by_requests(spark: SparkSession, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a WHERE leaves out is not fetched: segments not at all, and of those that are left no other blocks."""
+    operation_of = s3_proxy.operation_of
+    monkeypatch.setattr(s3_proxy, "operation_of", lambda line: operation_of(line.replace(f"/{PREFIX}", "/")))
+    for ledger_id in range(1, 5):
+        asyncio.run(site.commit(TOPIC, [Piece(ledger_id, 0, held(ledger_id, 0, 400), 400)]))
+    with counted(site.s3.endpoint) as proxy:
+        found = table(spark, site, **{"objects.endpoint": proxy.endpoint})
+        requests = proxy.counts.requests
+        assert found.where("ledger_id = 2").count() == 400
+        assert (requests["get manifest"], requests["get index"]) == (1, 1)
+        of_one = requests["get data"]
+        assert of_one >= 1
+        requests.clear()
+        moment = datetime.fromtimestamp(BASE_MS / 1000 + 330, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        late = found.where(f"broker_timestamp >= TIMESTAMP '{moment}' AND ledger_id IN (1, 3)")
+        assert late.count() == 2 * 70
+        assert requests["get data"] == 2, "one block of each of two segments"
+        requests.clear()
+        assert found.where("ledger_id > 77").count() == 0
+        assert not requests
+
+
+def test_mistakes_and_damage(spark: SparkSession, site: Site) -> None:
+    """All wrong options are told at once; a damaged segment ends the query by its name, or is counted."""
+    with pytest.raises(PySparkException) as caught:
+        table(spark, site, start="x", mode="maybe", mesages="true", **{"objects.bukket": "b"}).count()
+    for word in ("start = 'x'", "mode = 'maybe'", "did you mean messages?", "did you mean objects.bucket?"):
+        assert word in str(caught.value)
+    with pytest.raises(PySparkException, match="no topic matches"):
+        table(spark, site).count()
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 300), 300)]))
+    damaged = asyncio.run(site.commit(TOPIC, [Piece(2, 0, held(2, 0, 300), 300)]))
+    asyncio.run(site.spoil(damaged))
+    with pytest.raises(PySparkException, match=str(damaged)):
+        table(spark, site).count()
+    sums = table(spark, site, mode="skip").selectExpr("count(payload)", "sum(skipped)", "max(reason)").collect()[0]
+    assert tuple(sums)[:2] == (500, 100)
+    assert str(damaged) in sums[2]
+
+
+def test_stream_restarts_from_its_checkpoint(spark: SparkSession, site: Site, tmp_path: Path) -> None:
+    """A stream that is stopped and started again between commits has each entry once, in steps of a limited size."""
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 150))]))
+    asyncio.run(site.commit(TOPIC, [Piece(1, 150, held(1, 150, 150), 300)]))
+
+    def run() -> list[int]:
+        stream = spark.readStream.format("offload").options(**site.options(max_bytes_per_trigger="1KiB")).load("orders")
+        writer = stream.select("ledger_id", "entry_id").writeStream.format("parquet")
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        query = writer.start(str(tmp_path / "out"))
+        assert query.awaitTermination(100)
+        return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+
+    assert run() == [150, 150], "a step for each segment"
+    assert run() == []
+    asyncio.run(site.commit(TOPIC, [Piece(5, 0, held(5, 0, 70))]))
+    assert run() == [70]
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert sorted(map(tuple, rows)) == [(1, entry) for entry in range(300)] + [(5, entry) for entry in range(70)]
+
+
+def test_export_goes_on_where_it_ended(
+    spark: SparkSession, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of an export add what is new, by day; one that is repeated adds nothing, and crashes leave nothing."""
+    target = str(tmp_path / "archive")
+    options = site.options(topic="orders")
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 150))]))
+    asyncio.run(site.commit(TOPIC, [Piece(1, 150, [*held(1, 150, 149), b"no time"], 300)]))
+    rounds = export(spark, options, target, round_bytes=1)
+    assert [one.rows for one in rounds] == [150, 150], "a round for each segment"
+    assert rounds[-1].positions == {str(TOPIC): "1:299"}
+    assert export(spark, options, target) == []
+    with pytest.raises(InvalidConfig, match="export of something else"):
+        export(spark, {**options, "messages": "true"}, target)
+    asyncio.run(site.commit(TOPIC, [Piece(5, 0, held(5, 0, 70))]))
+    with monkeypatch.context() as patch:
+        patch.setattr(ExportFolder, "_move_all", lambda _, made: 1 / 0 if made.number == 3 else None)
+        with pytest.raises(ZeroDivisionError):
+            export(spark, options, target)
+    assert found_in(spark, target) == 300, "committed, and not moved to where it is seen"
+    assert export(spark, options, target) == []
+    rows = spark.read.parquet(target).where("day IS NOT NULL").select("ledger_id", "entry_id", "day").collect()
+    assert sorted((row.ledger_id, row.entry_id) for row in rows) == [
+        *((1, entry) for entry in range(299)),
+        *((5, entry) for entry in range(70)),
+    ]
+    assert {str(row.day) for row in rows} == {"2025-10-09"}
+    assert found_in(spark, target) == 370
+    assert not list((tmp_path / "archive" / "_offloaderd" / "staging").iterdir())
+    with pytest.raises(Conflict, match="another export has committed"):
+        ExportFolder(spark, target).commit(Commit(number=2, source={}, positions={}), "_offloaderd/staging/x", {}, 0)
+
+
+def test_commands(spark: SparkSession, site: Site, tmp_path: Path) -> None:
+    """`offloaderd spark` exports and verifies by the daemon's settings; in JSON, and with exit codes."""
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 200), 200)]))
+    config = tmp_path / "offloaderd.toml"
+    config.write_text("".join(f'{name} = "{value}"\n' for name, value in site.options().items()))
+    target = str(tmp_path / "archive")
+
+    def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
+        answer = CliRunner().invoke(
+            cli, ["spark", *arguments, "--json", "--config", str(config)], standalone_mode=False
+        )
+        assert answer.exception is None, answer.exception
+        return answer.return_value, [json.loads(line) for line in answer.stdout.splitlines()]
+
+    code, (dry,) = run("export", "orders", target, "--dry-run")
+    assert code == 0
+    assert dry["segment_bytes"] > 200 * 500
+    assert not (tmp_path / "archive").exists()
+    code, (first, summary) = run("export", "orders", target)
+    assert (code, first["rows"], summary) == (0, 200, {"summary": {"rounds": 1, "rows": 200}})
+    assert run("export", "orders", target) == (0, [{"summary": {"rounds": 0, "rows": 0}}])
+    assert found_in(spark, target) == 200
+    code, lines = run("verify", "orders", "--report", str(tmp_path / "report"))
+    assert (code, lines[-1]["summary"]["entries"], lines[-1]["summary"]["problems"]) == (0, 200, 0)
+    assert spark.read.parquet(str(tmp_path / "report")).count() == len(lines)
+
+
+def found_in(spark: SparkSession, target: str) -> int:
+    """Return how many rows a reader of Parquet sees."""
+    return spark.read.parquet(target).count()
+
+
+def test_verify_as_a_job(spark: SparkSession, site: Site) -> None:
+    """Every segment is looked at by some task; the report has a row for each flaw and each sound segment."""
+    sound = asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 300), 300)]))
+    spoilt = asyncio.run(site.commit(TOPIC, [Piece(2, 0, held(2, 0, 300), 300)]))
+    options = site.options(topic="orders")
+    before = verify(spark, options)
+    assert (before.exit_code, before.segments, before.entries) == (0, 2, 600)
+    asyncio.run(site.spoil(spoilt))
+    after = verify(spark, options)
+    assert (after.exit_code, after.problems, after.unreachable) == (1, 1, 0)
+    assert after.read_bytes > before.object_bytes
+    rows = after.report.collect()
+    assert [row.kind for row in rows if row.segment_id == str(sound)] == [None]
+    (block,) = [row for row in rows if row.problem]
+    assert (block.segment_id, block.kind, block.entries) == (str(spoilt), "block", "2:100 to 2:199")

@@ -1,0 +1,96 @@
+"""A bucket and a map for tests of the data source, a counter of requests, and readers that need no Spark."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from offloaderd.config import load
+from offloaderd.format import broker_entry
+from offloaderd.metadata.catalog import TopicMap
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.patterns import of_topic
+from offloaderd.spark import source_plan
+from offloaderd.spark.source_columns import Columns, full_schema
+from offloaderd.spark.source_extents import segment_reader
+from offloaderd.spark.source_options import SourceOptions
+from offloaderd.spark.source_read import record_batches
+from offloaderd.spark.source_snapshot import Snapshot, holes_of
+from offloaderd.testing.builders import payload
+from tests.unit.read.build import TOPIC, FastClock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.model import Loss
+    from offloaderd.spark.source_share import Share
+    from offloaderd.spark.source_wanted import Wanted
+
+BASE_MS = 1_760_000_000_000
+ENVIRONMENT = {"OFFLOADERD__OBJECTS__BUCKET": "bucket", "OFFLOADERD__OBJECTS__PREFIX": "p/"}
+
+
+class CountingStore(MemoryStore):
+    """Counts which bytes of which objects are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(FastClock())
+        self.asked: list[tuple[str, int, int | None]] = []
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """Count, and answer."""
+        self.asked.append((key, first, length))
+        return await super().get(key, first, length)
+
+    def by_key(self) -> Counter[str]:
+        """Return how often each object was asked for."""
+        return Counter(key for key, _, _ in self.asked)
+
+
+def timed(ledger_id: int, entry_id: int, time_ms: int, payload_bytes: int = 50) -> bytes:
+    """Return an entry to which a broker has put its time and an index."""
+    head = broker_entry.encode_head(broker_timestamp=time_ms, index=entry_id)
+    return head + payload(ledger_id, entry_id, payload_bytes)
+
+
+def options(**given: Any) -> SourceOptions:  # noqa: ANN401 - whatever the options are
+    """Return the options of a query for the topic of the tests."""
+    return SourceOptions(**{"settings": load(None, ENVIRONMENT), "topic": of_topic(TOPIC), **given})
+
+
+def snapshot(segments: Sequence[CommittedSegment], losses: Sequence[Loss] = ()) -> Snapshot:
+    """Return the snapshot of a topic with these segments."""
+    topic_map = TopicMap(TOPIC, tuple(segments), losses=tuple(losses))
+    return Snapshot(topic_map, holes_of(topic_map))
+
+
+async def planned(
+    store: MemoryStore, found: Snapshot, wish: SourceOptions, wanted: Wanted | None = None
+) -> list[Share]:
+    """Return the shares of a query."""
+    async with segment_reader(store) as reader:
+        return await source_plan.shares([found], wish, wanted or wish.wanted, reader)
+
+
+async def read_share(store: MemoryStore, share: Share, wish: SourceOptions, wanted: Wanted | None = None) -> list[Any]:
+    """Return the rows of a share as dictionaries, read in the loop of the test."""
+    rows: list[Any] = []
+    columns = Columns(full_schema(messages=wish.messages, skips=wish.skips), messages=wish.messages)
+    async with segment_reader(store) as reader:
+        async for batch in record_batches(reader, share, wanted or wish.wanted, columns, skips=wish.skips):
+            rows += batch.to_pylist()
+    return rows
+
+
+async def read_all(store: MemoryStore, found: Snapshot, wish: SourceOptions, wanted: Wanted | None = None) -> list[Any]:
+    """Return all rows of a query, share by share."""
+    rows: list[Any] = []
+    for share in await planned(store, found, wish, wanted):
+        rows += await read_share(store, share, wish, wanted)
+    return rows
+
+
+def entries(rows: Sequence[Any]) -> list[tuple[int, int, bytes]]:
+    """Return ledger, entry and payload of each row."""
+    return [(row["ledger_id"], row["entry_id"], row["payload"]) for row in rows]

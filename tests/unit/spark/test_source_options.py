@@ -1,0 +1,101 @@
+"""Options of the data source: what they mean, and every mistake at once."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from pyspark.sql.types import StructType
+
+from offloaderd.errors import InvalidConfig
+from offloaderd.model import Position
+from offloaderd.spark.source import SegmentSource, SegmentsReader
+from offloaderd.spark.source_columns import checked_schema, full_schema
+from offloaderd.spark.source_options import Metadata, Mode, Start, parse
+from offloaderd.spark.source_read import ShareReader
+from tests.unit.spark.lake import ENVIRONMENT
+
+GIVEN = {"topic": "acme/shop/orders", "objects.bucket": "archive"}
+
+
+def test_options_are_read() -> None:
+    """Each option says what it says; names of settings go over the environment, and case does not matter."""
+    found = parse(
+        {
+            **GIVEN,
+            "Messages": "TRUE",
+            "start": "3:4",
+            "end": "5:0",
+            "start_time": "2026-11-21T10:00:00Z",
+            "end_time": "1795255200001",
+            "mode": "skip",
+            "metadata": "bucket",
+            "partition_bytes": "2MiB",
+            "objects.secret_key": "hidden",
+            "objects.access_key": "k",
+        },
+        environ=ENVIRONMENT,
+    )
+    assert (found.settings.objects.bucket, found.settings.objects.prefix) == ("archive", "p/")
+    assert found.topic.text == "acme/shop/orders"
+    assert (found.wanted.first, found.wanted.last) == (Position(3, 4), Position(5, 0))
+    assert (found.wanted.since_ms, found.wanted.until_ms) == (1795255200000, 1795255200001)
+    assert (found.messages, found.mode, found.metadata) == (True, Mode.SKIP, Metadata.BUCKET)
+    assert found.partition_bytes == 2 * 1024 * 1024
+    assert parse({"path": "orders", "start": "latest", "objects.bucket": "archive"}, environ={}).start is Start.LATEST
+    assert "hidden" not in repr(found)
+
+
+def test_all_mistakes_at_once() -> None:
+    """Unknown options, wrong values and wrong settings are told together; nothing secret is shown."""
+    wrong = {
+        "topik": "orders",
+        "start": "5",
+        "end_time": "yesterday",
+        "mode": "lenient",
+        "messages": "maybe",
+        "partition_bytes": "0",
+        "max_bytes_per_trigger": "a lot",
+        "objects.bukket": "b",
+        "objects.secret_key": "hidden",
+        "offsets": "{}",
+    }
+    with pytest.raises(InvalidConfig) as caught:
+        parse(wrong, environ={})
+    lines = caught.value.message.splitlines()
+    for word in ("topik", "topic: a topic", "start = '5'", "end_time", "mode", "messages", "partition_bytes = 0"):
+        assert any(line.strip().startswith(word) for line in lines), word
+    assert any("did you mean objects.bucket?" in line for line in lines)
+    assert any("max_bytes_per_trigger = 'a lot'" in line for line in lines)
+    assert any("offsets" in line for line in lines)
+    assert "hidden" not in caught.value.message
+    with pytest.raises(InvalidConfig, match="reversed"):
+        parse({**GIVEN, "start": "5:0", "end": "4:0"}, environ={})
+    with pytest.raises(InvalidConfig, match="say it once"):
+        parse({**GIVEN, "path": "returns"}, environ={})
+
+
+def test_schema_may_be_less() -> None:
+    """A query may name fewer columns; others, and those of other types, are told all at once."""
+    whole = full_schema(messages=False, skips=False)
+    fewer = StructType([whole["payload"], whole["ledger_id"]])
+    assert checked_schema(fewer, messages=False, skips=False) == fewer
+    with pytest.raises(InvalidConfig) as caught:
+        checked_schema(full_schema(messages=True, skips=True), messages=False, skips=False)
+    assert "value: no such column without messages=true" in caught.value.message
+    assert "skipped: no such column" in caught.value.message
+
+
+def test_tasks_get_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is pickled into tasks has the bucket and its keys, neither settings nor ZooKeeper, and shows no secret."""
+    monkeypatch.delenv("OFFLOADERD__OBJECTS__BUCKET", raising=False)
+    keys = {"objects.access_key": "k", "objects.secret_key": "hidden", "metadata.servers": "zk.example:2181"}
+    source = SegmentSource({**GIVEN, **keys})
+    reader = source.reader(source.schema())
+    assert isinstance(reader, SegmentsReader)
+    packed = pickle.dumps((reader, source.streamReader(source.schema())))
+    assert b"zk.example" not in packed
+    assert b"hidden" in packed, "a task cannot ask for the keys of the options"
+    for one in pickle.loads(packed):  # noqa: S301 - our own bytes
+        assert isinstance(one, ShareReader)
+        assert "hidden" not in repr(vars(one))
