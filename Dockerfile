@@ -6,11 +6,12 @@ FROM ${PYTHON} AS build
 WORKDIR /build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1
 COPY requirements/build.txt requirements/runtime.txt requirements/
+# One requirement comes as source (pure-sasl), so what builds it has to be the locked tools.
 RUN python -m venv tools \
     && tools/bin/pip install --require-hashes -r requirements/build.txt \
     && python -m venv --without-pip /opt/offloaderd \
-    && tools/bin/pip --python /opt/offloaderd/bin/python install --require-hashes --only-binary :all: \
-       -r requirements/runtime.txt
+    && tools/bin/pip wheel --require-hashes --no-build-isolation --wheel-dir runtime -r requirements/runtime.txt \
+    && tools/bin/pip --python /opt/offloaderd/bin/python install --no-index --no-deps runtime/*.whl
 COPY pyproject.toml README.md LICENSE ./
 COPY offloaderd offloaderd
 RUN tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir wheels . \

@@ -419,7 +419,7 @@ class TestGeneratedFiles:
         docs = runpy.run_path(str(ROOT / "tools/docs.py"))
         assert docs["outdated"](tmp_path) == list(docs["GENERATED"])
         for name, generate in docs["GENERATED"].items():
-            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(generate())
         (tmp_path / "docs/settings.md").write_text(docs["GENERATED"]["docs/settings.md"]() + "\n")
         assert docs["outdated"](tmp_path) == ["docs/settings.md"]
