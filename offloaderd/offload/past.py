@@ -119,9 +119,9 @@ class Pasts:
         topic_map: TopicMap,
         begin: Position,
         infos: Mapping[int, LedgerInfo],
-        fetch: Callable[[str], Awaitable[bytes | None]],
+        fetch: Callable[[str, str], Awaitable[bytes | None]],
     ) -> Past:
-        """Return what lies before the segment that begins at `begin`. Raises what `fetch` raises.
+        """Return what lies before the segment that begins at `begin`. Raises what `fetch` (of bucket and key) raises.
 
         The manifest of the segment before may be missing (None) or damaged: that is no reason to stop.
         """
@@ -133,7 +133,7 @@ class Pasts:
             return past_of(topic_map, begin, infos, None)
         if before.segment_id not in self._behind:
             key = before.keys.manifest
-            data = await fetch(key)
+            data = await fetch(before.bucket, key)
             try:
                 described = None if data is None else manifest_format.decode(data, key=key)
             except CorruptData:

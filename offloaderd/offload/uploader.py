@@ -281,12 +281,16 @@ class SegmentUpload:
         """Read back a part of an object that was just written."""
         return await self._persist(lambda: self._objects.get(key, first, length))
 
-    async def find(self, key: str) -> bytes | None:
-        """Read a small object of another segment, None when there is none."""
+    async def find(self, bucket: str, key: str) -> bytes | None:
+        """Read a small object of any segment, None when there is none, or its bucket is out of reach."""
+        try:
+            store = self._up.objects.at(bucket)
+        except BucketMissing:
+            return None
 
         async def get() -> bytes | None:
             try:
-                return await self._objects.get(key)
+                return await store.get(key)
             except BucketMissing:
                 raise
             except NotFound:

@@ -43,7 +43,7 @@ class Joiner:
         named = partial(keys.labels, where, cluster=shop.cluster, managed_ledger=topic.managed_ledger)
         troubles = Troubles(topic, shop.uplink.clock, lambda: None)
         upload = SegmentUpload(shop.uplink, attempt.bucket, where, troubles=troubles, labels=named)
-        data = await upload.find(where.manifest)
+        data = await upload.find(attempt.bucket, where.manifest)
         if data is None:
             raise SegmentFailed(f"{where.manifest} is gone")
         try:

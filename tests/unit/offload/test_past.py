@@ -121,7 +121,7 @@ class Bucket:
         self.asked: list[str] = []
         self.objects = {f"p/{one.segment_id}-manifest": manifest_format.encode(one) for one in manifests}
 
-    async def find(self, key: str) -> bytes | None:
+    async def find(self, _: str, key: str) -> bytes | None:
         """Return an object if it is there."""
         self.asked.append(key)
         return self.objects.get(key)

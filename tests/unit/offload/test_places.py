@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.errors import BucketMissing, first_of
+from offloaderd.format import manifest
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog, nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
@@ -152,6 +153,22 @@ async def test_a_policy_decides_where_segments_go_from_the_next_one_on() -> None
         aclosing(reader.read(TOPIC)) as batches,
     ):
         assert [payload async for batch, _ in batches for payload in batch.payloads] == written
+
+
+async def test_a_segment_knows_what_lies_before_it_in_another_place() -> None:
+    """A new owner reads that from the manifest of the segment before, wherever it lies."""
+    rig, _ = await scattered(HOME)
+    assert isinstance(rig.ledgers, MemoryLedgers)
+    async with rig.engine("two") as engine:
+        topic = await enabled(engine, policy_of(AWAY))
+        last = await rig.ledgers.append(TOPIC, payloads(10, seed=1))
+        await topic.request_roll()
+        await until_offloaded(topic, last)
+    before, after = (await map_of(rig)).segments
+    assert places_of((before, after)) == [HOME, AWAY]
+    described = manifest.decode(await buckets_of(rig).at(AWAY[0]).get(after.keys.manifest), key=after.keys.manifest)
+    assert described.past is not None
+    assert (described.past.entries, described.past.since) == (10, before.begin)
 
 
 async def test_whole_ledgers_go_where_the_policy_says() -> None:
