@@ -62,7 +62,7 @@ async def test_what_is_not_there_is_named(tmp_path: Path) -> None:
                 with pytest.raises(NotFound):
                     await wrong
             await store.delete(TOPIC, 0)
-            while await store._blocking(store._database.sweep):
+            while await store._loop().run_in_executor(store._writer, store._database.sweep):
                 pass
             with pytest.raises(NotFound):
                 await read(reader, 0, 0, 3)
