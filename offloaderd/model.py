@@ -188,6 +188,19 @@ class Loss(NamedTuple):
         return f"after {self.after} and before {self.before}" if self.after.ledger_id >= 0 else f"before {self.before}"
 
 
+def lost_up_to(losses: Iterable[Loss], after: Position, limit: Position) -> Position | None:
+    """Return up to where everything behind `after` is recorded as lost, `limit` at most; None where nothing is.
+
+    Two losses may meet within one another: that of history's end, and that of the begin of what is live.
+    """
+    reached: Position | None = None
+    for loss in sorted(losses):
+        joins = loss.after == after if reached is None else loss.after < reached < loss.before
+        if joins and loss.before <= limit:
+            reached = loss.before
+    return reached
+
+
 class Edge(StrEnum):
     """By what a source knows how far an open ledger is confirmed; the way decides how stale that can be."""
 

@@ -198,17 +198,21 @@ def _check_part(part: LedgerPart, blocks: list[BlockInfo]) -> None:
 
 
 def _check_losses(manifest: SegmentManifest) -> None:
-    """Losses have to ascend, before the segment's end, and hold none of its entries."""
-    least = _FRONT
+    """Losses have to ascend, before the segment's end, and hold none of its entries.
+
+    One up to a ledger's first entry, and the next one from a ledger before that on, share no entry: so they are where
+    the end of history and the begin of what is live were both lost.
+    """
+    before = least = _FRONT
     for loss in manifest.losses:
         if loss.after != _FRONT and not _possible(loss.after):
             raise Broken("a loss that begins at a position, or at the front of the topic", loss.after)
-        if loss.after < least:
+        if loss.after < least and (least.entry_id or not before < loss.after < Position(least.ledger_id, 0)):
             raise Broken(f"losses that ascend, the next from {least} on", loss.after)
         if not (_possible(loss.before) and loss.after < loss.before <= manifest.range.end):
             raise Broken(f"a loss from {loss.after} to a later position, up to {manifest.range.end}", loss.before)
         _check_apart(loss, manifest.ledgers)
-        least = loss.before
+        before, least = loss.after, loss.before
 
 
 def _check_apart(loss: Loss, parts: tuple[LedgerPart, ...]) -> None:

@@ -16,6 +16,7 @@ from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderErr
 from offloaderd.format import manifest
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
+from offloaderd.model import lost_up_to
 from offloaderd.objects import look
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _check_joints(topic_map: TopicMap, holding: list[CommittedSegment]) -> None:
     for before, after in pairwise(around):
         if plan is not None and before.end < plan.live_begin <= after.begin:
             continue  # history is still to come there
-        if any(loss.after == before.end and loss.before == after.begin for loss in topic_map.losses):
+        if lost_up_to(topic_map.losses, before.end, after.begin) == after.begin:
             continue
         if after.begin.ledger_id == before.end.ledger_id:
             joined = after.begin.entry_id == before.end.entry_id + 1

@@ -23,7 +23,7 @@ from offloaderd.metadata.catalog import TopicMap, ledger_segment
 from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.records import context
 from offloaderd.metadata.records.context import LedgerContext
-from offloaderd.model import LedgerEnd, OffloadMethod, Position
+from offloaderd.model import LedgerEnd, OffloadMethod, Position, lost_up_to
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -331,10 +331,10 @@ def _between(
 ) -> Iterator[Problem]:
     """Say what is missing between two segments, as far as anything is known of the ledgers there."""
     gone, begin = before.end, after.begin
-    lost = next((loss for loss in losses if loss.after == gone and loss.before <= begin), None)
-    first = lost.before if lost is not None else Position(gone.ledger_id, gone.entry_id + 1)
-    # Losses begin behind what was offloaded.
-    missing = [str(loss.after) for loss in losses if gone < loss.after < begin]
+    lost = lost_up_to(losses, gone, begin)
+    first = lost if lost is not None else Position(gone.ledger_id, gone.entry_id + 1)
+    # Losses begin behind what was offloaded, or within one another.
+    missing = [str(loss.after) for loss in losses if first <= loss.after < begin]
     if begin.ledger_id == first.ledger_id:
         missing += _run(begin.ledger_id, first.entry_id, begin.entry_id)
     else:

@@ -305,6 +305,19 @@ def test_losses_and_ends_are_kept() -> None:
     assert manifest.decode(manifest.encode(described), key=KEY) == described
 
 
+def test_the_end_of_history_and_the_begin_of_what_is_live_may_both_be_lost() -> None:
+    """Up to ledger 5, and behind entry 11 of ledger 4: no entry is in both; two losses that share one are refused."""
+    history, live = Loss(Position(-1, -1), Position(5, 0), 0), Loss(Position(4, 11), Position(7, 0), 0)
+    described = replace(VALID, losses=(history, live))
+    assert manifest.decode(manifest.encode(described), key=KEY) == described
+    for wrong in (
+        (history._replace(before=Position(5, 1)), live),
+        (live._replace(before=Position(5, 0)), history._replace(before=Position(6, 0))),
+    ):
+        with pytest.raises(InvalidInput, match="losses that ascend"):
+            manifest.encode(replace(VALID, losses=wrong))
+
+
 SURVEYS = [
     None,
     Survey(0, 0, 0, 0),

@@ -102,6 +102,9 @@ def test_a_recorded_loss_is_no_gap() -> None:
     assert troubles(first, known(2, (5, 0, 3), losses=(lost,))) == []
     elsewhere = Loss(Position(1, 0), Position(3, 0), 10)
     assert troubles(first, known(2, (5, 0, 3), losses=(elsewhere,))) == [Trouble.GAP]
+    history, live = Loss(Position(3, 9), Position(4, 0), 0), Loss(Position(3, 30), Position(5, 0), 0)
+    assert troubles(first, known(2, (5, 0, 3), losses=(history, live))) == [], "they meet within one another"
+    assert troubles(first, known(2, (5, 0, 3), losses=(live,))) == [Trouble.GAP]
     short = Loss(Position(3, 9), Position(4, 0), 10)
     assert troubles(first, known(2, (5, 0, 3), losses=(short,))) == [Trouble.DOUBT]
     assert troubles(first, known(2, (5, 0, 3), losses=(short,), ends={4: LedgerEnd(1, 5)})) == [Trouble.GAP]
