@@ -12,7 +12,6 @@ import signal
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
@@ -27,10 +26,7 @@ from offloaderd.health import Health
 from offloaderd.http import HttpServer
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.session import SessionState
-from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics, watch_loop
-from offloaderd.objects.filesystem import FilesystemStore
-from offloaderd.objects.s3 import S3Store
 from offloaderd.offload.budget import Backoff, ByteBudget
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.pool import BufferPool
@@ -53,6 +49,7 @@ from offloaderd.rpc.rollback import RollbackService
 from offloaderd.rpc.server import RpcServer, Services
 from offloaderd.rpc.upkeep import UpkeepService
 from offloaderd.sources import Ledgers, open_ledgers
+from offloaderd.stores import bucket_store, check_places, metadata_store
 from offloaderd.upkeep.gc import Collector
 
 if TYPE_CHECKING:
@@ -186,35 +183,21 @@ class Daemon:
         log.info("daemon.stopped", exit_code=self.exit_code)
 
     async def _open_metadata(self, stack: AsyncExitStack) -> MetadataStore | None:
-        options = self._settings.metadata
+        settings = self._settings
 
         async def connect() -> MetadataStore:
-            return await stack.enter_async_context(
-                ZooKeeperStore(
-                    options.servers,
-                    f"{options.root}/{self._settings.daemon.cluster}",
-                    session_timeout_s=options.session_timeout_s,
-                    connect_timeout_s=options.connect_timeout_s,
-                    observer=self._session_changed,
-                    security=wiring.zookeeper_security(self._settings),
-                )
-            )
+            return await stack.enter_async_context(metadata_store(settings, self._session_changed))
 
-        return await self._until_there("metadata", f"ZooKeeper at {options.servers}", connect)
+        return await self._until_there("metadata", f"ZooKeeper at {settings.metadata.servers}", connect)
 
     async def _open_objects(self, stack: AsyncExitStack) -> SegmentStore | None:
-        options = self._settings.objects
-        store: FilesystemStore | S3Store
-        if options.kind == "filesystem":
-            where, store = options.directory, FilesystemStore(Path(options.directory), self._clock)
-        else:
-            where = f"bucket {options.bucket}"
-            store = S3Store(wiring.s3_options(self._settings), self.metrics, self._clock)
+        settings, objects = self._settings, self._settings.objects
+        where = objects.directory if objects.kind == "filesystem" else f"bucket {objects.bucket}"
+        store = bucket_store(settings, self._clock, self.metrics)
         await stack.enter_async_context(store)
 
         async def probe() -> SegmentStore:
-            for place in wiring.places(self._settings):
-                await store.at(place.bucket).check()
+            await check_places(settings, store)
             return store
 
         return await self._until_there("objects", where, probe)

@@ -1,45 +1,49 @@
-"""The stores, opened by the settings for one command or job. Nothing waits here: what is away is an error."""
+"""The stores that the settings name: made here for the daemon, for commands and for jobs. Nothing waits here."""
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from offloaderd import wiring
 from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.metrics import Metrics
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.s3 import S3Store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
-    from offloaderd.objects.port import SegmentStore
+    from offloaderd.metadata.session import SessionObserver
+    from offloaderd.objects.s3_request import RequestMetrics
+
+BucketStore: TypeAlias = FilesystemStore | S3Store
 
 
-@asynccontextmanager
-async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[SegmentStore]:
-    """Open the bucket. Raises what its first request raises."""
-    options = settings.objects
-    store: FilesystemStore | S3Store
-    if options.kind == "filesystem":
-        store = FilesystemStore(Path(options.directory), clock)
-    else:
-        store = S3Store(wiring.s3_options(settings), Metrics(), clock)
-    async with store:
-        yield store
+def bucket_store(settings: Settings, clock: Clock, metrics: RequestMetrics | None = None) -> BucketStore:
+    """Return the store of the daemon's own bucket, which has the others; entering it sends nothing yet."""
+    objects = settings.objects
+    if objects.kind == "filesystem":
+        return FilesystemStore(Path(objects.directory), clock)
+    return S3Store(wiring.s3_options(settings), metrics, clock)
 
 
-def metadata_store(settings: Settings) -> ZooKeeperStore:
-    """Return the metadata store; entering it raises Transient when no server answers."""
+async def check_places(settings: Settings, store: BucketStore) -> None:
+    """See whether every place is there and ours to use. Raises BucketMissing, Denied, NoSpace, Transient."""
+    for place in wiring.places(settings):
+        await store.at(place.bucket).check()
+
+
+def metadata_store(settings: Settings, observer: SessionObserver = lambda _: None) -> ZooKeeperStore:
+    """Return the metadata store; entering it raises Transient when no server answers.
+
+    `observer` hears of every change of the session's state.
+    """
     options = settings.metadata
     return ZooKeeperStore(
         options.servers,
         f"{options.root}/{settings.daemon.cluster}",
         session_timeout_s=options.session_timeout_s,
         connect_timeout_s=options.connect_timeout_s,
+        observer=observer,
         security=wiring.zookeeper_security(settings),
     )

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloaderd import wiring
 from offloaderd.config.kinds import named_places
 from offloaderd.doctor.clocks import Reading
 from offloaderd.doctor.finding import Finding, fail, ok, skipped
 from offloaderd.errors import Denied, OffloaderError
-from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.objects.s3 import S3Store
 from offloaderd.objects.s3_errors import HINT_RIGHTS
+from offloaderd.stores import bucket_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from offloaderd.config import Settings
     from offloaderd.doctor.case import Case
     from offloaderd.doctor.finding import CheckResult
-    from offloaderd.objects.port import SegmentStore
+    from offloaderd.stores import BucketStore
 
 FOLDER = "offloaderd-doctor"
 HTTP_DATE_GRAIN_MS = 1000
@@ -50,7 +48,7 @@ async def bucket_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
 
 async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, None]:
     """Try one place; `where` ends the name of each check."""
-    store = _store(case)
+    store = bucket_store(case.settings, case.clock)
     probe = BucketProbe(case, store)
     checks: tuple[tuple[str, Callable[[], Awaitable[Finding]], str], ...] = (
         ("bucket write", probe.write, "s3:PutObject"),
@@ -79,7 +77,7 @@ async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, N
 class BucketProbe:
     """The checks of one store, and what they have made there."""
 
-    def __init__(self, case: Case, store: SegmentStore | S3Store | FilesystemStore) -> None:
+    def __init__(self, case: Case, store: BucketStore) -> None:
         self._case = case
         self._store = store
         self._folder = f"{case.settings.objects.prefix}{FOLDER}/{case.clock.uuid()}/"
@@ -193,13 +191,7 @@ class BucketProbe:
             return {upload.key async for upload in found}
 
 
-def _store(case: Case) -> S3Store | FilesystemStore:
-    if case.settings.objects.kind == "filesystem":
-        return FilesystemStore(Path(case.settings.objects.directory), case.clock)
-    return S3Store(wiring.s3_options(case.settings), clock=case.clock)
-
-
-async def _reached(settings: Settings, stack: AsyncExitStack, store: S3Store | FilesystemStore) -> Finding:
+async def _reached(settings: Settings, stack: AsyncExitStack, store: BucketStore) -> Finding:
     await stack.enter_async_context(store)
     await store.check()
     objects = settings.objects

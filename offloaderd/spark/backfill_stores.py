@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd import wiring
@@ -16,14 +15,12 @@ from offloaderd.errors import BucketMissing, Denied, InvalidConfig
 from offloaderd.ledgers.bookkeeper.limits import Bucket
 from offloaderd.ledgers.embedded_reader import EmbeddedReader
 from offloaderd.metadata.policy_book import PolicyBook
-from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics
-from offloaderd.objects.filesystem import FilesystemStore
-from offloaderd.objects.s3 import S3Store
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.pool import BufferPool
 from offloaderd.sources import Ledgers, open_ledgers
+from offloaderd.stores import bucket_store, check_places, metadata_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -103,20 +100,11 @@ async def open_stores(settings: Settings, clock: Clock, *, upload_bytes_per_s: f
     """Open metadata, bucket and ledgers, in this order. Raises InvalidConfig, Transient when something is away."""
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        options = settings.metadata
-        metadata = await stack.enter_async_context(
-            ZooKeeperStore(
-                options.servers,
-                f"{options.root}/{settings.daemon.cluster}",
-                session_timeout_s=options.session_timeout_s,
-                connect_timeout_s=options.connect_timeout_s,
-            )
-        )
-        objects = _bucket(settings, clock, metrics)
+        metadata = await stack.enter_async_context(metadata_store(settings))
+        objects = bucket_store(settings, clock, metrics)
         await stack.enter_async_context(objects)
         try:
-            for place in wiring.places(settings):
-                await objects.at(place.bucket).check()
+            await check_places(settings, objects)
         except (Denied, BucketMissing) as error:
             raise InvalidConfig(error.message, hint=error.hint) from error
         ledgers = await _ledgers(stack, settings, clock, metrics)
@@ -144,12 +132,6 @@ async def open_stores(settings: Settings, clock: Clock, *, upload_bytes_per_s: f
             )
             shop = replace(shop, uplink=replace(shop.uplink, pace=pace))
         yield Stores(shop=shop, source=ledgers.source, book=PolicyBook(metadata, wiring.policy_levels(settings)))
-
-
-def _bucket(settings: Settings, clock: Clock, metrics: Metrics) -> FilesystemStore | S3Store:
-    if settings.objects.kind == "filesystem":
-        return FilesystemStore(Path(settings.objects.directory), clock)
-    return S3Store(wiring.s3_options(settings), metrics, clock)
 
 
 async def _ledgers(stack: AsyncExitStack, settings: Settings, clock: Clock, metrics: Metrics) -> Ledgers:

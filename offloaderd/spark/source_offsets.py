@@ -18,7 +18,7 @@ from offloaderd.spark.source_extents import segment_reader
 from offloaderd.spark.source_plan import shares
 from offloaderd.spark.source_share import Hole
 from offloaderd.spark.source_snapshot import Snapshot
-from offloaderd.stores import open_objects
+from offloaderd.stores import bucket_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ Offset = dict[str, str]
 
 async def look(options: SourceOptions) -> list[Snapshot]:
     """Take a snapshot of all topics."""
-    async with open_objects(options.settings, SystemClock()) as objects:
+    async with bucket_store(options.settings, SystemClock()) as objects:
         return await source_snapshot.take(options, objects)
 
 
@@ -43,7 +43,7 @@ async def plan_step(options: SourceOptions, start: Offset, end: Offset) -> list[
     """Share out what lies behind `start`, up to `end`. Raises EntriesDeleted for what is not there any more."""
     places: dict[TopicName, tuple[Position | None, Position | None]] = {}
     steps = []
-    async with open_objects(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
+    async with bucket_store(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
         for snapshot in await source_snapshot.take(options, objects):
             low, high = (position(offset, str(snapshot.topic)) for offset in (start, end))
             if low < high:

@@ -19,7 +19,7 @@ from offloaderd.spark import source_snapshot
 from offloaderd.spark.source_extents import extents_of, segment_reader
 from offloaderd.spark.source_share import Missing, Piece
 from offloaderd.spark.source_snapshot import holes_within
-from offloaderd.stores import open_objects
+from offloaderd.stores import bucket_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +38,7 @@ TABLES_MAX = 1024
 
 async def plan(options: SourceOptions, wanted: Wanted) -> list[Share]:
     """Take a snapshot and share out what a query wants of it. Raises NotFound, and as `shares` does."""
-    async with open_objects(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
+    async with bucket_store(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
         return await shares(await source_snapshot.take(options, objects), options, wanted, reader)
 
 

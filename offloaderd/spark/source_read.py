@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import InputPartition
 
     from offloaderd.model import EntryBatch
+    from offloaderd.objects.s3 import S3Options
     from offloaderd.read.segment import SegmentReader
     from offloaderd.spark.source_share import Piece, Share, Task
     from offloaderd.spark.source_wanted import Extent, Wanted
@@ -55,14 +56,17 @@ class ShareReader:
         return rows(self._task, partition.value, self._wanted)
 
 
+def store_at(place: S3Options | str) -> FilesystemStore | S3Store:
+    """Return the store of a task's place: a directory's path, or what S3 needs to know."""
+    return FilesystemStore(Path(place)) if isinstance(place, str) else S3Store(place)
+
+
 def rows(task: Task, share: Share | None, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a share; Spark gives None where there is none. Raises BrokenSegment, Transient, Denied."""
 
     async def opened() -> AsyncGenerator[pa.RecordBatch, None]:
         columns = Columns(task.schema, messages=task.messages)
-        place = task.place
-        store = FilesystemStore(Path(place)) if isinstance(place, str) else S3Store(place)
-        async with store as objects, segment_reader(objects) as reader:
+        async with store_at(task.place) as objects, segment_reader(objects) as reader:
             async for batch in record_batches(reader, share or (), wanted, columns, skips=task.skips):
                 yield batch
 

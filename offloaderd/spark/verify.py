@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 from offloaderd.clock import SystemClock
 from offloaderd.errors import BucketMissing, OffloaderError
-from offloaderd.objects.filesystem import FilesystemStore
-from offloaderd.objects.s3 import S3Store
 from offloaderd.spark.source_offsets import look
 from offloaderd.spark.source_options import parse
+from offloaderd.spark.source_read import store_at
 from offloaderd.upkeep.flaws import Flaw, Kind, Level
 from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.rebuild_plan import plan_topic
@@ -87,8 +85,7 @@ class Look:
 
     async def _all(self, segments: Sequence[Segment]) -> list[Looked]:
         clock = SystemClock()
-        store = FilesystemStore(Path(self.place)) if isinstance(self.place, str) else S3Store(self.place)
-        async with store as objects:
+        async with store_at(self.place) as objects:
             return [await self._one(Looker(objects, clock=clock), one) for one in segments]
 
     async def _one(self, looker: Looker, one: Segment) -> Looked:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
-from offloaderd import daemon, sources
+from offloaderd import sources, stores
 from offloaderd.cli.offloaderd import main
 from offloaderd.clock import SystemClock
 from offloaderd.ledgers.embedded import EmbeddedLedgers
@@ -167,8 +167,8 @@ trap = Trap("", "before")
 if __name__ == "__main__":
     trap = Trap.parse(os.environ[VARIABLE])
     with (
-        mock.patch.object(daemon, "S3Store", KillableObjects),
-        mock.patch.object(daemon, "ZooKeeperStore", KillableMetadata),
+        mock.patch.object(stores, "S3Store", KillableObjects),
+        mock.patch.object(stores, "ZooKeeperStore", KillableMetadata),
         mock.patch.object(sources, "EmbeddedLedgers", KillableLedgers),
     ):
         main()

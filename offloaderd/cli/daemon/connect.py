@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd.clock import SystemClock
 from offloaderd.doctor.machine import listen
 from offloaderd.errors import OffloaderError
 from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.metrics import Metrics
-from offloaderd.objects.filesystem import FilesystemStore
-from offloaderd.objects.s3 import S3Store
-from offloaderd.wiring import s3_options, zookeeper_security
+from offloaderd.stores import bucket_store, check_places
+from offloaderd.wiring import zookeeper_security
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -72,14 +69,8 @@ async def try_metadata(settings: Settings) -> None:
 
 async def try_objects(settings: Settings) -> None:
     """See whether the buckets or the directory are there and ours to use."""
-    clock = SystemClock()
-    if settings.objects.kind == "filesystem":
-        async with FilesystemStore(Path(settings.objects.directory), clock) as directory:
-            await directory.check()
-        return
-    async with S3Store(s3_options(settings), Metrics(), clock) as store:
-        for bucket in store.buckets:
-            await store.at(bucket).check()
+    async with bucket_store(settings, SystemClock()) as store:
+        await check_places(settings, store)
 
 
 async def try_grpc(settings: Settings) -> None:

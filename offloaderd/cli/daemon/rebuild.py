@@ -111,12 +111,12 @@ class Decided:
 async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable: bool, as_json: bool) -> int:
     from offloaderd import wiring  # noqa: PLC0415
     from offloaderd.clock import SystemClock  # noqa: PLC0415
-    from offloaderd.stores import metadata_store, open_objects  # noqa: PLC0415
+    from offloaderd.stores import bucket_store, metadata_store  # noqa: PLC0415
     from offloaderd.upkeep import rebuild as work  # noqa: PLC0415
 
     clock = SystemClock()
     started = clock.monotonic()
-    async with open_objects(settings, clock) as objects:
+    async with bucket_store(settings, clock) as objects:
         sites = wiring.sites(settings)
         found = await work.read_buckets(objects, sites, progress("segments read"))
         await work.read_brokers(objects, sites, found)

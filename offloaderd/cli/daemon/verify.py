@@ -117,12 +117,13 @@ async def opened(
     """Open what is needed. Raises what the stores raise."""
     from offloaderd import wiring  # noqa: PLC0415
     from offloaderd.clock import SystemClock  # noqa: PLC0415
-    from offloaderd.stores import metadata_store, open_objects  # noqa: PLC0415
+    from offloaderd.stores import bucket_store, metadata_store  # noqa: PLC0415
     from offloaderd.upkeep.looking import Looker, Throttle  # noqa: PLC0415
     from offloaderd.upkeep.verify import Verifier  # noqa: PLC0415
 
     clock = SystemClock()
-    objects = await stack.enter_async_context(open_objects(settings, clock))
+    objects = bucket_store(settings, clock)
+    await stack.enter_async_context(objects)
     maps = None
     if against_map:
         maps = StoredMaps(await stack.enter_async_context(metadata_store(settings)))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd import stores
 from offloaderd.config import ObjectsSettings, Settings
-from offloaderd.doctor import bucket
 from offloaderd.doctor.bucket import bucket_checks
 from offloaderd.doctor.case import Case
 from offloaderd.doctor.finding import Verdict
@@ -170,7 +170,7 @@ async def test_each_lie_is_told_from_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The check that fails names it, with what to do; the others go on; everything is deleted."""
-    monkeypatch.setattr(bucket, "FilesystemStore", store)
+    monkeypatch.setattr(stores, "FilesystemStore", store)
     found = await results(case)
     assert {result.name for result in found if result.failed} == failing
     assert any(words in result.what_to_do for result in found if result.failed)
@@ -182,7 +182,7 @@ async def test_what_cannot_be_deleted_is_said(
     store: type[FilesystemStore], case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody must do it by hand, and is told where."""
-    monkeypatch.setattr(bucket, "FilesystemStore", store)
+    monkeypatch.setattr(stores, "FilesystemStore", store)
     last = (await results(case))[-1]
     assert (last.name, last.verdict) == ("bucket delete", Verdict.FAIL)
     assert "delete team-a/offloaderd-doctor/" in last.what_to_do
