@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+import pytest
 from pydantic import SecretStr
 
-from offloaderd import wiring
+from offloaderd import stores, wiring
 from offloaderd.clock import SystemClock
 from offloaderd.config import (
     BookkeeperSettings,
@@ -20,6 +21,7 @@ from offloaderd.config import (
 from offloaderd.config.sections import DaemonSettings, MemorySettings, OffloadSettings
 from offloaderd.config.sections_outage import SpillSettings
 from offloaderd.config.sections_retention import GrantSettings, RetentionSettings
+from offloaderd.errors import Transient
 from offloaderd.ledgers.bookkeeper.bookie_options import SaslOptions, TlsOptions
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata.memory import MemoryTree
@@ -34,6 +36,7 @@ from offloaderd.offload.retention import Limits, RetentionOptions, limits_of
 from offloaderd.policy.effective import Origin, effective
 from offloaderd.policy.rules import Surroundings
 from offloaderd.sources import Ledgers
+from offloaderd.spark import backfill_stores
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -195,3 +198,19 @@ def test_ledgers_are_cut_alike_with_a_source_and_without() -> None:
     assert (cut.block_bytes, cut.part_bytes, cut.run_bytes) == (64 << 20, 16 << 20, 2 << 20)
     told = {"entries": 3, "payload_bytes": 30, "metadata": b"m"}
     assert cut.layout(**told) == rollback_ledger.cut_of(made[1]).layout(**told)  # type: ignore[arg-type]
+
+
+async def test_a_backfill_reaches_the_metadata_as_the_daemon_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By TLS and as whom the settings say: nodes that a job makes have the same owner."""
+    metadata = MetadataSettings(username="offloaderd", password=SecretStr("x"), tls=True, tls_ca_file="/ca.pem")
+    settings = SETTINGS.model_copy(update={"metadata": metadata})
+    seen: list[object] = []
+
+    def made(*_: object, security: object, **__: object) -> NoReturn:
+        seen.append(security)
+        raise Transient("no server in this test")
+
+    monkeypatch.setattr(stores, "ZooKeeperStore", made)
+    with pytest.raises(Transient):
+        await backfill_stores.open_stores(settings, SystemClock()).__aenter__()
+    assert seen == [wiring.zookeeper_security(settings)]
