@@ -24,7 +24,8 @@ hypothesis.settings.load_profile("patient")
 THREAD_GRACE_S = 2.0
 """A thread that was told to stop may need a moment; one that still runs then has no owner."""
 
-FOREIGN_TASK_GRACE_S = 2.0
+FOREIGN_TASK_GRACE_S = 20.0
+FOREIGN_TASKS = ("_cython", "BaseSelectorEventLoop._accept_connection2")
 
 TEARDOWN_S = 300.0
 """What a test may take to clean up, before its process ends with the stack of every thread."""
@@ -76,8 +77,8 @@ def no_task_left(request: pytest.FixtureRequest, no_thread_left: None) -> None:
 
 
 def is_foreign_task(task: asyncio.Task[object]) -> bool:
-    """Tell whether a task is one of gRPC's own, which end some turns after the call or server that they served."""
-    return "_cython" in str(task.get_coro())
+    """Tell whether a task is a library's own: gRPC's end some turns after their call or server, asyncio's after an accept."""
+    return any(mark in str(task.get_coro()) for mark in FOREIGN_TASKS)
 
 
 @pytest.fixture

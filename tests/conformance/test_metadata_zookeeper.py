@@ -23,6 +23,7 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, ZooKeeperServer, zookeeper
 from tests.conformance.metadata_stores import Changes, eventually, expire_session, zookeeper_store
+from tests.real.listener import Listener, relay
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -114,33 +115,21 @@ async def test_no_server_at_the_start_is_one_clear_error() -> None:
 
 async def test_a_server_that_never_greets_is_left_for_the_next_try(zookeeper: str) -> None:
     """The first connection is accepted and stays silent: another is tried long before the session would be over."""
-    host, port = zookeeper.split(":")
     met: list[asyncio.StreamWriter] = []
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         met.append(writer)
         if len(met) == 1:
             await reader.read()
-            writer.close()
         else:
-            upstream, downstream = await asyncio.open_connection(host, int(port))
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_pass_on(reader, downstream))
-                group.create_task(_pass_on(upstream, writer))
+            await relay(reader, writer, zookeeper)
 
-    async with await asyncio.start_server(greet, "127.0.0.1", 0) as front:
-        address = f"127.0.0.1:{front.sockets[0].getsockname()[1]}"
-        async with ZooKeeperStore(address, "/offloaderd", session_timeout_s=30, connect_timeout_s=12) as store:
-            assert len(met) > 1
-            assert await store.children("/no/such/node") == []
-
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
-    await writer.wait_closed()
+    async with (
+        Listener(greet) as front,
+        ZooKeeperStore(front.address, "/offloaderd", session_timeout_s=30, connect_timeout_s=12) as store,
+    ):
+        assert len(met) > 1
+        assert await store.children("/no/such/node") == []
 
 
 @pytest.mark.parametrize("servers", ["", "host:port", "[::1:2181"])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 from offloaderd.clock import SystemClock
 from offloaderd.rpc.client import DaemonClient, Unreachable
 from offloaderd.standalone.ports import free_ports
+from tests.real.listener import Listener, relay
 
 if TYPE_CHECKING:
     import signal
@@ -165,64 +166,28 @@ class DaemonProcess:
             await writer.wait_closed()
 
 
-class Proxy:
+class Proxy(Listener):
     """A TCP proxy on loopback. `cut` drops all connections and refuses new ones until `mend`."""
 
     def __init__(self, target: str) -> None:
-        self._host, _, port = target.removeprefix("http://").rpartition(":")
-        self._port = int(port)
+        super().__init__(self._pass_on)
+        self._target = target
         self._open = True
-        self._writers: set[asyncio.StreamWriter] = set()
         self.connections = 0
-
-    @property
-    def address(self) -> str:
-        """Where it listens, as host:port."""
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return f"{host}:{port}"
-
-    async def __aenter__(self) -> Self:
-        """Listen on a free port."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Drop everything."""
-        self.cut()
-        self._server.close()
-        await self._server.wait_closed()
 
     def cut(self) -> None:
         """Break every connection in the middle of whatever it does."""
         self._open = False
-        for writer in self._writers:
-            writer.transport.abort()
+        self.break_off()
 
     def mend(self) -> None:
         """Let connections through again."""
         self._open = True
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        if not self._open:
-            writer.transport.abort()
-            return
-        there, back = await asyncio.open_connection(self._host, self._port)
-        self._writers |= {writer, back}
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._copy(reader, back))
-                group.create_task(self._copy(there, writer))
-        finally:
-            self._writers -= {writer, back}
-
-    @staticmethod
-    async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
+        if self._open:
+            await relay(reader, writer, self._target)
 
 
 __all__ = ["CLOCK", "DaemonProcess", "Proxy", "Site", "Unreachable"]

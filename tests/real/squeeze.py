@@ -18,7 +18,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from grpc import aio
 
@@ -29,6 +29,7 @@ from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.real.listener import Listener, relay
 from tests.servers import S3Server
 
 if TYPE_CHECKING:
@@ -47,29 +48,15 @@ SLICE_S = 0.02
 Request = offload_pb2.StreamingOffloadRequest
 
 
-class NarrowLine:
+class NarrowLine(Listener):
     """A TCP proxy on loopback that carries so many bytes a second to the server, until it is widened."""
 
     def __init__(self, target: str, bytes_per_s: float) -> None:
-        self._host, _, port = target.removeprefix("http://").rpartition(":")
-        self._port = int(port)
+        super().__init__(self._carry)
+        self._target = target
         self._bytes_per_s: float | None = bytes_per_s
         self._free_s = CLOCK.monotonic()
         self.carried_bytes = 0
-
-    @property
-    def endpoint(self) -> str:
-        """Where it listens, as a URL."""
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def __aenter__(self) -> Self:
-        """Listen on a free port."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=65536)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Take no more connections."""
-        self._server.close()
 
     @property
     def narrow(self) -> bool:
@@ -80,29 +67,12 @@ class NarrowLine:
         """Carry whatever comes from now on."""
         self._bytes_per_s = None
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(self._host, self._port)
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._copy(reader, back, narrow=True))
-                group.create_task(self._copy(there, writer, narrow=False))
-        finally:
-            back.close()
-            writer.close()
-
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, narrow: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(16384):
-                if narrow:
-                    self.carried_bytes += len(data)
-                    await self._turn(len(data))
-                writer.write(data)
-                await writer.drain()
-        with contextlib.suppress(OSError, RuntimeError):
-            writer.close()
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await relay(reader, writer, self._target, self._turn)
 
     async def _turn(self, size: int) -> None:
         """Wait until the line is free for so many bytes, each connection in its turn."""
+        self.carried_bytes += size
         if self._bytes_per_s is None:
             return
         now = CLOCK.monotonic()

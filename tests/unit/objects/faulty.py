@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from offloaderd.objects.s3 import S3Options, S3Store
+from tests.real.listener import Listener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -63,13 +64,10 @@ class FaultyServer:
 @asynccontextmanager
 async def store_at(server: FaultyServer, **options: object) -> AsyncIterator[S3Store]:
     """A store that talks to this server, with short time-outs."""
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
     settings: dict[str, object] = {"access_key": "key", "secret_key": "hush"}
     settings |= {"connect_timeout_s": 0.5, "read_timeout_s": 0.5, "bytes_per_s_min": 1 << 30}
-    async with listener:
-        endpoint = f"http://127.0.0.1:{port}"
-        made = S3Options(bucket="bucket", endpoint=endpoint, **settings | options)  # type: ignore[arg-type]
+    async with Listener(server.serve) as listener:
+        made = S3Options(bucket="bucket", endpoint=listener.endpoint, **settings | options)  # type: ignore[arg-type]
         async with S3Store(made) as store:
             yield store
 

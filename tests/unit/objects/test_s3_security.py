@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from offloaderd.clock import SystemClock
+from tests.real.listener import Listener
 from tests.unit.objects.faulty import Connection, FaultyServer, store_at
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -115,12 +115,12 @@ async def test_a_web_identity_becomes_a_role_and_is_renewed_before_it_ends(
     token = tmp_path / "token"
     token.write_text("canary-identity")
     sts, server = FaultyServer(exchange), FaultyServer(taken)
-    listener = await asyncio.start_server(sts.serve, "127.0.0.1", 0)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
     role = {"role_arn": "arn:aws:iam::1:role/offloaderd", "web_identity_token_file": str(token)}
-    async with listener, store_at(server, **KEYLESS, **role, connect_timeout_s=5.0, read_timeout_s=5.0) as store:
-        await store.put("k", b"abc")
-        await store.put("k", b"abc")
+    async with Listener(sts.serve) as listener:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", listener.endpoint)
+        async with store_at(server, **KEYLESS, **role, connect_timeout_s=5.0, read_timeout_s=5.0) as store:
+            await store.put("k", b"abc")
+            await store.put("k", b"abc")
     assert len(asked) == 2
     assert all("WebIdentityToken=canary-identity" in one and "Action=AssumeRoleWithWebIdentity" in one for one in asked)
     assert [key for head in server.heads for key in re.findall(rb"Credential=(\w+)", head)] == [
