@@ -21,11 +21,12 @@ pytest_plugins = ["tests.servers", "tests.bookkeeper_servers"]
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
-THREAD_GRACE_S = 2.0
+THREAD_GRACE_S = 20.0
 """A thread that was told to stop may need a moment; one that still runs then has no owner."""
 
 FOREIGN_TASK_GRACE_S = 20.0
 FOREIGN_TASKS = ("_cython", "BaseSelectorEventLoop._accept_connection2")
+"""gRPC's calls and servers, and asyncio's taking up of a connection."""
 
 TEARDOWN_S = 300.0
 """What a test may take to clean up, before its process ends with the stack of every thread."""
@@ -77,7 +78,7 @@ def no_task_left(request: pytest.FixtureRequest, no_thread_left: None) -> None:
 
 
 def is_foreign_task(task: asyncio.Task[object]) -> bool:
-    """Tell whether a task is a library's own: gRPC's end some turns after their call or server, asyncio's after an accept."""
+    """Tell whether a task is a library's own: they end some turns after their call, server or connection."""
     return any(mark in str(task.get_coro()) for mark in FOREIGN_TASKS)
 
 
