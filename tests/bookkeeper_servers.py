@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 DOWNLOADING = {"bookkeeper_servers", "pulsar_server", "pulsar_rolling", "stock_offloader_session"}
 """Fixtures whose first use on a machine downloads, under a deadline of its own."""
-TEST_TIMEOUT_S = 60
+TEST_TIMEOUT_S = 300
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.port import MetadataStore
 
-SESSION_S = 2.0
+SESSION_S = 10.0
 S = TypeVar("S", bound="MetadataStore")
 
 
@@ -99,7 +99,7 @@ async def expire_session(store: ZooKeeperStore) -> None:
     thief = KazooClient(hosts=store._servers, timeout=SESSION_S, client_id=client.client_id)
 
     def steal() -> None:
-        thief.start(timeout=10)
+        thief.start(timeout=60)
         thief.stop()
         thief.close()
 
@@ -128,12 +128,12 @@ class Changes:
 
     async def next(self) -> None:
         """Return once there has been a change since the last call."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             await self._wakes.wait()
         self._wakes.clear()
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 90.0) -> None:
     """Return once the condition holds; fails after `seconds`."""
     clock = SystemClock()
     async with asyncio.timeout(seconds):

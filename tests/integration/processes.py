@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.servers import S3Server
 
 CLOCK = SystemClock()
-START_S = 30.0
+START_S = 90.0
 
 
 @dataclass
@@ -123,7 +123,7 @@ class DaemonProcess:
         """Send a signal."""
         self.process.send_signal(number)
 
-    async def ended(self, within_s: float = 30.0) -> int:
+    async def ended(self, within_s: float = 90.0) -> int:
         """Wait for its end; returns the exit code."""
         async with asyncio.timeout(within_s):
             return await self.process.wait()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.real.written_topic import WrittenTopic
     from tests.servers import S3Server
 
-pytestmark = [pytest.mark.bookies, pytest.mark.timeout(120, func_only=True)]
+pytestmark = [pytest.mark.bookies, pytest.mark.timeout(300, func_only=True)]
 CLOCK = SystemClock()
 
 

@@ -153,7 +153,7 @@ async def test_a_daemon_that_is_killed_beside_its_history_leaves_nothing_undone(
             await enable(client)
             await append(client, entries(written, 60))
             written += 60
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(90):
                 while True:
                     topic_map, parts = await look(site)
                     old = [one for one in topic_map.segments if topic_map.awaits(topic_map.history_end or one.begin)]

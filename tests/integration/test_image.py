@@ -31,7 +31,7 @@ pytestmark = pytest.mark.xdist_group("image")
 
 INSTALLED = "/opt/offloaderd"
 BUILD_S = 400.0
-HEALTHY_S = 30.0
+HEALTHY_S = 90.0
 
 
 def stage(name: str) -> list[str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TOPIC = TOPICS[0]
 COUNT = 2500
-PATIENCE_S = 40.0
+PATIENCE_S = 90.0
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def settings(directory: Path, zookeeper: str) -> Settings:
         "GRPC__PORT": grpc_port,
         "HTTP__PORT": http_port,
         "METADATA__SERVERS": zookeeper,
-        "METADATA__SESSION_TIMEOUT_S": 4,
+        "METADATA__SESSION_TIMEOUT_S": 40,
         "METADATA__CONNECT_TIMEOUT_S": 1,
         "OBJECTS__KIND": "filesystem",
         "OBJECTS__DIRECTORY": directory / "objects",
@@ -68,7 +68,7 @@ async def test_a_daemon_that_waits_for_its_servers_can_be_stopped(tmp_path: Path
             await CLOCK.sleep(0.02)
         never.stop("test")
 
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
         group.create_task(stop_soon())
         group.create_task(never.run())
     assert never.exit_code == 0
@@ -82,4 +82,4 @@ async def test_a_clean_stop_leaves_the_id_free_for_the_next_start(tmp_path: Path
         started = CLOCK.monotonic()
         await one.run()
         assert one.exit_code == 0
-        assert CLOCK.monotonic() - started < 4
+        assert CLOCK.monotonic() - started < 30

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.servers import S3Server
 
 TOPICS = [TopicName.parse(f"public/default/t{number}") for number in range(8)]
-WITHIN_S = 30.0
+WITHIN_S = 90.0
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ async def test_a_daemon_that_is_cut_off_from_one_server_commits_nothing_after_th
 
 async def test_a_killed_daemon_goes_on_at_its_restart_without_waiting_for_its_session(site: Site) -> None:
     """Its former process is proven to have ended, so what that process's session holds is taken at once."""
-    site.settings["metadata"] = {"session_timeout_s": 20}
+    site.settings["metadata"] = {"session_timeout_s": 40}
     async with DaemonProcess(site) as former, former.client() as client:
         await client.enable(TOPICS[0])
         await former.logged('"topic.claimed"')
@@ -172,7 +172,7 @@ async def test_a_killed_daemon_goes_on_at_its_restart_without_waiting_for_its_se
     async with DaemonProcess(site) as daemon, daemon.client() as client:
         serving_s = CLOCK.monotonic()
         await daemon.logged('"topic.claimed"')
-        assert CLOCK.monotonic() - serving_s < 5.0
+        assert CLOCK.monotonic() - serving_s < 30.0
         assert logged(daemon, "daemon.succeeded")
         assert not logged(daemon, "daemon.waiting")
         assert (await client.status(TOPICS[0])).topics[0].epoch == 2

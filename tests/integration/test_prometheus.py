@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.servers import S3Server
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 EMPTY_WHEN_SOUND = {
     "Answers that are not 2xx",
     "Fetched for each byte handed out",  # there are readers at some time, not always

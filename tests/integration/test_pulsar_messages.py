@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.real.message_keys import MessageKeys
     from tests.servers import S3Server
 
-pytestmark = [pytest.mark.bookies, pytest.mark.timeout(180, func_only=True)]
+pytestmark = [pytest.mark.bookies, pytest.mark.timeout(300, func_only=True)]
 CLOCK = SystemClock()
 PARTITIONS = 3
 EACH = 60

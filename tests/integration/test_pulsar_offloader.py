@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tests.real.writer import LedgerWriter
     from tests.servers import S3Server
 
-pytestmark = [pytest.mark.bookies, pytest.mark.timeout(120, func_only=True)]
+pytestmark = [pytest.mark.bookies, pytest.mark.timeout(300, func_only=True)]
 CLOCK = SystemClock()
 MANAGED_LEDGER = "public/default/persistent/orders%2F2"
 CUSTOM = {

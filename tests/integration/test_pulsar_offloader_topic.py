@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.real.written_topic import WrittenTopic
     from tests.servers import S3Server
 
-pytestmark = [pytest.mark.bookies, pytest.mark.timeout(180, func_only=True)]
+pytestmark = [pytest.mark.bookies, pytest.mark.timeout(300, func_only=True)]
 CLOCK = SystemClock()
 WHOLE = policy_pb2.OffloadPolicies(method="ledger-based", threshold_bytes=0)
 STREAMING = policy_pb2.OffloadPolicies(method="streaming")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.real.pulsar import PulsarServer
     from tests.servers import S3Server
 
-pytestmark = [pytest.mark.bookies, pytest.mark.timeout(240, func_only=True)]
+pytestmark = [pytest.mark.bookies, pytest.mark.timeout(300, func_only=True)]
 CLOCK = SystemClock()
 RECEIVE_MS = 10_000
 PLAIN = "brokerEntryMetadataInterceptors="
@@ -106,7 +106,7 @@ async def served_to_the_end(client: DaemonClient, server: PulsarServer, topic: T
     """Wait until the daemon sees all that the broker has confirmed."""
     path = f"persistent/{topic.tenant}/{topic.namespace}/{topic.local}/internalStats"
     wanted = Position.parse((await server.get(path))["lastConfirmedEntry"])
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(90):
         while True:
             seen = (await client.last_positions(topic)).confirmed
             if (seen.ledger_id, seen.entry_id) == wanted:

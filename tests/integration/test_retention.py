@@ -53,7 +53,7 @@ async def stored(site: Site) -> set[str]:
         return {info.key[:36] async for info in store.list() if "/" not in info.key}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_a_source_is_deleted_by_grant_and_the_tier_by_word(site: Site) -> None:
     """Verified ledgers leave the embedded store, revoked ones stay; what is then deleted here is gone for good."""
     sent = entries(1500)

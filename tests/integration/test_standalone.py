@@ -19,7 +19,7 @@ from offloaderd.standalone import state
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 START_S = 60.0
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LEDGERS_ROOT = "/ledgers"
 START_S = 60.0
-REGISTER_S = 10.0
+REGISTER_S = 60.0
 SESSION_MS = 2000
 """A bookie that was killed stays registered, and cannot come back, until its session of this length has ended."""
 

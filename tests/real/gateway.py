@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
 
-START_S = 30.0
-CALL_TIMEOUT_S = 30.0
+START_S = 90.0
+CALL_TIMEOUT_S = 90.0
 """A call that takes longer fails: without ZooKeeper or enough bookies a client in Java may wait for ever."""
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DigestType = Literal["CRC32", "CRC32C", "MAC", "DUMMY"]
 
-ENOUGH_BOOKIES_S = 10.0
+ENOUGH_BOOKIES_S = 60.0
 """How long it may take the client to notice that bookies came back."""
 WINDOW = 64
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.real.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
-DIES_WITHIN_S = 40.0
+DIES_WITHIN_S = 90.0
 
 
 def killed_at(site: Site, point: str) -> DaemonProcess:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from offloaderd.rpc.v1 import ledgers_pb2
 
 CLOCK = SystemClock()
-TIMEOUT_S = 60.0
+TIMEOUT_S = 90.0
 RETRY_S = 0.2
 
 

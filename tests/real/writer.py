@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
 
 
-REGISTER_S = 15.0
+REGISTER_S = 60.0
 """How long a bookie may take to register again after its session has ended."""
 
 

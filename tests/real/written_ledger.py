@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.real.ledger_nodes import LedgerNode
 
 WINDOW: Final = 64
-ANSWER_S: Final = 20.0
+ANSWER_S: Final = 90.0
 """How long bookies may take to acknowledge an entry."""
 
 

@@ -88,7 +88,7 @@ async def life(rig: Rig, name: str, plan: Plan | None = None, *, push_only: bool
     one = Life(rig, name, plan, push_only=push_only)
     task = asyncio.ensure_future(one.run())  # noqa: TID251 - it is to die alone
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             yield one
     finally:
         await one.kill(task)

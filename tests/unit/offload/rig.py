@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 TOPIC = TopicName.parse("public/default/orders")
 LAYOUT = SegmentLayout(block_bytes=4096, part_bytes=16_384)
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
 
 
 @dataclass

@@ -101,7 +101,7 @@ class Tailing:
 
     async def until_at_end(self) -> list[Position]:
         """Tail until the newest entry can be taken; returns all that can."""
-        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(90), asyncio.TaskGroup() as group:
             running = group.create_task(self.tailer.run())
             await until(lambda: END in self.held())
             running.cancel()

@@ -188,7 +188,7 @@ async def test_successes_choices_and_cancellations_are_counted() -> None:
         await call.read()
         await service.entered.wait()
         call.cancel()
-        await asyncio.wait_for(service.closed.wait(), 5)
+        await asyncio.wait_for(service.closed.wait(), 90)
         with pytest.raises(aio.AioRpcError):
             await channel.unary_unary("/offloaderd.v1.ReadService/NoSuchMethod")(b"")  # type: ignore[arg-type]
 

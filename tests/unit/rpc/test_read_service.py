@@ -56,7 +56,7 @@ async def big_house() -> House:
 async def until(condition: object) -> None:
     """Wait until a function says yes; at most 10 s."""
     assert callable(condition)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         while not condition():
             await asyncio.sleep(0.01)  # noqa: TID251 - what is awaited happens in gRPC's own threads
 

@@ -39,7 +39,7 @@ async def test_history_is_written_side_by_side_and_committed_in_order() -> None:
     live = (await map_of(rig)).segments
     seen: list[Progress] = []
     runner = LocalRunner(rig)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         ended = await backfill(rig, runner, progress=seen.append).run()
     found = await whole(rig)
     assert found.segments[-len(live) :] == live
@@ -66,7 +66,7 @@ async def test_executors_that_are_done_out_of_order_wait_for_their_turn() -> Non
             await gate.wait()
 
     job = backfill(rig, LocalRunner(rig, hold), slots=3, progress=seen.append)
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
         running = group.create_task(job.run())
         await until(lambda: bool(seen) and seen[-1].waiting == 4)
         assert len((await map_of(rig)).segments) == 1
@@ -86,7 +86,7 @@ async def test_a_driver_that_dies_is_succeeded_by_one_that_writes_nothing_twice(
             await asyncio.Event().wait()
 
     store, first = rig.tree.connect(), LocalRunner(rig, hang)
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
         running = group.create_task(backfill(rig, first, store=store, slots=3).run())
         if killed_at > 5:
             await running
@@ -101,7 +101,7 @@ async def test_a_driver_that_dies_is_succeeded_by_one_that_writes_nothing_twice(
         with pytest.raises(AlreadyDone):
             await backfill(rig, runner, me="second").run()
     else:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await backfill(rig, runner, me="second").run()
         assert len(runner.ran) <= 6 - killed_at
         assert begun <= {str(one.segment_id) for one in (await map_of(rig)).segments}
@@ -120,7 +120,7 @@ async def test_an_executor_that_dies_is_replaced_and_its_parts_are_not_sent_agai
         if number in {1, 2, 3}:
             raise Died("the executor was killed")
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         ended = await backfill(rig, LocalRunner(rig, die), slots=1).run()
     assert sent[0] == sent[1] == sent[2] == sent[3]
     assert ended.retries == 3
@@ -138,7 +138,7 @@ async def test_an_executor_is_cut_off_in_the_middle_of_its_segment() -> None:
         if number > 1:
             faults.heal()
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(90):
         ended = await backfill(rig, LocalRunner(rig, mend), slots=1, patience_s=0.2).run()
     assert ended.retries >= 1
     await whole(rig, 600)
@@ -150,12 +150,12 @@ async def test_a_bucket_that_refuses_everything_ends_the_run_with_its_reason() -
     faults = Faults()
     rig.objects = FaultyStore(rig.store, faults)
     faults.fail("upload_part", Denied("no rights to write"), times=1_000_000)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(90):
         with pytest.raises(BackfillFailed, match="no rights to write"):
             await backfill(rig, slots=1, patience_s=0.02).run()
     assert len((await map_of(rig)).segments) == 1
     faults.heal()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         await backfill(rig, me="later").run()
     await whole(rig)
 
@@ -168,7 +168,7 @@ async def test_a_second_driver_is_refused_while_the_first_lives() -> None:
     async def hold(task: SegmentTask, number: int) -> None:
         await gate.wait()
 
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
         runner = LocalRunner(rig, hold)
         running = group.create_task(backfill(rig, runner, me="first").run())
         await until(lambda: bool(runner.ran))
@@ -187,7 +187,7 @@ async def test_a_driver_that_was_deposed_commits_nothing() -> None:
     async def hold(task: SegmentTask, number: int) -> None:
         await gate.wait()
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         runner = LocalRunner(rig, hold)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(refused(rig, runner))
@@ -222,7 +222,7 @@ async def test_a_driver_whose_session_ends_stops() -> None:
         with pytest.raises(BackfillFailed, match="session"):
             await backfill(rig, runner, store=store).run()
 
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
         group.create_task(ends())
         await until(lambda: len(runner.ran) == 2)
         store.expire()
@@ -238,7 +238,7 @@ async def test_the_live_edge_goes_on_beside_it() -> None:
         if number == 3:
             await gate.wait()
 
-    async with asyncio.timeout(60), rig.engine("two") as engine, asyncio.TaskGroup() as group:
+    async with asyncio.timeout(90), rig.engine("two") as engine, asyncio.TaskGroup() as group:
         topic = await offloader_of(engine)
         running = group.create_task(backfill(rig, LocalRunner(rig, hold), slots=1).run())
         await until(lambda: topic.map.history_end == Position(2, 19))
@@ -266,7 +266,7 @@ async def test_a_ledger_that_is_trimmed_under_an_executor_is_a_recorded_loss(tri
             for ledger_id in trimmed:
                 await ledgers.delete(TOPIC, ledger_id)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         ended = await backfill(rig, LocalRunner(rig, trim)).run()
     found = await map_of(rig)
     assert found.unfinished is None
@@ -286,7 +286,7 @@ async def test_a_history_in_the_middle_of_which_ledgers_vanish_is_not_passed_ove
             for ledger_id in (0, 1, 2):
                 await ledgers.delete(TOPIC, ledger_id)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         await backfill(rig, LocalRunner(rig, trim), slots=1).run()
     found = await map_of(rig)
     assert found.unfinished is None
@@ -306,7 +306,7 @@ async def test_a_segment_whose_objects_vanished_before_its_commit_is_written_aga
             await gate.wait()
 
     runner.before = hold
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
         running = group.create_task(backfill(rig, runner, progress=seen.append).run())
         await until(lambda: bool(seen) and seen[-1].waiting > 0)
         key = next(one.key for one in [info async for info in rig.store.list()] if one.key.endswith("-index"))
@@ -352,7 +352,7 @@ async def test_a_topic_that_is_deleted_meanwhile_ends_the_run() -> None:
 
     job = backfill(rig, patience_s=0.05)
     job._source = Gone()  # type: ignore[assignment]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         with pytest.raises(BackfillFailed, match="lists nothing"):
             await job.run()
     found = await map_of(rig)
@@ -381,7 +381,7 @@ async def test_ranges_and_attempts_show_who_works_on_what() -> None:
     async def hold(task: SegmentTask, number: int) -> None:
         await gate.wait()
 
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
         runner = LocalRunner(rig, hold)
         running = group.create_task(backfill(rig, runner).run())
         await until(lambda: len(runner.ran) == 2)
@@ -402,7 +402,7 @@ async def test_ranges_and_attempts_show_who_works_on_what() -> None:
 async def test_new_entries_that_wait_for_history_begin_when_it_is_done() -> None:
     """PIP-76's order: the daemon streams nothing before the job has committed everything."""
     rig = await rig_with(200, daemon_bytes_max=0, order=HistoryOrder.HISTORY_FIRST)
-    async with asyncio.timeout(60), rig.engine() as engine:
+    async with asyncio.timeout(90), rig.engine() as engine:
         topic = await enabled(engine)
         assert topic.map.unfinished is not None
         assert topic.map.segments == ()
@@ -431,7 +431,7 @@ async def test_an_executor_holds_a_few_parts_whatever_the_size_of_its_segment() 
         return replace(shop, uplink=replace(shop.uplink, budget=Watched(rig.upload_bytes)))
 
     rig.workshop = watched  # type: ignore[method-assign]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(90):
         await backfill(rig, segment_bytes=1 << 30).run()
     assert (await map_of(rig)).segments[0].payload_bytes > 10 * rig.upload_bytes
     assert 0 < most <= rig.upload_bytes
@@ -453,7 +453,7 @@ async def test_a_driver_without_its_metadata_store_ends_all_the_same() -> None:
     runner.before = cut
     job = backfill(rig, runner)
     job._shop = replace(job._shop, metadata=FaultyMetadata(store, faults))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         with pytest.raises(BackfillFailed, match="session"):
             await job.run()
     faults.heal()

@@ -215,7 +215,7 @@ class FakeBookie:
 
     async def asked(self, count: int = 1) -> list[Asked]:
         """Return all requests so far, once there are at least `count`."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(90):
             while len(self.requests) < count:
                 self._came.clear()
                 await self._came.wait()

@@ -28,7 +28,7 @@ LEDGER = 7
 ENTRIES = package_all(DigestType.CRC32C, LEDGER, 0, [bytes([number]) * 50 for number in range(10)])
 ROOM_S = 0.02
 """Enough for what has been sent on loopback to arrive, and to be acted on."""
-PATIENCE_S = 5
+PATIENCE_S = 90
 
 
 class FakeZnodes:
