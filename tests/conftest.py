@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ import hypothesis
 import pytest
 import structlog
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+
+from offloaderd.standalone import ports
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
@@ -34,6 +37,15 @@ TEARDOWN_S = 300.0
 FOREIGN_THREADS = (
     "_poll_wrapper",  # gRPC's one poller a process: ends when the last of its objects is collected, not when closed
 )
+
+
+def pytest_configure() -> None:
+    """Give each worker ports of its own: what one has chosen, and nobody listens on yet, the other may not choose."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % workers  # a crashed one's heir: gw2
+    share = (ports.PORT_MAX - ports.PORT_MIN + 1) // workers
+    ports.PORT_MIN += share * worker
+    ports.PORT_MAX = ports.PORT_MIN + share - 1
 
 
 @pytest.hookimpl(wrapper=True)
