@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Conflict, Transient
+from offloaderd.errors import Conflict, NotFound, Transient
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.zookeeper import ZooKeeperStore
@@ -76,9 +76,11 @@ async def look(site: Site) -> tuple[TopicMap, int]:
     """Return the map, and how many parts of an open segment of history are recorded."""
     async with ZooKeeperStore(site.zookeeper, f"/offloaderd/{site.cluster}") as store:
         topic_map, path = await catalog.load(store, TOPIC), paths.history_attempt(TOPIC)
-        if "attempt" not in await store.children(paths.history(TOPIC)):
+        try:
+            stored = await store.get(path)
+        except NotFound:  # committed, and the next one has not begun
             return topic_map, 0
-        return topic_map, len(attempt_record.decode((await store.get(path)).value, path=path).parts)
+        return topic_map, len(attempt_record.decode(stored.value, path=path).parts)
 
 
 async def digest(client: DaemonClient) -> tuple[int, str]:
