@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.servers", "tests.bookkeeper_servers"]
 
-# A busy machine is no failure: an example may take its time, the whole test has pytest's time limit.
-hypothesis.settings.register_profile("patient", deadline=None)
+# A busy machine is no failure: an example may take its time, the whole test has pytest's time limit. What is submitted
+# is judged by the same examples as what it is compared with; everywhere else new ones are drawn.
+hypothesis.settings.register_profile("patient", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("patient")
 
 THREAD_GRACE_S = 20.0
