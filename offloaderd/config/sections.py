@@ -121,7 +121,7 @@ class GrpcSettings(Section):
 
 
 class HttpSettings(Section):
-    """/metrics, /healthz and /readyz."""
+    """The status page, /metrics, /healthz and /readyz."""
 
     host: str = Field(
         default="127.0.0.1",
@@ -139,6 +139,11 @@ class HttpSettings(Section):
         default=True,
         description="Show per-topic metrics on /metrics. With thousands of topics turn it off and scrape "
         "/metrics/topics less often.",
+    )
+    status_page: bool = Field(
+        default=True,
+        description="Serve the status page, /status and /status.json, to whoever may call Status: with authentication "
+        "a token as the password, or a certificate where http.tls is mutual.",
     )
 
 

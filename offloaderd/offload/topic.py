@@ -151,6 +151,11 @@ class TopicOffloader:
         return self._filling.taken
 
     @property
+    def moved(self) -> tuple[int, int]:
+        """How many entries, and bytes of payload, went into segments since the claim; history apart."""
+        return self._filling.entries, self._filling.payload_bytes
+
+    @property
     def newest(self) -> Position | None:
         """Newest entry that is known to exist and be readable."""
         candidates = [self.lag.newest, self.offloaded, self.buffer.last_offered if self.handle.push_only else None]
