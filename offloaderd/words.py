@@ -48,6 +48,11 @@ def moment(wall_ms: int) -> str:
     return datetime.fromtimestamp(wall_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def visible(text: str) -> str:
+    """Return a text with everything that cannot be seen, or turns what follows round, written as escapes."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def rate(count: float, seconds: float) -> str:
     """Return bytes a second: 52.1 MiB/s; `-` when no time has passed."""
     return f"{size(int(count / seconds))}/s" if seconds > 0 else "-"

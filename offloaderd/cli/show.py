@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from offloaderd.rpc.status_json import position_of
-from offloaderd.words import age, moment, number, plural, rate, size
+from offloaderd.words import age, moment, number, plural, rate, size, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "WIDE", "age", "console", "document", "facts", "json_line", "moment", "number", "plural", "position_of", "rate",
-    "rendered", "size", "table",
+    "rendered", "size", "table", "visible",
 ]  # fmt: skip
 
 WIDE = 1000

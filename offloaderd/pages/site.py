@@ -76,9 +76,13 @@ class StatusSite:
             lstrip_blocks=True,
         )
         self._templates.filters |= {
-            "size": words.size, "number": words.number, "age": words.age, "moment": words.moment, "shown": shown,
+            "size": words.size,
+            "number": words.number,
+            "age": words.age,
+            "moment": words.moment,
+            "shown": words.visible,
             "position": position_of,
-        }  # fmt: skip
+        }
         self._templates.globals |= {"REFRESH_S": REFRESH_S, "SORTS": SORTS, "ONLY": ONLY}
 
     def add_to(self, app: web.Application) -> None:
@@ -201,8 +205,3 @@ def _asset(content: bytes, kind: str) -> Callable[[web.Request], Awaitable[web.R
         return web.Response(body=content, content_type=kind, charset="utf-8", headers=HEADERS)
 
     return asset
-
-
-def shown(text: str) -> str:
-    """Return a text with everything that cannot be seen, or turns what follows round, as escapes."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
