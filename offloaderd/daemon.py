@@ -51,6 +51,7 @@ from offloaderd.rpc.server import RpcServer, Services
 from offloaderd.rpc.upkeep import UpkeepService
 from offloaderd.sources import Ledgers, open_ledgers
 from offloaderd.stores import bucket_store, check_places, metadata_store
+from offloaderd.tracing import opened_traces
 from offloaderd.upkeep.gc import Collector
 
 if TYPE_CHECKING:
@@ -256,6 +257,7 @@ class Daemon:
             clock=self._clock,
             metrics=self.metrics,
         )
+        shop = wiring.traced(shop, await stack.enter_async_context(opened_traces(settings, self.metrics)))
         if shop.outage.area is not None:
             await stack.enter_async_context(shop.outage.area)
         book = PolicyBook(metadata, wiring.policy_levels(settings))

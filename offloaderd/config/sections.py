@@ -34,6 +34,7 @@ from offloaderd.config.sections_retention import GrantSettings, RetentionSetting
 from offloaderd.config.sections_scrub import ScrubSettings
 from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
 from offloaderd.config.sections_stores import MetadataSettings, ObjectsSettings
+from offloaderd.config.sections_tracing import TracingSettings
 from offloaderd.model import ReadPriority
 
 KiB, MiB, GiB = 1024, 1024**2, 1024**3
@@ -298,6 +299,7 @@ class Settings(Section):
     scrub: ScrubSettings = ScrubSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Settings:
