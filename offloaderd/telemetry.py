@@ -83,13 +83,13 @@ class Telemetry:
             )
         )
         self._tracer = self._provider.get_tracer("offloaderd", __version__)
-        self._spans = spans
+        self.spans = spans
 
     def segment(self, segment_id: UUID, **facts: Fact) -> SegmentTrace:
         """Return the trace of a segment, which tells nobody if the segment is not among those that are traced."""
         if segment_id.int >> 96 >= self._threshold:
             return NO_TRACES
-        return _Trace(self._tracer, self._ids, self._spans, segment_id, facts)
+        return _Trace(self._tracer, self._ids, self.spans, segment_id, facts)
 
     def flush(self) -> None:
         """Send what waits. Blocks for as long as an export may take."""
@@ -107,7 +107,7 @@ class _Trace:
         self, tracer: Tracer, ids: _SegmentIds, spans: Counter, segment_id: UUID, facts: Mapping[str, Fact]
     ) -> None:
         self._tracer = tracer
-        self._spans = spans
+        self.spans = spans
         ids.next_trace_id = segment_id.int
         said = {"segment_id": str(segment_id), **facts}
         self._root: Span = tracer.start_span("segment", context=Context(), attributes=attributes(said))
@@ -144,7 +144,7 @@ class _Trace:
             span.set_attribute("error.type", type(error).__name__)
             span.set_status(Status(StatusCode.ERROR))
         span.end()
-        self._spans.labels(outcome="ended").inc()
+        self.spans.labels(outcome="ended").inc()
 
 
 def attributes(facts: Mapping[str, Fact]) -> dict[str, Fact]:
@@ -168,13 +168,13 @@ class _Counted(SpanExporter):
 
     def __init__(self, exporter: SpanExporter, spans: Counter) -> None:
         self._exporter = exporter
-        self._spans = spans
+        self.spans = spans
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send spans, in the SDK's thread."""
         result = self._exporter.export(spans)
         outcome = "exported" if result is SpanExportResult.SUCCESS else "failed"
-        self._spans.labels(outcome=outcome).inc(len(spans))
+        self.spans.labels(outcome=outcome).inc(len(spans))
         return result
 
     def shutdown(self) -> None:
