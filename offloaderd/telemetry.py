@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 QUEUE_SPANS_MAX = 4096
 BATCH_SPANS_MAX = 512
-EXPORT_TIMEOUT_S = 10
+EXPORT_TIMEOUT_S = 3
 VALUE_CHARS_MAX = 1024
 IDS = 1 << 32
 
@@ -60,6 +60,7 @@ class Telemetry:
     def __init__(self, options: TelemetryOptions, spans: Counter, exporter: SpanExporter | None = None) -> None:
         """Prepare to send; the collector need not be there."""
         self._ids = _SegmentIds()
+        self._exporter = _Counted(exporter or _exporter(options), spans)
         self._threshold = round(options.ratio * IDS)
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
@@ -77,7 +78,7 @@ class Telemetry:
         )
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                _Counted(exporter or _exporter(options), spans),
+                self._exporter,
                 max_queue_size=QUEUE_SPANS_MAX,
                 max_export_batch_size=BATCH_SPANS_MAX,
             )
@@ -91,12 +92,18 @@ class Telemetry:
             return NO_TRACES
         return _Trace(self._tracer, self._ids, self.spans, segment_id, facts)
 
+    @property
+    def closing(self) -> bool:
+        """Whether `close` was called."""
+        return self._exporter.ending
+
     def flush(self) -> None:
         """Send what waits. Blocks for as long as an export may take."""
         self._provider.force_flush(EXPORT_TIMEOUT_S * 1000)
 
     def close(self) -> None:
-        """Send what waits, and end the thread. Blocks for as long as an export may take."""
+        """Send what waits, and end the thread. Blocks for two exports at most if they fail: then no more are tried."""
+        self._exporter.ending = True
         self._provider.shutdown()
 
 
@@ -164,18 +171,21 @@ class _SegmentIds(RandomIdGenerator):
 
 
 class _Counted(SpanExporter):
-    """An exporter that counts what it was given."""
+    """An exporter that counts what it was given; once it is `ending` it does not try after a failure."""
 
     def __init__(self, exporter: SpanExporter, spans: Counter) -> None:
+        self.ending = False
         self._exporter = exporter
+        self._result = SpanExportResult.SUCCESS
         self.spans = spans
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send spans, in the SDK's thread."""
-        result = self._exporter.export(spans)
-        outcome = "exported" if result is SpanExportResult.SUCCESS else "failed"
+        if not (self.ending and self._result is SpanExportResult.FAILURE):
+            self._result = self._exporter.export(spans)
+        outcome = "exported" if self._result is SpanExportResult.SUCCESS else "failed"
         self.spans.labels(outcome=outcome).inc(len(spans))
-        return result
+        return self._result
 
     def shutdown(self) -> None:
         """End the exporter."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 WIDTH, HEIGHT = 600, 170
-LEFT, RIGHT, TOP, BOTTOM = 72, 8, 10, 22
+LEFT, RIGHT, TOP, BOTTOM = 80, 8, 10, 22
 """Room for labels round the lines, in units of the drawing."""
 
 SPAN_MS = 3_600_000

@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from offloaderd import words
 from offloaderd.errors import Denied, InvalidInput, OffloaderError, Transient
+from offloaderd.pages import plots
 from offloaderd.pages.board import rated_json
 from offloaderd.pages.drawings import daemon_plots, topic_plots
 from offloaderd.pages.visitor import Visitor, names_this_machine
@@ -83,7 +84,12 @@ class StatusSite:
             "shown": words.visible,
             "position": position_of,
         }
-        self._templates.globals |= {"REFRESH_S": REFRESH_S, "SORTS": SORTS, "ONLY": ONLY}
+        self._templates.globals |= {
+            "REFRESH_S": REFRESH_S,
+            "SORTS": SORTS,
+            "ONLY": ONLY,
+            **{name: getattr(plots, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT")},
+        }
 
     def add_to(self, app: web.Application) -> None:
         """Have an application serve it."""
@@ -123,7 +129,7 @@ class StatusSite:
     async def _let_in(
         self, request: web.Request, answer: Callable[[web.Request], Awaitable[web.Response]]
     ) -> web.Response:
-        if self._private and not names_this_machine(request.host):
+        if self._private and not names_this_machine(request.headers.get("Host", "localhost")):
             raise InvalidInput(
                 "asked for by a name that is not this machine's", hint="ask for 127.0.0.1 or localhost instead"
             )

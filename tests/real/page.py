@@ -159,7 +159,8 @@ def scene() -> Scene:
         replace(status(4000 + at), topic=TopicName("public", "default", name)) for at, name in enumerate(HOSTILE)
     ]
     troubled = [stalled(1, "throttled: the bucket asks for fewer requests"), lost(2)]
-    return Scene([*troubled, *(status(number) for number in range(3, 500)), *hostile])
+    down = "connection refused by s3.example:443"
+    return Scene([*troubled, *(status(number) for number in range(3, 500)), *hostile], down=down)
 
 
 async def test_the_page_in_a_browser(browser: Browser) -> None:

@@ -90,6 +90,7 @@ class Scene:
     clock: FakeClock = field(default_factory=FakeClock)
     metrics: Metrics = field(default_factory=Metrics)
     health: Health = field(default_factory=Health)
+    down: str = "<b>no answer</b>"
     looks: int = 0
     completions: list[str] = field(default_factory=list)
     address: str = ""
@@ -113,7 +114,7 @@ class Scene:
             started_ms=1_699_990_000_000,
             memory_used_bytes=90 << 20,
             memory_budget_bytes=512 << 20,
-            dependencies=[up(name="metadata", up=True), down(name="objects", up=False, message="<b>no answer</b>")],
+            dependencies=[up(name="metadata", up=True), down(name="objects", up=False, message=self.down)],
             topics=topics,
         )
 
@@ -133,6 +134,7 @@ class Scene:
 
     async def an_hour(self) -> None:
         """Let an hour pass in which entries come in waves."""
+        begun = list(self.statuses)
         for step in range(361):
             wave = 1 + math.sin(step / 20)
             self.metrics.source_bytes.inc(400e6 * wave)
@@ -141,8 +143,14 @@ class Scene:
             self.metrics.read_bytes.labels(source="objects").inc(60e6 if 100 < step < 220 else 0)
             self.metrics.read_bytes.labels(source="buffer").inc(20e6)
             self.statuses = [
-                replace(one, taken_bytes=one.taken_bytes + int(5e6 * wave), taken_entries=one.taken_entries + 500)
-                for one in self.statuses
+                replace(
+                    one,
+                    taken_bytes=int(5e6 * (step + 20 - 20 * math.cos(step / 20))),
+                    taken_entries=500 * step,
+                    lag_seconds=one.lag_seconds * (1 + wave) / 3,
+                    lag_bytes=int(one.lag_bytes * (1 + wave) / 3),
+                )
+                for one in begun
             ]
             self.board.sampler.sample()
             await self.clock.advance(10)

@@ -7,7 +7,19 @@ from itertools import pairwise
 
 import pytest
 
-from offloaderd.pages.plots import BYTES, BYTES_RATE, HEIGHT, LEFT, SECONDS, TICKS_MAX, WIDTH, Scale, plot, step_for
+from offloaderd.pages.plots import (
+    BYTES,
+    BYTES_RATE,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    SECONDS,
+    TICKS_MAX,
+    WIDTH,
+    Scale,
+    plot,
+    step_for,
+)
 
 NOW = 1_700_000_000_000
 
@@ -31,7 +43,7 @@ def test_time_runs_from_left_to_right() -> None:
     drawn = plot("k", "T", SECONDS, {"lag": points}, NOW)
     (piece,) = drawn.lines[0].pieces
     xs = [float(pair.split(",")[0]) for pair in piece.split()]
-    assert xs == pytest.approx([LEFT, WIDTH - 8], abs=0.1)
+    assert xs == pytest.approx([LEFT, WIDTH - RIGHT], abs=0.1)
     assert drawn.lines[0].highest == "2.0 s"
 
 
