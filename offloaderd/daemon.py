@@ -51,8 +51,8 @@ from offloaderd.rpc.server import RpcServer, Services
 from offloaderd.rpc.upkeep import UpkeepService
 from offloaderd.sources import Ledgers, open_ledgers
 from offloaderd.stores import bucket_store, check_places, metadata_store
-from offloaderd.tracing import opened_traces
 from offloaderd.upkeep.gc import Collector
+from offloaderd.workshops import opened_workshop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -247,19 +247,12 @@ class Daemon:
         ledgers: Ledgers,
     ) -> None:
         settings = self._settings
-        shop = wiring.workshop(
-            settings,
-            metadata,
-            objects,
-            ledgers,
-            self._pool,
-            self._uploads,
-            clock=self._clock,
-            metrics=self.metrics,
+        pool, uploads = self._pool, self._uploads
+        shop = await stack.enter_async_context(
+            opened_workshop(
+                settings, metadata, objects, ledgers, pool, uploads, clock=self._clock, metrics=self.metrics
+            )
         )
-        shop = wiring.traced(shop, await stack.enter_async_context(opened_traces(settings, self.metrics)))
-        if shop.outage.area is not None:
-            await stack.enter_async_context(shop.outage.area)
         book = PolicyBook(metadata, wiring.policy_levels(settings))
         retention = Retention(shop, ledgers.register, wiring.retention_options(settings), book)
         engine = wiring.engine(settings, shop, ledgers.store, retention, book)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import grpc
 import pytest
@@ -21,7 +22,6 @@ from offloaderd.metrics import Metrics
 from offloaderd.telemetry import BATCH_SPANS_MAX, Telemetry, TelemetryOptions
 from offloaderd.traces import NO_TRACES
 from offloaderd.tracing import opened_traces
-from tests.unit.offload.rig import Rig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,7 +71,7 @@ def settings(**tracing: Any) -> Settings:  # noqa: ANN401 - the section's own fi
 
 async def test_spans_reach_a_collector_with_the_headers_that_it_wants() -> None:
     """What ended is at the collector once the daemon has closed, in the segment's trace, with the secret header."""
-    metrics, segment_id = Metrics(), Rig().clock.uuid()
+    metrics, segment_id = Metrics(), UUID("2c2f8f6e-8d4f-4b8f-9f36-0d8a6a1f2b11")
     with collecting() as collector:
         wanted = settings(endpoint=collector.address, headers=SecretStr("Authorization=Bearer x=y, tenant=a"))
         async with opened_traces(wanted, metrics) as traces:
@@ -89,8 +89,8 @@ async def test_a_collector_that_is_away_holds_nobody_up(monkeypatch: pytest.Monk
     monkeypatch.setattr("offloaderd.telemetry.EXPORT_TIMEOUT_S", 1)
     metrics = Metrics()
     async with opened_traces(settings(endpoint="http://127.0.0.1:1"), metrics) as traces:
-        for _ in range(3):
-            with traces.segment(Rig().clock.uuid()):
+        for number in range(3):
+            with traces.segment(UUID(int=number + 1)):
                 pass
     assert metrics.spans.labels(outcome="ended")._value.get() == 3
     assert metrics.spans.labels(outcome="exported")._value.get() == 0
@@ -113,8 +113,8 @@ def test_the_end_does_not_wait_for_a_collector_that_is_away() -> None:
         endpoint="http://127.0.0.1:1", authorities=None, headers={}, ratio=1.0, daemon_id="d", cluster="c"
     )
     telemetry = Telemetry(options, metrics.spans, Refusing())
-    for _ in range(BATCH_SPANS_MAX * 3):
-        with telemetry.segment(Rig().clock.uuid()):
+    for number in range(BATCH_SPANS_MAX * 3):
+        with telemetry.segment(UUID(int=number + 1)):
             pass
     telemetry.close()
     assert tried.count(True) <= 2
