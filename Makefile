@@ -22,7 +22,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ soak: $(DEPENDENCIES)dev ## Kill, pause and cut off daemons on real servers for 
 
 squeeze: $(DEPENDENCIES)dev ## Give daemons a tenth of the line they need, under a memory limit (MINUTES=n each)
 	$(BIN)/python -m tests.real.squeeze --minutes $(MINUTES)
+
+test-page: $(DEPENDENCIES)dev ## Look at the status page with a headless Chromium (BROWSER=path SCREENSHOTS=directory)
+	$(if $(BROWSER),BROWSER=$(BROWSER)) $(if $(SCREENSHOTS),SCREENSHOTS=$(abspath $(SCREENSHOTS))) $(BIN)/python -m pytest -n 0 tests/real/page.py
 
 fuzz: $(DEPENDENCIES)fuzz ## Feed foreign bytes to every decoder that reads any, guided by coverage (MINUTES=n in all)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

@@ -32,6 +32,7 @@ from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.retention import Retention
 from offloaderd.offload.signal import finished, race
+from offloaderd.pages.board import Board
 from offloaderd.presence import registration_of
 from offloaderd.probes import Prober
 from offloaderd.read.reader import TopicReader
@@ -51,6 +52,7 @@ from offloaderd.rpc.upkeep import UpkeepService
 from offloaderd.sources import Ledgers, open_ledgers
 from offloaderd.stores import bucket_store, check_places, metadata_store
 from offloaderd.upkeep.gc import Collector
+from offloaderd.workshops import opened_workshop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.engine import Engine
     from offloaderd.offload.registration import Registration
+    from offloaderd.pages.site import StatusSite
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -142,6 +145,7 @@ class Daemon:
         self.cut_short = False
         self.exit_code = 0
         self._why_stopping = ""
+        self._site: StatusSite | None = None
 
     def stop(self, why: str) -> None:
         """Begin to drain."""
@@ -171,8 +175,9 @@ class Daemon:
         self.health.listen(self.metrics.show_health)
         async with AsyncExitStack() as stack:
             guard = Guard(settings, self._clock, self.metrics)
+            self._site = guard.site(self.health)
             http = await stack.enter_async_context(
-                HttpServer(settings.http, self.metrics, self.health, guard.certificates)
+                HttpServer(settings.http, self.metrics, self.health, guard.certificates, self._site)
             )
             metadata = await self._open_metadata(stack)
             objects = await self._open_objects(stack)
@@ -242,18 +247,12 @@ class Daemon:
         ledgers: Ledgers,
     ) -> None:
         settings = self._settings
-        shop = wiring.workshop(
-            settings,
-            metadata,
-            objects,
-            ledgers,
-            self._pool,
-            self._uploads,
-            clock=self._clock,
-            metrics=self.metrics,
+        pool, uploads = self._pool, self._uploads
+        shop = await stack.enter_async_context(
+            opened_workshop(
+                settings, metadata, objects, ledgers, pool, uploads, clock=self._clock, metrics=self.metrics
+            )
         )
-        if shop.outage.area is not None:
-            await stack.enter_async_context(shop.outage.area)
         book = PolicyBook(metadata, wiring.policy_levels(settings))
         retention = Retention(shop, ledgers.register, wiring.retention_options(settings), book)
         engine = wiring.engine(settings, shop, ledgers.store, retention, book)
@@ -272,7 +271,9 @@ class Daemon:
         gc = Collector(objects, metadata, wiring.sites(settings), clock=self._clock, metrics=self.metrics)
         session_s = settings.metadata.session_timeout_s
         registration = registration_of(settings.daemon.id, engine, metadata, self._clock, session_timeout_s=session_s)
-        services = self._services(engine, reader, metadata, objects, ledgers, gc, registration, retention)
+        admin = self._admin(engine, ledgers)
+        board = Board(admin, engine.statuses, self.metrics, self._clock)
+        services = self._services(admin, engine, reader, objects, ledgers, gc, registration, retention)
         rpc = await stack.enter_async_context(self._rpc(guard, services))
         registration.reached_at(settings.grpc.advertise or f"{settings.grpc.host}:{rpc.port}")
         node = registration.node
@@ -291,6 +292,8 @@ class Daemon:
                     name="garbage collection",
                 ),
             ]
+            if self._site is not None:
+                loops.append(group.create_task(self._site.fill(board), name="status page"))
             running = group.create_task(engine.run(node), name="engine")
             self.health.serving()
             await rpc.show(serving=True)
@@ -306,11 +309,20 @@ class Daemon:
         interceptor = ErrorInterceptor(self.metrics, clock=self._clock, gate=guard.gate)
         return RpcServer(wiring.server_options(self._settings, guard.certificates), services, [interceptor])
 
+    def _admin(self, engine: Engine, ledgers: Ledgers) -> AdminService:
+        return AdminService(
+            engine=engine,
+            metadata=engine.shop.metadata,
+            source=ledgers.source,
+            daemon=self,
+            places=wiring.surroundings(self._settings).places,
+        )
+
     def _services(
         self,
+        admin: AdminService,
         engine: Engine,
         reader: TopicReader,
-        metadata: MetadataStore,
         objects: SegmentStore,
         ledgers: Ledgers,
         gc: Collector,
@@ -318,17 +330,11 @@ class Daemon:
         retention: Retention,
     ) -> Services:
         """Return what is served."""
-        settings = self._settings
+        settings, metadata = self._settings, engine.shop.metadata
         return Services(
             offload=OffloadService(engine, clock=self._clock, metrics=self.metrics),
             read=ReadService(reader, settings.read.readers_max, metrics=self.metrics),
-            admin=AdminService(
-                engine=engine,
-                metadata=metadata,
-                source=ledgers.source,
-                daemon=self,
-                places=wiring.surroundings(settings).places,
-            ),
+            admin=admin,
             doctor=DoctorService(lambda: examine(settings, self._clock, serving=True)),
             upkeep=UpkeepService(gc, grace_s=settings.gc.grace_s),
             placement=PlacementService(engine, registration),

@@ -9,6 +9,8 @@ from offloaderd.access.certificates import Certificates, TlsFiles, load_certific
 from offloaderd.access.rights import Grant, Rights
 from offloaderd.access.tokens import TokenKey, TokenRules, path_of_key, public_key, secret_key
 from offloaderd.access.watched import Watched
+from offloaderd.config.rules_access import is_authenticated, is_loopback
+from offloaderd.pages.site import StatusSite
 from offloaderd.rpc.gate import Authentication, Gate, Limits
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
+    from offloaderd.health import Health
     from offloaderd.metrics import Metrics
 
 
@@ -30,6 +33,12 @@ class Guard:
         self._token_key = _token_key(settings)
         self.gate = Gate(metrics, clock, _limits(settings), self._authentication())
         self._show()
+
+    def site(self, health: Health) -> StatusSite | None:
+        """Return the status page behind the gate, None if it is switched off."""
+        http = self._settings.http
+        private = is_loopback(http.host) and not is_authenticated(self._settings)
+        return StatusSite(self.gate, health, private=private) if http.status_page else None
 
     async def keep(self) -> None:
         """Look at the files again and again, until cancelled."""

@@ -1,4 +1,4 @@
-"""/metrics, /metrics/topics, /healthz and /readyz over HTTP.
+"""/metrics, /metrics/topics, /healthz, /readyz and the status page over HTTP.
 
 Served by aiohttp on the daemon's own loop rather than by a thread: a blocked loop then fails its liveness probe,
 which is what the probe is for; numbers are read where they are written; and nothing has to be joined at the end.
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from offloaderd.config import HttpSettings
     from offloaderd.health import Health
     from offloaderd.metrics import Metrics
+    from offloaderd.pages.site import StatusSite
 
 CLOSE_S = 0.5
 """How long answers in progress may take when the server closes."""
@@ -44,8 +45,9 @@ class HttpServer:
         metrics: Metrics,
         health: Health,
         certificates: Watched[Certificates] | None = None,
+        site: StatusSite | None = None,
     ) -> None:
-        """Prepare to serve `metrics` and `health`; nothing is opened yet."""
+        """Prepare to serve `metrics`, `health` and the status page; nothing is opened yet."""
         self._settings = settings
         self._certificates = certificates if settings.tls != "off" else None
         self._context: ssl.SSLContext | None = None
@@ -54,6 +56,8 @@ class HttpServer:
         app.router.add_get("/metrics/topics", _page(metrics, topics=True))
         app.router.add_get("/healthz", _alive)
         app.router.add_get("/readyz", _readiness(health))
+        if site is not None:
+            site.add_to(app)
         self._runner = web.AppRunner(
             app,
             access_log=None,

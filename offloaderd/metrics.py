@@ -41,6 +41,7 @@ from offloaderd.metrics_rollback import RollbackMetrics
 from offloaderd.metrics_s3 import S3Metrics
 from offloaderd.metrics_scrub import ScrubMetrics
 from offloaderd.metrics_seek import SeekMetrics
+from offloaderd.metrics_status import StatusMetrics
 from offloaderd.model import RollReason
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Metrics(
     SeekMetrics,
     RollbackMetrics,
     S3Metrics,
+    StatusMetrics,
 ):
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
@@ -89,6 +91,7 @@ class Metrics(
         self._seek()
         self._history()
         self._rollback()
+        self._status()
 
     def _identity(self) -> None:
         self.build_info = self._gauge(

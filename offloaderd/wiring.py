@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.retention import Retention
     from offloaderd.read.reader import TopicReader
     from offloaderd.sources import Ledgers
+    from offloaderd.traces import Traces
 
 SINGLES_WINDOW_MAX = 64
 """Single reads that one ledger's reader has on their way; more than a few answers ahead only takes memory."""
@@ -97,6 +99,11 @@ def workshop(
             dense_index=settings.ledger_based.dense_index,
         ),
     )
+
+
+def traced(shop: Workshop, traces: Traces) -> Workshop:
+    """Return the same, with segments traced."""
+    return replace(shop, uplink=replace(shop.uplink, traces=traces))
 
 
 def whole_ledgers(settings: Settings, describer: LedgerDescriber) -> WholeLedgers:

@@ -26,8 +26,10 @@ LONG_MODULES: dict[str, str] = {}
 KEPT_APART = {
     "aiobotocore": ("offloaderd/objects/s3_client.py",),
     "cryptography": ("offloaderd/access/",),
+    "jinja2": ("offloaderd/pages/site.py",),
     "jwt": ("offloaderd/access/tokens.py",),
     "kazoo": ("offloaderd/metadata/zookeeper.py", "offloaderd/metadata/zookeeper_client.py"),
+    "opentelemetry": ("offloaderd/telemetry.py",),
     "pyspark": ("offloaderd/spark/", "offloaderd/standalone/"),
     "sqlite3": ("offloaderd/ledgers/database.py",),
 }
@@ -252,6 +254,8 @@ def test_only_the_root_imports_settings() -> None:
         "offloaderd/daemon.py",
         "offloaderd/log.py",
         "offloaderd/stores.py",
+        "offloaderd/tracing.py",
+        "offloaderd/workshops.py",
     )
     strangers = [
         name

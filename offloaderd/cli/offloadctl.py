@@ -26,6 +26,7 @@ from offloaderd.cli.ctl import (
     seek,
     segments,
     status,
+    top,
     topics,
     verify,
 )
@@ -56,6 +57,7 @@ def cli(session: Session) -> None:
 for command in (
     topics.topics,
     status.status,
+    top.top,
     offload.offload,
     segments.segments,
     explain.explain,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import UTC, datetime
 from io import StringIO
 from typing import TYPE_CHECKING, TextIO
 
@@ -12,71 +11,19 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from offloaderd.rpc.status_json import position_of
+from offloaderd.words import age, moment, number, plural, rate, size, visible
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from google.protobuf.message import Message
-
-    from offloaderd.rpc.v1 import common_pb2
+__all__ = [
+    "WIDE", "age", "console", "document", "facts", "json_line", "moment", "number", "plural", "position_of", "rate",
+    "rendered", "size", "table", "visible",
+]  # fmt: skip
 
 WIDE = 1000
 """Width of a table: lines are never cut or folded, so that a key can be copied and a program can read them."""
-
-
-def size(count: int) -> str:
-    """Return a number of bytes as people read it: 512 B, 16.0 MiB."""
-    if abs(count) < 1024:
-        return f"{count} B"
-    value = float(count)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= 1024
-        if abs(value) < 1023.95:
-            return f"{value:.1f} {unit}"
-    return f"{value / 1024:.1f} PiB"
-
-
-def number(value: int) -> str:
-    """Return a count with thousands separated: 336,776."""
-    return f"{value:,}"
-
-
-def plural(count: int, one: str, many: str = "") -> str:
-    """Return `1 entry`, `2,000 entries`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def age(seconds: float) -> str:
-    """Return a duration with the two units that matter: 340 ms, 3.2 s, 4 min 05 s, 2 h 03 min, 3 d 04 h."""
-    if seconds < 1:
-        return f"{round(seconds * 1000)} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"
-
-
-def moment(wall_ms: int) -> str:
-    """Return a wall-clock time in UTC to the second; `-` for none."""
-    if not wall_ms:
-        return "-"
-    return datetime.fromtimestamp(wall_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def rate(count: float, seconds: float) -> str:
-    """Return bytes a second: 52.1 MiB/s; `-` when no time has passed."""
-    return f"{size(int(count / seconds))}/s" if seconds > 0 else "-"
-
-
-def position_of(message: Message, field: str) -> str | None:
-    """Return a message's position as `ledger:entry`, None when it is unset."""
-    if not message.HasField(field):
-        return None
-    value: common_pb2.Position = getattr(message, field)
-    return f"{value.ledger_id}:{value.entry_id}"
 
 
 def document(value: Mapping[str, object]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.config.rules_access import Broken, access_rules, both_or_neither
+from offloaderd.config.rules_tracing import tracing_rules
 from offloaderd.config.units import format_bytes
 from offloaderd.model import ENTRY_BYTES_MAX, OutagePolicy, TierRetention
 
@@ -39,6 +40,7 @@ def broken_rules(settings: Settings) -> list[Broken]:
         *_retention(settings),
         *_memory(settings),
         *_outage(settings),
+        *tracing_rules(settings),
     ]
 
 

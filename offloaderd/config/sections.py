@@ -34,6 +34,7 @@ from offloaderd.config.sections_retention import GrantSettings, RetentionSetting
 from offloaderd.config.sections_scrub import ScrubSettings
 from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
 from offloaderd.config.sections_stores import MetadataSettings, ObjectsSettings
+from offloaderd.config.sections_tracing import TracingSettings
 from offloaderd.model import ReadPriority
 
 KiB, MiB, GiB = 1024, 1024**2, 1024**3
@@ -121,7 +122,7 @@ class GrpcSettings(Section):
 
 
 class HttpSettings(Section):
-    """/metrics, /healthz and /readyz."""
+    """The status page, /metrics, /healthz and /readyz."""
 
     host: str = Field(
         default="127.0.0.1",
@@ -139,6 +140,11 @@ class HttpSettings(Section):
         default=True,
         description="Show per-topic metrics on /metrics. With thousands of topics turn it off and scrape "
         "/metrics/topics less often.",
+    )
+    status_page: bool = Field(
+        default=True,
+        description="Serve the status page, /status and /status.json, to whoever may call Status: with authentication "
+        "a token as the password, or a certificate where http.tls is mutual.",
     )
 
 
@@ -293,6 +299,7 @@ class Settings(Section):
     scrub: ScrubSettings = ScrubSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Settings:

@@ -17,7 +17,7 @@ from offloaderd.offload.uploader import SegmentFailed
 if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.metrics import Metrics
-    from offloaderd.model import Position, RollReason
+    from offloaderd.model import EntryBatch, Position, RollReason
     from offloaderd.offload.buffer import TailingBuffer
     from offloaderd.offload.open_segment import OpenSegment
     from offloaderd.offload.segment import SegmentBuilder
@@ -41,6 +41,10 @@ class Filling:
     def __init__(self, topic: TopicOffloader, taken: Position, *, clock: Clock, metrics: Metrics) -> None:
         self.taken = taken
         """Newest entry that is in the open segment or committed."""
+        self.entries = 0
+        """How many entries it has moved."""
+        self.payload_bytes = 0
+        """Their payload."""
         self._topic = topic
         self._clock = clock
         self._metrics = metrics
@@ -112,8 +116,7 @@ class Filling:
                     break
                 if segment.builder.entries and self._topic.next.ends_here(self.taken):
                     break
-                self.taken = segment.add(batch, limit).last
-                self._topic.went_on()
+                self._move(batch, segment, limit)
             if batches:
                 await self._send_full_parts(segment, parts)
             else:
@@ -157,10 +160,18 @@ class Filling:
                 if self.taken == end or batch.first > end:
                     break
                 piece = batch.between(batch.first_entry_id, end.entry_id) if batch.last > end else batch
-                self.taken = segment.add(piece).last
-                self._topic.went_on()
+                self._move(piece, segment)
             await self._send_full_parts(segment, parts)
         return True
+
+    def _move(self, batch: EntryBatch, segment: OpenSegment, limit: int | None = None) -> None:
+        """Move entries into the segment until it holds `limit` bytes of payload."""
+        before = segment.builder.payload_bytes
+        moved = segment.add(batch, limit)
+        self.taken = moved.last
+        self.entries += len(moved.payloads)
+        self.payload_bytes += segment.builder.payload_bytes - before
+        self._topic.went_on()
 
     def out_of_reach(self, end: Position) -> bool:
         """Say whether the source lists no ledger any more that has, or may get, what follows up to `end`."""

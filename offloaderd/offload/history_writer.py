@@ -168,12 +168,8 @@ class HistoryWriter:
             opened_s=self._clock.monotonic(),
             continued=continued,
         )
-        if not continued:
-            await self._history.begin(attempt)
-            self._metrics.segments.labels(state="assigned").inc()
         try:
-            await segment.store(partial(self._fill, segment))
-            committed = await segment.finish()
+            await self._bring(segment, attempt)
         except SegmentFailed as error:
             why = str(error)
             log.error("history.segment_failed", topic=str(self._topic), segment_id=str(attempt.segment_id), error=why)  # noqa: TRY400
@@ -183,9 +179,20 @@ class HistoryWriter:
             await self._history.give_up(segment.attempt, str(error))
             self._met(error)
             return error
-        await self._history.commit(committed, dict(segment.sealed.ends))
         self._committed(segment)
         return None
+
+    async def _bring(self, segment: OpenSegment, attempt: Attempt) -> None:
+        """Bring an attempt to its commit. Raises SegmentFailed."""
+        with segment.trace as trace:
+            trace.say(history=True)
+            if not segment.continued:
+                await self._history.begin(attempt)
+                self._metrics.segments.labels(state="assigned").inc()
+            await segment.store(partial(self._fill, segment))
+            committed = await segment.finish()
+            with trace.step("commit"):
+                await self._history.commit(committed, dict(segment.sealed.ends))
 
     def _committed(self, segment: OpenSegment) -> None:
         self._failures = (0, "")

@@ -84,6 +84,15 @@ class OpenSegment:
         named = partial(keys.labels, where, cluster=shop.cluster, managed_ledger=claim.topic.managed_ledger)
         self.upload = SegmentUpload(shop.uplink, attempt.bucket, where, troubles=troubles, labels=named)
         self.progress = Progress(log, attempt, epoch=claim.epoch, clock=self._clock)
+        self.trace = shop.uplink.traces.segment(
+            attempt.segment_id,
+            topic=str(claim.topic),
+            begin=str(attempt.begin),
+            method="ledger-based" if attempt.whole else "streaming",
+            epoch=claim.epoch,
+            continued=continued,
+        )
+        """Whoever works on the segment enters it, and leaves it at its commit."""
 
     @property
     def attempt(self) -> Attempt:
@@ -110,7 +119,8 @@ class OpenSegment:
             async with Group() as group:
                 group.create_task(self.progress.run(), name=f"progress of {self.attempt.segment_id}")
                 async with Group() as parts:
-                    await self._open()
+                    with self.trace.step("open"):
+                        await self._open()
                     filled = await fill(parts)
                 self.progress.end()
         except BaseExceptionGroup as errors:
@@ -162,7 +172,8 @@ class OpenSegment:
         return part.end
 
     async def _store_part(self, part: CutPart) -> None:
-        info = await self.upload.send(part)
+        with self.trace.step("part", part_number=part.part_number, bytes=len(part.data), end=str(part.end)):
+            info = await self.upload.send(part)
         self.progress.stored(part.part_number, stored_part(info.etag, info.size_bytes, part.blocks))
 
     async def decide_end(self, record: SegmentView, infos: Mapping[int, LedgerInfo]) -> None:
@@ -185,11 +196,21 @@ class OpenSegment:
             ends=record.known_ends(ledgers, infos),
             past=await self._shop.pasts.before(record.map, self.attempt.begin, infos, self.upload.find),
         )
-        await self.progress.note_seal(seal)
+        with self.trace.step("seal", reason=self.reason, entries=self.builder.entries):
+            await self.progress.note_seal(seal)
 
     async def finish(self) -> CommittedSegment:
         """Make the objects complete and verified; returns what is to be committed. Raises SegmentFailed."""
-        sealer = Sealer(self._shop, self._claim.topic, self.upload)
+        self.trace.say(
+            end=str(self.sealed.end),
+            reason=self.reason,
+            ledgers=len(self.sealed.ledgers),
+            entries=sum(part.last_entry_id - part.first_entry_id + 1 for part in self.sealed.ledgers),
+            payload_bytes=sum(part.payload_bytes for part in self.sealed.ledgers),
+            object_bytes=self.sealed.data_bytes,
+            parts=self.sealed.part_count,
+        )
+        sealer = Sealer(self._shop, self._claim.topic, self.upload, self.trace)
         try:
             return await sealer.finish(self.attempt, self.builder.blocks)
         except InvalidInput as error:

@@ -111,11 +111,14 @@ class LedgerConversion:
         if left is None:
             await self._attempts.begin(attempt)
         try:
-            await segment.store(partial(self._rewrite, segment))
-            self._ready()
-            whole = await segment.finish()
-            await self._prove(whole)
-            await self._exchange(whole)
+            with segment.trace as trace:
+                trace.say(rollback=True)
+                await segment.store(partial(self._rewrite, segment))
+                self._ready()
+                whole = await segment.finish()
+                await self._prove(whole)
+                with trace.step("commit"):
+                    await self._exchange(whole)
         finally:
             self.attempt = segment.attempt
         self.attempt = None

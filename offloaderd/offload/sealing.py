@@ -28,15 +28,17 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
     from offloaderd.offload.uploader import SegmentUpload
     from offloaderd.offload.workshop import Workshop
+    from offloaderd.traces import SegmentTrace
 
 
 class Sealer:
     """Finishes one segment's objects. All that it writes follows from the attempt's record and the blocks."""
 
-    def __init__(self, shop: Workshop, topic: TopicName, upload: SegmentUpload) -> None:
+    def __init__(self, shop: Workshop, topic: TopicName, upload: SegmentUpload, trace: SegmentTrace) -> None:
         self._shop = shop
         self._topic = topic
         self._upload = upload
+        self._trace = trace
 
     async def finish(self, attempt: Attempt, blocks: tuple[BlockInfo, ...]) -> CommittedSegment:
         """Make the three objects complete and verified; returns what is to be committed.
@@ -46,11 +48,11 @@ class Sealer:
         index, described = self._describe(attempt, blocks)
         encoded = manifest.encode(described)
         data_key, index_key, manifest_key = attempt.keys.all
-        with self._stage("commit", described.data_bytes):
+        with self._stage("commit", described.data_bytes), self._trace.step("complete"):
             await self._upload.complete(described.data_bytes)
             await self._upload.put(ObjectKind.INDEX, index)
             await self._upload.put(ObjectKind.MANIFEST, encoded)
-        with self._stage("verify", described.data_bytes):
+        with self._stage("verify", described.data_bytes), self._trace.step("verify"):
             await self._upload.verify(data_key, described.data_bytes)
             await self._upload.verify(index_key, len(index), lambda data: same_bytes(index_key, data, index))
             await self._upload.verify(manifest_key, len(encoded), lambda data: same_bytes(manifest_key, data, encoded))

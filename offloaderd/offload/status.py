@@ -26,7 +26,8 @@ class TopicStatus:
 
     `edge` is how the source knows the newest entry (model.Edge), `hidden_entries` what is stored beyond it, and
     `looked_age_s` how long ago the source last told. The lag has what is left of `history` in it. `segments` are the
-    committed ones, `segment_age_max_s` is None where segments are not sealed by age.
+    committed ones, `segment_age_max_s` is None where segments are not sealed by age. `taken` is what went into segments
+    since the claim, history apart.
     """
 
     topic: TopicName
@@ -62,6 +63,9 @@ class TopicStatus:
     spilled_entries: int = 0
     spilled_bytes: int = 0
     history: HistoryStatus | None = None
+    method: str = ""
+    taken_entries: int = 0
+    taken_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +142,9 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicSt
         spilled_entries=spill.entries if spill is not None else 0,
         spilled_bytes=spill.payload_bytes if spill is not None else 0,
         history=history_status(topic),
+        method=topic.policy.method.value,
+        taken_entries=topic.moved[0],
+        taken_bytes=topic.moved[1],
     )
 
 

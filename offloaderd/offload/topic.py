@@ -151,6 +151,11 @@ class TopicOffloader:
         return self._filling.taken
 
     @property
+    def moved(self) -> tuple[int, int]:
+        """How many entries, and bytes of payload, went into segments since the claim; history apart."""
+        return self._filling.entries, self._filling.payload_bytes
+
+    @property
     def newest(self) -> Position | None:
         """Newest entry that is known to exist and be readable."""
         candidates = [self.lag.newest, self.offloaded, self.buffer.last_offered if self.handle.push_only else None]
@@ -272,12 +277,15 @@ class TopicOffloader:
             opened_s=self._opened_s(attempt),
             continued=continued,
         )
-        if not continued:
-            await self._log.begin(attempt)
-            self._metrics.segments.labels(state="assigned").inc()
-        if not await segment.store(partial(self._fill, segment)):
-            return False
-        await self.record.commit(await segment.finish(), dict(segment.sealed.ends))
+        with segment.trace as trace:
+            if not continued:
+                await self._log.begin(attempt)
+                self._metrics.segments.labels(state="assigned").inc()
+            if not await segment.store(partial(self._fill, segment)):
+                return False
+            finished = await segment.finish()
+            with trace.step("commit"):
+                await self.record.commit(finished, dict(segment.sealed.ends))
         self._committed(segment)
         return True
 

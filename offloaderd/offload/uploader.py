@@ -32,6 +32,7 @@ from offloaderd.objects.port import PartInfo
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.troubles import error_class
+from offloaderd.traces import NO_TRACES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.budget import ByteBudget
     from offloaderd.offload.segment import CutPart
     from offloaderd.offload.troubles import Troubles
+    from offloaderd.traces import Traces
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -70,6 +72,7 @@ class Uplink:
     clock: Clock
     metrics: Metrics
     pace: Pace = field(default_factory=Pace)
+    traces: Traces = NO_TRACES
 
 
 def _is_md5(etag: str) -> bool:

@@ -24,7 +24,7 @@ from offloaderd.rpc.manual import ManualCalls
 from offloaderd.rpc.v1 import admin_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from offloaderd.health import Dependency
     from offloaderd.ledgers.port import LedgerSource
@@ -95,9 +95,13 @@ class AdminService(ManualCalls):
     ) -> admin_pb2.StatusResponse:
         """Return the daemon's state with one topic, or all topics that this daemon works on."""
         if request.topic:
-            topics = [await self._topic_status(TopicName.parse(request.topic))]
+            topics = [await self.topic_status(TopicName.parse(request.topic))]
         else:
-            topics = [await self._supervised_status(status) for status in self._engine.statuses()]
+            topics = [await self.completed(status) for status in self._engine.statuses()]
+        return self.response(topics)
+
+    def response(self, topics: Iterable[admin_pb2.TopicStatus] = ()) -> admin_pb2.StatusResponse:
+        """Return the daemon's state, with some of its topics."""
         now = self._daemon.snapshot()
         return admin_pb2.StatusResponse(
             daemon_id=now.daemon_id,
@@ -113,10 +117,11 @@ class AdminService(ManualCalls):
             memory_budget_bytes=now.memory_budget_bytes,
         )
 
-    async def _topic_status(self, topic: TopicName) -> admin_pb2.TopicStatus:
+    async def topic_status(self, topic: TopicName) -> admin_pb2.TopicStatus:
+        """Return where any topic of the cluster stands. Raises NotFound for one that nobody knows."""
         for status in self._engine.statuses():
             if status.topic == topic:
-                return await self._supervised_status(status)
+                return await self.completed(status)
         stored = await self._engine.topic_map(topic)
         if not stored.segments:
             await self._known(topic)
@@ -132,7 +137,7 @@ class AdminService(ManualCalls):
             losses=map(lost_range, stored.losses),
         )
 
-    async def _supervised_status(self, status: TopicStatus) -> admin_pb2.TopicStatus:
+    async def completed(self, status: TopicStatus) -> admin_pb2.TopicStatus:
         """Complete what the engine knows by who owns the topic, and by what its owner has committed."""
         message = topic_status(status)
         if self._engine.find(status.topic) is not None:

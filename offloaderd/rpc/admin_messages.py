@@ -138,6 +138,9 @@ def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
         spilled_entries=status.spilled_entries,
         spilled_bytes=status.spilled_bytes,
         history=history_summary(status.history) if status.history is not None else None,
+        method=status.method,
+        taken_entries=status.taken_entries,
+        taken_bytes=status.taken_bytes,
     )
 
 

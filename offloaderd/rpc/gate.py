@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import grpc
 
@@ -56,6 +56,22 @@ class Authentication:
     certificates: bool = False
     token_key: Callable[[], TokenKey | None] = lambda: None
     token_rules: TokenRules = field(default_factory=TokenRules)
+
+
+class Origin(Protocol):
+    """Where a call comes from, and what was shown to prove by whom; a call's context, or a request over HTTP."""
+
+    def peer(self) -> str:
+        """Return KIND:ADDRESS:PORT."""
+        ...
+
+    def invocation_metadata(self) -> Iterable[Any] | None:
+        """Return pairs, among them `authorization`."""
+        ...
+
+    def auth_context(self) -> Mapping[str, Any]:
+        """Return what the transport has verified of the other side."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,7 +189,7 @@ class Gate:
         self._running = 0
 
     @contextmanager
-    def admitted(self, path: str, context: Context, *, stream: bool) -> Iterator[Caller]:
+    def admitted(self, path: str, context: Origin, *, stream: bool) -> Iterator[Caller]:
         """Count a call for as long as it runs, and fill in who makes it. Raises Unauthenticated, Denied, Throttled."""
         need, limits = NEEDS.get(path), self._limits
         rights = self._authentication.rights if self._authentication is not None else None
@@ -197,7 +213,7 @@ class Gate:
             self._running -= 1
             self._metrics.grpc_calls.set(self._running)
 
-    def _identify(self, caller: Caller, context: Context) -> None:
+    def _identify(self, caller: Caller, context: Origin) -> None:
         host = str(context.peer()).rpartition(":")[0]
         if self._authentication is None:
             self._take(f"address {host}", host)
@@ -211,7 +227,7 @@ class Gate:
             raise
         self._take(f"{caller.via} {caller.name}", caller.name)
 
-    def _authenticate(self, caller: Caller, context: Context, rules: Authentication) -> None:
+    def _authenticate(self, caller: Caller, context: Origin, rules: Authentication) -> None:
         token = _bearer_text(context.invocation_metadata() or ())
         if token is not None:
             key = rules.token_key()

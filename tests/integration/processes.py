@@ -154,11 +154,11 @@ class DaemonProcess:
         async with DaemonClient(self.address, trust=trust) as client:
             yield client
 
-    async def http(self, path: str, tls: ssl.SSLContext | None = None) -> tuple[int, str]:
+    async def http(self, path: str, tls: ssl.SSLContext | None = None, *headers: str) -> tuple[int, str]:
         """GET a page of its HTTP server; returns status and body."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port, ssl=tls)
         try:
-            writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            writer.write("\r\n".join([f"GET {path} HTTP/1.0", *headers, "", ""]).encode())
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
             return int(head.split()[1]), body.decode()
         finally:

@@ -49,6 +49,7 @@ def site(tmp_path: Path, ca: Authority, zookeeper: str, s3_server: S3Server, s3_
         "grants": "admin alice *; read bob public/default/*",
         "token_secret_key": b64encode(SECRET).decode(),
     }
+    found.settings["tracing"] = {"enabled": True, "endpoint": "http://127.0.0.1:1", "headers": "key=canary-header"}
     found.settings["pulsar"] = {"admin_url": "https://127.0.0.1:1", "admin_token": "canary-admin-token"}
     return found
 
@@ -98,6 +99,12 @@ async def test_who_may_do_what_from_the_command_line_and_nothing_tells_a_secret(
         code, said = await ctl("status", OFFLOADCTL_TOKEN=stale)
         assert (code, "the token has expired" in said) == (7, True)
         spoken += [(await daemon.http(path, https))[1] for path in ("/metrics", "/readyz", "/metrics/topics")]
+        for name, code in (("alice", 200), ("bob", 403)):
+            for path in ("/status", "/status.json"):
+                answer = await daemon.http(path, https, f"Authorization: Bearer {token(SECRET, name)}")
+                assert (answer[0], "orders" in answer[1]) == (code, code == 200)
+                spoken.append(answer[1])
+        assert (await daemon.http("/status", https))[0] == 401
         code, said = await ctl("doctor", "--json")
         assert '"check"' in said or '"name"' in said
         environment = site.environment(daemon.grpc_port, daemon.http_port)

@@ -831,6 +831,9 @@ class TopicStatus(_message.Message):
     PLACEMENT_FIELD_NUMBER: _builtins.int
     OPEN_SEGMENT_CONTINUED_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    TAKEN_ENTRIES_FIELD_NUMBER: _builtins.int
+    TAKEN_BYTES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     state: _builtins.str
     """claiming, offloading, stalled, stopped, not-owner"""
@@ -872,6 +875,13 @@ class TopicStatus(_message.Message):
     """why it is not where it belongs; empty: it is"""
     open_segment_continued: _builtins.bool
     """an earlier owner began it"""
+    method: _builtins.str
+    """streaming, ledger-based or none; empty: only its owner knows"""
+    taken_entries: _builtins.int
+    """What went into segments since this daemon claimed the topic, history apart; again what a failed segment held. Two
+    answers give a rate; a smaller number than before: another daemon counts, or another claim.
+    """
+    taken_bytes: _builtins.int
     @_builtins.property
     def confirmed(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -916,10 +926,13 @@ class TopicStatus(_message.Message):
         placement: _builtins.str = ...,
         open_segment_continued: _builtins.bool = ...,
         history: _history_pb2.HistorySummary | None = ...,
+        method: _builtins.str = ...,
+        taken_entries: _builtins.int = ...,
+        taken_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "history", b"history", "offloaded", b"offloaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "looked_age_s", b"looked_age_s", "losses", b"losses", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "placement", b"placement", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "placement", b"placement", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,6 +32,7 @@ from offloaderd.offload.uploader import Uplink, UploadLimits
 from offloaderd.offload.workshop import HistoryRules, Workshop
 from offloaderd.policy.effective import Level, Origin
 from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.traces import NO_TRACES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.traces import Traces
 
 TOPIC = TopicName.parse("public/default/orders")
 LAYOUT = SegmentLayout(block_bytes=4096, part_bytes=16_384)
@@ -64,6 +66,7 @@ class Rig:
     history: HistoryRules = field(default_factory=HistoryRules)
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
+    traces: Traces = NO_TRACES
     offloads: BrokerOffloads | None = None
     places: tuple[tuple[str, str], ...] = (("b", "seg/"),)
 
@@ -86,6 +89,7 @@ class Rig:
             clock=self.clock,
             metrics=self.metrics,
             pace=self.pace,
+            traces=self.traces,
         )
         return Workshop(
             metadata=metadata,

@@ -1,0 +1,1 @@
+"""The status page: what the daemon does, for people, over HTTP. It shows and takes no orders."""

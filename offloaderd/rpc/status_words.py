@@ -1,0 +1,103 @@
+"""A daemon's status in words: the same for `offloadctl status` and the status page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd import words
+from offloaderd.rpc.status_json import position_of
+
+if TYPE_CHECKING:
+    from offloaderd.rpc.v1 import admin_pb2, history_pb2, read_pb2
+
+POSITIONS = ("first", "confirmed", "offloaded", "buffered_first", "buffered_last")
+
+
+def daemon_facts(found: admin_pb2.StatusResponse) -> list[tuple[str, str]]:
+    """Return the lines about the daemon."""
+    used, budget = words.size(found.memory_used_bytes), words.size(found.memory_budget_bytes)
+    lines = [
+        ("daemon", f"{found.daemon_id} {found.version}, {found.state} since {words.moment(found.started_ms)} UTC"),
+        ("memory", f"{used} of {budget}"),
+    ]
+    lines += [(one.name, "up" if one.up else f"DOWN: {one.message or 'no reason given'}") for one in found.dependencies]
+    return lines
+
+
+def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsResponse | None) -> list[tuple[str, str]]:
+    """Return the lines about one topic."""
+    lag = "none"
+    if one.lag_entries:
+        entries = words.plural(one.lag_entries, "entry", "entries")
+        lag = f"{entries}, {words.size(one.lag_bytes)}, oldest {words.age(one.lag_seconds)} ago"
+    segment = "none"
+    if one.open_segment_id:
+        entries = words.plural(one.open_segment_entries, "entry", "entries")
+        continued = ", continued" if one.open_segment_continued else ""
+        segment = (
+            f"{one.open_segment_id} ({entries}, {words.size(one.open_segment_bytes)}, "
+            f"{words.age(one.open_segment_age_s)} old{continued})"
+        )
+    lines = [
+        ("topic", one.topic),
+        ("state", one.state + (f": {one.stalled_reason}" if one.stalled_reason else "")),
+        ("owner", f"{one.owner or '-'} (epoch {one.epoch})" + (f": {one.placement}" if one.placement else "")),
+        *outage_facts(one),
+        *([("method", one.method)] if one.method else []),
+        ("lag", lag),
+        ("open segment", segment),
+        ("buffer", words.size(one.buffer_bytes)),
+        ("segments", words.number(one.segments_committed)),
+    ]
+    if one.HasField("history"):
+        lines.append(("history", history_text(one.history)))
+    if one.edge:
+        lines.append(("live edge", edge_text(one)))
+    lines += [("LOST", loss_text(loss)) for loss in one.losses]
+    if positions is not None:
+        labels = ("oldest", "confirmed", "offloaded", "buffered from", "buffered to")
+        lines += [(label, position_of(positions, field) or "-") for label, field in zip(labels, POSITIONS, strict=True)]
+    return lines
+
+
+def outage_facts(one: admin_pb2.TopicStatus) -> list[tuple[str, str]]:
+    """Say since when a topic stalls, and what is not protected meanwhile, if anything."""
+    lines = []
+    if one.stalled_since_ms:
+        since = words.moment(one.stalled_since_ms)
+        lines.append(("stalled since", f"{since} UTC ({one.stalled_class or 'other'}); outage policy: {one.outage}"))
+    if one.unprotected_since_ms:
+        entries, size = words.plural(one.unprotected_entries, "entry", "entries"), words.size(one.unprotected_bytes)
+        spilled = f", {words.size(one.spilled_bytes)} of it on this daemon's disk" if one.spilled_bytes else ""
+        since = words.moment(one.unprotected_since_ms)
+        lines.append(("NOT PROTECTED", f"{entries}, {size}{spilled}, since {since} UTC"))
+    return lines
+
+
+def history_text(one: history_pb2.HistorySummary) -> str:
+    """Say what is left of a topic's history, and what that means for new entries."""
+    left = f"{words.plural(one.left_entries, 'entry', 'entries')}, {words.size(one.left_bytes)} left"
+    whose = "for the daemon" if one.worker == "daemon" else "for a backfill job"
+    live = "WAIT until it is done" if one.live_waits else "are offloaded beside it"
+    text = f"{left} {whose} before {position_of(one, 'boundary')}; new entries {live}"
+    return f"{text}; hindered: {one.error}" if one.error else text
+
+
+def edge_text(one: admin_pb2.TopicStatus) -> str:
+    """Say how the newest entry is known, and what is hidden behind it."""
+    known = {
+        "exact": "exact",
+        "next write": "known from the entries alone: what a quiet writer had in flight shows with its next entry",
+        "explicit LAC": "told by the writer at an interval (explicit LAC)",
+        "admin API": "told by the broker's admin API when the topic went quiet",
+    }.get(one.edge, one.edge)
+    hidden = f"; {words.plural(one.hidden_entries, 'entry', 'entries')} not known to be confirmed"
+    return f"{known}{hidden if one.hidden_entries else ''}; looked {words.age(one.looked_age_s)} ago"
+
+
+def loss_text(loss: admin_pb2.LostRange) -> str:
+    """Say which entries were gone before they could be offloaded."""
+    after = position_of(loss, "after")
+    lost = words.plural(loss.entries, "entry", "entries") if loss.entries else "possibly entries"
+    where = f"after {after} and before" if after else "before"
+    return f"{lost} {where} {position_of(loss, 'before')}, noticed {words.moment(loss.noticed_ms)} UTC"

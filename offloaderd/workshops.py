@@ -1,0 +1,43 @@
+"""Opens what all topics of a daemon work with: the workshop, a disk to spill to, what segments are traced to."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+from offloaderd import wiring
+from offloaderd.tracing import opened_traces
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.clock import Clock
+    from offloaderd.config import Settings
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metrics import Metrics
+    from offloaderd.objects.port import SegmentStore
+    from offloaderd.offload.budget import ByteBudget
+    from offloaderd.offload.pool import BufferPool
+    from offloaderd.offload.workshop import Workshop
+    from offloaderd.sources import Ledgers
+
+
+@asynccontextmanager
+async def opened_workshop(
+    settings: Settings,
+    metadata: MetadataStore,
+    objects: SegmentStore,
+    ledgers: Ledgers,
+    pool: BufferPool,
+    uploads: ByteBudget,
+    *,
+    clock: Clock,
+    metrics: Metrics,
+) -> AsyncIterator[Workshop]:
+    """Yield the workshop. Raises InvalidConfig."""
+    shop = wiring.workshop(settings, metadata, objects, ledgers, pool, uploads, clock=clock, metrics=metrics)
+    async with AsyncExitStack() as stack:
+        traces = await stack.enter_async_context(opened_traces(settings, metrics))
+        if shop.outage.area is not None:
+            await stack.enter_async_context(shop.outage.area)
+        yield wiring.traced(shop, traces)
