@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from offloaderd.errors import OffloaderError
 
 
-_CUT_OFF = ("RST_STREAM", "Stream removed")
-"""How gRPC names a connection that ended in the middle of a call, when not as UNAVAILABLE."""
+_CUT_OFF = ("RST_STREAM", "Stream removed", "Internal error from Core")
+"""How gRPC names a call that ended in the middle, when not as UNAVAILABLE; the last one is a write that failed."""
 
 
 class Unreachable(Transient):

@@ -4,12 +4,16 @@ The caller does not send, it is asked: `entries(after)` gives what follows a pos
 the daemon then stands, whenever the stream broke or the topic has moved to another daemon. So nothing has to be kept
 here, and nothing is sent twice. Flow control is the daemon's: a batch is sent while fewer than `unanswered_max` wait
 for their answer, and a daemon without room reads no further.
+
+gRPC reports a write that failed in place of what the daemon said to refuse it. So a stream begins with one unanswered
+batch and gets room for one more with every answer: the stream after a refusal that was lost begins with what was
+refused, and hears why.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpc import aio
@@ -129,14 +133,16 @@ class _Push:
         self.complete = False
         self._told = told
         self._resume = resume
-        self._room = asyncio.Semaphore(unanswered_max)
+        self._room = asyncio.Semaphore(1)
+        self._room_left = unanswered_max - 1
         self._unanswered = 0
         self._taken: Position | None = None
         self._all_sent = False
 
     async def open(self, call: aio.StreamStreamCall[Request, Response]) -> Position | None:
         """Name the topic; returns the newest entry that the daemon has."""
-        await call.write(Request(open=Request.Open(topic=self.topic)))
+        with suppress(asyncio.InvalidStateError):  # the call has ended: reading tells how
+            await call.write(Request(open=Request.Open(topic=self.topic)))
         answer = await call.read()
         if not isinstance(answer, Response):
             await raise_status(call)
@@ -166,7 +172,7 @@ class _Push:
 
     async def hear(self, call: aio.StreamStreamCall[Request, Response]) -> None:
         """Take answers until the daemon ends the call: then all that was sent is committed."""
-        async for answer in call:
+        while isinstance(answer := await call.read(), Response):
             self._resume.worked()
             match answer.WhichOneof("response"):
                 case "offered":
@@ -178,6 +184,9 @@ class _Push:
     def _answered(self, offered: offload_pb2.StreamingOffloadResponse.Offered) -> None:
         self._unanswered -= 1
         self._room.release()
+        if self._room_left > 0:
+            self._room_left -= 1
+            self._room.release()
         self.complete = self._all_sent and not self._unanswered
         self._taken = _at(offered.last_offered) if offered.HasField("last_offered") else None
         result = RESULTS.get(offered.result, OfferResult.CLOSED)
