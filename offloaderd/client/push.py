@@ -22,7 +22,7 @@ from offloaderd.client.append import raise_status
 from offloaderd.client.errors import NotConsecutive, Unreachable
 from offloaderd.client.placement import PlacementCalls
 from offloaderd.client.resume import RESUME_S, Resume
-from offloaderd.errors import Conflict, OffloaderError, first_of
+from offloaderd.errors import Conflict, NotFound, OffloaderError, first_of
 from offloaderd.groups import Group
 from offloaderd.model import EntryBatch, OfferResult, Position
 from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
@@ -79,7 +79,7 @@ class PushCalls(PlacementCalls):
 
         Returns once everything is committed to the bucket. The topic's owner is found; `told` hears of every answer.
         Raises NotConsecutive for entries that do not follow, what `entries` raises, and what the daemon raised once
-        `resume_s` have passed without an answer.
+        `resume_s` have passed without an answer. A topic that nobody has is waited for: it moves, or was just enabled.
         """
         resume = Resume(self, self._clock, resume_s)
         while True:
@@ -91,6 +91,8 @@ class PushCalls(PlacementCalls):
             except Conflict as error:
                 if isinstance(error, NotConsecutive) or not await self._go_to_owner(topic):
                     raise
+            except NotFound as error:
+                await resume.unowned(error)
             except OffloaderError as error:
                 await resume.after(error)
 

@@ -91,9 +91,19 @@ async def test_what_the_source_raises_is_raised() -> None:
             await client.push(TOPIC, broken)
 
 
-async def test_a_final_answer_ends_the_push() -> None:
-    """A topic that is not there is not asked for again."""
-    daemon = Daemon(owner="here", breaks=[(2, NotFound("no such topic"))])
+async def test_a_topic_that_nobody_has_is_waited_for() -> None:
+    """It moves, or was enabled a moment ago; whoever has no patience is told."""
+    daemon = Daemon(owner="here", breaks=[(2, NotFound("not enabled on this daemon"))])
     async with serving(daemon), DaemonClient(daemon.address) as client:
+        assert await client.push(TOPIC, entries) == at(24)
+        daemon.taken, daemon.breaks = [], [(0, NotFound("not enabled on this daemon"))]
         with pytest.raises(NotFound):
-            await client.push(TOPIC, entries)
+            await client.push(TOPIC, entries, resume_s=0)
+
+
+async def test_a_final_answer_ends_the_push() -> None:
+    """What no other try would change is raised."""
+    daemon = Daemon(owner="here", breaks=[(2, InvalidInput("an entry of 6 MiB"))])
+    async with serving(daemon), DaemonClient(daemon.address) as client:
+        with pytest.raises(InvalidInput, match="6 MiB"):
+            await client.push(TOPIC, entries, unanswered_max=1)
