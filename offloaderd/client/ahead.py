@@ -1,4 +1,7 @@
-"""What is fetched before it is asked for: bounded in bytes, so that a reader that pauses holds nothing else up."""
+"""What is fetched before it is asked for: a number of answers, so that a reader that pauses holds little.
+
+Not a number of bytes: to weigh an answer costs as much as to read it, and the daemon bounds each (read.batch_bytes).
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,11 @@ if TYPE_CHECKING:
 
 
 class Ahead:
-    """At most `bytes_max` of answers that nobody has taken yet, and always room for one."""
+    """At most `answers_max` answers that nobody has taken yet; one at least."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._answers: deque[tuple[read_pb2.ReadResponse, int]] = deque()
-        self.held_bytes = 0
+    def __init__(self, answers_max: int) -> None:
+        self._answers_max = max(1, answers_max)
+        self._answers: deque[read_pb2.ReadResponse] = deque()
         self._changed = asyncio.Event()
         self._end: Exception | None = None
         self._ended = False
@@ -32,11 +34,9 @@ class Ahead:
         try:
             async with aclosing(answers):
                 async for answer in answers:
-                    answer_bytes = answer.ByteSize()
-                    self._answers.append((answer, answer_bytes))
-                    self.held_bytes += answer_bytes
+                    self._answers.append(answer)
                     self._changed.set()
-                    while self.held_bytes > self._bytes_max:
+                    while len(self._answers) >= self._answers_max:
                         self._changed.clear()
                         await self._changed.wait()
             self._end = None
@@ -55,7 +55,6 @@ class Ahead:
                 return None
             self._changed.clear()
             await self._changed.wait()
-        answer, answer_bytes = self._answers.popleft()
-        self.held_bytes -= answer_bytes
+        answer = self._answers.popleft()
         self._changed.set()
         return answer

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from offloaderd.client.daemon import DaemonClient
-from offloaderd.client.entries import AHEAD_BYTES
+from offloaderd.client.entries import AHEAD
 from offloaderd.client.resume import RESUME_S
 from offloaderd.errors import Closed
 
@@ -91,12 +91,12 @@ class BlockingClient:
         *,
         timeout_s: float | None = None,
         resume_s: float | None = RESUME_S,
-        ahead_bytes: int = AHEAD_BYTES,
+        ahead: int = AHEAD,
         **wanted: Unpack[Wanted],
     ) -> Iterator[read_pb2.ReadResponse]:
         """Yield a range in batches, as DaemonClient.read does; the next ones are fetched meanwhile."""
         return self.iterate(
-            lambda daemon: daemon.read(topic, timeout_s=timeout_s, resume_s=resume_s, ahead_bytes=ahead_bytes, **wanted)
+            lambda daemon: daemon.read(topic, timeout_s=timeout_s, resume_s=resume_s, ahead=ahead, **wanted)
         )
 
     def append(self, topic: TopicName | str, batches: Iterable[Sequence[bytes]]) -> list[ledgers_pb2.AppendResponse]:

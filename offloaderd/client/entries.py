@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
     from offloaderd.rpc.v1 import common_pb2
 
-AHEAD_BYTES = 8 * 1024 * 1024
+AHEAD = 4
+"""Answers that a read fetches before they are asked for; the daemon makes them 1 MiB unless told otherwise."""
 
 
 class EntryCalls(Connection):
@@ -38,14 +39,14 @@ class EntryCalls(Connection):
         *,
         timeout_s: float | None = None,
         resume_s: float | None = RESUME_S,
-        ahead_bytes: int = AHEAD_BYTES,
+        ahead: int = AHEAD,
         **wanted: Unpack[Wanted],
     ) -> AsyncGenerator[read_pb2.ReadResponse, None]:
         """Yield the entries of a range in batches, each with the tier that served it; each entry once, in order.
 
         A stream that breaks is opened again behind the last entry, here or at another daemon, until `resume_s` have
-        passed without an entry (0: never; None: no limit). Up to `ahead_bytes`, and one batch, are fetched before
-        they are asked for. Leaving the loop early ends the stream.
+        passed without an entry (0: never; None: no limit). Up to `ahead` answers are fetched before they are asked
+        for. Leaving the loop early ends the stream.
         """
         if resume_s != 0:
             await self.learn_peers(str(topic))
@@ -57,9 +58,9 @@ class EntryCalls(Connection):
             clock=self._clock,
             timeout_s=timeout_s,
         )
-        ahead = Ahead(ahead_bytes)
-        async with self._beside(ahead.fill(reading.answers()), name=f"read {topic}"):
-            while (answer := await ahead.take()) is not None:
+        fetched = Ahead(ahead)
+        async with self._beside(fetched.fill(reading.answers()), name=f"read {topic}"):
+            while (answer := await fetched.take()) is not None:
                 yield answer
 
     async def read_messages(
