@@ -30,7 +30,7 @@ MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 """Largest message that is sent or taken; an entry is at most 5 MiB, a batch a little more than the batch size."""
 CONNECT_S = 5.0
 ADDRESSES_MAX = 64
-PEERS_S = 2.0
+PEERS_S = 10.0
 """How long to wait for the list of the other daemons, which is only needed if this one goes away."""
 
 

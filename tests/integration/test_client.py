@@ -59,7 +59,7 @@ async def test_a_push_and_a_read_live_through_a_kill(
     first = DaemonProcess(site)
     async with first:
         await first.serving()
-        async with DaemonClient(first.address) as client, asyncio.TaskGroup() as group:
+        async with DaemonClient(first.address, connect_s=PATIENCE_S) as client, asyncio.TaskGroup() as group:
             await client.enable(TOPIC)
             pushing = group.create_task(client.push(TOPIC, entries, told.append, resume_s=PATIENCE_S))
             await halfway.wait()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from offloaderd.standalone import state
-from tests.integration.test_standalone import START_S, environment, lines_until, started
+from tests.integration.test_standalone import environment, lines_until, started
 from tests.pages import NOT_RUN, ROOT, blocks, pages
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("docs")]
 BLOCK_S = 180.0
+STOP_S = 120.0
 SETUP = """
 seq 1000 | offloadctl produce orders
 offloadctl topics enable orders --segment-age 5
@@ -51,7 +52,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
         run("sh", SETUP, furnished(tmp_path_factory.mktemp("setup"), here), here)
         yield here
         process.terminate()
-        process.communicate(timeout=START_S)
+        process.communicate(timeout=STOP_S)
 
 
 def furnished(place: Path, home: Home) -> Path:

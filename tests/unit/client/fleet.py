@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc import aio
 
+from offloaderd.client import DaemonClient
 from offloaderd.errors import Conflict, OffloaderError
 from offloaderd.model import Position
 from offloaderd.read.errors import OutOfRange
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
 TOPIC = "public/default/orders"
 LEDGER_ENTRIES = 10
 Answer = offload_pb2.StreamingOffloadResponse
+
+
+CONNECT_S = 60.0
+
+
+def patient(*addresses: str) -> DaemonClient:
+    """Return a client for a machine that may be busy."""
+    return DaemonClient(*addresses, connect_s=CONNECT_S)
 
 
 def at(number: int) -> Position:

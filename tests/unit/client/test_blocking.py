@@ -39,7 +39,7 @@ def test_calls_and_streams_by_name_and_by_run(fake: FakeDaemon) -> None:
     fake.progress = fake.waited = [admin_pb2.OffloadProgress(done=True)]
     fake.batches = [batch(0, b"a", b"b"), batch(2, b"c")]
     fake.sought = read_pb2.SeekResponse(position=at(1, 2))
-    with BlockingClient(fake.address) as client:
+    with BlockingClient(fake.address, connect_s=60) as client:
         assert [one.topic for one in client.topics()] == ["t"]
         assert [one.segment_id for one in client.segments("orders")] == ["a"]
         assert client.seek("orders", Goal(SeekKind.TIME, 5)).position == at(1, 2)
@@ -57,7 +57,7 @@ def test_calls_and_streams_by_name_and_by_run(fake: FakeDaemon) -> None:
 def test_a_read_that_is_left_ends(fake: FakeDaemon) -> None:
     """The first batch is enough; the client goes on to be used."""
     fake.batches = [batch(number, b"x" * 1000) for number in range(50)]
-    with BlockingClient(fake.address) as client:
+    with BlockingClient(fake.address, connect_s=60) as client:
         for answer in client.read("orders"):
             assert answer.batch.first_entry_id == 0
             break
@@ -66,7 +66,7 @@ def test_a_read_that_is_left_ends(fake: FakeDaemon) -> None:
 
 def test_errors_are_raised_in_the_callers_thread(fake: FakeDaemon) -> None:
     """Of a call and of a stream."""
-    with BlockingClient(fake.address) as client:
+    with BlockingClient(fake.address, connect_s=60) as client:
         fake.failure = Failure(grpc.StatusCode.NOT_FOUND, "no such topic", "NOT_FOUND", "look")
         with pytest.raises(NotFound) as caught:
             client.segments("orders")
@@ -85,7 +85,7 @@ def test_nobody_there_is_told_on_entering() -> None:
 
 def test_a_client_is_used_inside_its_context(fake: FakeDaemon) -> None:
     """Before and after it there is an error that says so."""
-    client = BlockingClient(fake.address)
+    client = BlockingClient(fake.address, connect_s=60)
     with pytest.raises(Closed):
         client.topics()
     with client:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.client import DaemonClient, EntryBatch, LedgerClosed, NotConsecutive, OfferResult, Position, Pushed
+from offloaderd.client import EntryBatch, LedgerClosed, NotConsecutive, OfferResult, Position, Pushed
 from offloaderd.errors import Closed, Conflict, InvalidInput, NotFound, OffloaderError
-from tests.unit.client.fleet import LEDGER_ENTRIES, TOPIC, Daemon, at, serving
+from tests.unit.client.fleet import LEDGER_ENTRIES, TOPIC, Daemon, at, patient, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -36,7 +36,7 @@ async def test_everything_is_pushed_and_durable() -> None:
             ahead.append(given - len(told))
             yield item
 
-    async with serving(daemon), DaemonClient(daemon.address) as client:
+    async with serving(daemon), patient(daemon.address) as client:
         assert await client.push(TOPIC, counted, told.append, unanswered_max=2) == at(24)
         assert max(ahead) <= 3
         assert daemon.taken == [b"%d" % number for number in range(COUNT)]
@@ -48,7 +48,7 @@ async def test_everything_is_pushed_and_durable() -> None:
 async def test_a_broken_push_is_asked_for_what_the_daemon_lacks(error: OffloaderError | None) -> None:
     """Nothing is sent twice, nothing is left out."""
     daemon = Daemon(owner="here", breaks=[(4, error), (0, error), (7, error)])
-    async with serving(daemon), DaemonClient(daemon.address) as client:
+    async with serving(daemon), patient(daemon.address) as client:
         assert await client.push(TOPIC, entries) == at(24)
         assert daemon.taken == [b"%d" % number for number in range(COUNT)]
         assert daemon.begun == [0, 4, 4, 11]
@@ -57,7 +57,7 @@ async def test_a_broken_push_is_asked_for_what_the_daemon_lacks(error: Offloader
 async def test_a_push_goes_to_the_owner() -> None:
     """The daemon that was asked names it; one that nobody owns is refused."""
     asked, owner = Daemon(), Daemon(owner="here")
-    async with serving(asked), serving(owner), DaemonClient(asked.address) as client:
+    async with serving(asked), serving(owner), patient(asked.address) as client:
         with pytest.raises(Conflict, match="owned by"):
             await client.push(TOPIC, entries)
         asked.others = [owner.address]
@@ -72,7 +72,7 @@ async def test_entries_that_do_not_follow_are_refused() -> None:
         yield EntryBatch(0, 3, [b"x"])
 
     daemon = Daemon(owner="here")
-    async with serving(daemon), DaemonClient(daemon.address) as client:
+    async with serving(daemon), patient(daemon.address) as client:
         with pytest.raises(NotConsecutive, match="a gap"):
             await client.push(TOPIC, gap)
         assert daemon.begun == [0]
@@ -86,7 +86,7 @@ async def test_what_the_source_raises_is_raised() -> None:
         raise InvalidInput("line 2 is too long")
 
     daemon = Daemon(owner="here")
-    async with serving(daemon), DaemonClient(daemon.address) as client:
+    async with serving(daemon), patient(daemon.address) as client:
         with pytest.raises(InvalidInput, match="line 2"):
             await client.push(TOPIC, broken)
 
@@ -94,7 +94,7 @@ async def test_what_the_source_raises_is_raised() -> None:
 async def test_a_topic_that_nobody_has_is_waited_for() -> None:
     """It moves, or was enabled a moment ago; whoever has no patience is told."""
     daemon = Daemon(owner="here", breaks=[(2, NotFound("not enabled on this daemon"))])
-    async with serving(daemon), DaemonClient(daemon.address) as client:
+    async with serving(daemon), patient(daemon.address) as client:
         assert await client.push(TOPIC, entries) == at(24)
         daemon.taken, daemon.breaks = [], [(0, NotFound("not enabled on this daemon"))]
         with pytest.raises(NotFound):
@@ -104,6 +104,6 @@ async def test_a_topic_that_nobody_has_is_waited_for() -> None:
 async def test_a_final_answer_ends_the_push() -> None:
     """What no other try would change is raised."""
     daemon = Daemon(owner="here", breaks=[(2, InvalidInput("an entry of 6 MiB"))])
-    async with serving(daemon), DaemonClient(daemon.address) as client:
+    async with serving(daemon), patient(daemon.address) as client:
         with pytest.raises(InvalidInput, match="6 MiB"):
             await client.push(TOPIC, entries, unanswered_max=1)
