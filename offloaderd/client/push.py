@@ -22,7 +22,7 @@ from offloaderd.client.append import raise_status
 from offloaderd.client.errors import NotConsecutive, Unreachable
 from offloaderd.client.placement import PlacementCalls
 from offloaderd.client.resume import RESUME_S, Resume
-from offloaderd.errors import Conflict, NotFound, OffloaderError, first_of
+from offloaderd.errors import Conflict, NotFound, OffloaderError, Transient, first_of
 from offloaderd.groups import Group
 from offloaderd.model import EntryBatch, OfferResult, Position
 from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
@@ -88,13 +88,18 @@ class PushCalls(PlacementCalls):
             try:
                 await self.learn_peers(str(topic))
                 return await self._push_here(push, entries)
+            except NotConsecutive:
+                raise
             except Conflict as error:
-                if isinstance(error, NotConsecutive) or not await self._go_to_owner(topic):
+                if not await self._go_to_owner(topic):
                     raise
-            except NotFound as error:
-                await resume.unowned(error)
+                await resume.pause(error)
             except OffloaderError as error:
-                await resume.after(error)
+                # Nobody has the topic: it moves, or was enabled a moment ago.
+                if isinstance(error, NotFound) or type(error) is Transient:
+                    await resume.pause(error)
+                else:
+                    await resume.after(error)
 
     async def _push_here(
         self, push: _Push, entries: Callable[[Position | None], AsyncGenerator[EntryBatch | LedgerClosed, None]]
@@ -117,12 +122,17 @@ class PushCalls(PlacementCalls):
         return push.offloaded
 
     async def _go_to_owner(self, topic: TopicName | str) -> bool:
-        """Move to the daemon that owns a topic; says whether that is another one."""
-        found = await self.daemons(topic)
-        owner = next((one.address for one in found.daemons if one.daemon_id == found.owner), None)
-        if owner is None or owner == self.address:
+        """Move to the daemon that owns a topic, if there is one that answers; says whether this one does not."""
+        try:
+            found = await self.daemons(topic)
+        except OffloaderError:
             return False
-        await self._connect_any([owner])
+        owner = next((one for one in found.daemons if one.daemon_id == found.owner), None)
+        if owner is not None and owner.asked:
+            return False
+        if owner is not None:
+            with suppress(Unreachable):
+                await self._connect_any([owner.address])
         return True
 
 

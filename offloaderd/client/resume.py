@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from offloaderd.clock import Clock
 
 RESUME_S = 60.0
-UNOWNED_S = 15.0
-"""How long a topic may take to be claimed after it was enabled; a daemon claims within moments."""
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 5.0
 LOST = (Unreachable, Closed, CallTooLong)
@@ -50,23 +48,19 @@ class Resume:
         lost = isinstance(error, LOST)
         if isinstance(error, TimedOut) or not (lost or (self._begun and isinstance(error, Transient))):
             raise error
-        await self._pause(error, self._resume_s)
+        await self.pause(error)
         if lost:
             try:
                 await self._client.move(self._address)
             except Unreachable:
                 return  # the next try says so, and is counted
 
-    async def unowned(self, error: OffloaderError) -> None:
-        """Pause: nobody has the topic, which moves, or was enabled a moment ago. Raises `error` as `after` does."""
-        limits = [self._resume_s, None if self._begun else UNOWNED_S]
-        await self._pause(error, min((limit for limit in limits if limit is not None), default=None))
-
-    async def _pause(self, error: OffloaderError, limit_s: float | None) -> None:
+    async def pause(self, error: OffloaderError) -> None:
+        """Pause. Raises `error` when no progress was made for too long."""
         now_s = self._clock.monotonic()
         if self._since_s is None:
             self._since_s = now_s
-        if limit_s is not None and now_s - self._since_s >= limit_s:
+        if self._resume_s is not None and now_s - self._since_s >= self._resume_s:
             raise error
         await self._clock.sleep(self._clock.jitter(self._pause_s))
         self._pause_s = min(PAUSE_MAX_S, 2 * self._pause_s)

@@ -65,12 +65,14 @@ class Daemon(
 ):
     """Serves entries 0 to `count` - 1, three a batch; each stream breaks by what `breaks` gives, if there is one left.
 
-    A break is (batches before it, the error; None: as when the process dies). `grows_to`: what one that lags has after
+    A break is (batches before it, the error; None: as when the process dies). `refusals`: of pushes, before they
+    are opened. `grows_to`: what one that lags has after
     it was asked for more.
     """
 
     count: int = 25
     breaks: list[tuple[int, OffloaderError | None]] = field(default_factory=list)
+    refusals: list[OffloaderError] = field(default_factory=list)
     repeats: bool = False
     grows_to: int = 0
     owner: str = "other"
@@ -132,6 +134,8 @@ class Daemon(
         await context.read()
         if self.owner != "here":
             await self._abort(context, Conflict("owned by daemon other", hint="ask it"))
+        if self.refusals:
+            await self._abort(context, self.refusals.pop(0))
         self.begun.append(len(self.taken))
         newest = message(len(self.taken) - 1) if self.taken else None
         await context.write(Answer(opened=Answer.Opened(offloaded=newest, last_offered=newest, push_only=True)))

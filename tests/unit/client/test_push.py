@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.client import EntryBatch, LedgerClosed, NotConsecutive, OfferResult, Position, Pushed
-from offloaderd.errors import Closed, Conflict, InvalidInput, NotFound, OffloaderError
+from offloaderd.errors import Closed, Conflict, InvalidInput, NotFound, OffloaderError, Transient
 from tests.unit.client.fleet import LEDGER_ENTRIES, TOPIC, Daemon, at, patient, serving
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def test_a_push_goes_to_the_owner() -> None:
     asked, owner = Daemon(), Daemon(owner="here")
     async with serving(asked), serving(owner), patient(asked.address) as client:
         with pytest.raises(Conflict, match="owned by"):
-            await client.push(TOPIC, entries)
+            await client.push(TOPIC, entries, resume_s=0)
         asked.others = [owner.address]
         assert await client.push(TOPIC, entries) == at(24)
         assert len(owner.taken) == COUNT
@@ -96,7 +96,9 @@ async def test_a_topic_that_nobody_has_is_waited_for() -> None:
     daemon = Daemon(owner="here", breaks=[(2, NotFound("not enabled on this daemon"))])
     async with serving(daemon), patient(daemon.address) as client:
         assert await client.push(TOPIC, entries) == at(24)
-        daemon.taken, daemon.breaks = [], [(0, NotFound("not enabled on this daemon"))]
+        daemon.taken, daemon.breaks, daemon.refusals = [], [], [NotFound("not enabled here"), Transient("no owner yet")]
+        assert await client.push(TOPIC, entries) == at(24)
+        daemon.taken, daemon.refusals = [], [NotFound("not enabled here")]
         with pytest.raises(NotFound):
             await client.push(TOPIC, entries, resume_s=0)
 
