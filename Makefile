@@ -22,7 +22,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page audit
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,7 +42,7 @@ test: $(DEPENDENCIES)dev ## Run all tests, on a real ZooKeeper, S3 server, booki
 test-quick: $(DEPENDENCIES)dev ## Run those tests that need no bookies and no Pulsar
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not bookies"
 
-check: $(DEPENDENCIES)dev ## The gate: lint, format, types, layers, generated files, tidy tests
+check: $(DEPENDENCIES)dev ## The gate: lint, format, types, layers, generated files, tidy tests, known flaws of dependencies
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
@@ -50,6 +50,10 @@ check: $(DEPENDENCIES)dev ## The gate: lint, format, types, layers, generated fi
 	$(PROTOS) --check
 	$(BIN)/python tools/docs.py --check
 	$(BIN)/python -m pytest -q tests/test_tidy.py
+	$(BIN)/python -m tools.audit
+
+audit: $(DEPENDENCIES)dev ## Compare the locked requirements with known flaws; an error where the service is out of reach
+	$(BIN)/python -m tools.audit --strict
 
 fmt: $(DEPENDENCIES)dev ## Format the code and repair what lint can
 	$(BIN)/ruff check --fix-only

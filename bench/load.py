@@ -17,8 +17,8 @@ from offloaderd.rpc.v1 import common_pb2, offload_pb2
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from offloaderd.client import DaemonClient
     from offloaderd.model import TopicName
-    from offloaderd.rpc.client import DaemonClient
 
 MIB = 1024 * 1024
 PUSH_LEDGER = 1

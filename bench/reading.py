@@ -68,7 +68,7 @@ async def _read(daemon: Daemon, entries: Entries) -> tuple[float, Spent]:
     before, started = await daemon.spent(), CLOCK.monotonic()
     count = size_bytes = 0
     priority = ReadPriority.TIERED_STORAGE_FIRST
-    async with aclosing(daemon.client.read(TOPIC, read_priority=priority, timeout_s=DEADLINE_S)) as responses:  # type: ignore[type-var]
+    async with aclosing(daemon.client.read(TOPIC, read_priority=priority, timeout_s=DEADLINE_S)) as responses:
         async for response in responses:
             payloads = response.batch.payloads
             count += len(payloads)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.machine import cpu_s
+from offloaderd.client import DaemonClient
 from offloaderd.clock import SystemClock
 from offloaderd.errors import Transient
 from offloaderd.objects.s3 import S3Options, S3Store
-from offloaderd.rpc.client import DaemonClient
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.probe import http_get
 from offloaderd.standalone.process import ChildProcess, Command

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from offloaderd.config.fields import all_settings, section_types
 from offloaderd.metrics import Metrics
 from tools.alerts import alerts_page
+from tools.api import api_page
 from tools.dashboard import dashboard
 from tools.invariants import page as invariants_page
 from tools.pips import page as pips_page
@@ -82,6 +83,7 @@ def metrics_page() -> str:
 GENERATED = {
     "deploy/grafana/offloaderd.json": dashboard,
     "docs/alerts.md": alerts_page,
+    "docs/api.md": api_page,
     "configs/offloaderd.toml": settings_file,
     "docs/settings.md": settings_page,
     "docs/metrics.md": metrics_page,

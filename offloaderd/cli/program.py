@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from offloaderd.client import TimedOut, Unreachable
 from offloaderd.errors import CorruptData, Denied, InvalidConfig, InvalidInput, NotFound, OffloaderError, first_of
-from offloaderd.rpc.client import TimedOut, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

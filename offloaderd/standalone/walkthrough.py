@@ -18,8 +18,8 @@ from offloaderd.rpc.v1 import common_pb2
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 
+    from offloaderd.client import DaemonClient
     from offloaderd.clock import Clock
-    from offloaderd.rpc.client import DaemonClient
     from offloaderd.rpc.v1 import admin_pb2, ledgers_pb2
     from offloaderd.standalone.dataset import Dataset
 

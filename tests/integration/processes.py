@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from offloaderd.client import DaemonClient, Unreachable
 from offloaderd.clock import SystemClock
-from offloaderd.rpc.client import DaemonClient, Unreachable
 from offloaderd.standalone.ports import free_ports
 from tests.real.listener import Listener, relay
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from types import TracebackType
 
-    from offloaderd.rpc.client_trust import Trust
+    from offloaderd.client import Trust
     from tests.servers import S3Server
 
 CLOCK = SystemClock()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from offloaderd.rpc.client import DaemonClient
+    from offloaderd.client import DaemonClient
     from offloaderd.rpc.v1 import admin_pb2
     from tests.real.bookies import BookKeeperCluster
     from tests.real.writer import LedgerWriter

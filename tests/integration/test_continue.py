@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
+    from offloaderd.client import DaemonClient
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.rpc.client import DaemonClient
     from tests.servers import S3Server
 
 TOPIC = TopicName.parse("public/default/orders")

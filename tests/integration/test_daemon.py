@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from offloaderd.rpc.client import DaemonClient
+    from offloaderd.client import DaemonClient
     from tests.servers import S3Server
 
 TOPIC = TopicName.parse("public/default/orders")

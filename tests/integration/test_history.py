@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
+    from offloaderd.client import DaemonClient
     from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.rpc.client import DaemonClient
     from tests.real.bookies import BookKeeperCluster
     from tests.servers import S3Server
 

@@ -20,8 +20,8 @@ from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_upkeep import PREFIX, TOPICS, append, entries, offload, read_all, stores
 
 if TYPE_CHECKING:
+    from offloaderd.client import DaemonClient
     from offloaderd.objects.port import SegmentStore
-    from offloaderd.rpc.client import DaemonClient
     from offloaderd.rpc.v1 import admin_pb2, inspect_pb2
     from tests.servers import S3Server
 

@@ -27,7 +27,7 @@ from tests.real.workload import Workload
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from offloaderd.rpc.client import DaemonClient
+    from offloaderd.client import DaemonClient
     from tests.servers import S3Server
 
 pytestmark = pytest.mark.timeout(300)

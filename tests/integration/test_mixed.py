@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
     from pathlib import Path
 
-    from offloaderd.rpc.client import DaemonClient
+    from offloaderd.client import DaemonClient
     from offloaderd.rpc.v1 import admin_pb2
     from tests.real.bookies import BookKeeperCluster
     from tests.real.pulsar_offloader import PulsarOffloader

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from offloaderd.rpc.client import DaemonClient
+    from offloaderd.client import DaemonClient
     from tests.servers import S3Server
 
 TOPICS = [TopicName.parse(f"public/default/t{number}") for number in range(8)]

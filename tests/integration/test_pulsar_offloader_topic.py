@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from offloaderd.rpc.client import DaemonClient
+    from offloaderd.client import DaemonClient
     from tests.real.bookies import BookKeeperCluster
     from tests.real.pulsar_offloader import PulsarOffloader
     from tests.real.writer import LedgerWriter

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from offloaderd.client import DaemonClient
     from offloaderd.format.entry_time import EntryTime
-    from offloaderd.rpc.client import DaemonClient
     from tests.real.pulsar import PulsarServer
     from tests.servers import S3Server
 

@@ -24,8 +24,8 @@ from tests.real.audit import bucket_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from offloaderd.client import DaemonClient
     from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.rpc.client import DaemonClient
     from offloaderd.rpc.v1 import rollback_pb2
     from tests.servers import S3Server
 

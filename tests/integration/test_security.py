@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.client import Trust
 from offloaderd.model import TopicName
-from offloaderd.rpc.client_trust import Trust
 from tests.authority import Authority, token
 from tests.integration.processes import DaemonProcess, Site
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from offloaderd.rpc.client import DaemonClient
+    from offloaderd.client import DaemonClient
     from tests.servers import S3Server
 
 WEB = TopicPattern.parse("acme/web/*")

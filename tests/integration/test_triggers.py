@@ -19,7 +19,7 @@ from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from offloaderd.rpc.client import DaemonClient
+    from offloaderd.client import DaemonClient
     from tests.servers import S3Server
 
 pytestmark = pytest.mark.timeout(300)

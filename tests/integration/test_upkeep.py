@@ -28,8 +28,8 @@ from tests.servers import bucket_at
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
+    from offloaderd.client import DaemonClient
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.rpc.client import DaemonClient
     from tests.servers import S3Server
 
 TOPICS = [TopicName.parse(f"public/default/{name}") for name in ("orders", "odd name/with ünicode")]

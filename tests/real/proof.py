@@ -14,8 +14,8 @@ from tests.real.audit import audit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.client import DaemonClient
     from offloaderd.model import TopicName
-    from offloaderd.rpc.client import DaemonClient
     from tests.integration.processes import Site
     from tests.real.audit import Audit
     from tests.real.workload import Workload

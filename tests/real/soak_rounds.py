@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from offloaderd.client import DaemonClient
 from offloaderd.errors import OffloaderError
 from offloaderd.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
-from offloaderd.rpc.client import DaemonClient
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy
 from tests.real.ground import Tally
 from tests.real.killable import MOMENTS

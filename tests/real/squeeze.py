@@ -35,7 +35,7 @@ from tests.servers import S3Server
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-    from offloaderd.rpc.client import DaemonClient
+    from offloaderd.client import DaemonClient
     from offloaderd.rpc.v1 import admin_pb2, ledgers_pb2
 
 MIB = 1 << 20

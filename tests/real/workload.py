@@ -17,8 +17,8 @@ from tests.real.history import History
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from offloaderd.client import DaemonClient
     from offloaderd.model import TopicName
-    from offloaderd.rpc.client import DaemonClient
     from offloaderd.rpc.v1 import ledgers_pb2
 
 CLOCK = SystemClock()

@@ -15,7 +15,6 @@ from offloaderd.cli.ctl import backfill_words as words
 from offloaderd.cli.ctl import options
 from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.program import FAILED, OK, report
-from offloaderd.config.units import parse_bytes
 from offloaderd.errors import InvalidConfig, InvalidInput, OffloaderError
 from offloaderd.model import TopicName
 
@@ -292,6 +291,8 @@ class Given:
         value = self._given.get(name)
         if value is None:
             return None
+        from offloaderd.config.units import parse_bytes  # noqa: PLC0415 - the package takes longer to load than a call
+
         found: int | None = self._read(_flag(name), value, parse_bytes)
         if found is not None and found < least:
             self._wrong.append(f"{_flag(name)} {value} is less than {least} bytes")

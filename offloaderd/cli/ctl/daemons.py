@@ -10,10 +10,10 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.errors import NotFound
-from offloaderd.rpc.client import DaemonClient
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
+    from offloaderd.client import DaemonClient
     from offloaderd.model import TopicName
     from offloaderd.rpc.v1 import placement_pb2
 
@@ -110,7 +110,7 @@ async def _drain(session: Session, daemon: str | None, *, undo: bool, dry_run: b
         if target.asked:
             last = await _follow(session, client, undo=undo, dry_run=dry_run)
         else:
-            async with DaemonClient(target.address) as other:
+            async with client.at(target.address) as other:
                 last = await _follow(session, other, undo=undo, dry_run=dry_run)
     if session.json:
         moves = [{"topic": one.topic, "to": one.to} for one in last.moves]

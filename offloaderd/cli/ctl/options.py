@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from offloaderd.client import DaemonClient, Trust
 from offloaderd.errors import InvalidInput
 from offloaderd.model import Position, ReadPriority, TopicName
 from offloaderd.patterns import TopicPattern
-from offloaderd.rpc.client import DaemonClient
-from offloaderd.rpc.client_trust import Trust
 from offloaderd.standalone import state
 
 if TYPE_CHECKING:

@@ -11,13 +11,14 @@ from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.moments import MOMENT
 from offloaderd.cli.ctl.read_styles import FORMATS, TIERS, encoder, message_encoder
 from offloaderd.cli.ctl.seek import NUMBER, one_goal
+from offloaderd.client.resume import RESUME_S
 from offloaderd.errors import InvalidInput
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
     from offloaderd.cli.ctl.read_styles import Encoder, MessageEncoder
+    from offloaderd.client import Wanted
     from offloaderd.model import TopicName
-    from offloaderd.rpc.client import Wanted
 
 
 @click.command(short_help="Print a topic's entries.")
@@ -89,7 +90,9 @@ def read(
 async def _read(session: Session, topic: TopicName, wanted: Wanted, encode: Encoder) -> None:
     output = sys.stdout.buffer
     async with session.client() as client:
-        async for answer in client.read(topic, timeout_s=session.timeout_s, **wanted):
+        # Whoever follows wants to go on; whoever reads a range wants to hear of the daemon that went away.
+        resume_s = RESUME_S if wanted["follow"] else 0
+        async for answer in client.read(topic, timeout_s=session.timeout_s, resume_s=resume_s, **wanted):
             output.writelines(encode(answer.batch, TIERS.get(answer.tier, "unknown")))
             output.flush()
 

@@ -25,8 +25,8 @@ from offloaderd.errors import OffloaderError
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
+    from offloaderd.client import DaemonClient
     from offloaderd.model import TopicName
-    from offloaderd.rpc.client import DaemonClient
     from offloaderd.rpc.v1 import rollback_pb2
 
 TO = click.option("--to", "to_ledger_id", metavar="LEDGER", type=click.IntRange(min=0), help="Nothing behind this one.")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from offloaderd.cli.ctl.options import Session
+    from offloaderd.client import DaemonClient
     from offloaderd.policy.fields import Field
-    from offloaderd.rpc.client import DaemonClient
     from offloaderd.rpc.v1 import admin_pb2
 
 

@@ -9,10 +9,10 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.offload import as_json, ask, code_of, followed, sentence, timeout_of
+from offloaderd.client import DaemonClient, Unreachable
 from offloaderd.errors import InvalidInput
 from offloaderd.model import Position
 from offloaderd.policy.fields import Field, Kind
-from offloaderd.rpc.client import DaemonClient, Unreachable
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -119,7 +119,7 @@ async def _status(session: Session, topic: TopicName, *, wait: bool) -> int:
     async with session.client() as client:
         last = await _asked(session, client, topic, wait=False)
         if last.owner_address:
-            last = await _of_owner(session, topic, last, wait=wait)
+            last = await _of_owner(session, client, topic, last, wait=wait)
         if wait and not last.done:
             last = await _asked(session, client, topic, wait=True)
     if session.json:
@@ -131,11 +131,11 @@ async def _status(session: Session, topic: TopicName, *, wait: bool) -> int:
 
 
 async def _of_owner(
-    session: Session, topic: TopicName, known: admin_pb2.OffloadProgress, *, wait: bool
+    session: Session, client: DaemonClient, topic: TopicName, known: admin_pb2.OffloadProgress, *, wait: bool
 ) -> admin_pb2.OffloadProgress:
     """Ask the daemon that has the topic; what the first one said stands where that cannot be reached."""
     try:
-        async with DaemonClient(known.owner_address) as owner:
+        async with client.at(known.owner_address) as owner:
             return await _asked(session, owner, topic, wait=wait)
     except Unreachable as error:
         click.echo(f"{error.message}: what follows is all that is stored", err=True)

@@ -99,7 +99,7 @@ def standalone(
 
 async def walk(running: Stack, chosen: dataset.Dataset, screen: TerminalScreen) -> None:
     """Be the user of the daemon that has just come up."""
-    from offloaderd.rpc.client import DaemonClient  # noqa: PLC0415
+    from offloaderd.client import DaemonClient  # noqa: PLC0415
     from offloaderd.standalone.walkthrough import Walkthrough  # noqa: PLC0415
 
     async with DaemonClient(running.state.address) as client:

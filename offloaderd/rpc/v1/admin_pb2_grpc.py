@@ -80,31 +80,36 @@ class AdminServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ListTopics(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The topics that the ledger source knows or a policy names, each with its owner.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSelections(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The patterns whose topics are enabled as they come.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EnableTopic(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Has a topic, its partitions, or all topics of a pattern offloaded, those that come later as well.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DisableTopic(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Completes the open segments and stops offloading; what is stored stays readable.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSegments(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The topic's segments in order, the open one last.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -125,7 +130,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The daemon, and its topics with lag, open segment and errors.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -32,10 +32,15 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     ListTopics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]
+    """The topics that the ledger source knows or a policy names, each with its owner."""
     ListSelections: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSelectionsRequest, _admin_pb2.ListSelectionsResponse]
+    """The patterns whose topics are enabled as they come."""
     EnableTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EnableTopicRequest, _admin_pb2.EnableTopicResponse]
+    """Has a topic, its partitions, or all topics of a pattern offloaded, those that come later as well."""
     DisableTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DisableTopicRequest, _admin_pb2.DisableTopicResponse]
+    """Completes the open segments and stops offloading; what is stored stays readable."""
     ListSegments: _grpc.UnaryStreamMultiCallable[_admin_pb2.ListSegmentsRequest, _admin_pb2.Segment]
+    """The topic's segments in order, the open one last."""
     Offload: _grpc.UnaryStreamMultiCallable[_admin_pb2.OffloadRequest, _admin_pb2.OffloadProgress]
     """PIP-76's manual offload, and PIP-17's: has what was asked for sealed and, with `wait`, streams progress until it is
     committed. A later request takes the place of an earlier one that it goes beyond; who owns the topic next goes on.
@@ -43,15 +48,21 @@ class AdminServiceStub:
     OffloadStatus: _grpc.UnaryStreamMultiCallable[_admin_pb2.OffloadStatusRequest, _admin_pb2.OffloadProgress]
     """What became of the last Offload, by what is stored and what the topic's owner knows."""
     Status: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]
+    """The daemon, and its topics with lag, open segment and errors."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListTopics: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]  # type: ignore[assignment]
+    """The topics that the ledger source knows or a policy names, each with its owner."""
     ListSelections: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSelectionsRequest, _admin_pb2.ListSelectionsResponse]  # type: ignore[assignment]
+    """The patterns whose topics are enabled as they come."""
     EnableTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.EnableTopicRequest, _admin_pb2.EnableTopicResponse]  # type: ignore[assignment]
+    """Has a topic, its partitions, or all topics of a pattern offloaded, those that come later as well."""
     DisableTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DisableTopicRequest, _admin_pb2.DisableTopicResponse]  # type: ignore[assignment]
+    """Completes the open segments and stops offloading; what is stored stays readable."""
     ListSegments: _aio.UnaryStreamMultiCallable[_admin_pb2.ListSegmentsRequest, _admin_pb2.Segment]  # type: ignore[assignment]
+    """The topic's segments in order, the open one last."""
     Offload: _aio.UnaryStreamMultiCallable[_admin_pb2.OffloadRequest, _admin_pb2.OffloadProgress]  # type: ignore[assignment]
     """PIP-76's manual offload, and PIP-17's: has what was asked for sealed and, with `wait`, streams progress until it is
     committed. A later request takes the place of an earlier one that it goes beyond; who owns the topic next goes on.
@@ -59,6 +70,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     OffloadStatus: _aio.UnaryStreamMultiCallable[_admin_pb2.OffloadStatusRequest, _admin_pb2.OffloadProgress]  # type: ignore[assignment]
     """What became of the last Offload, by what is stored and what the topic's owner knows."""
     Status: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]  # type: ignore[assignment]
+    """The daemon, and its topics with lag, open segment and errors."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -66,35 +78,40 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.ListTopicsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.ListTopicsResponse, _abc.Awaitable[_admin_pb2.ListTopicsResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.ListTopicsResponse, _abc.Awaitable[_admin_pb2.ListTopicsResponse]]:
+        """The topics that the ledger source knows or a policy names, each with its owner."""
 
     @_abc_1.abstractmethod
     def ListSelections(
         self,
         request: _admin_pb2.ListSelectionsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.ListSelectionsResponse, _abc.Awaitable[_admin_pb2.ListSelectionsResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.ListSelectionsResponse, _abc.Awaitable[_admin_pb2.ListSelectionsResponse]]:
+        """The patterns whose topics are enabled as they come."""
 
     @_abc_1.abstractmethod
     def EnableTopic(
         self,
         request: _admin_pb2.EnableTopicRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.EnableTopicResponse, _abc.Awaitable[_admin_pb2.EnableTopicResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.EnableTopicResponse, _abc.Awaitable[_admin_pb2.EnableTopicResponse]]:
+        """Has a topic, its partitions, or all topics of a pattern offloaded, those that come later as well."""
 
     @_abc_1.abstractmethod
     def DisableTopic(
         self,
         request: _admin_pb2.DisableTopicRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.DisableTopicResponse, _abc.Awaitable[_admin_pb2.DisableTopicResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.DisableTopicResponse, _abc.Awaitable[_admin_pb2.DisableTopicResponse]]:
+        """Completes the open segments and stops offloading; what is stored stays readable."""
 
     @_abc_1.abstractmethod
     def ListSegments(
         self,
         request: _admin_pb2.ListSegmentsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_admin_pb2.Segment], _abc.AsyncIterator[_admin_pb2.Segment]]: ...
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.Segment], _abc.AsyncIterator[_admin_pb2.Segment]]:
+        """The topic's segments in order, the open one last."""
 
     @_abc_1.abstractmethod
     def Offload(
@@ -119,6 +136,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.StatusRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.StatusResponse, _abc.Awaitable[_admin_pb2.StatusResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.StatusResponse, _abc.Awaitable[_admin_pb2.StatusResponse]]:
+        """The daemon, and its topics with lag, open segment and errors."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

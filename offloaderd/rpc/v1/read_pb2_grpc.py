@@ -74,7 +74,8 @@ class ReadServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LastPositions(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """How far a topic reaches: the ends of what can be read, of what is in the bucket and of what is in memory.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

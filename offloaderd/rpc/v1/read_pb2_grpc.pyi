@@ -36,6 +36,7 @@ class ReadServiceStub:
     ReadMessages: _grpc.UnaryStreamMultiCallable[_read_pb2.ReadRequest, _read_pb2.ReadMessagesResponse]
     """The same as messages: batches unpacked, contents uncompressed, chunks joined."""
     LastPositions: _grpc.UnaryUnaryMultiCallable[_read_pb2.LastPositionsRequest, _read_pb2.LastPositionsResponse]
+    """How far a topic reaches: the ends of what can be read, of what is in the bucket and of what is in memory."""
     Seek: _grpc.UnaryUnaryMultiCallable[_read_pb2.SeekRequest, _read_pb2.SeekResponse]
     """Where a time, a message or an entry is: the first entry, in the order of the log, that reaches it."""
 
@@ -47,6 +48,7 @@ class ReadServiceAsyncStub(ReadServiceStub):
     ReadMessages: _aio.UnaryStreamMultiCallable[_read_pb2.ReadRequest, _read_pb2.ReadMessagesResponse]  # type: ignore[assignment]
     """The same as messages: batches unpacked, contents uncompressed, chunks joined."""
     LastPositions: _aio.UnaryUnaryMultiCallable[_read_pb2.LastPositionsRequest, _read_pb2.LastPositionsResponse]  # type: ignore[assignment]
+    """How far a topic reaches: the ends of what can be read, of what is in the bucket and of what is in memory."""
     Seek: _aio.UnaryUnaryMultiCallable[_read_pb2.SeekRequest, _read_pb2.SeekResponse]  # type: ignore[assignment]
     """Where a time, a message or an entry is: the first entry, in the order of the log, that reaches it."""
 
@@ -72,7 +74,8 @@ class ReadServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _read_pb2.LastPositionsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_read_pb2.LastPositionsResponse, _abc.Awaitable[_read_pb2.LastPositionsResponse]]: ...
+    ) -> _typing.Union[_read_pb2.LastPositionsResponse, _abc.Awaitable[_read_pb2.LastPositionsResponse]]:
+        """How far a topic reaches: the ends of what can be read, of what is in the bucket and of what is in memory."""
 
     @_abc_1.abstractmethod
     def Seek(

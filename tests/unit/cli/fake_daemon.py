@@ -9,6 +9,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -26,7 +27,7 @@ from offloaderd.rpc.v1 import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 TOPIC = "persistent://public/default/orders"
 SEGMENT_ID = "2c2f8f6e-8d4f-4b8f-9f36-0d8a6a1f2b11"
@@ -187,18 +188,28 @@ class FakeDaemon(
 
 
 @contextmanager
-def running_fake() -> Iterator[FakeDaemon]:
-    """Serve a fake daemon on a free port; no thread is left."""
-    fake = FakeDaemon()
+def serving(*register: Callable[[grpc.Server], None]) -> Iterator[str]:
+    """Serve what is registered on a free port of loopback; gives the address, and leaves no thread."""
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(fake, server)
-        read_pb2_grpc.add_ReadServiceServicer_to_server(fake, server)
-        ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(fake, server)
-        policy_pb2_grpc.add_PolicyServiceServicer_to_server(fake, server)
-        fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        for one in register:
+            one(server)
+        port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:
-            yield fake
+            yield f"127.0.0.1:{port}"
         finally:
             server.stop(None).wait()
+
+
+@contextmanager
+def running_fake() -> Iterator[FakeDaemon]:
+    """Serve a fake daemon."""
+    fake = FakeDaemon()
+    with serving(
+        partial(admin_pb2_grpc.add_AdminServiceServicer_to_server, fake),
+        partial(read_pb2_grpc.add_ReadServiceServicer_to_server, fake),
+        partial(ledgers_pb2_grpc.add_LedgerServiceServicer_to_server, fake),
+        partial(policy_pb2_grpc.add_PolicyServiceServicer_to_server, fake),
+    ) as fake.address:
+        yield fake

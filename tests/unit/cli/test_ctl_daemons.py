@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 
 from offloaderd.rpc.v1 import placement_pb2, placement_pb2_grpc
 from tests.unit.cli.conftest import Ctl
+from tests.unit.cli.fake_daemon import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 
 class Fleet(placement_pb2_grpc.PlacementServiceServicer):
@@ -35,24 +35,16 @@ class Fleet(placement_pb2_grpc.PlacementServiceServicer):
         yield from self.reports
 
 
-@contextmanager
-def serving(fleet: Fleet) -> Iterator[str]:
+def placing(fleet: Fleet) -> AbstractContextManager[str]:
     """Serve on a free port."""
-    server = grpc.server(ThreadPoolExecutor(2))
-    placement_pb2_grpc.add_PlacementServiceServicer_to_server(fleet, server)  # type: ignore[no-untyped-call, unused-ignore]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(None).wait()
+    return serving(partial(placement_pb2_grpc.add_PlacementServiceServicer_to_server, fleet))
 
 
 @pytest.fixture
 def fleet() -> Iterator[tuple[Ctl, Fleet, Fleet]]:
     """A command that asks the first of two daemons, and both of them."""
     one, two = Fleet(), Fleet()
-    with serving(one) as first, serving(two) as second:
+    with placing(one) as first, placing(two) as second:
         one.found = placement_pb2.ListDaemonsResponse(
             daemons=[
                 placement_pb2.Daemon(

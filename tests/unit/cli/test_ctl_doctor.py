@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 
 from offloaderd.cli import checks
 from offloaderd.doctor.finding import CheckResult, Verdict
 from offloaderd.rpc.v1 import doctor_pb2, doctor_pb2_grpc
 from tests.unit.cli.conftest import Ctl
+from tests.unit.cli.fake_daemon import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,15 +42,8 @@ def examiner() -> Examiner:
 @pytest.fixture
 def ctl(examiner: Examiner) -> Iterator[Ctl]:
     """Offloadctl, talking to it."""
-    with ThreadPoolExecutor(2) as threads:
-        server = grpc.server(threads)
-        doctor_pb2_grpc.add_DoctorServiceServicer_to_server(examiner, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            yield Ctl(f"127.0.0.1:{port}")
-        finally:
-            server.stop(None).wait()
+    with serving(partial(doctor_pb2_grpc.add_DoctorServiceServicer_to_server, examiner)) as address:
+        yield Ctl(address)
 
 
 def test_a_warning_is_no_failure(ctl: Ctl) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 
 from offloaderd.rpc.v1 import upkeep_pb2, upkeep_pb2_grpc
 from tests.unit.cli.conftest import Ctl
+from tests.unit.cli.fake_daemon import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,15 +60,8 @@ def upkeep() -> Upkeep:
 @pytest.fixture
 def ctl(upkeep: Upkeep) -> Iterator[Ctl]:
     """Offloadctl, talking to it."""
-    with ThreadPoolExecutor(2) as threads:
-        server = grpc.server(threads)
-        upkeep_pb2_grpc.add_UpkeepServiceServicer_to_server(upkeep, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            yield Ctl(f"127.0.0.1:{port}")
-        finally:
-            server.stop(None).wait()
+    with serving(partial(upkeep_pb2_grpc.add_UpkeepServiceServicer_to_server, upkeep)) as address:
+        yield Ctl(address)
 
 
 def test_a_dry_run_is_the_default(ctl: Ctl, upkeep: Upkeep) -> None:

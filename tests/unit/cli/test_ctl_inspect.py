@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 
 from offloaderd.metadata import paths
@@ -26,6 +25,7 @@ from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import TopicVerifier
 from tests.unit.cli.conftest import Ctl
+from tests.unit.cli.fake_daemon import serving
 from tests.unit.read.build import FastClock
 from tests.unit.upkeep.site import (
     BUCKET,
@@ -114,15 +114,8 @@ def ctl(ground: Ground) -> Iterator[Ctl]:
 
     explainer = Explainer(known, known, ground.metadata, looker(), [site])
     service = InspectService(explainer, TopicVerifier(known, looker, [site]), known)
-    with ThreadPoolExecutor(2) as threads:
-        server = grpc.server(threads)
-        inspect_pb2_grpc.add_InspectServiceServicer_to_server(Threaded(service), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            yield Ctl(f"127.0.0.1:{port}")
-        finally:
-            server.stop(None).wait()
+    with serving(partial(inspect_pb2_grpc.add_InspectServiceServicer_to_server, Threaded(service))) as address:
+        yield Ctl(address)
 
 
 def flip(ground: Ground, key: str, at: int) -> None:

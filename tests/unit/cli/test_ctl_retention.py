@@ -3,15 +3,14 @@
 # ruff: noqa: ANN401, N802 - a servicer's methods are named by the proto, and generated messages come as they are
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 
 from offloaderd.rpc.v1 import retention_pb2, retention_pb2_grpc
 from tests.unit.cli.conftest import Ctl
-from tests.unit.cli.fake_daemon import TOPIC, at
+from tests.unit.cli.fake_daemon import TOPIC, at, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,16 +51,9 @@ class FakeRetention(retention_pb2_grpc.RetentionServiceServicer):
 def fake() -> Iterator[FakeRetention]:
     """A daemon that answers."""
     found = FakeRetention()
-    with ThreadPoolExecutor(2) as threads:
-        server = grpc.server(threads)
-        retention_pb2_grpc.add_RetentionServiceServicer_to_server(found, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        found.ctl = Ctl(f"127.0.0.1:{port}")  # type: ignore[attr-defined]
-        try:
-            yield found
-        finally:
-            server.stop(None).wait()
+    with serving(partial(retention_pb2_grpc.add_RetentionServiceServicer_to_server, found)) as address:
+        found.ctl = Ctl(address)  # type: ignore[attr-defined]
+        yield found
 
 
 @pytest.fixture

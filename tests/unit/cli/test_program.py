@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from offloaderd.cli import offloadctl, offloaderd
 from offloaderd.cli.ctl import options
 from offloaderd.cli.program import Program, exit_code, outcome_of
+from offloaderd.client import TimedOut, Unreachable
 from offloaderd.config import GrpcSettings
 from offloaderd.errors import (
     CorruptData,
@@ -29,7 +30,6 @@ from offloaderd.errors import (
     OffloaderError,
     Unauthenticated,
 )
-from offloaderd.rpc.client import TimedOut, Unreachable
 from offloaderd.standalone import state
 from offloaderd.standalone.state import StandaloneState
 from tests.unit.cli.fake_daemon import Failure

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from offloaderd.access.certificates import Certificates, TlsFiles, load_certificates
 from offloaderd.access.rights import Grant, Rights
 from offloaderd.access.watched import Watched
+from offloaderd.client import DaemonClient, Trust
 from offloaderd.clock import SystemClock
 from offloaderd.metrics import Metrics
-from offloaderd.rpc.client import DaemonClient
-from offloaderd.rpc.client_trust import Trust
 from offloaderd.rpc.gate import Authentication, Gate, Limits
 from offloaderd.rpc.interceptor import ErrorInterceptor
 from offloaderd.rpc.server import RpcServer, ServerOptions, Services

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from grpc import aio
 
+from offloaderd.client import DaemonClient
 from offloaderd.clock import SystemClock
 from offloaderd.rpc.interceptor import ErrorInterceptor
 from tests.unit.read.build import turns
@@ -37,3 +38,11 @@ async def serving(metrics: Metrics, register: Callable[[aio.Server], None]) -> A
     finally:
         await server.stop(2)
         await turns(20)  # gRPC's tasks of the last calls end a little after their clients know
+
+
+class Client(DaemonClient):
+    """The client over a channel of the test."""
+
+    def __init__(self, channel: aio.Channel) -> None:
+        super().__init__("127.0.0.1:1", timeout_s=30)
+        self._channels[self.address] = channel

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import CollectorRegistry
 
+from offloaderd.client import translated
 from offloaderd.doctor.finding import CheckResult, Verdict
 from offloaderd.errors import Conflict
 from offloaderd.metrics import Metrics
-from offloaderd.rpc.client import translated
 from offloaderd.rpc.doctor import DoctorService
 from offloaderd.rpc.v1 import doctor_pb2, doctor_pb2_grpc
 from tests.unit.rpc.serve import serving

@@ -15,11 +15,10 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from offloaderd.access.tokens import TokenKey
+from offloaderd.client import DaemonClient, NotTrusted, Trust, Unreachable
 from offloaderd.errors import Denied, InvalidConfig, InvalidInput, OffloaderError, Throttled, Unauthenticated
 from offloaderd.model import TopicName
 from offloaderd.patterns import TopicPattern
-from offloaderd.rpc.client import DaemonClient, Unreachable
-from offloaderd.rpc.client_trust import NotTrusted, Trust
 from offloaderd.rpc.gate import Limits, _common_name
 from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc, ledgers_pb2, offload_pb2, offload_pb2_grpc, read_pb2_grpc
 from offloaderd.rpc.v1.read_pb2 import ReadRequest

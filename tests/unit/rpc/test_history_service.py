@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,43 +11,16 @@ from offloaderd.errors import InvalidInput, NotFound
 from offloaderd.metrics import Metrics
 from offloaderd.model import HistoryOrder
 from offloaderd.offload.workshop import HistoryRules
-from offloaderd.rpc.client_history import HistoryCalls
-from offloaderd.rpc.errors import from_rpc_error
 from offloaderd.rpc.history import RANGES_MAX, HistoryService
 from offloaderd.rpc.v1 import history_pb2_grpc
 from tests.unit.offload.rig import TOPIC, enabled, offloader_of, until
 from tests.unit.offload.test_history import rig_with, until_done
-from tests.unit.rpc.serve import serving
+from tests.unit.rpc.serve import Client, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from grpc import aio
-
     from offloaderd.offload.engine import Engine
-
-
-class Client(HistoryCalls):
-    """The client's calls over a channel of the test."""
-
-    def __init__(self, channel: aio.Channel) -> None:
-        self._channel = channel
-        self._timeout_s = 10.0
-
-    def _errors(self, call: object = None) -> _Errors:
-        return _Errors()
-
-
-class _Errors:
-    """Turns gRPC's exception into ours."""
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Translate."""
-        if error is not None:
-            raise from_rpc_error(cast("aio.AioRpcError", error)) from None
 
 
 @asynccontextmanager

@@ -12,18 +12,13 @@ from offloaderd.metadata import paths
 from offloaderd.metrics import Metrics
 from offloaderd.model import Retained
 from offloaderd.policy.rules import Surroundings
-from offloaderd.rpc.client_policy import PolicyCalls
 from offloaderd.rpc.policy import PolicyService
 from offloaderd.rpc.v1 import policy_pb2, policy_pb2_grpc
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, until
-from tests.unit.rpc.serve import serving
-from tests.unit.rpc.test_retention_service import _Errors
+from tests.unit.rpc.serve import Client, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from contextlib import AbstractContextManager
-
-    from grpc import aio
 
     from offloaderd.offload.engine import Engine
     from offloaderd.rpc.policy import Retention
@@ -32,17 +27,6 @@ BROKER = policy_pb2.PolicyLevel(broker=True)
 NAMESPACE = policy_pb2.PolicyLevel(namespace="public/default")
 ORDERS = policy_pb2.PolicyLevel(topic="orders")
 Said = policy_pb2.OffloadPolicies
-
-
-class Client(PolicyCalls):
-    """The client's part over a test's channel."""
-
-    def __init__(self, channel: aio.Channel) -> None:
-        self._channel = channel
-        self._timeout_s = 5.0
-
-    def _errors(self, call: object = None) -> AbstractContextManager[None]:
-        return _Errors()
 
 
 @asynccontextmanager

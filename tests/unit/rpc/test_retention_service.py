@@ -17,8 +17,6 @@ from offloaderd.model import LedgerEnd, LedgerInfo
 from offloaderd.offload.grants import Grants
 from offloaderd.offload.ledger_list import deletion_plan, ledger_rows
 from offloaderd.offload.retention import Retention, RetentionOptions
-from offloaderd.rpc.client_retention import RetentionCalls
-from offloaderd.rpc.errors import from_rpc_error
 from offloaderd.rpc.retention import RetentionService
 from offloaderd.rpc.v1 import retention_pb2_grpc
 from tests.unit.metadata.test_removal import TOPIC as OTHER
@@ -26,12 +24,10 @@ from tests.unit.metadata.test_removal import _made
 from tests.unit.offload.owned import Owned, offloaded_topic
 from tests.unit.offload.rig import TOPIC
 from tests.unit.offload.test_grants import OPTIONS
-from tests.unit.rpc.serve import serving
+from tests.unit.rpc.serve import Client, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-
-    from grpc import aio
 
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.offload.topic import TopicOffloader
@@ -53,29 +49,6 @@ class Topics:
     async def topic_map(self, topic: object) -> TopicMap:
         """Return the map."""
         return self.known.map
-
-
-class Client(RetentionCalls):
-    """The client's calls over a channel of the test."""
-
-    def __init__(self, channel: aio.Channel) -> None:
-        self._channel = channel
-        self._timeout_s = 5.0
-
-    def _errors(self, call: object = None) -> _Errors:
-        return _Errors()
-
-
-class _Errors:
-    """Turns gRPC's exception into ours."""
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Translate."""
-        if error is not None:
-            raise from_rpc_error(cast("aio.AioRpcError", error)) from None
 
 
 class Away:

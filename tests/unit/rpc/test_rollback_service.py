@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
 from offloaderd.errors import InvalidInput, NotFound, OffloaderError
 from offloaderd.metrics import Metrics
 from offloaderd.model import OffloadMethod
-from offloaderd.rpc.client_rollback import RollbackCalls
-from offloaderd.rpc.errors import from_rpc_error
 from offloaderd.rpc.rollback import RollbackService
 from offloaderd.rpc.v1 import rollback_pb2_grpc
 from tests.unit.offload.rig import TOPIC
 from tests.unit.offload.rolling import map_of, rolling, streamed
+from tests.unit.rpc import serve
 from tests.unit.rpc.serve import serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    from grpc import aio
 
     from offloaderd.model import TopicName
     from offloaderd.rpc.v1 import rollback_pb2
@@ -31,31 +28,12 @@ if TYPE_CHECKING:
 NAME = str(TOPIC)
 
 
-class Client(RollbackCalls):
-    """The client's calls over a channel of the test."""
-
-    def __init__(self, channel: aio.Channel) -> None:
-        self._channel = channel
-        self._timeout_s = 5.0
-
-    def _errors(self, call: object = None) -> _Errors:
-        return _Errors()
+class Client(serve.Client):
+    """The client over a channel of the test."""
 
     async def plans(self, target: str, to: int | None = None) -> list[rollback_pb2.PlanRollbackResponse]:
         """Return all plans."""
         return [one async for one in self.plan_rollback(target, to_ledger_id=to)]
-
-
-class _Errors:
-    """Turns gRPC's exception into ours."""
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Translate."""
-        if error is not None and hasattr(error, "code"):
-            raise from_rpc_error(cast("aio.AioRpcError", error)) from None
 
 
 @asynccontextmanager

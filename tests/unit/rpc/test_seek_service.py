@@ -10,10 +10,10 @@ import grpc
 import pytest
 from grpc import aio
 
+from offloaderd.client.seek import seek_target
 from offloaderd.errors import InvalidInput
 from offloaderd.model import EntryBatch, Position
 from offloaderd.read.seek_goal import Goal, SeekKind
-from offloaderd.rpc.client_seek import seek_target
 from offloaderd.rpc.convert import to_position
 from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.v1 import common_pb2, read_pb2, read_pb2_grpc

@@ -12,10 +12,10 @@ import grpc
 import pytest
 from grpc import aio
 
+from offloaderd.client import DaemonClient, TimedOut, Unreachable, checked_address
 from offloaderd.errors import CorruptData, InvalidInput, NoSpace, NotFound, OffloaderError
 from offloaderd.model import Position, ReadPriority, TopicName
 from offloaderd.patterns import TopicPattern
-from offloaderd.rpc.client import DaemonClient, TimedOut, Unreachable, checked_address
 from offloaderd.rpc.errors import DETAIL_KEY
 from offloaderd.rpc.v1 import (
     admin_pb2,
@@ -197,10 +197,10 @@ async def test_a_read_that_is_left_is_cancelled_at_the_server() -> None:
         async for answer in answers:
             assert answer.tier == common_pb2.TIER_OBJECTS
             break
-        await answers.aclose()  # type: ignore[attr-defined]
+        await answers.aclose()
         async with asyncio.timeout(90):
             await server.gone.wait()
-        request = server.requests[0]
+        [request] = [one for one in server.requests if isinstance(one, read_pb2.ReadRequest)]
         assert (request.first.entry_id, request.entries_max, request.read_priority) == (2, 3, "bookkeeper-first")
         assert not request.HasField("last")
 
@@ -211,7 +211,7 @@ async def test_messages_up_to_the_limit_pass_both_ways() -> None:
         server.payload = b"x" * (7 * MIB)
         answers = client.read(TOPIC)
         assert len((await anext(aiter(answers))).batch.payloads[0]) == 7 * MIB
-        await answers.aclose()  # type: ignore[attr-defined]
+        await answers.aclose()
         server.payload = b"x" * (9 * MIB)
         with pytest.raises(Exception, match="larger than max"):
             async for _ in client.read(TOPIC):

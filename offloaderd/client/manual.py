@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offloaderd.client.connection import Connection
 from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from contextlib import AbstractContextManager
-
-    from grpc import aio
 
     from offloaderd.model import Position, TopicName
 
 
-class ManualCalls:
+class ManualCalls(Connection):
     """Calls of AdminService about offloading by hand, for DaemonClient to inherit."""
-
-    _channel: aio.Channel
-
-    def _errors(self, call: aio.Call | None = None) -> AbstractContextManager[None]:
-        """Turn gRPC's exceptions into ours."""
-        raise TypeError("a part of DaemonClient, not a client by itself")
 
     async def offload(
         self,
-        topic: TopicName,
+        topic: TopicName | str,
         *,
         wait: bool,
         to: Position | None = None,
@@ -51,7 +43,7 @@ class ManualCalls:
                 yield progress
 
     async def offload_status(
-        self, topic: TopicName, *, wait: bool, timeout_s: float | None = None
+        self, topic: TopicName | str, *, wait: bool, timeout_s: float | None = None
     ) -> AsyncGenerator[admin_pb2.OffloadProgress, None]:
         """Ask what became of the last offload by hand; with `wait` reports until nothing is under way."""
         request = admin_pb2.OffloadStatusRequest(topic=str(topic), wait=wait)

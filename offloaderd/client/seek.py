@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offloaderd.client.connection import Connection
 from offloaderd.read.seek_goal import SeekKind
 from offloaderd.rpc.v1 import read_pb2, read_pb2_grpc
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from grpc import aio
-
     from offloaderd.model import TopicName
     from offloaderd.read.seek_goal import Goal
 
 
-class SeekCalls:
+class SeekCalls(Connection):
     """Seek of ReadService, for DaemonClient to inherit."""
 
-    _channel: aio.Channel
-    _timeout_s: float | None
-
-    def _errors(self, call: aio.Call | None = None) -> AbstractContextManager[None]:
-        """Turn gRPC's exceptions into ours."""
-        raise TypeError("a part of DaemonClient, not a client by itself")
-
-    async def seek(self, topic: TopicName, goal: Goal) -> read_pb2.SeekResponse:
+    async def seek(self, topic: TopicName | str, goal: Goal) -> read_pb2.SeekResponse:
         """Return where an entry is, or where the next one may come. Raises InvalidInput for a number that is none."""
         request = read_pb2.SeekRequest(topic=str(topic), target=seek_target(goal))
         with self._errors():

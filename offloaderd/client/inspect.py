@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offloaderd.client.connection import Connection
 from offloaderd.rpc.v1 import common_pb2, inspect_pb2, inspect_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from contextlib import AbstractContextManager
-
-    from grpc import aio
 
     from offloaderd.model import Position, TopicName
 
 
-class InspectCalls:
+class InspectCalls(Connection):
     """Calls of InspectService, for DaemonClient to inherit."""
 
-    _channel: aio.Channel
-    _timeout_s: float | None
-
-    def _errors(self, call: aio.Call | None = None) -> AbstractContextManager[None]:
-        """Turn gRPC's exceptions into ours."""
-        raise TypeError("a part of DaemonClient, not a client by itself")
-
-    async def explain(self, topic: TopicName, position: Position) -> inspect_pb2.ExplainResponse:
+    async def explain(self, topic: TopicName | str, position: Position) -> inspect_pb2.ExplainResponse:
         """Return where an entry is, or why there is none."""
         message = common_pb2.Position(ledger_id=position.ledger_id, entry_id=position.entry_id)
         request = inspect_pb2.ExplainRequest(topic=str(topic), position=message)
@@ -34,7 +25,7 @@ class InspectCalls:
             return await stub.Explain(request, timeout=self._timeout_s)
 
     async def verify(
-        self, topic: TopicName, *, level: str = "full", timeout_s: float | None = None
+        self, topic: TopicName | str, *, level: str = "full", timeout_s: float | None = None
     ) -> AsyncGenerator[inspect_pb2.VerifyEvent, None]:
         """Have the daemon compare a topic's segments with the bucket; yields what was found of each, then the sum."""
         stub = inspect_pb2_grpc.InspectServiceStub(self._channel)

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offloaderd.client.connection import Connection
 from offloaderd.rpc.v1 import placement_pb2, placement_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from contextlib import AbstractContextManager
-
-    from grpc import aio
 
     from offloaderd.model import TopicName
 
 
-class PlacementCalls:
+class PlacementCalls(Connection):
     """Calls of PlacementService, for DaemonClient to inherit."""
 
-    _channel: aio.Channel
-    _timeout_s: float | None
-
-    def _errors(self, call: aio.Call | None = None) -> AbstractContextManager[None]:
-        """Turn gRPC's exceptions into ours."""
-        raise TypeError("a part of DaemonClient, not a client by itself")
-
-    async def daemons(self, topic: TopicName | None = None) -> placement_pb2.ListDaemonsResponse:
+    async def daemons(self, topic: TopicName | str | None = None) -> placement_pb2.ListDaemonsResponse:
         """Return all daemons; for a topic in the order in which they should have it."""
         stub = placement_pb2_grpc.PlacementServiceStub(self._channel)
         with self._errors():

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offloaderd.client.connection import Connection
 from offloaderd.rpc.v1 import rollback_pb2, rollback_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from contextlib import AbstractContextManager
-
-    from grpc import aio
 
     from offloaderd.model import TopicName
 
 
-class RollbackCalls:
+class RollbackCalls(Connection):
     """Calls of RollbackService, for DaemonClient to inherit."""
-
-    _channel: aio.Channel
-    _timeout_s: float | None
-
-    def _errors(self, call: aio.Call | None = None) -> AbstractContextManager[None]:
-        """Turn gRPC's exceptions into ours."""
-        raise TypeError("a part of DaemonClient, not a client by itself")
 
     async def plan_rollback(
         self, target: str, *, to_ledger_id: int | None = None
@@ -36,7 +27,7 @@ class RollbackCalls:
                 yield found
 
     async def convert_topic(
-        self, topic: TopicName, *, to_ledger_id: int | None = None
+        self, topic: TopicName | str, *, to_ledger_id: int | None = None
     ) -> rollback_pb2.ConvertTopicResponse:
         """Order that a topic's ledgers are rewritten; the topic's owner has to be asked."""
         request = rollback_pb2.ConvertTopicRequest(topic=str(topic), to_ledger_id=to_ledger_id)
@@ -45,7 +36,7 @@ class RollbackCalls:
             return await stub.ConvertTopic(request, timeout=self._timeout_s)
 
     async def follow_rollback(
-        self, topic: TopicName, *, timeout_s: float | None
+        self, topic: TopicName | str, *, timeout_s: float | None
     ) -> AsyncGenerator[rollback_pb2.RollbackProgress, None]:
         """Yield progress until the order has ended."""
         request = rollback_pb2.FollowRollbackRequest(topic=str(topic))
@@ -54,7 +45,7 @@ class RollbackCalls:
             async for found in call:
                 yield found
 
-    async def stop_rollback(self, topic: TopicName) -> rollback_pb2.RollbackOrder:
+    async def stop_rollback(self, topic: TopicName | str) -> rollback_pb2.RollbackOrder:
         """Take the order back."""
         request = rollback_pb2.StopRollbackRequest(topic=str(topic))
         stub = rollback_pb2_grpc.RollbackServiceStub(self._channel)

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from offloaderd.client.connection import Connection
 from offloaderd.rpc.v1 import policy_pb2, policy_pb2_grpc
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
-    from grpc import aio
-
-
-class PolicyCalls:
+class PolicyCalls(Connection):
     """Calls of PolicyService, for DaemonClient to inherit."""
-
-    _channel: aio.Channel
-    _timeout_s: float | None
-
-    def _errors(self, call: aio.Call | None = None) -> AbstractContextManager[None]:
-        """Turn gRPC's exceptions into ours."""
-        raise TypeError("a part of DaemonClient, not a client by itself")
 
     async def policies(self, level: policy_pb2.PolicyLevel) -> policy_pb2.GetPoliciesResponse:
         """Return what is said at a level, and what holds there."""

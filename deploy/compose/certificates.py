@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Make the certificates of docker-compose.yml: an authority, one for the daemons, one for whoever operates them.
+
+For one machine, to try it: keys lie beside certificates, and everything ends after a year. Files that exist stay.
+Usage: certificates.py DIRECTORY NAME..., where the names are those under which the daemons are reached.
+"""
+
+import datetime
+import ipaddress
+import os
+import sys
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+DAYS = 365
+OWNER = 10001  # the user of the image
+Key = ec.EllipticCurvePrivateKey
+
+
+def main() -> None:
+    """Make what is not there."""
+    directory, *names = sys.argv[1:]
+    place = Path(directory)
+    if (place / "operator.crt").exists():
+        return
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "offloaderd on this machine")])
+    ca = begun(ca_name, ca_name, ca_key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    ca_usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    signed = ca.add_extension(ca_usage, critical=True).sign(ca_key, hashes.SHA256())
+    store(place / "ca.crt", signed.public_bytes(serialization.Encoding.PEM))
+    issue(place, "daemon", [*names, "localhost"], ca_name, ca_key)
+    issue(place, "operator", [], ca_name, ca_key)
+
+
+def issue(place: Path, name: str, hosts: list[str], ca_name: x509.Name, ca_key: Key) -> None:
+    """Make a key and a certificate: of a server if it has hosts, else of a client whose name is its common name."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = begun(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), ca_name, key)
+    usage = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
+    made = made.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    made = made.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+    if hosts:
+        loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        known = [x509.DNSName(host) for host in hosts]
+        made = made.add_extension(x509.SubjectAlternativeName([*known, loopback]), critical=False)
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    store(place / f"{name}.key", secret)
+    store(place / f"{name}.crt", made.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+
+def begun(subject: x509.Name, issuer: x509.Name, key: Key) -> x509.CertificateBuilder:
+    """Return a certificate with its names, key and days."""
+    now = datetime.datetime.now(datetime.UTC)  # noqa: TID251 - a program of its own
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def store(path: Path, content: bytes) -> None:
+    """Write a file that only the daemons' user reads."""
+    path.write_bytes(content)
+    path.chmod(0o400)
+    if os.geteuid() == 0:
+        os.chown(path, OWNER, OWNER)
+
+
+if __name__ == "__main__":
+    main()

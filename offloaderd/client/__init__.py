@@ -1,0 +1,38 @@
+"""The client library: everything that a program needs to use a daemon, and all that offloadctl uses (docs/client.md).
+
+What is named here stays; the modules behind it may change. Answers are the messages of `offloaderd.rpc.v1`.
+"""
+
+from offloaderd.client.blocking import BlockingClient
+from offloaderd.client.connection import checked_address
+from offloaderd.client.daemon import DaemonClient
+from offloaderd.client.errors import NotConsecutive, TimedOut, Unreachable, translated
+from offloaderd.client.push import LedgerClosed, Pushed
+from offloaderd.client.reading import Wanted
+from offloaderd.client.trust import NotTrusted, Trust
+from offloaderd.model import EntryBatch, OfferResult, Position, ReadPriority, TopicName
+from offloaderd.patterns import TopicPattern
+from offloaderd.read.seek_goal import Goal, SeekKind
+
+__all__ = [
+    "BlockingClient",
+    "DaemonClient",
+    "EntryBatch",
+    "Goal",
+    "LedgerClosed",
+    "NotConsecutive",
+    "NotTrusted",
+    "OfferResult",
+    "Position",
+    "Pushed",
+    "ReadPriority",
+    "SeekKind",
+    "TimedOut",
+    "TopicName",
+    "TopicPattern",
+    "Trust",
+    "Unreachable",
+    "Wanted",
+    "checked_address",
+    "translated",
+]

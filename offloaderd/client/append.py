@@ -1,0 +1,118 @@
+"""The part of the client that writes to a daemon's own ledger store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc import aio
+
+from offloaderd.client.connection import Connection
+from offloaderd.errors import OffloaderError, first_of
+from offloaderd.groups import Group
+from offloaderd.rpc.v1 import ledgers_pb2, ledgers_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Callable, Sequence
+
+    from offloaderd.model import TopicName
+
+
+class AppendCalls(Connection):
+    """Calls of LedgerService, for DaemonClient to inherit."""
+
+    @property
+    def _ledgers(self) -> ledgers_pb2_grpc.LedgerServiceAsyncStub:
+        return ledgers_pb2_grpc.LedgerServiceStub(self._channel)
+
+    async def append(
+        self,
+        topic: TopicName | str,
+        batches: AsyncIterable[Sequence[bytes]],
+        answered: Callable[[ledgers_pb2.AppendResponse], None],
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Append batches to the daemon's ledger store; `answered` is called for each, in order, once it is durable.
+
+        What `batches` raises is raised here.
+        """
+        call = self._ledgers.Append(timeout=timeout_s)
+        turn = Turn()
+        with self._errors(call):
+            try:
+                async with Group() as group:
+                    writer = group.create_task(send(call, topic, batches, turn), name=f"append to {topic}")
+                    async for response in call:
+                        turn.answered()
+                        answered(response)
+                    writer.cancel()
+            except BaseExceptionGroup as errors:
+                raise first_of(errors) from None
+            if not turn.complete:
+                await raise_status(call)
+        if not turn.complete:
+            raise OffloaderError("the daemon ended the append before everything was acknowledged")
+
+    async def roll(self, topic: TopicName | str) -> None:
+        """Close the open ledger of the daemon's ledger store."""
+        with self._errors():
+            await self._ledgers.Roll(ledgers_pb2.RollRequest(topic=str(topic)), timeout=self._timeout_s)
+
+
+class Turn:
+    """Whose turn it is in an append: a batch is sent only when the one before was answered.
+
+    So the daemon is never cut off in the middle of a refusal: gRPC would report the write that failed in place of what
+    the daemon said. The next batch is being made meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._ours = asyncio.Event()
+        self._ours.set()
+        self._all_sent = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was sent and answered."""
+        return self._all_sent and self._ours.is_set()
+
+    async def take(self) -> None:
+        """Wait until the next batch may be sent."""
+        await self._ours.wait()
+        self._ours.clear()
+
+    def answered(self) -> None:
+        """The batch was answered."""
+        self._ours.set()
+
+    def end(self) -> None:
+        """Note that nothing more will be sent."""
+        self._all_sent = True
+
+
+async def send(
+    call: aio.StreamStreamCall[ledgers_pb2.AppendRequest, ledgers_pb2.AppendResponse],
+    topic: TopicName | str,
+    batches: AsyncIterable[Sequence[bytes]],
+    turn: Turn,
+) -> None:
+    """Write all batches; a call that has ended ends this as well, its reader knows why."""
+    async for payloads in batches:
+        await turn.take()
+        try:
+            await call.write(ledgers_pb2.AppendRequest(topic=str(topic), payloads=payloads))
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            return
+    turn.end()
+    await call.done_writing()
+
+
+async def raise_status(call: aio.Call) -> None:
+    """Raise AioRpcError for a call that failed: reading its answers may just end when a write noticed it first."""
+    code = await call.code()
+    if code is not grpc.StatusCode.OK:
+        raise aio.AioRpcError(
+            code, await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
+        )

@@ -1,0 +1,87 @@
+"""The part of the client that reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Unpack
+
+from offloaderd.client.ahead import Ahead
+from offloaderd.client.connection import Connection
+from offloaderd.client.reading import Reading, Wanted, read_request
+from offloaderd.client.resume import RESUME_S, Resume
+from offloaderd.rpc.v1 import read_pb2, read_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from offloaderd.model import TopicName
+    from offloaderd.rpc.v1 import common_pb2
+
+AHEAD = 4
+"""Answers that a read fetches before they are asked for; the daemon makes them 1 MiB unless told otherwise."""
+
+
+class EntryCalls(Connection):
+    """Calls of ReadService, for DaemonClient to inherit."""
+
+    @property
+    def _reads(self) -> read_pb2_grpc.ReadServiceAsyncStub:
+        return read_pb2_grpc.ReadServiceStub(self._channel)
+
+    async def last_positions(self, topic: TopicName | str) -> read_pb2.LastPositionsResponse:
+        """Return the topic's oldest, newest, offloaded and buffered positions."""
+        with self._errors():
+            request = read_pb2.LastPositionsRequest(topic=str(topic))
+            return await self._reads.LastPositions(request, timeout=self._timeout_s)
+
+    async def read(
+        self,
+        topic: TopicName | str,
+        *,
+        timeout_s: float | None = None,
+        resume_s: float | None = RESUME_S,
+        ahead: int = AHEAD,
+        **wanted: Unpack[Wanted],
+    ) -> AsyncGenerator[read_pb2.ReadResponse, None]:
+        """Yield the entries of a range in batches, each with the tier that served it; each entry once, in order.
+
+        A stream that breaks is opened again behind the last entry, here or at another daemon, until `resume_s` have
+        passed without an entry (0: never; None: no limit). Up to `ahead` answers are fetched before they are asked
+        for. Leaving the loop early ends the stream.
+        """
+        if resume_s != 0:
+            await self.learn_peers(str(topic))
+        reading = Reading(
+            read_request(topic, wanted),
+            attempt=self._read_once,
+            newest=(lambda: self._newest(topic)) if resume_s != 0 else None,
+            resume=Resume(self, self._clock, resume_s),
+            clock=self._clock,
+            timeout_s=timeout_s,
+        )
+        fetched = Ahead(ahead)
+        async with self._beside(fetched.fill(reading.answers()), name=f"read {topic}"):
+            while (answer := await fetched.take()) is not None:
+                yield answer
+
+    async def read_messages(
+        self, topic: TopicName | str, *, timeout_s: float | None = None, **wanted: Unpack[Wanted]
+    ) -> AsyncGenerator[read_pb2.ReadMessagesResponse, None]:
+        """Yield the messages in the entries of a range. It is not resumed: a message may span several entries."""
+        call = self._reads.ReadMessages(read_request(topic, wanted), timeout=timeout_s)
+        with self._errors(call):
+            async for response in call:
+                yield response
+
+    async def _read_once(
+        self, request: read_pb2.ReadRequest, timeout_s: float | None
+    ) -> AsyncGenerator[read_pb2.ReadResponse, None]:
+        """Yield what one stream gives."""
+        call = self._reads.Read(request, timeout=timeout_s)
+        with self._errors(call):
+            async for response in call:
+                yield response
+
+    async def _newest(self, topic: TopicName | str) -> common_pb2.Position | None:
+        """Return the newest entry that can be read now."""
+        found = await self.last_positions(topic)
+        return found.confirmed if found.HasField("confirmed") else None

@@ -1,0 +1,56 @@
+"""What a failed call means to its caller: the error that the daemon raised, or what the transport said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from offloaderd.errors import Conflict, InvalidInput, Transient
+from offloaderd.rpc.errors import DETAIL_KEY, from_rpc_error
+
+if TYPE_CHECKING:
+    from grpc import aio
+
+    from offloaderd.errors import OffloaderError
+
+
+_CUT_OFF = ("RST_STREAM", "Stream removed", "Internal error from Core")
+"""How gRPC names a call that ended in the middle, when not as UNAVAILABLE; the last one is a write that failed."""
+
+
+class Unreachable(Transient):
+    """No daemon answers at the address, or at any of them."""
+
+
+class TimedOut(Transient):
+    """The call's deadline passed before its result was there."""
+
+
+class NotConsecutive(Conflict):
+    """Entries were pushed that do not follow what the daemon has; the message names both positions."""
+
+
+def translated(error: aio.AioRpcError, address: str) -> OffloaderError:
+    """Return what a failed call means to the caller.
+
+    What the daemon said itself carries its detail; UNAVAILABLE without it was said by the transport: nobody is there.
+    """
+    code = error.code()
+    if any(key == DETAIL_KEY for key, _ in error.trailing_metadata() or ()):
+        return from_rpc_error(error)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return Unreachable(f"lost the daemon at {address}: {error.details()}", hint="it may be restarting; try again")
+    said = error.details() or ""
+    if code in {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN} and any(word in said for word in _CUT_OFF):
+        return Unreachable(f"lost the daemon at {address}: {said}", hint="it may be restarting; try again")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in said:
+        return InvalidInput(f"a message is too large: {said}", hint="raise message_bytes_max, or ask for less at once")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return TimedOut("no result before the deadline", hint="allow more with --timeout SECONDS")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return InvalidInput(
+            f"the daemon at {address} does not offer this call",
+            hint="appending needs a daemon with an embedded ledger store, as standalone has",
+        )
+    return from_rpc_error(error)

@@ -1,0 +1,221 @@
+"""The part of the client that pushes entries as they are written, as a broker does (PIP-76).
+
+The caller does not send, it is asked: `entries(after)` gives what follows a position, and is asked again, from where
+the daemon then stands, whenever the stream broke or the topic has moved to another daemon. So nothing has to be kept
+here, and nothing is sent twice. Flow control is the daemon's: a batch is sent while fewer than `unanswered_max` wait
+for their answer, and a daemon without room reads no further.
+
+gRPC reports a write that failed in place of what the daemon said to refuse it. So a stream begins with one unanswered
+batch and gets room for one more with every answer: the stream after a refusal that was lost begins with what was
+refused, and hears why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from grpc import aio
+
+from offloaderd.client.append import raise_status
+from offloaderd.client.errors import NotConsecutive, Unreachable
+from offloaderd.client.placement import PlacementCalls
+from offloaderd.client.resume import RESUME_S, Resume
+from offloaderd.errors import Conflict, NotFound, OffloaderError, Transient, first_of
+from offloaderd.groups import Group
+from offloaderd.model import EntryBatch, OfferResult, Position
+from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from offloaderd.model import TopicName
+
+UNANSWERED_MAX = 8
+Request = offload_pb2.StreamingOffloadRequest
+Response = offload_pb2.StreamingOffloadResponse
+RESULTS = {
+    offload_pb2.OFFER_RESULT_ACCEPTED: OfferResult.ACCEPTED,
+    offload_pb2.OFFER_RESULT_FULL: OfferResult.FULL,
+    offload_pb2.OFFER_RESULT_NOT_CONSECUTIVE: OfferResult.NOT_CONSECUTIVE,
+    offload_pb2.OFFER_RESULT_CLOSED: OfferResult.CLOSED,
+}
+
+
+class LedgerClosed(NamedTuple):
+    """The ledger gets no more entries; the next batch begins a later one at entry 0."""
+
+    ledger_id: int
+    last_entry_id: int
+    closed_ms: int
+
+
+class Pushed(NamedTuple):
+    """How far a push is: the newest entry that the daemon took, and the newest that is committed to the bucket.
+
+    `result` is the answer to a batch: FULL says that the daemon reads those entries from its ledger source instead.
+    None: `offloaded` has moved.
+    """
+
+    result: OfferResult | None
+    taken: Position | None
+    offloaded: Position | None
+
+
+class PushCalls(PlacementCalls):
+    """StreamingOffload of OffloadService, for DaemonClient to inherit."""
+
+    async def push(
+        self,
+        topic: TopicName | str,
+        entries: Callable[[Position | None], AsyncGenerator[EntryBatch | LedgerClosed, None]],
+        told: Callable[[Pushed], None] = lambda _: None,
+        *,
+        unanswered_max: int = UNANSWERED_MAX,
+        resume_s: float | None = RESUME_S,
+    ) -> Position | None:
+        """Push all that `entries(after)` gives (after None: everything) and return what is offloaded at the end.
+
+        Returns once everything is committed to the bucket. The topic's owner is found; `told` hears of every answer.
+        Raises NotConsecutive for entries that do not follow, what `entries` raises, and what the daemon raised once
+        `resume_s` have passed without an answer. A topic that nobody has is waited for: it moves, or was just enabled.
+        """
+        resume = Resume(self, self._clock, resume_s)
+        while True:
+            resume.opening()
+            push = _Push(str(topic), told, resume, unanswered_max)
+            try:
+                await self.learn_peers(str(topic))
+                return await self._push_here(push, entries)
+            except NotConsecutive:
+                raise
+            except Conflict as error:
+                if not await self._go_to_owner(topic):
+                    raise
+                await resume.pause(error)
+            except OffloaderError as error:
+                # Nobody has the topic: it moves, or was enabled a moment ago.
+                if isinstance(error, NotFound) or type(error) is Transient:
+                    await resume.pause(error)
+                else:
+                    await resume.after(error)
+
+    async def _push_here(
+        self, push: _Push, entries: Callable[[Position | None], AsyncGenerator[EntryBatch | LedgerClosed, None]]
+    ) -> Position | None:
+        """Push over one stream."""
+        stub: offload_pb2_grpc.OffloadServiceAsyncStub = offload_pb2_grpc.OffloadServiceStub(self._channel)
+        call = stub.StreamingOffload()
+        with self._errors(call):
+            after = await push.open(call)
+            try:
+                async with Group() as group:
+                    writer = group.create_task(push.send(call, entries(after)), name=f"push to {push.topic}")
+                    await push.hear(call)
+                    writer.cancel()
+            except BaseExceptionGroup as errors:
+                raise first_of(errors) from None
+            await raise_status(call)
+        if not push.complete:
+            raise Unreachable(f"the daemon at {self.address} ended the push before everything was answered")
+        return push.offloaded
+
+    async def _go_to_owner(self, topic: TopicName | str) -> bool:
+        """Move to the daemon that owns a topic, if there is one that answers; says whether this one does not."""
+        try:
+            found = await self.daemons(topic)
+        except OffloaderError:
+            return False
+        owner = next((one for one in found.daemons if one.daemon_id == found.owner), None)
+        if owner is not None and owner.asked:
+            return False
+        if owner is not None:
+            with suppress(Unreachable):
+                await self._connect_any([owner.address])
+        return True
+
+
+class _Push:
+    """One open stream."""
+
+    def __init__(self, topic: str, told: Callable[[Pushed], None], resume: Resume, unanswered_max: int) -> None:
+        self.topic = topic
+        self.offloaded: Position | None = None
+        self.complete = False
+        self._told = told
+        self._resume = resume
+        self._room = asyncio.Semaphore(1)
+        self._room_left = unanswered_max - 1
+        self._unanswered = 0
+        self._taken: Position | None = None
+        self._all_sent = False
+
+    async def open(self, call: aio.StreamStreamCall[Request, Response]) -> Position | None:
+        """Name the topic; returns the newest entry that the daemon has."""
+        with suppress(asyncio.InvalidStateError):  # the call has ended: reading tells how
+            await call.write(Request(open=Request.Open(topic=self.topic)))
+        answer = await call.read()
+        if not isinstance(answer, Response):
+            await raise_status(call)
+            raise Unreachable("the daemon ended the push before it began")
+        opened = answer.opened
+        self.offloaded = _at(opened.offloaded) if opened.HasField("offloaded") else None
+        self._taken = _at(opened.last_offered) if opened.HasField("last_offered") else None
+        self._resume.worked()
+        return self._taken
+
+    async def send(
+        self, call: aio.StreamStreamCall[Request, Response], items: AsyncGenerator[EntryBatch | LedgerClosed, None]
+    ) -> None:
+        """Write all; a call that has ended ends this as well, its reader knows why."""
+        try:
+            async with aclosing(items):
+                async for item in items:
+                    if isinstance(item, EntryBatch):
+                        await self._room.acquire()
+                        self._unanswered += 1
+                    await call.write(_request(item))
+            self._all_sent = True
+            self.complete = not self._unanswered
+            await call.done_writing()
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            return
+
+    async def hear(self, call: aio.StreamStreamCall[Request, Response]) -> None:
+        """Take answers until the daemon ends the call: then all that was sent is committed."""
+        while isinstance(answer := await call.read(), Response):
+            self._resume.worked()
+            match answer.WhichOneof("response"):
+                case "offered":
+                    self._answered(answer.offered)
+                case "offloaded":
+                    self.offloaded = _at(answer.offloaded.position)
+                    self._told(Pushed(None, self._taken, self.offloaded))
+
+    def _answered(self, offered: offload_pb2.StreamingOffloadResponse.Offered) -> None:
+        self._unanswered -= 1
+        self._room.release()
+        if self._room_left > 0:
+            self._room_left -= 1
+            self._room.release()
+        self.complete = self._all_sent and not self._unanswered
+        self._taken = _at(offered.last_offered) if offered.HasField("last_offered") else None
+        result = RESULTS.get(offered.result, OfferResult.CLOSED)
+        self._told(Pushed(result, self._taken, self.offloaded))
+        if result is OfferResult.NOT_CONSECUTIVE:
+            raise NotConsecutive(offered.message, hint="push what follows the newest entry that the daemon has")
+
+
+def _request(item: EntryBatch | LedgerClosed) -> Request:
+    if isinstance(item, LedgerClosed):
+        return Request(ledger_closed=Request.LedgerClosed(**item._asdict()))
+    return Request(
+        batch=common_pb2.EntryBatch(
+            ledger_id=item.ledger_id, first_entry_id=item.first_entry_id, payloads=item.payloads
+        )
+    )
+
+
+def _at(message: common_pb2.Position) -> Position:
+    return Position(message.ledger_id, message.entry_id)

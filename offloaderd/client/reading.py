@@ -1,0 +1,157 @@
+"""A read that goes on after its stream broke: each entry of the range once, in order, or an error.
+
+The range is fixed before it begins: without `last` and without following it ends at what is the newest entry now, also
+when it goes on at another daemon, which may not know of that entry yet. After a break it is asked for what follows the
+last entry that was handed out, and what comes is compared with that.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, TypedDict
+
+from offloaderd.client.errors import TimedOut
+from offloaderd.client.seek import seek_target
+from offloaderd.errors import OffloaderError, Transient
+from offloaderd.model import Position
+from offloaderd.read.errors import OutOfRange
+from offloaderd.rpc.v1 import common_pb2, read_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from offloaderd.client.resume import Resume
+    from offloaderd.clock import Clock
+    from offloaderd.model import ReadPriority, TopicName
+    from offloaderd.read.seek_goal import Goal
+
+    Attempt = Callable[[read_pb2.ReadRequest, float | None], AsyncGenerator[read_pb2.ReadResponse, None]]
+
+
+class Wanted(TypedDict, total=False):
+    """What to read of a topic: from its oldest to its newest entry unless told otherwise; 0 is no limit of ours."""
+
+    first: Position | None
+    last: Position | None
+    follow: bool
+    entries_max: int | None
+    batch_bytes: int
+    read_priority: ReadPriority | None
+    client_bytes: bool
+    seek: Goal | None
+
+
+class Reading:
+    """One range, over as many streams as it takes.
+
+    `attempt` opens a stream; `newest` tells the newest entry, None where only one stream is to be opened.
+    """
+
+    def __init__(
+        self,
+        request: read_pb2.ReadRequest,
+        *,
+        attempt: Attempt,
+        newest: Callable[[], Awaitable[common_pb2.Position | None]] | None,
+        resume: Resume,
+        clock: Clock,
+        timeout_s: float | None,
+    ) -> None:
+        self._request = request
+        self._attempt = attempt
+        self._newest = newest
+        self._resume = resume
+        self._clock = clock
+        self._deadline_s = None if timeout_s is None else clock.monotonic() + timeout_s
+        self._left = request.entries_max
+        self._bounded = request.follow or request.HasField("last")
+        self._done: Position | None = None
+
+    async def answers(self) -> AsyncGenerator[read_pb2.ReadResponse, None]:
+        """Yield the answers. Raises what the daemon raised once that is final, TimedOut, Unreachable."""
+        while not self._complete():
+            self._resume.opening()
+            try:
+                await self._fix_end()
+                async with aclosing(self._attempt(self._request, self._left_s())) as answers:
+                    async for answer in answers:
+                        self._note(answer.batch)
+                        self._resume.worked()
+                        yield answer
+            except OffloaderError as error:
+                await self._resume.after(self._seen(error))
+            else:
+                return
+
+    async def _fix_end(self) -> None:
+        """Let the range end at what is the newest entry now; an empty topic, or one that ends before, has no end."""
+        if self._bounded or self._newest is None:
+            return
+        newest = await self._newest()
+        first = self._request.first
+        before = self._request.HasField("first") and newest is not None and _at(newest) < _at(first)
+        if newest is not None and not before:
+            self._request.last.CopyFrom(newest)
+        self._bounded = True
+
+    def _note(self, batch: common_pb2.EntryBatch) -> None:
+        """Move behind a batch. Raises OffloaderError for one that does not follow."""
+        came = Position(batch.ledger_id, batch.first_entry_id)
+        if self._done is not None:
+            following = Position(self._done.ledger_id, self._done.entry_id + 1)
+            if came < following or (came.ledger_id == following.ledger_id and came != following):
+                raise OffloaderError(f"the daemon sent {came} behind {self._done}", hint="report this: entries repeat")
+        self._done = Position(batch.ledger_id, batch.first_entry_id + len(batch.payloads) - 1)
+        self._request.ClearField("seek")
+        self._request.first.ledger_id = self._done.ledger_id
+        self._request.first.entry_id = self._done.entry_id + 1
+        if self._left:
+            self._left -= len(batch.payloads)
+            self._request.entries_max = max(1, self._left)
+
+    def _complete(self) -> bool:
+        """Whether nothing is left to ask for."""
+        if self._done is None:
+            return False
+        if self._request.HasField("last") and self._done >= _at(self._request.last):
+            return True
+        return bool(self._request.entries_max) and self._left <= 0
+
+    def _seen(self, error: OffloaderError) -> OffloaderError:
+        """Return what an error means: a daemon that does not know of entries that are certain learns of them yet."""
+        if isinstance(error, OutOfRange) and self._done is not None:
+            return Transient(error.message, hint=error.hint)
+        return error
+
+    def _left_s(self) -> float | None:
+        """Return the seconds until the deadline. Raises TimedOut."""
+        if self._deadline_s is None:
+            return None
+        left_s = self._deadline_s - self._clock.monotonic()
+        if left_s <= 0:
+            raise TimedOut("no result before the deadline", hint="allow more with --timeout SECONDS")
+        return left_s
+
+
+def read_request(topic: TopicName | str, wanted: Wanted) -> read_pb2.ReadRequest:
+    """Return what to ask for a range."""
+    return read_pb2.ReadRequest(
+        topic=str(topic),
+        first=position_message(wanted.get("first")),
+        last=position_message(wanted.get("last")),
+        follow=wanted.get("follow", False),
+        entries_max=wanted.get("entries_max") or 0,
+        batch_bytes=wanted.get("batch_bytes", 0),
+        read_priority=wanted.get("read_priority") or "",
+        client_bytes=wanted.get("client_bytes", False),
+        seek=seek_target(goal) if (goal := wanted.get("seek")) is not None else None,
+    )
+
+
+def position_message(value: Position | None) -> common_pb2.Position | None:
+    """Return a position as a message, None when there is none."""
+    return None if value is None else common_pb2.Position(ledger_id=value.ledger_id, entry_id=value.entry_id)
+
+
+def _at(message: common_pb2.Position) -> Position:
+    return Position(message.ledger_id, message.entry_id)

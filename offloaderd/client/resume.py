@@ -1,0 +1,66 @@
+"""When a stream that broke is opened again: who is asked, after which pause, and when to give up.
+
+A daemon that was lost, is going away or ended a long call is no reason to give up before `resume_s` have passed without
+progress. What a daemon says of its own troubles (the bucket is away, too many readers) is waited for only when the
+stream has worked before: whoever asks for the first time should hear of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.client.errors import TimedOut, Unreachable
+from offloaderd.errors import Closed, OffloaderError, Transient
+from offloaderd.rpc.errors import CallTooLong
+
+if TYPE_CHECKING:
+    from offloaderd.client.connection import Connection
+    from offloaderd.clock import Clock
+
+RESUME_S = 60.0
+PAUSE_FIRST_S = 0.1
+PAUSE_MAX_S = 5.0
+LOST = (Unreachable, Closed, CallTooLong)
+
+
+class Resume:
+    """The patience of one stream. `resume_s` 0: none; None: no end."""
+
+    def __init__(self, client: Connection, clock: Clock, resume_s: float | None) -> None:
+        self._client = client
+        self._clock = clock
+        self._resume_s = resume_s
+        self._address = client.address
+        self._begun = False
+        self._since_s: float | None = None
+        self._pause_s = PAUSE_FIRST_S
+
+    def worked(self) -> None:
+        """Note progress."""
+        self._begun, self._since_s, self._pause_s = True, None, PAUSE_FIRST_S
+
+    def opening(self) -> None:
+        """Note whom the stream is opened at."""
+        self._address = self._client.address
+
+    async def after(self, error: OffloaderError) -> None:
+        """Pause, and move on if the daemon was lost. Raises `error` when it is final, or was met for too long."""
+        lost = isinstance(error, LOST)
+        if isinstance(error, TimedOut) or not (lost or (self._begun and isinstance(error, Transient))):
+            raise error
+        await self.pause(error)
+        if lost:
+            try:
+                await self._client.move(self._address)
+            except Unreachable:
+                return  # the next try says so, and is counted
+
+    async def pause(self, error: OffloaderError) -> None:
+        """Pause. Raises `error` when no progress was made for too long."""
+        now_s = self._clock.monotonic()
+        if self._since_s is None:
+            self._since_s = now_s
+        if self._resume_s is not None and now_s - self._since_s >= self._resume_s:
+            raise error
+        await self._clock.sleep(self._clock.jitter(self._pause_s))
+        self._pause_s = min(PAUSE_MAX_S, 2 * self._pause_s)

@@ -1,0 +1,106 @@
+"""Nothing in deploy/ listens to strangers: TLS, callers with certificates, files where they are looked for."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from offloaderd.access.certificates import TlsFiles, load_certificates
+from offloaderd.config.rules_access import is_loopback
+from tests.unit.deploy.test_manifests import COMPOSE, DEPLOY, configurations, documents, pods, settings_of
+
+DAEMONS = ("offloaderd-0", "offloaderd-1")
+
+
+@pytest.mark.parametrize("name", sorted(configurations()))
+def test_who_is_reached_from_elsewhere_asks_for_a_certificate(name: str, tmp_path: Path) -> None:
+    """Without exception; and somebody is granted something, or nobody could do anything."""
+    settings = settings_of(name, tmp_path)
+    assert not settings.grpc.insecure_elsewhere
+    if not is_loopback(settings.grpc.host):
+        assert None not in (settings.tls.cert_file, settings.tls.key_file, settings.tls.client_ca_file)
+        assert settings.access.grants
+
+
+def test_pods_have_the_files_that_their_settings_name(tmp_path: Path) -> None:
+    """In the Secret of which there is an example; offloadctl in the pod shows the same certificate."""
+    (secret,) = [
+        one for _, one in documents() if one["kind"] == "Secret" and one["metadata"]["name"] == "offloaderd-tls"
+    ]
+    for name, pod, container in pods():
+        tls = settings_of(name, tmp_path).tls
+        (mount,) = [one for one in container["volumeMounts"] if one["name"].endswith("tls")]
+        (volume,) = [one for one in pod["volumes"] if one["name"] == mount["name"]]
+        assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+        files = [tls.cert_file, tls.key_file, tls.client_ca_file]
+        assert [str(file) for file in files] == [f"{mount['mountPath']}/{key}" for key in secret["stringData"]]
+        environment = {one["name"]: one.get("value") for one in container["env"]}
+        assert environment["OFFLOADCTL_TLS_CA"] == str(tls.client_ca_file)
+        assert environment["OFFLOADCTL_TLS_CERT"] == str(tls.cert_file)
+        assert environment["OFFLOADCTL_TLS_KEY"] == str(tls.key_file)
+
+
+def made(place: Path) -> Path:
+    """Run what the compose file runs to make certificates, in a directory."""
+    service = COMPOSE["services"]["certificates"]
+    program, script, _, *names = service["entrypoint"]
+    assert (program, tuple(names)) == ("python", DAEMONS)
+    assert f"./deploy/compose{script}:{script}:ro" in service["volumes"]
+    subprocess.run([sys.executable, str(DEPLOY / "compose" / Path(script).name), str(place), *names], check=True)
+    return place
+
+
+def test_the_certificates_of_compose_make_a_connection(tmp_path: Path) -> None:
+    """By every name that a daemon is reached under, both ways; not by another name, and not without a certificate."""
+    place = made(tmp_path)
+    settings = settings_of("compose/offloaderd.toml", tmp_path)
+    served = [settings.tls.cert_file, settings.tls.key_file, settings.tls.client_ca_file]
+    cert, key, ca = (place / Path(str(file)).name for file in served)
+    load_certificates(TlsFiles(cert=cert, key=key, client_ca=ca))
+    for host in (*DAEMONS, "localhost", "127.0.0.1"):
+        shown = handshake(TlsFiles(cert=cert, key=key, client_ca=ca), host, place / "operator")
+        assert shown == ((("commonName", "operator"),),)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(TlsFiles(cert=cert, key=key, client_ca=ca), "elsewhere", place / "operator")
+    with pytest.raises(ssl.SSLError):
+        handshake(TlsFiles(cert=cert, key=key, client_ca=ca), "localhost", None)
+    environment = COMPOSE["services"]["offloaderd-0"]["environment"]
+    assert (place / Path(environment["OFFLOADCTL_TLS_CERT"]).name).exists()
+    assert (place / Path(environment["OFFLOADCTL_TLS_KEY"]).name).exists()
+
+
+def test_certificates_that_are_there_stay(tmp_path: Path) -> None:
+    """A second start trusts those of the first; keys are nobody else's to read."""
+    before = (made(tmp_path) / "ca.crt").read_bytes()
+    assert (made(tmp_path) / "ca.crt").read_bytes() == before
+    assert (tmp_path / "daemon.key").stat().st_mode & 0o077 == 0
+
+
+def handshake(files: TlsFiles, host: str, client: Path | None) -> object:
+    """Shake hands in memory; returns the subject that the server saw. Raises SSLError."""
+    server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.client_ca))
+    server_context.load_cert_chain(files.cert, files.key)
+    server_context.verify_mode = ssl.CERT_REQUIRED
+    client_context = ssl.create_default_context(cafile=str(files.client_ca))
+    if client is not None:
+        client_context.load_cert_chain(client.with_suffix(".crt"), client.with_suffix(".key"))
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = server_context.wrap_bio(there, back, server_side=True)
+    caller = client_context.wrap_bio(back, there, server_hostname=host)
+    waiting = [caller, server]
+    for _ in range(10):
+        for side in list(waiting):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            waiting.remove(side)
+        if not waiting:
+            break
+    certificate = server.getpeercert()
+    assert certificate is not None
+    return certificate["subject"]

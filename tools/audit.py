@@ -1,0 +1,113 @@
+"""`make audit`: compare the locked requirements with the advisories of the Python ecosystem (OSV), by `uv audit`.
+
+A service that does not answer, or that does not know a flaw that everybody knows, has audited nothing: that is said,
+and with --strict it is an error. Without it a machine that cannot reach the service still passes `make check`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+KNOWN = {"jinja2": "2.4.1"}
+"""A release with published flaws: an answer without them is no answer."""
+TIMEOUT_S = 120
+_PIN = re.compile(r"(?m)^([a-z0-9][a-z0-9._-]*)==([^\s\\;]+)")
+
+
+class NotAudited(Exception):
+    """The service was not reached, or cannot be relied on."""
+
+
+def locked(directory: Path) -> dict[str, str]:
+    """Return name and version of everything that the files in `directory` pin; they agree (tests/test_tidy.py)."""
+    return {
+        name: version
+        for file in sorted(directory.glob("*.txt"))
+        for name, version in _PIN.findall(file.read_text(encoding="utf-8"))
+    }
+
+
+def audit(pins: dict[str, str], url: str | None) -> list[str]:
+    """Return a line for each flaw that is known of `pins`. Raises NotAudited."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        (place / "pyproject.toml").write_text(project(pins))
+        (place / "uv.lock").write_text(lock(pins))
+        service = ["--service-url", url] if url else []
+        command = [str(Path(sys.executable).with_name("uv")), "audit", "--frozen", "--output-format", "json", *service]
+        features = "audit-command,json-output"
+        done = subprocess.run(
+            [*command, "--preview-features", features, "--no-config"],
+            cwd=place,
+            env={**os.environ, "UV_HTTP_RETRIES": "1"},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    if done.returncode not in {0, 1}:
+        raise NotAudited(" ".join(done.stderr.split()) or f"uv audit ended with {done.returncode}")
+    found = json.loads(done.stdout)
+    if found["summary"]["audited_packages"] != len(pins):
+        raise NotAudited(f"{found['summary']['audited_packages']} of {len(pins)} packages were looked up")
+    return [
+        f"{one['dependency']['name']} {one['dependency']['version']}: {one['display_id']} {one['summary'] or ''} "
+        f"(fixed in {', '.join(one['fix_versions']) or 'no release'}; {one['link']})"
+        for one in found["vulnerabilities"]
+    ]
+
+
+def trusted(url: str | None) -> None:
+    """Ask for what is known to be there. Raises NotAudited."""
+    if not audit(KNOWN, url):
+        raise NotAudited(f"the service knows no flaw of {KNOWN}")
+
+
+def project(pins: dict[str, str]) -> str:
+    """Return a project that requires all pins and nothing else."""
+    wanted = json.dumps([f"{name}=={version}" for name, version in pins.items()])
+    return f'[project]\nname = "audited"\nversion = "0"\nrequires-python = ">=3.11"\ndependencies = {wanted}\n'
+
+
+def lock(pins: dict[str, str]) -> str:
+    """Return the lock of that project, so that nothing is resolved again."""
+    packages = "".join(
+        f'\n[[package]]\nname = "{name}"\nversion = "{version}"\nsource = {{ registry = "https://registry.invalid" }}\n'
+        for name, version in pins.items()
+    )
+    needs = ", ".join(f'{{ name = "{name}" }}' for name in pins)
+    head = 'version = 1\nrevision = 3\nrequires-python = ">=3.11"\n'
+    own = f'\n[[package]]\nname = "audited"\nversion = "0"\nsource = {{ virtual = "." }}\ndependencies = [{needs}]\n'
+    return head + own + packages
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Audit, and say what came of it. Returns 1 for flaws, and with --strict 2 where nothing could be audited."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--strict", action="store_true", help="it is an error if the service cannot be asked")
+    parser.add_argument("--service-url", help="another service with the API of OSV")
+    parser.add_argument("--requirements", type=Path, default=ROOT / "requirements", help="where the locks are")
+    given = parser.parse_args(arguments)
+    pins = locked(given.requirements)
+    try:
+        trusted(given.service_url)
+        flaws = audit(pins, given.service_url)
+    except (NotAudited, subprocess.TimeoutExpired) as error:
+        sys.stderr.write(f"NOT AUDITED: the requirements were not compared with known flaws: {error}\n")
+        return 2 if given.strict else 0
+    for flaw in flaws:
+        sys.stderr.write(f"{flaw}\n")
+    sys.stdout.write(f"{len(pins)} locked packages, {len(flaws)} known flaws\n")
+    return 1 if flaws else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
