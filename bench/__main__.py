@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from bench import machine
 from bench.appending import caught_up, pushed
 from bench.durable import time_to_durable
+from bench.inside import inside
 from bench.live import live
 from bench.many import many
 from bench.memory import peak
@@ -35,6 +36,7 @@ BENCHMARK_S = 300.0
 """No benchmark takes longer; one that does is broken."""
 
 BENCHMARKS: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
+    "inside": inside,
     "push": pushed,
     "catch-up": caught_up,
     "read": read_back,

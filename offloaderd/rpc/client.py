@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from offloaderd.read.seek_goal import Goal
 
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024
+FRAME_BYTES = 1024 * 1024
+"""Of HTTP/2: answers of a read are about this long, see the server's."""
 """Largest message that is sent or taken; an entry is at most 5 MiB, a batch a little more than the batch size."""
 CONNECT_S = 5.0
 
@@ -112,6 +114,7 @@ class DaemonClient(
         self._options = (
             ("grpc.max_receive_message_length", message_bytes_max),
             ("grpc.max_send_message_length", message_bytes_max),
+            ("grpc.http2.max_frame_size", FRAME_BYTES),
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.enable_http_proxy", 0),
         )
