@@ -19,6 +19,7 @@ from bench.live import live
 from bench.many import many
 from bench.memory import peak
 from bench.publishing import publishing
+from bench.random_reads import random_reads
 from bench.reading import read_back
 from bench.report import Figure, table, write
 from bench.scale import scale
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "push": pushed,
     "catch-up": caught_up,
     "read": read_back,
+    "random": random_reads,
     "durable": time_to_durable,
     "memory": peak,
     "tail": tail,
