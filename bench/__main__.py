@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 from bench import machine
 from bench.appending import caught_up, pushed
 from bench.durable import time_to_durable
+from bench.inside import inside
 from bench.live import live
 from bench.many import many
 from bench.memory import peak
 from bench.publishing import publishing
+from bench.random_reads import random_reads
 from bench.reading import read_back
 from bench.report import Figure, table, write
 from bench.scale import scale
@@ -35,9 +37,11 @@ BENCHMARK_S = 300.0
 """No benchmark takes longer; one that does is broken."""
 
 BENCHMARKS: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
+    "inside": inside,
     "push": pushed,
     "catch-up": caught_up,
     "read": read_back,
+    "random": random_reads,
     "durable": time_to_durable,
     "memory": peak,
     "tail": tail,

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from grpc import aio
 
+from offloaderd.format import broker_entry
+from offloaderd.format.entry_time import CHECKSUM
+from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata
 from offloaderd.model import Position
 from offloaderd.rpc.v1 import common_pb2, offload_pb2
 
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 PUSH_LEDGER = 1
+WRITTEN, WRITTEN_MS = 1_000_000, 1_700_000_000_000
+"""Index and time of the first message: large, as in a topic that has been written for a while."""
 DEADLINE_S = 200.0
 """No call of a benchmark takes this long, unless something is wrong."""
 
@@ -32,31 +38,50 @@ _BATCH_TAG = bytes([offload_pb2.StreamingOffloadRequest.BATCH_FIELD_NUMBER << 3 
 class Entries:
     """Entries of one size, in batches of `batch_bytes` of payload (or one entry).
 
-    There are as many as fit into `segments` segments of the same number of entries.
+    There are as many as fit into `segments` segments of the same number of entries. `distinct` batches have entries
+    of their own, which come again behind them: one is pushed out of the processor's cache, many are not in it.
     """
 
-    def __init__(self, entry_bytes: int, total_bytes: int, *, segments: int = 1, batch_bytes: int = MIB) -> None:
+    def __init__(
+        self, entry_bytes: int, total_bytes: int, *, segments: int = 1, batch_bytes: int = MIB, distinct: int = 1
+    ) -> None:
         self.count = total_bytes // segments // entry_bytes * segments
         self.payload_bytes = self.count * entry_bytes
         self.segment_bytes = self.payload_bytes // segments
         self.per_batch = max(1, batch_bytes // entry_bytes)
-        content = os.urandom(self.per_batch * entry_bytes)
-        self.payloads = [content[at : at + entry_bytes] for at in range(0, len(content), entry_bytes)]
+        self._distinct = [
+            [message(entry_bytes, first + number) for number in range(self.per_batch)]
+            for first in range(0, distinct * self.per_batch, self.per_batch)
+        ]
 
     def batches(self) -> Iterator[tuple[int, list[bytes]]]:
         """Yield the first entry id and the payloads of each batch."""
-        for first in range(0, self.count, self.per_batch):
-            yield first, self.payloads[: self.count - first]
+        for first, payloads in zip(range(0, self.count, self.per_batch), cycle(self._distinct), strict=False):
+            yield first, payloads[: self.count - first]
 
     def requests(self) -> Iterator[bytes]:
         """Yield each batch as a serialized StreamingOffloadRequest."""
-        sizes: dict[int, bytes] = {}
+        bodies: dict[tuple[int, bytes], bytes] = {}
         for first, payloads in self.batches():
-            body = sizes.get(len(payloads))
+            body = bodies.get((len(payloads), payloads[0]))
             if body is None:
-                body = sizes[len(payloads)] = common_pb2.EntryBatch(payloads=payloads).SerializeToString()
+                body = bodies[len(payloads), payloads[0]] = common_pb2.EntryBatch(payloads=payloads).SerializeToString()
             head = common_pb2.EntryBatch(ledger_id=PUSH_LEDGER, first_entry_id=first).SerializeToString()
             yield b"".join((_BATCH_TAG, varint(len(head) + len(body)), head, body))
+
+
+def message(entry_bytes: int, number: int) -> bytes:
+    """Return an entry as a broker stores one message: its own head (PIP-70), checksum, metadata, random content."""
+    metadata = MessageMetadata(producer_name="bench-1-23", sequence_id=number, publish_time=WRITTEN_MS + number)
+    said = metadata.SerializeToString()
+    body = len(said).to_bytes(4, "big") + said
+    head = (
+        broker_entry.encode_head(broker_timestamp=WRITTEN_MS + number, index=WRITTEN + number)
+        + CHECKSUM
+        + bytes(4)
+        + body
+    )
+    return head + os.urandom(max(0, entry_bytes - len(head)))
 
 
 def varint(value: int) -> bytes:

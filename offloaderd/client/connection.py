@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 """Largest message that is sent or taken; an entry is at most 5 MiB, a batch a little more than the batch size."""
+FRAME_BYTES = 1024 * 1024
+"""Largest frame of HTTP/2 that is taken: an answer of a read is about this long, and cheaper in one than in many."""
 CONNECT_S = 5.0
 ADDRESSES_MAX = 64
 PEERS_S = 10.0
@@ -61,6 +63,7 @@ class Connection:
         self._options = (
             ("grpc.max_receive_message_length", message_bytes_max),
             ("grpc.max_send_message_length", message_bytes_max),
+            ("grpc.http2.max_frame_size", FRAME_BYTES),
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -53,6 +53,7 @@ def _grants(value: tuple[str, ...]) -> tuple[str, ...]:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), SizeMark()]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
+Amount = Annotated[float, Field(allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Priority = Annotated[ReadPriority, BeforeValidator(_priority)]
 Grants = Annotated[

@@ -30,6 +30,7 @@ from offloaderd.config.sections_history import HistorySettings
 from offloaderd.config.sections_ledger_based import LedgerBasedSettings
 from offloaderd.config.sections_outage import OutageSettings, SpillSettings, UploadSettings
 from offloaderd.config.sections_placement import PlacementSettings
+from offloaderd.config.sections_prices import PricesSettings
 from offloaderd.config.sections_retention import GrantSettings, RetentionSettings
 from offloaderd.config.sections_scrub import ScrubSettings
 from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
@@ -297,6 +298,7 @@ class Settings(Section):
     read: ReadSettings = ReadSettings()
     gc: GcSettings = GcSettings()
     scrub: ScrubSettings = ScrubSettings()
+    prices: PricesSettings = PricesSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()

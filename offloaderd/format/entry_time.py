@@ -12,6 +12,7 @@ is not as brokers and Pulsar's producers write it goes through `time_of`.
 from __future__ import annotations
 
 import re
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -28,8 +29,11 @@ _CHECKSUM_BYTES = 6
 _BODY = _CHECKSUM_BYTES + 4
 """Where a producer's metadata begins, behind checksum and length."""
 _VARINT = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
+_HEAD = re.compile(rb"\x0e\x02\x00\x00\x00[\x00-\x7f](?:\x08(%b))?(?:\x10(%b))?" % (_VARINT, _VARINT))
 _HEADS = re.compile(rb"(?:\x0e\x02\x00\x00\x00[\x00-\x7f](?:\x08%b)?(?:\x10%b)?)*+" % (_VARINT, _VARINT))
 """Heads as brokers write them, one behind the other. A number that reached into the next head would spoil its magic."""
+_CONTINUED = bytes(range(0x80, 0x100))
+"""All bytes after which a number goes on."""
 
 
 class EntryTime(NamedTuple):
@@ -98,6 +102,8 @@ def _publish_time(payload: bytes) -> int | None:
 
 def survey(payloads: Sequence[bytes]) -> Survey:
     """Return what `time_of` says of all these entries together."""
+    if payloads and payloads[0][:2] == broker_entry.MAGIC and (found := _survey_heads(payloads)):
+        return found
     headed = [payload for payload in payloads if payload[:2] == broker_entry.MAGIC]
     if not headed:
         return _survey_messages(payloads)
@@ -131,15 +137,51 @@ class Heads(NamedTuple):
 def read_heads(payloads: Sequence[bytes]) -> Heads | None:
     """Read the heads of entries as one message; None unless each has one as brokers write it."""
     try:
-        ends = [broker_entry.HEAD.size + payload[5] for payload in payloads]
-        heads = b"".join([payload[:end] for payload, end in zip(payloads, ends, strict=True)])
-        if len(heads) != sum(ends) or not _HEADS.fullmatch(heads):
-            return None
-        bodies = [payload[broker_entry.HEAD.size : end] for payload, end in zip(payloads, ends, strict=True)]
-        run = BrokerEntryMetadataRun.FromString(b"".join(bodies))
+        return _read_even_heads(payloads) or _read_uneven_heads(payloads)
     except (IndexError, DecodeError):
         return None
-    return Heads(run.broker_timestamp, run.index, ends)
+
+
+def _read_even_heads(payloads: Sequence[bytes]) -> Heads | None:
+    """Read heads that have the same fields of the same lengths, as nearly all neighbours do; None if they have not."""
+    count, end = len(payloads), broker_entry.HEAD.size + payloads[0][5]
+    heads = b"".join(map(itemgetter(slice(end)), payloads))
+    if len(heads) != count * end or not _even(heads, end):
+        return None
+    bodies = b"".join(map(itemgetter(slice(broker_entry.HEAD.size, end)), payloads))
+    run = BrokerEntryMetadataRun.FromString(bodies)
+    return Heads(list(run.broker_timestamp), list(run.index), [end] * count)
+
+
+def _even(heads: bytes, size: int) -> bool:
+    """Whether heads of that size differ from the first, which has to be a right one, in nothing but their numbers.
+
+    Compared byte by byte, but each byte for all heads at once: no number may end earlier or later than the first's.
+    """
+    first = _HEAD.fullmatch(heads, 0, size)
+    if first is None:
+        return False
+    numbers = {at for group in (1, 2) for at in range(*first.span(group))}
+    for at in range(size):
+        column, byte = heads[at::size], heads[at : at + 1]
+        if at not in numbers:
+            alike = column.count(byte) == len(column)
+        else:
+            alike = column.isascii() if byte.isascii() else not column.translate(None, _CONTINUED)
+        if not alike:
+            return False
+    return True
+
+
+def _read_uneven_heads(payloads: Sequence[bytes]) -> Heads | None:
+    """Read heads of any lengths. Raises IndexError, DecodeError when they are no heads."""
+    ends = [broker_entry.HEAD.size + payload[5] for payload in payloads]
+    heads = b"".join([payload[:end] for payload, end in zip(payloads, ends, strict=True)])
+    if len(heads) != sum(ends) or not _HEADS.fullmatch(heads):
+        return None
+    bodies = [payload[broker_entry.HEAD.size : end] for payload, end in zip(payloads, ends, strict=True)]
+    run = BrokerEntryMetadataRun.FromString(b"".join(bodies))
+    return Heads(list(run.broker_timestamp), list(run.index), ends)
 
 
 def _survey_messages(payloads: Sequence[bytes]) -> Survey:

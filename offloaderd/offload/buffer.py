@@ -266,11 +266,12 @@ class TailingBuffer:
         """Entries and payload bytes held behind `position`."""
         entries = size = 0
         for stored in self._stored[bisect_right(self._lasts, position) :]:
-            batch = stored.batch
-            if batch.ledger_id == position.ledger_id:
+            batch, whole_bytes = stored.batch, stored.cost - ENTRY_OVERHEAD_BYTES * len(stored.batch.payloads)
+            if batch.first <= position:
                 batch = batch.between(position.entry_id + 1, batch.last_entry_id)
+                whole_bytes = batch.payload_bytes()
             entries += len(batch.payloads)
-            size += batch.payload_bytes()
+            size += whole_bytes
         return entries, size
 
     def mark_cut(self, position: Position) -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput
 from offloaderd.format import v1
-from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES, frame, padding
+from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES, frame, framed_bytes, padding
 from offloaderd.offload.segment import OpenBlock, SegmentBuilder
 
 if TYPE_CHECKING:
@@ -49,13 +48,14 @@ class LedgerBuilder(SegmentBuilder):
         self._bytes_left = layout.payload_bytes
         self._room = 0  # what is left of the V1 block that is being written
 
-    def _fill_blocks(self, batch: EntryBatch, framed: Sequence[int]) -> None:
-        sums = [0, *accumulate(framed)]
-        at = 0
-        while at < len(framed):
+    def _fill_blocks(self, batch: EntryBatch, sums: Sequence[int]) -> None:
+        sums = [framed_bytes(payload_bytes, entries) for entries, payload_bytes in enumerate(sums)]
+        at, count = 0, len(batch.payloads)
+        while at < count:
             run = self._open
             if run is None:
-                run = self._open = self._new_run(batch.ledger_id, batch.first_entry_id + at, framed[at])
+                first_framed = sums[at + 1] - sums[at]
+                run = self._open = self._new_run(batch.ledger_id, batch.first_entry_id + at, first_framed)
             limit = min(self._room, self._ledger.run_bytes - run.entry_bytes)
             end = bisect_right(sums, sums[at] + limit) - 1
             if end <= at and not run.payloads:
@@ -65,8 +65,8 @@ class LedgerBuilder(SegmentBuilder):
                 run.entry_bytes += sums[end] - sums[at]
                 self._went_in(end - at, sums[end] - sums[at])
                 at = end
-            if at < len(framed):
-                self._close_block(filled=framed[at] > self._room)
+            if at < count:
+                self._close_block(filled=sums[at + 1] - sums[at] > self._room)
 
     def _new_run(self, ledger_id: int, first_entry_id: int, first_framed: int) -> _Run:
         if self._room:
@@ -82,11 +82,11 @@ class LedgerBuilder(SegmentBuilder):
             payload_bytes_left=self._bytes_left,
         )
 
-    def _went_in(self, entries: int, framed_bytes: int) -> None:
+    def _went_in(self, entries: int, size_bytes: int) -> None:
         """Count entries off; raises InvalidInput when the ledger has more than was said."""
-        self._room -= framed_bytes
+        self._room -= size_bytes
         self._entries_left -= entries
-        self._bytes_left -= framed_bytes - entries * ENTRY_OVERHEAD_BYTES
+        self._bytes_left -= size_bytes - entries * ENTRY_OVERHEAD_BYTES
         if min(self._room, self._entries_left, self._bytes_left) < 0:
             raise InvalidInput(f"the ledger has more than {self._said}")
 

@@ -16,7 +16,7 @@ import google_crc32c
 
 from offloaderd.errors import InvalidInput
 from offloaderd.format import manifest, v2
-from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.format.entries import framed_bytes
 from offloaderd.format.entry_time import block_times
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.model import EntryBatch, Position, SegmentRange
@@ -121,13 +121,12 @@ class SegmentBuilder:
 
         The entry that reaches the limit is still taken, so at least one is.
         """
-        lengths = list(map(len, batch.payloads))
-        sums = list(accumulate(lengths))
+        sums = list(accumulate(map(len, batch.payloads), initial=0))
         if payload_bytes_max is not None and self.payload_bytes + sums[-1] > payload_bytes_max:
-            count = bisect_left(sums, payload_bytes_max - self.payload_bytes) + 1
+            count = bisect_left(sums, payload_bytes_max - self.payload_bytes, 1)
             batch = batch.between(batch.first_entry_id, batch.first_entry_id + count - 1)
-            lengths, sums = lengths[:count], sums[:count]
-        self._fill_blocks(batch, [length + ENTRY_OVERHEAD_BYTES for length in lengths])
+            del sums[count + 1 :]
+        self._fill_blocks(batch, sums)
         self._count(batch.first, batch.last_entry_id, sums[-1])
         return batch
 
@@ -164,11 +163,16 @@ class SegmentBuilder:
         self._offset += block.length
         self._count(first, block.last_entry_id, size)
 
-    def _fill_blocks(self, batch: EntryBatch, framed: Sequence[int]) -> None:
-        sums = [0, *accumulate(framed)]
+    def _fill_blocks(self, batch: EntryBatch, sums: Sequence[int]) -> None:
+        """Cut a batch into blocks; `sums[i]` are the payload bytes before its entry `i`, the last one all of them."""
         room = self._layout.block_bytes - v2.BLOCK_HEADER_BYTES - v2.PAD_BYTES_MIN
-        at = 0
-        while at < len(framed):
+        at, count = 0, len(batch.payloads)
+
+        def framed(end: int) -> int:
+            """Bytes of the entries before `end` in a block: asked for where a block ends, not for each entry."""
+            return framed_bytes(sums[end], end)
+
+        while at < count:
             block = self._open
             if block is not None and block.ledger_id != batch.ledger_id:
                 self._close_block()
@@ -176,14 +180,14 @@ class SegmentBuilder:
             if block is None:
                 block = self._open = OpenBlock(batch.ledger_id, batch.first_entry_id + at, [])
             # As many entries as fit; one that is larger than a whole block gets a block of its own.
-            end = bisect_right(sums, sums[at] + room - block.entry_bytes) - 1
+            end = bisect_right(range(count + 1), framed(at) + room - block.entry_bytes, key=framed) - 1
             if end <= at and not block.payloads:
                 end = at + 1
             if end > at:
                 block.payloads += batch.payloads[at:end]
-                block.entry_bytes += sums[end] - sums[at]
+                block.entry_bytes += framed(end) - framed(at)
                 at = end
-            if at < len(framed):
+            if at < count:
                 self._close_block()
 
     def _close_block(self) -> None:
@@ -231,22 +235,22 @@ class SegmentBuilder:
         return CutPart(self.part_count, data, tuple(self._blocks[-len(blocks) :]))
 
     def _describe(self, block: OpenBlock, length: int, crc32c: int) -> manifest.BlockInfo:
-        starts = list(
-            accumulate(
-                map(len, block.payloads),
-                lambda at, size: at + size + ENTRY_OVERHEAD_BYTES,
-                initial=block.head_bytes,
-            )
-        )
+        count = len(block.payloads)
+        sums = list(accumulate(map(len, block.payloads), initial=0))
+
+        def start(entry: int) -> int:
+            """Where an entry begins in the block."""
+            return block.head_bytes + framed_bytes(sums[entry], entry)
+
         sparse: list[tuple[int, int]] = []
-        for wanted in range(block.head_bytes + SPARSE_BYTES, starts[-1], SPARSE_BYTES):
-            entry = bisect_left(starts, wanted)
-            if entry < len(block.payloads) and (not sparse or sparse[-1][0] != entry):
-                sparse.append((entry, starts[entry]))
+        for wanted in range(block.head_bytes + SPARSE_BYTES, start(count), SPARSE_BYTES):
+            entry = bisect_left(range(count), wanted, key=start)
+            if entry < count and (not sparse or sparse[-1][0] != entry):
+                sparse.append((entry, start(entry)))
         return manifest.BlockInfo(
             ledger_id=block.ledger_id,
             first_entry_id=block.first_entry_id,
-            entry_count=len(block.payloads),
+            entry_count=count,
             offset=self._offset,
             length=length,
             crc32c=crc32c,

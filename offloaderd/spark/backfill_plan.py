@@ -14,6 +14,7 @@ from offloaderd.model import OffloadMethod
 from offloaderd.offload.boundaries import Splitter, segment_bytes_for
 from offloaderd.offload.history import extent_of, left_of
 from offloaderd.offload.roll import RollPolicy
+from offloaderd.policy.cost import GIB, Requests
 from offloaderd.rpc.history import first_left
 from offloaderd.spark.backfill_eligible import eligible, plan_for_job
 from offloaderd.spark.backfill_job import Aim, BackfillFailed
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.history import HistoryRange
     from offloaderd.model import TopicName
     from offloaderd.offload.segment import SegmentLayout
+    from offloaderd.policy.cost import Prices
     from offloaderd.spark.backfill_stores import Stores
 
 PUTS_PER_SEGMENT = 5
@@ -31,18 +33,6 @@ PUTS_PER_SEGMENT = 5
 
 GETS_PER_SEGMENT = 8
 """Each object is looked at after it was stored, and once more before the commit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """What a store charges, in dollars: list prices of S3 Standard in us-east-1, for a first idea."""
-
-    put_1000: float = 0.005
-    get_1000: float = 0.0004
-    gb_month: float = 0.023
-
-
-LIST_PRICES = Prices()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +67,10 @@ class TopicPlan:
         """Requests that look whether what was written is there."""
         return GETS_PER_SEGMENT * len(self.ranges)
 
-    def dollars(self, prices: Prices = LIST_PRICES) -> tuple[float, float]:
+    def costs(self, prices: Prices) -> tuple[float, float]:
         """Return what the requests cost once, and the bytes a month."""
-        once = (self.puts * prices.put_1000 + self.gets * prices.get_1000) / 1000
-        return once, self.object_bytes / 1e9 * prices.gb_month
+        once = prices.of(Requests(puts=self.puts, gets=self.gets))
+        return once, self.object_bytes / GIB * prices.stored_gib_month
 
 
 async def plan_topic(stores: Stores, topic: TopicName, segment_bytes: int = 0) -> TopicPlan:

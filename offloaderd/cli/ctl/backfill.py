@@ -17,6 +17,7 @@ from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.errors import InvalidConfig, InvalidInput, OffloaderError
 from offloaderd.model import TopicName
+from offloaderd.policy.cost import Prices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -63,7 +64,7 @@ def plan(
 ) -> int:
     """Find the boundaries of segments by binary search on the ledgers' lengths, and show what a run would write.
 
-    Changes nothing and needs no Spark. Costs are list prices of S3 Standard, for a first idea.
+    Changes nothing and needs no Spark. Costs are by the prices of the settings, section `prices`.
 
     \b
     Examples:
@@ -81,10 +82,11 @@ async def _plan(session: Session, settings: Settings, wanted: Wanted, chosen: Op
 
     async with _stores(settings) as stores:
         found = await work.plan(stores, wanted, chosen.segment_bytes)
+    prices = Prices(**settings.prices.model_dump())
     if session.json:
-        show.document({"topics": [words.plan_json(topic, one) for topic, one in found]})
+        show.document({"topics": [words.plan_json(topic, one, prices) for topic, one in found]})
     else:
-        words.show_plans(found)
+        words.show_plans(found, prices)
     return FAILED if any(isinstance(one, OffloaderError) for _, one in found) else OK
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.model import TopicName
+    from offloaderd.policy.cost import Prices
     from offloaderd.spark.backfill import Ended, Status
     from offloaderd.spark.backfill_job import Progress
     from offloaderd.spark.backfill_plan import TopicPlan
@@ -65,17 +66,17 @@ PLAN_COLUMNS = (
     ">SIZE",
     ">PUTS",
     ">GETS",
-    ">ONCE $",
-    ">MONTH $",
+    ">COST ONCE",
+    ">COST/MONTH",
     ">PROBES",
 )
 
 
-def show_plans(found: Sequence[tuple[TopicName, TopicPlan | OffloaderError]]) -> None:
+def show_plans(found: Sequence[tuple[TopicName, TopicPlan | OffloaderError]], prices: Prices) -> None:
     """Show plans, and why there is none."""
     plans = [one for _, one in found if not isinstance(one, OffloaderError)]
     if plans:
-        show.table(PLAN_COLUMNS, map(_plan_row, plans))
+        show.table(PLAN_COLUMNS, (_plan_row(one, prices) for one in plans))
     for plan in plans:
         _tell_probes(plan)
     for _, one in found:
@@ -95,8 +96,8 @@ def _tell_probes(one: TopicPlan) -> None:
     click.echo(f"{one.topic}: {show.plural(one.probes, 'probe')} for {boundaries}, {how}", err=True)
 
 
-def _plan_row(one: TopicPlan) -> tuple[str, ...]:
-    once, month = one.dollars()
+def _plan_row(one: TopicPlan, prices: Prices) -> tuple[str, ...]:
+    once, month = one.costs(prices)
     return (
         str(one.topic),
         show.number(len(one.ranges)),
@@ -111,11 +112,11 @@ def _plan_row(one: TopicPlan) -> tuple[str, ...]:
     )
 
 
-def plan_json(topic: TopicName, one: TopicPlan | OffloaderError) -> dict[str, object]:
+def plan_json(topic: TopicName, one: TopicPlan | OffloaderError, prices: Prices) -> dict[str, object]:
     """Return a plan as JSON shows it."""
     if isinstance(one, OffloaderError):
         return {"topic": str(topic), "error": str(one)}
-    once, month = one.dollars()
+    once, month = one.costs(prices)
     return {
         "topic": str(topic),
         "error": None,
@@ -126,8 +127,8 @@ def plan_json(topic: TopicName, one: TopicPlan | OffloaderError) -> dict[str, ob
         "segment_bytes": one.segment_bytes,
         "puts": one.puts,
         "gets": one.gets,
-        "dollars_once": round(once, 4),
-        "dollars_month": round(month, 4),
+        "cost_once": round(once, 4),
+        "cost_month": round(month, 4),
         "probes": one.probes,
         "boundaries": one.boundaries,
         "seconds": round(one.seconds, 3),

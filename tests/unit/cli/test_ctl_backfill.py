@@ -13,12 +13,14 @@ from offloaderd.errors import Transient
 from offloaderd.metadata.records.history import HistoryRange
 from offloaderd.model import Position, TopicName
 from offloaderd.offload.segment import SegmentLayout
+from offloaderd.policy.cost import Prices
 from offloaderd.spark.backfill import Ended, Status
 from offloaderd.spark.backfill_job import BackfillFailed, Progress
-from offloaderd.spark.backfill_plan import Prices, TopicPlan
+from offloaderd.spark.backfill_plan import TopicPlan
 
 TOPIC = TopicName.parse("public/default/orders")
 MIB = 1 << 20
+PRICES = Prices(put_1000=1.0, get_1000=0.0, delete_1000=0.0, stored_gib_month=10.0)
 
 
 def test_all_wrong_options_are_named_at_once() -> None:
@@ -76,22 +78,22 @@ def test_requests_and_costs_follow_from_sizes() -> None:
     plan = plan_of(10)
     assert plan.object_bytes > plan.payload_bytes + 12 * plan.entries
     assert (plan.puts, plan.gets) == (10 * (13 + 5), 10 * 8)
-    once, month = plan.dollars(Prices(put_1000=1.0, get_1000=0.0, gb_month=10.0))
+    once, month = plan.costs(PRICES)
     assert once == pytest.approx(0.18)
-    assert month == pytest.approx(plan.object_bytes / 1e8)
+    assert month == pytest.approx(10 * plan.object_bytes / 1024**3)
 
 
 def test_plans_are_shown_with_what_they_took(capsys: pytest.CaptureFixture[str]) -> None:
     """A line a topic; probes, doubts, and why others are not for a job."""
     other = TopicName.parse("public/default/other")
-    words.show_plans([(TOPIC, plan_of(3)), (other, BackfillFailed("it is not enabled"))])
+    words.show_plans([(TOPIC, plan_of(3)), (other, BackfillFailed("it is not enabled"))], PRICES)
     out, err = capsys.readouterr()
     assert "300.0 MiB" in out
     assert "51 probes for 2 boundaries, in 500 ms" in err
     assert "in doubt: split by entries" in err
     assert "not for a job: it is not enabled" in err
-    assert words.plan_json(other, Transient("away")) == {"topic": str(other), "error": "away"}
-    assert json.loads(json.dumps(words.plan_json(TOPIC, plan_of(3))))["segments"] == 3
+    assert words.plan_json(other, Transient("away"), PRICES) == {"topic": str(other), "error": "away"}
+    assert json.loads(json.dumps(words.plan_json(TOPIC, plan_of(3), PRICES)))["segments"] == 3
 
 
 def progress(done: int, left: int) -> Progress:

@@ -71,6 +71,20 @@ def test_a_survey_says_what_its_entries_say(payloads: list[bytes]) -> None:
     assert survey(payloads) == brute_force(payloads)
 
 
+@st.composite
+def one_spoilt(draw: st.DrawFn) -> list[bytes]:
+    """Draw entries whose heads are alike, as neighbours' are, of which one has another byte in its head."""
+    found = [bytearray(broker_entry.encode_head(broker_timestamp=NOW + n, index=300 + n) + message()) for n in range(4)]
+    found[draw(st.integers(0, 3))][draw(st.integers(0, 16))] = draw(st.integers(0, 255))
+    return [bytes(one) for one in found]
+
+
+@given(payloads=one_spoilt())
+def test_one_head_among_others_that_are_alike_is_not_taken_for_one_of_them(payloads: list[bytes]) -> None:
+    """Heads of one length are compared column by column: whichever byte is another, it changes what is read, or not."""
+    assert survey(payloads) == brute_force(payloads)
+
+
 @given(time=st.none() | numbers, index=st.none() | numbers, published=numbers)
 def test_the_brokers_clock_counts_before_the_producers(time: int | None, index: int | None, published: int) -> None:
     """The publish time counts only where the broker noted none."""

@@ -1,0 +1,194 @@
+"""Engine and reader alone, in one process without servers, beside the least that plain Python could do.
+
+The engine takes pushed batches to finished parts, which a store drops; the reader gets blocks out of memory. The
+reference joins heads and payloads of the same entries into parts of the same size, and does nothing else: what of it is
+lost is what buffer, checks, times, manifests and commits cost. Rounds of all three take turns, in a child process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypedDict
+
+from bench.appending import SIZES, spread
+from bench.child import Took, answer_of, used_s
+from bench.load import MIB, PUSH_LEDGER, Entries
+from bench.report import Figure
+from offloaderd import log
+from offloaderd.format.entries import ENTRY_HEAD
+from offloaderd.metadata import catalog
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.metrics import Metrics
+from offloaderd.model import EntryBatch, OfferResult, Position, TopicName
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.objects.port import ObjectInfo, PartInfo
+from offloaderd.offload.segment import SegmentLayout
+from offloaderd.read.segment import SegmentOptions, SegmentReader
+from tests.unit.offload.rig import Rig, enabled, until_offloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bench.scale import Scale
+    from bench.site import Site
+    from offloaderd.clock import Clock
+    from offloaderd.objects.port import Bytes
+    from offloaderd.offload.topic import TopicOffloader
+
+GIB = 1024 * MIB
+PART_BYTES = 8 * MIB
+CORE_MB_S = 500.0
+"""Goals are for a core on which the reference makes this many MB/s of entries of 1 KiB."""
+GOALS_MB_S = {"engine": {"10 KiB": 400.0, "1 KiB": 200.0}, "reader": {}}
+DISTINCT = 64
+"""Batches with entries of their own: far more than a core's cache holds, as no entry is seen twice."""
+
+
+class Task(TypedDict):
+    """How large the entries are, how many bytes of them, and how often."""
+
+    entry_bytes: int
+    total_bytes: int
+    runs: int
+
+
+class Discard(MemoryStore):
+    """Keeps index and manifest; of data objects it keeps their size."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._sizes: dict[str, int] = {}
+
+    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+        """Drop a part."""
+        del key, upload_id
+        return PartInfo(part_number=part_number, etag="0" * 32, size_bytes=len(data))
+
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        """Have an object of that size."""
+        del upload_id
+        self._sizes[key] = sum(part.size_bytes for part in parts)
+        return await self.head(key)
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Say how large an object is, or would be."""
+        if key not in self._sizes:
+            return await super().head(key)
+        return ObjectInfo(key=key, size_bytes=self._sizes[key], etag="0", modified_ms=0)
+
+
+async def inside(site: Site, size: Scale) -> list[Figure]:
+    """Measure both sizes of entries; the servers are not used."""
+    del site
+    figures: list[Figure] = []
+    core: list[float] = []
+    for label in ("1 KiB", "10 KiB"):
+        task = Task(entry_bytes=SIZES[label][0], total_bytes=size.total_bytes, runs=size.runs)
+        found = {
+            what: [Took(*one) for one in rounds] for what, rounds in (await answer_of("bench.inside", task)).items()
+        }
+        rates = {what: [size.total_bytes / 1e6 / one.cpu_s for one in rounds] for what, rounds in found.items()}
+        core = core or rates["framing"]
+        figures += [_figure(f"{what} alone, {label}", rates[what], found[what], core, size) for what in GOALS_MB_S]
+        figures[-2] = replace(figures[-2], goal=GOALS_MB_S["engine"][label] / CORE_MB_S)
+    return figures
+
+
+def _figure(name: str, rates: list[float], took: list[Took], core: list[float], size: Scale) -> Figure:
+    return Figure(
+        benchmark=name,
+        figure="MB a CPU second, over framing 1 KiB in plain Python",
+        values=[rate / reference for rate, reference in zip(rates, core, strict=True)],
+        notes={
+            "ours": spread(rates, "MB/s"),
+            "framing": spread(core, "MB/s"),
+            "CPU": spread([one.cpu_s / size.total_bytes * GIB for one in took], "s/GiB"),
+        },
+    )
+
+
+def framed(entries: Entries) -> int:
+    """Make parts in the plainest way; returns their bytes."""
+    pack, chunks, size, total = ENTRY_HEAD.pack, list[bytes](), 0, 0
+    for first, payloads in entries.batches():
+        for entry_id, payload in enumerate(payloads, first):
+            chunks += (pack(len(payload), entry_id), payload)
+            size += len(payload)
+        if size >= PART_BYTES:
+            total += len(b"".join(chunks))
+            chunks, size = [], 0
+    return total + len(b"".join(chunks))
+
+
+async def pushed(topic: TopicOffloader, entries: Entries) -> None:
+    """Push everything, as the gRPC service does, until it is committed."""
+    for first, payloads in entries.batches():
+        result = await topic.outage.accept(EntryBatch(PUSH_LEDGER, first, payloads))
+        if result is not OfferResult.ACCEPTED:
+            raise RuntimeError(f"declined: {result}")
+    last = Position(PUSH_LEDGER, entries.count - 1)
+    await topic.request_roll(last)
+    await until_offloaded(topic, last)
+
+
+def rig(store: MemoryStore, entries: Entries) -> Rig:
+    """Return an engine's surroundings, with the daemon's block and part and room for everything."""
+    return Rig(
+        objects=store,
+        layout=SegmentLayout(block_bytes=MIB, part_bytes=PART_BYTES),
+        buffer_bytes=2 * entries.payload_bytes,
+        upload_bytes=256 * MIB,
+    )
+
+
+async def engine_alone(entries: Entries, number: int, made: Rig) -> Took:
+    """Measure one topic from its first push to its commit."""
+    async with made.engine(push_only=True) as engine:
+        topic = await enabled(
+            engine, TopicPolicy(enabled=True, segment_bytes_max=entries.segment_bytes), TopicName.parse(f"t-{number}")
+        )
+        started, before = made.clock.monotonic(), used_s()
+        await pushed(topic, entries)
+        return Took(made.clock.monotonic() - started, used_s() - before)
+
+
+async def reader_alone(store: MemoryStore, entries: Entries, made: Rig, topic: TopicName) -> Took:
+    """Measure a cold read of all segments."""
+    segments = (await catalog.load(made.tree.connect(), topic)).segments
+    async with SegmentReader(store, clock=made.clock, metrics=Metrics(), options=SegmentOptions()) as reader:
+        started, before, count = made.clock.monotonic(), used_s(), 0
+        for segment in segments:
+            async with aclosing(reader.read(topic, segment, segment.range.begin, segment.range.end)) as batches:
+                async for batch in batches:
+                    count += len(batch.payloads)
+        took = Took(made.clock.monotonic() - started, used_s() - before)
+    if count != entries.count:
+        raise RuntimeError(f"{count} entries were read, not {entries.count}")
+    return took
+
+
+async def run(task: Task) -> Mapping[str, list[Took]]:
+    """Take turns."""
+    entries = Entries(task["entry_bytes"], task["total_bytes"], distinct=DISTINCT)
+    clock = Rig().clock
+    discard, kept = Discard(clock), MemoryStore(clock)
+    made, stored = rig(discard, entries), rig(kept, entries)
+    await engine_alone(entries, 0, stored)
+    found: dict[str, list[Took]] = {"framing": [], "engine": [], "reader": []}
+    for number in range(task["runs"]):
+        before = used_s()
+        framed(entries)
+        found["framing"].append(Took(used_s() - before, used_s() - before))
+        found["engine"].append(await engine_alone(entries, number + 1, made))
+        found["reader"].append(await reader_alone(kept, entries, stored, TopicName.parse("t-0")))
+    return found
+
+
+if __name__ == "__main__":
+    log.configure("warning", "json")
+    given: Task = json.load(sys.stdin)
+    json.dump(asyncio.run(run(given)), sys.stdout)

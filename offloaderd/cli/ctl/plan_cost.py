@@ -1,0 +1,223 @@
+"""`offloadctl plan-cost`: what segment size and age cost in requests and money, against rates measured or given."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+from offloaderd.cli.ctl.moments import AgoParam
+from offloaderd.config.units import parse_bytes
+from offloaderd.errors import NotFound
+from offloaderd.model import TopicName
+from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Load, Prices, estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.client import DaemonClient
+    from offloaderd.policy.cost import Estimate
+    from offloaderd.rpc.v1 import admin_pb2
+
+WRITER = "offloaderd"
+ENTRY_BYTES = 1024
+TOPICS_MAX = 200
+"""Topics that are asked for their segments when none are named; they stand for all."""
+
+
+class SizeParam(click.ParamType[int]):
+    """A size: 64MiB, 1GiB. Gives bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
+        """Parse a size greater than 0, or fail with what one looks like."""
+        try:
+            size = parse_bytes(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is {error}", param, ctx)
+        if size < 1:
+            self.fail("a size of at least 1 byte, please", param, ctx)
+        return size
+
+
+class Plan(NamedTuple):
+    """One choice of segment size and age, and what it takes."""
+
+    size_bytes: int
+    age_s: float
+    present: bool
+    takes: Estimate
+
+
+@click.command("plan-cost", short_help="Reckon what segment size and age cost.")
+@click.argument("topics", nargs=-1, type=options.TOPIC)
+@click.option("--rate", type=SizeParam(), metavar="SIZE", help="Payload a second and topic, instead of measuring.")
+@click.option("--topics", "count", type=click.IntRange(min=1), default=1, help="With --rate: how many such topics.")
+@click.option("--entry", type=SizeParam(), default=ENTRY_BYTES, metavar="SIZE", help="With --rate: size of an entry.")
+@click.option("--size", "sizes", type=SizeParam(), multiple=True, metavar="SIZE", help="A segment size to compare.")
+@click.option("--age", "ages", type=AgoParam(), multiple=True, metavar="DURATION", help="A segment age to compare.")
+@click.option(
+    "--config",
+    envvar="OFFLOADERD_CONFIG",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PATH",
+    help="Settings of the daemon: prices, sizes, scrub. [env: OFFLOADERD_CONFIG; default: the settings' defaults]",
+)
+@options.common
+def plan_cost(
+    session: Session,
+    topics: tuple[TopicName, ...],
+    *,
+    rate: int | None,
+    count: int,
+    entry: int,
+    sizes: tuple[int, ...],
+    ages: tuple[float, ...],
+    config: Path | None,
+) -> int:
+    """Show what requests and storage cost for several segment sizes and ages.
+
+    Rates are measured from the segments that the daemon has committed: of the topics named, or of all of them (at most
+    200 are asked, and stand for the others). A topic that is catching up shows the rate at which it does so. With
+    --rate nothing is asked. Prices are those of the settings, section `prices`. A line with * is what the settings say.
+
+    \b
+    Examples:
+      offloadctl plan-cost
+      offloadctl plan-cost orders payments --age 1min --age 10min
+      offloadctl plan-cost --rate 1KiB --topics 1000 --size 64MiB --size 1GiB
+      offloadctl plan-cost --json | jq '.plans[] | {size_bytes, age_s, requests_month}'
+    """
+    if rate is not None and topics:
+        raise click.UsageError("name topics to have them measured, or say --rate; not both")
+    from offloaderd.config import Settings, load  # noqa: PLC0415 - loading takes longer than a call
+
+    settings = load(config, os.environ) if config is not None else Settings.model_construct(None)
+    return session.run(_plan(session, topics, _given(rate, count, entry), settings, sizes, ages))
+
+
+def _given(rate: int | None, count: int, entry: int) -> list[Load] | None:
+    return None if rate is None else [Load(topics=count, bytes_per_s=rate, entry_bytes=entry)]
+
+
+async def _plan(
+    session: Session,
+    topics: Sequence[TopicName],
+    given: list[Load] | None,
+    settings: Any,  # noqa: ANN401 - see plan_cost
+    sizes: Sequence[int],
+    ages: Sequence[float],
+) -> None:
+    if given is None:
+        async with session.client() as client:
+            given = await measured(client, topics)
+    prices, offload = Prices(**settings.prices.model_dump()), settings.offload
+    scrub_s = settings.scrub.interval_s if settings.scrub.enabled else None
+    present = (offload.segment_bytes_max, offload.segment_age_max_s)
+    chosen = {(size, age) for size in sizes or (offload.segment_bytes_max,) for age in ages or (60.0, 600.0, 3600.0)}
+    plans = [
+        Plan(
+            size,
+            age,
+            (size, age) == present,
+            estimate(
+                given,
+                Cutting(
+                    segment_bytes_max=size,
+                    segment_age_max_s=age,
+                    block_bytes=offload.block_bytes,
+                    part_bytes=offload.part_bytes,
+                ),
+                prices,
+                scrub_interval_s=scrub_s,
+            ),
+        )
+        for size, age in sorted(chosen | {present})
+    ]
+    if session.json:
+        found = [as_json(one) for one in plans]
+        show.document({"load": _load(plans[0].takes), "prices": asdict(prices), "plans": found})
+        return
+    takes = plans[0].takes
+    topic_count = show.plural(round(takes.topics), "topic")
+    click.echo(f"{topic_count}, {show.size(round(takes.gib_per_hour * GIB / HOUR_S))}/s of payload\n")
+    show.table(COLUMNS, map(row, plans))
+
+
+async def measured(client: DaemonClient, topics: Sequence[TopicName]) -> list[Load]:
+    """Return the rates of topics by what was committed of them. Raises NotFound when nothing was."""
+    names = list(topics)
+    share = 1.0
+    if not names:
+        known = [TopicName.parse(one.topic) for one in await client.topics()]
+        names = known[:: -(-len(known) // TOPICS_MAX)] if known else []
+        share = len(known) / len(names) if names else 1.0
+    loads = [load_of(await client.segments(name), topics=share) for name in names]
+    if not any(load.bytes_per_s for load in loads):
+        raise NotFound("no segments to measure a rate from", hint="say a rate: --rate 1MiB --topics 50")
+    return loads
+
+
+def load_of(segments: Iterable[admin_pb2.Segment], *, topics: float = 1.0) -> Load:
+    """Return a topic's rate from the begin of its first segment to the commit of its last; 0 when there is none."""
+    own = [one for one in segments if one.offloaded_ms and one.entries and one.writer in {"", WRITER}]
+    if not own:
+        return Load(topics=topics, bytes_per_s=0.0, entry_bytes=ENTRY_BYTES)
+    payload_bytes = sum(one.payload_bytes for one in own)
+    seconds = (max(one.offloaded_ms for one in own) - min(one.assigned_ms for one in own)) / 1000
+    entry_bytes = max(1.0, payload_bytes / sum(one.entries for one in own))
+    return Load(topics=topics, bytes_per_s=payload_bytes / max(seconds, 0.001), entry_bytes=entry_bytes)
+
+
+COLUMNS = (
+    *(">SIZE", ">AGE", "", ">SEGMENTS/H", ">DURABLE WITHIN", ">REQUESTS/GIB", ">REQUESTS/TOPIC/H"),
+    *(">ZOOKEEPER WRITES/S", ">REQUESTS/MONTH", ">STORAGE/MONTH"),
+)
+
+
+def row(plan: Plan) -> tuple[str, ...]:
+    """Return a line of the table; both costs are for a month, storage for what one month writes."""
+    takes = plan.takes
+    return (
+        show.size(plan.size_bytes),
+        show.age(plan.age_s),
+        "*" if plan.present else "",
+        f"{takes.segments_per_hour:,.1f}",
+        show.age(takes.durable_s_max),
+        f"{takes.requests_per_gib:,.0f}",
+        f"{takes.requests_per_topic_hour:,.1f}",
+        f"{takes.metadata_writes_per_s:,.2f}",
+        f"{takes.requests_month:,.2f}",
+        f"{takes.stored_month:,.2f}",
+    )
+
+
+def _load(takes: Estimate) -> dict[str, float]:
+    return {"topics": takes.topics, "bytes_per_s": takes.gib_per_hour * GIB / HOUR_S}
+
+
+def as_json(plan: Plan) -> dict[str, object]:
+    """Return a choice as JSON shows it; requests are an hour's, by what they are charged as."""
+    takes = plan.takes
+    return {
+        "size_bytes": plan.size_bytes,
+        "age_s": plan.age_s,
+        "present": plan.present,
+        "segments_per_hour": takes.segments_per_hour,
+        "durable_s_max": takes.durable_s_max,
+        "write_requests": takes.write._asdict(),
+        "scrub_requests": takes.scrub._asdict(),
+        "requests_per_gib": takes.requests_per_gib,
+        "requests_per_topic_hour": takes.requests_per_topic_hour,
+        "metadata_writes_per_s": takes.metadata_writes_per_s,
+        "written_gib_month": takes.gib_per_hour * MONTH_S / HOUR_S,
+        "requests_month": takes.requests_month,
+        "stored_month": takes.stored_month,
+    }

@@ -1,0 +1,22 @@
+"""What the object store charges; see sections.py."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from offloaderd.config.kinds import Amount
+from offloaderd.config.section import Section
+
+
+class PricesSettings(Section):
+    """The price table that `offloadctl plan-cost` reckons with, in any one currency; nothing else looks at it."""
+
+    put_1000: Amount = Field(
+        default=0.005,
+        ge=0,
+        description="A thousand requests that are charged as PUT, COPY, POST or LIST. The defaults are AWS's list "
+        "prices for S3 Standard in us-east-1, in dollars; look up those of your region and class.",
+    )
+    get_1000: Amount = Field(default=0.0004, ge=0, description="A thousand that are charged as GET, as HEAD is.")
+    delete_1000: Amount = Field(default=0.0, ge=0, description="A thousand deletions; AWS charges nothing for them.")
+    stored_gib_month: Amount = Field(default=0.023, ge=0, description="A GiB that is stored for a month.")

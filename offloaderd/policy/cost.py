@@ -1,0 +1,197 @@
+"""What offloading costs in requests and in what a store charges for them: a model of how segments are written. Pure.
+
+It follows the uploader step by step (`offload/uploader.py`, `offload/sealing.py`), and tests compare it with the
+requests that a real upload makes. Left out is what is rare (retries, a new owner that continues an upload) and what
+does not depend on how segments are cut (the listings of the collection of garbage).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+GIB = 1024**3
+HOUR_S = 3600.0
+MONTH_S = 365.25 * 86_400 / 12
+
+BLOCK_FRAME_BYTES = 128 + 4
+"""Header and least padding of a block."""
+ENTRY_FRAME_BYTES = 12
+SCRUB_REQUEST_BYTES = 4 * 1024 * 1024
+METADATA_WRITES = 5
+"""Transactions on ZooKeeper for a segment of one part. Each part that is stored before the end takes one more at most:
+parts of one topic that come within 0.2 s share one."""
+
+
+class Requests(NamedTuple):
+    """Requests to the store by how they are charged: as PUT (and POST, LIST), as GET (and HEAD), deletions apart."""
+
+    puts: float = 0.0
+    gets: float = 0.0
+    deletes: float = 0.0
+
+    def times(self, factor: float) -> Requests:
+        """Return so many times these."""
+        return Requests(self.puts * factor, self.gets * factor, self.deletes * factor)
+
+    def plus(self, other: Requests) -> Requests:
+        """Return both together."""
+        return Requests(self.puts + other.puts, self.gets + other.gets, self.deletes + other.deletes)
+
+    @property
+    def all(self) -> float:
+        """Their number, whatever they are charged as."""
+        return self.puts + self.gets + self.deletes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What the store charges, in one currency: for a thousand requests, and for a GiB stored a month."""
+
+    put_1000: float
+    get_1000: float
+    delete_1000: float
+    stored_gib_month: float
+
+    def of(self, requests: Requests) -> float:
+        """Return what requests cost."""
+        charged = requests.puts * self.put_1000 + requests.gets * self.get_1000 + requests.deletes * self.delete_1000
+        return charged / 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cutting:
+    """How entries become objects; sizes in bytes, as in the settings of the same names."""
+
+    segment_bytes_max: int
+    segment_age_max_s: float
+    block_bytes: int
+    part_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """So many topics, each of which gets `bytes_per_s` of payload in entries of `entry_bytes` (more than 0)."""
+
+    topics: float
+    bytes_per_s: float
+    entry_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What all loads together take: requests and writes by the hour, money by the month."""
+
+    topics: float
+    gib_per_hour: float
+    segments_per_hour: float
+    metadata_writes: float
+    write: Requests
+    scrub: Requests
+    requests_month: float
+    """What the requests of a month cost."""
+    stored_month: float
+    """What it costs to keep what one month writes, each month that it is kept."""
+    durable_s_max: float
+    """How old an entry may get before its segment is sealed."""
+
+    @property
+    def requests(self) -> float:
+        """All requests of an hour."""
+        return self.write.all + self.scrub.all
+
+    @property
+    def requests_per_gib(self) -> float:
+        """Requests for a GiB of payload; 0 without any."""
+        return self.requests / self.gib_per_hour if self.gib_per_hour else 0.0
+
+    @property
+    def requests_per_topic_hour(self) -> float:
+        """Requests for a topic in an hour; 0 without any."""
+        return self.requests / self.topics if self.topics else 0.0
+
+    @property
+    def metadata_writes_per_s(self) -> float:
+        """Transactions on ZooKeeper a second, at most."""
+        return self.metadata_writes / HOUR_S
+
+
+class _Shape(NamedTuple):
+    """How many blocks a segment of entries of one size has, and how long each is."""
+
+    blocks: int
+    block_bytes: float
+
+
+def _shape(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> _Shape:
+    framed = entry_bytes + ENTRY_FRAME_BYTES
+    entries = max(1.0, payload_bytes / entry_bytes)
+    in_block = max(1, int((cutting.block_bytes - BLOCK_FRAME_BYTES) // framed))
+    return _Shape(ceil(entries / in_block), BLOCK_FRAME_BYTES + min(entries, in_block) * framed)
+
+
+def per_segment(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> Requests:
+    """Return the requests that write one segment of entries of one size and verify it, and delete it in the end.
+
+    The upload is created and completed, index and manifest are put and read back; the data object's size is asked for
+    after the completion and before the commit. A part has whole blocks until it is as long as it should be.
+    """
+    return Requests(puts=parts_of(payload_bytes, entry_bytes, cutting) + 4, gets=4, deletes=1)
+
+
+def parts_of(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> int:
+    """Return how many parts a segment of entries of one size has."""
+    shape = _shape(payload_bytes, entry_bytes, cutting)
+    return ceil(shape.blocks / ceil(cutting.part_bytes / shape.block_bytes))
+
+
+def per_scrub(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> Requests:
+    """Return the requests that read one segment again: sizes, manifest and index, then whole blocks together."""
+    shape = _shape(payload_bytes, entry_bytes, cutting)
+    return Requests(gets=4 + ceil(shape.blocks / max(1, SCRUB_REQUEST_BYTES // shape.block_bytes)))
+
+
+def segment_of(load: Load, cutting: Cutting) -> float:
+    """Return the payload bytes of a topic's segment: it ends by size or by age, and has one entry at least."""
+    by_age = max(load.entry_bytes, load.bytes_per_s * cutting.segment_age_max_s)
+    return min(max(float(cutting.segment_bytes_max), load.entry_bytes), by_age)
+
+
+def estimate(
+    loads: Iterable[Load], cutting: Cutting, prices: Prices, *, scrub_interval_s: float | None = None
+) -> Estimate:
+    """Return what loads take when they are cut so. `scrub_interval_s` None: what is stored is not read again.
+
+    Reading again is counted for what one month writes: after its commit, and at every interval of one more month.
+    """
+    again = 1 + MONTH_S / scrub_interval_s if scrub_interval_s else 0.0
+    topics = segments = bytes_per_s = stored_bytes_per_s = durable_s = metadata_writes = 0.0
+    write = scrub = Requests()
+    for load in loads:
+        topics += load.topics
+        if load.bytes_per_s <= 0:
+            continue
+        size = segment_of(load, cutting)
+        count = load.topics * load.bytes_per_s * HOUR_S / size
+        segments += count
+        metadata_writes += count * (METADATA_WRITES + parts_of(size, load.entry_bytes, cutting) - 1)
+        bytes_per_s += load.topics * load.bytes_per_s
+        stored_bytes_per_s += load.topics * load.bytes_per_s * (1 + ENTRY_FRAME_BYTES / load.entry_bytes)
+        write = write.plus(per_segment(size, load.entry_bytes, cutting).times(count))
+        scrub = scrub.plus(per_scrub(size, load.entry_bytes, cutting).times(count * again))
+        durable_s = max(durable_s, min(cutting.segment_age_max_s, size / load.bytes_per_s))
+    return Estimate(
+        topics=topics,
+        gib_per_hour=bytes_per_s * HOUR_S / GIB,
+        segments_per_hour=segments,
+        metadata_writes=metadata_writes,
+        write=write,
+        scrub=scrub,
+        requests_month=prices.of(write.plus(scrub)) * MONTH_S / HOUR_S,
+        stored_month=stored_bytes_per_s * MONTH_S / GIB * prices.stored_gib_month,
+        durable_s_max=durable_s,
+    )
