@@ -9,6 +9,7 @@ import click
 import offloaderd
 from offloaderd.cli.ctl import (
     backfill,
+    control,
     daemons,
     doctor,
     explain,
@@ -66,6 +67,8 @@ for command in (
     doctor.doctor,
     daemons.daemons,
     daemons.drain,
+    control.reload_settings,
+    control.log_level,
     gc.gc,
     ledgers.ledgers,
     grants.grants,

@@ -93,14 +93,21 @@ def _includes(value: bytes, path: str, topic_map: TopicMap, asked: Asked) -> boo
     return asked.target is None or asked.target <= known.target
 
 
-def fate_of(asked: Asked, topic_map: TopicMap, *, none: bool = False, active: bool = True) -> Fate:
-    """Say what became of a request. `none`: the topic's method takes nothing now; `active`: it is offloaded at all."""
+def fate_of(
+    asked: Asked, topic_map: TopicMap, *, none: bool = False, paused: bool = False, active: bool = True
+) -> Fate:
+    """Say what became of a request.
+
+    `none`: the topic's method takes nothing now, `paused`: nor does an operator let it; `active`: it is offloaded.
+    """
     target = asked.target
     if target is None:
         return Fate(Outcome.NOTHING, asked.reason)
     if not reached(topic_map, target):
         if not active:
             return Fate(Outcome.FAILED, "the topic is not offloaded any more; it goes on when the topic is enabled")
+        if paused:
+            return Fate(Outcome.FAILED, f"{Why.PAUSED}; it goes on when that is resumed")
         if none:
             return Fate(Outcome.FAILED, f"{Why.NONE}; it goes on under another method")
         return Fate(Outcome.RUNNING, asked.reason)

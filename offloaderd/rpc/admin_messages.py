@@ -138,6 +138,8 @@ def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
         spilled_entries=status.spilled_entries,
         spilled_bytes=status.spilled_bytes,
         history=history_summary(status.history) if status.history is not None else None,
+        paused_ms=status.paused_ms,
+        paused_by=status.paused_by,
     )
 
 

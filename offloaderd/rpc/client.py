@@ -15,6 +15,7 @@ from grpc import aio
 
 from offloaderd.errors import InvalidInput, OffloaderError, Transient, first_of
 from offloaderd.groups import Group
+from offloaderd.rpc.client_control import ControlCalls
 from offloaderd.rpc.client_history import HistoryCalls
 from offloaderd.rpc.client_inspect import InspectCalls
 from offloaderd.rpc.client_manual import ManualCalls
@@ -88,7 +89,15 @@ class Said(TypedDict, total=False):
 
 
 class DaemonClient(
-    HistoryCalls, InspectCalls, ManualCalls, PlacementCalls, PolicyCalls, RetentionCalls, RollbackCalls, SeekCalls
+    ControlCalls,
+    HistoryCalls,
+    InspectCalls,
+    ManualCalls,
+    PlacementCalls,
+    PolicyCalls,
+    RetentionCalls,
+    RollbackCalls,
+    SeekCalls,
 ):
     """Async context manager over one channel to `address` (`host:port`).
 

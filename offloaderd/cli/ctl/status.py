@@ -101,6 +101,7 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         ("topic", one.topic),
         ("state", one.state + (f": {one.stalled_reason}" if one.stalled_reason else "")),
         ("owner", f"{one.owner or '-'} (epoch {one.epoch})" + (f": {one.placement}" if one.placement else "")),
+        *([("PAUSED", f"since {show.moment(one.paused_ms)} UTC by {one.paused_by}")] if one.paused_ms else []),
         *outage_facts(one),
         ("lag", lag),
         ("open segment", segment),
@@ -205,6 +206,7 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         "stalled_reason": one.stalled_reason or None,
         "stalled_class": one.stalled_class or None,
         "stalled_since_ms": one.stalled_since_ms or None,
+        "paused": {"since_ms": one.paused_ms, "by": one.paused_by} if one.paused_ms else None,
         "outage": one.outage or None,
         "unprotected": {
             "entries": one.unprotected_entries,

@@ -19,15 +19,24 @@ from offloaderd.policy.policies import NAMES, OFF, OffloadPolicies
 W = TypeVar("W", bound=StrEnum)
 
 
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """An operator has the topic stand still: since when, in milliseconds, and who."""
+
+    since_ms: int
+    by: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPolicy(OffloadPolicies):
-    """Topic level policy. A topic that is not `enabled` stays known and readable.
+    """Topic level policy. A topic that is not `enabled` stays known and readable, as does one that is `paused`.
 
     `selected_by` is the pattern, or the namespace's policy, that it follows from; empty: the topic was enabled or
     disabled by its name. `partitioned`: there are no entries under this name, its partitions follow this policy.
     """
 
     enabled: bool = True
+    paused: Paused | None = None
     selected_by: str = ""
     partitioned: bool = False
 
@@ -40,6 +49,11 @@ class TopicPolicy(OffloadPolicies):
 def own(policy: OffloadPolicies) -> OffloadPolicies:
     """Return what a policy says of the offloading alone."""
     return OffloadPolicies(**{name: getattr(policy, name) for name in NAMES})
+
+
+def standing(wanted: TopicPolicy, current: object) -> TopicPolicy:
+    """Return what a topic should have, paused as it is: only pausing and resuming by name change that."""
+    return replace(wanted, paused=current.paused) if isinstance(current, TopicPolicy) else wanted
 
 
 def disabled(policy: TopicPolicy) -> TopicPolicy:
@@ -78,6 +92,8 @@ def to_record(value: OffloadPolicies) -> records_pb2.TopicPolicyRecord:
     )
     if isinstance(value, TopicPolicy):
         record.enabled, record.selected_by, record.partitioned = value.enabled, value.selected_by, value.partitioned
+        if value.paused is not None:
+            record.paused_ms, record.paused_by = value.paused.since_ms, value.paused.by
     return record
 
 
@@ -97,6 +113,7 @@ def from_record(record: records_pb2.TopicPolicyRecord, *, path: str) -> TopicPol
         codec.corrupt(path, "a number of bytes", threshold)
     return TopicPolicy(
         enabled=record.enabled,
+        paused=Paused(record.paused_ms, record.paused_by) if record.paused_ms else None,
         selected_by=record.selected_by,
         partitioned=record.partitioned,
         method=_word(path, OffloadMethod, record.method),

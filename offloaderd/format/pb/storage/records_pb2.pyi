@@ -167,6 +167,8 @@ class TopicPolicyRecord(_message.Message):
     HISTORY_ORDER_FIELD_NUMBER: _builtins.int
     BUCKET_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
+    PAUSED_MS_FIELD_NUMBER: _builtins.int
+    PAUSED_BY_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     segment_bytes_max: _builtins.int
     segment_age_max_s: _builtins.float
@@ -196,6 +198,10 @@ class TopicPolicyRecord(_message.Message):
     """history-first or alongside; empty: inherited"""
     bucket: _builtins.str
     prefix: _builtins.str
+    paused_ms: _builtins.int
+    """since when an operator has it stand still; 0: it does not"""
+    paused_by: _builtins.str
+    """who said so"""
     def __init__(
         self,
         *,
@@ -217,10 +223,12 @@ class TopicPolicyRecord(_message.Message):
         history_order: _builtins.str = ...,
         bucket: _builtins.str | None = ...,
         prefix: _builtins.str | None = ...,
+        paused_ms: _builtins.int = ...,
+        paused_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "prefix", b"prefix", "read_priority", b"read_priority", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "enabled", b"enabled", "history_order", b"history_order", "method", b"method", "outage", b"outage", "partitioned", b"partitioned", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "selected_by", b"selected_by", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "enabled", b"enabled", "history_order", b"history_order", "method", b"method", "outage", b"outage", "partitioned", b"partitioned", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "selected_by", b"selected_by", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
     _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
