@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound
+from offloaderd.errors import Conflict, CorruptData, InvalidInput, NewerRecord, NotFound
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import asked as asked_record
 from offloaderd.metadata.records.asked import Asked
@@ -65,7 +65,7 @@ async def read(store: MetadataStore, topic: TopicName) -> Asked | None:
 async def record(store: MetadataStore, topic: TopicName, topic_map: TopicMap, asked: Asked) -> None:
     """Note a request, unless an earlier one that is under way includes it. Raises Transient when it may not be noted.
 
-    What is there and cannot be read is replaced.
+    What is there and cannot be read is replaced, unless a later release wrote it: raises NewerRecord.
     """
     path, value = paths.asked(topic), asked_record.encode(asked)
     for _ in range(WRITE_TRIES):
@@ -86,6 +86,8 @@ def _includes(value: bytes, path: str, topic_map: TopicMap, asked: Asked) -> boo
     """Say whether a request that is on record is under way and goes at least as far as another one."""
     try:
         known = asked_record.decode(value, path=path)
+    except NewerRecord:
+        raise
     except CorruptData:
         return False
     if known.target is None or reached(topic_map, known.target):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from offloaderd.errors import Fenced, NotFound, OffloaderError
+from offloaderd.errors import Fenced, NewerRecord, NotFound, OffloaderError
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import verified as verified_record
@@ -283,6 +283,8 @@ class Scrubber:
             return _Progress({}, None, None)
         try:
             known = verified_record.decode(node.value, path=path)
+        except NewerRecord:
+            raise
         except OffloaderError as error:
             log.warning("scrub.record_unreadable", topic=str(topic), error=str(error), hint="it begins anew")
             known = Verified({})

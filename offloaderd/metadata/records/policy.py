@@ -6,7 +6,7 @@ A policy is somebody's word on this very topic, or, with `selected_by`, follows 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -39,6 +39,8 @@ class TopicPolicy(OffloadPolicies):
     paused: Paused | None = None
     selected_by: str = ""
     partitioned: bool = False
+    unknown: bytes = field(default=b"", repr=False, compare=False)
+    """What a later release has added to the record."""
 
     @property
     def active(self) -> bool:
@@ -52,8 +54,12 @@ def own(policy: OffloadPolicies) -> OffloadPolicies:
 
 
 def standing(wanted: TopicPolicy, current: object) -> TopicPolicy:
-    """Return what a topic should have, paused as it is: only pausing and resuming by name change that."""
-    return replace(wanted, paused=current.paused) if isinstance(current, TopicPolicy) else wanted
+    """Return what a topic should have, paused as it is, which pausing and resuming alone change, and with what a later
+    release has added.
+    """
+    return (
+        replace(wanted, paused=current.paused, unknown=current.unknown) if isinstance(current, TopicPolicy) else wanted
+    )
 
 
 def disabled(policy: TopicPolicy) -> TopicPolicy:
@@ -91,6 +97,7 @@ def to_record(value: OffloadPolicies) -> records_pb2.TopicPolicyRecord:
         prefix=value.prefix,
     )
     if isinstance(value, TopicPolicy):
+        record.MergeFromString(value.unknown)
         record.enabled, record.selected_by, record.partitioned = value.enabled, value.selected_by, value.partitioned
         if value.paused is not None:
             record.paused_ms, record.paused_by = value.paused.since_ms, value.paused.by
@@ -131,6 +138,7 @@ def from_record(record: records_pb2.TopicPolicyRecord, *, path: str) -> TopicPol
         retention=_word(path, TierRetention, record.retention),
         retention_age_s=seconds("retention_age_s"),
         retention_bytes=given("retention_bytes"),
+        unknown=codec.unknown(record),
     )
 
 
