@@ -102,7 +102,7 @@ SEAL = attempt.Seal(
     ends=((7, LedgerEnd(8, 9)),),
     past=Past(300, Position(7, 2), 1_699_999_999_000, 299),
 )
-ATTEMPT = {
+ATTEMPT: dict[str, Any] = {
     "segment_id": SEGMENT,
     "begin": Position(7, 3),
     "assigned_ms": 1_700_000_000_000,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from offloaderd import wiring
+from offloaderd.access.rights import Role
 from offloaderd.clock import SystemClock
 from offloaderd.config import Settings, check
 from offloaderd.config.change import LIVE
@@ -112,7 +113,7 @@ class Site:
         found: dict[str, Any] = {key: getattr(holds, name) for key, name in HELD_BY_POLICIES.items()}
         return found | {
             "access.calls_per_s": bounds.calls_per_s,
-            "access.grants": rules and [rules.rights.allow(name, "read", None) for name in ("alice", "bob")],
+            "access.grants": rules and [rules.rights.allow(name, Role.READ, None) for name in ("alice", "bob")],
             "access.token_audience": token and token.audience,
             "access.token_audience_claim": token and token.audience_claim,
             "access.token_claim": token and token.claim,

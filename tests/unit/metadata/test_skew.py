@@ -1,4 +1,4 @@
-"""Two releases on the same records: what the last one wrote, what a later one adds, and what only that one may touch."""
+"""Two releases on the same records: what the last wrote, what a later one adds, and what only that one may touch."""
 
 from __future__ import annotations
 

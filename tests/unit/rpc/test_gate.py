@@ -284,7 +284,6 @@ async def test_a_call_is_cut_when_its_grant_is_taken_back(ca: Authority) -> None
                 await anext(eve.read_messages(MINE))
             for _ in range(3):
                 await anext(staying)
-            await staying.aclose()
         await until(lambda: site.reads.open == 0)
 
 
