@@ -242,6 +242,7 @@ def s3_options(settings: Settings) -> S3Options:
     objects = settings.objects
     return S3Options(
         endpoint=objects.endpoint,
+        signed_host=objects.signed_host,
         region=objects.region,
         bucket=objects.bucket,
         others=tuple(sorted(places(settings).buckets - {objects.bucket})),

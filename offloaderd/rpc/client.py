@@ -24,7 +24,7 @@ from offloaderd.rpc.client_policy import PolicyCalls
 from offloaderd.rpc.client_retention import RetentionCalls
 from offloaderd.rpc.client_rollback import RollbackCalls
 from offloaderd.rpc.client_seek import SeekCalls, seek_target
-from offloaderd.rpc.client_trust import Trust
+from offloaderd.rpc.client_trust import Trust, checked_address
 from offloaderd.rpc.errors import DETAIL_KEY, from_rpc_error
 from offloaderd.rpc.v1 import (
     admin_pb2,
@@ -388,14 +388,3 @@ def read_request(topic: TopicName, wanted: Wanted) -> read_pb2.ReadRequest:
 def position_message(value: Position | None) -> common_pb2.Position | None:
     """Return a position as a message, None when there is none."""
     return None if value is None else common_pb2.Position(ledger_id=value.ledger_id, entry_id=value.entry_id)
-
-
-def checked_address(text: str) -> str:
-    """Return `host:port` if it can be an address; raises InvalidInput."""
-    host, colon, port = text.rpartition(":")
-    hint = "write HOST:PORT, for instance 127.0.0.1:7650"
-    if not (colon and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65_536):
-        raise InvalidInput(f"not an address: {text!r}", hint=hint)
-    if "/" in host or host.startswith("[") != host.endswith("]") or (":" in host and not host.startswith("[")):
-        raise InvalidInput(f"not an address: {text!r}", hint=hint)
-    return text

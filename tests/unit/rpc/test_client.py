@@ -15,7 +15,8 @@ from grpc import aio
 from offloaderd.errors import CorruptData, InvalidInput, NoSpace, NotFound, OffloaderError
 from offloaderd.model import Position, ReadPriority, TopicName
 from offloaderd.patterns import TopicPattern
-from offloaderd.rpc.client import DaemonClient, TimedOut, Unreachable, checked_address
+from offloaderd.rpc.client import DaemonClient, TimedOut, Unreachable
+from offloaderd.rpc.client_trust import checked_address
 from offloaderd.rpc.errors import DETAIL_KEY
 from offloaderd.rpc.v1 import (
     admin_pb2,
