@@ -49,6 +49,7 @@ check: $(DEPENDENCIES)dev ## The gate: lint, format, types, layers, generated fi
 	$(BIN)/lint-imports --no-logo
 	$(PROTOS) --check
 	$(BIN)/python tools/docs.py --check
+	$(BIN)/python tools/compatible.py
 	$(BIN)/python -m pytest -q tests/test_tidy.py
 	$(BIN)/python -m tools.audit
 

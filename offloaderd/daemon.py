@@ -18,40 +18,25 @@ import structlog
 
 from offloaderd import __version__, wiring
 from offloaderd.clock import SystemClock
-from offloaderd.doctor.examination import examine
 from offloaderd.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
 from offloaderd.groups import Group
 from offloaderd.guard import Guard
 from offloaderd.health import Health
 from offloaderd.http import HttpServer
-from offloaderd.metadata.policy_book import PolicyBook
+from offloaderd.log_levels import LogLevels
 from offloaderd.metadata.session import SessionState
 from offloaderd.metrics import Metrics, watch_loop
 from offloaderd.offload.budget import Backoff, ByteBudget
-from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.pool import BufferPool
-from offloaderd.offload.retention import Retention
 from offloaderd.offload.signal import finished, race
-from offloaderd.pages.board import Board
-from offloaderd.presence import registration_of
 from offloaderd.probes import Prober
-from offloaderd.read.reader import TopicReader
-from offloaderd.rpc.admin import AdminService, DaemonSnapshot
-from offloaderd.rpc.doctor import DoctorService
-from offloaderd.rpc.history import HistoryService
+from offloaderd.reload import Reloader
+from offloaderd.rpc.admin import DaemonSnapshot
 from offloaderd.rpc.interceptor import ErrorInterceptor
-from offloaderd.rpc.ledgers import LedgerService
-from offloaderd.rpc.offload import OffloadService
-from offloaderd.rpc.placement import PlacementService
-from offloaderd.rpc.policy import PolicyService
-from offloaderd.rpc.read import ReadService
-from offloaderd.rpc.retention import RetentionService
-from offloaderd.rpc.rollback import RollbackService
-from offloaderd.rpc.server import RpcServer, Services
-from offloaderd.rpc.upkeep import UpkeepService
+from offloaderd.rpc.server import RpcServer
+from offloaderd.serving import assemble
 from offloaderd.sources import Ledgers, open_ledgers
 from offloaderd.stores import bucket_store, check_places, metadata_store
-from offloaderd.upkeep.gc import Collector
 from offloaderd.workshops import opened_workshop
 
 if TYPE_CHECKING:
@@ -64,6 +49,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.engine import Engine
     from offloaderd.offload.registration import Registration
     from offloaderd.pages.site import StatusSite
+    from offloaderd.rpc.server import Services
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -81,12 +67,18 @@ class Addresses:
     http: str
 
 
-async def run(settings: Settings, *, on_ready: Callable[[Addresses], None] | None = None) -> int:
+async def run(
+    settings: Settings,
+    *,
+    on_ready: Callable[[Addresses], None] | None = None,
+    reread: Callable[[], Settings] | None = None,
+) -> int:
     """Run a daemon until it is told to stop; returns the exit code (0 after a complete drain, else 1).
 
-    Raises InvalidConfig when it cannot ever work as configured. `on_ready` is called once calls are welcome.
+    Raises InvalidConfig when it cannot ever work as configured. `on_ready` is called once calls are welcome,
+    `reread` whenever the settings are to be read again; it raises InvalidConfig.
     """
-    daemon = Daemon(settings, on_ready)
+    daemon = Daemon(settings, on_ready, reread=reread)
     with stop_signals(daemon):
         try:
             await daemon.run()
@@ -106,7 +98,7 @@ async def run(settings: Settings, *, on_ready: Callable[[Addresses], None] | Non
 
 @contextmanager
 def stop_signals(daemon: Daemon) -> Iterator[None]:
-    """First SIGTERM or SIGINT: drain. Second: cancel."""
+    """First SIGTERM or SIGINT: drain. Second: cancel. SIGHUP: read the settings again."""
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
 
     def on_signal(name: str) -> None:
@@ -120,10 +112,11 @@ def stop_signals(daemon: Daemon) -> Iterator[None]:
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:
         loop.add_signal_handler(number, on_signal, number.name)
+    loop.add_signal_handler(signal.SIGHUP, daemon.reloader.on_signal)
     try:
         yield
     finally:
-        for number in signals:
+        for number in (*signals, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 
@@ -131,21 +124,31 @@ class Daemon:
     """One process's daemon."""
 
     def __init__(
-        self, settings: Settings, on_ready: Callable[[Addresses], None] | None = None, *, clock: Clock | None = None
+        self,
+        settings: Settings,
+        on_ready: Callable[[Addresses], None] | None = None,
+        *,
+        clock: Clock | None = None,
+        reread: Callable[[], Settings] | None = None,
     ) -> None:
-        self._settings = settings
         self._on_ready = on_ready
         self._clock: Clock = clock or SystemClock()
         self._started_ms = self._clock.wall_ms()
         self._pool = BufferPool(settings.memory.buffer_bytes)
         self._uploads = ByteBudget(settings.memory.upload_bytes)
         self.metrics = Metrics()
+        self.reloader = Reloader(settings, reread, self._clock, self.metrics)
+        self._levels = LogLevels(settings.log, self._clock, self.metrics)
         self.health = Health()
         self.stopping = asyncio.Event()
         self.cut_short = False
         self.exit_code = 0
         self._why_stopping = ""
         self._site: StatusSite | None = None
+
+    @property
+    def _settings(self) -> Settings:
+        return self.reloader.settings
 
     def stop(self, why: str) -> None:
         """Begin to drain."""
@@ -253,29 +256,12 @@ class Daemon:
                 settings, metadata, objects, ledgers, pool, uploads, clock=self._clock, metrics=self.metrics
             )
         )
-        book = PolicyBook(metadata, wiring.policy_levels(settings))
-        retention = Retention(shop, ledgers.register, wiring.retention_options(settings), book)
-        engine = wiring.engine(settings, shop, ledgers.store, retention, book)
-        reader = await stack.enter_async_context(
-            TopicReader(
-                maps=engine,
-                policies=book,
-                objects=objects,
-                source=ledgers.source,
-                hot=HotBuffers(engine),
-                clock=self._clock,
-                metrics=self.metrics,
-                options=wiring.read_options(settings),
-            )
-        )
-        gc = Collector(objects, metadata, wiring.sites(settings), clock=self._clock, metrics=self.metrics)
-        session_s = settings.metadata.session_timeout_s
-        registration = registration_of(settings.daemon.id, engine, metadata, self._clock, session_timeout_s=session_s)
-        admin = self._admin(engine, ledgers)
-        board = Board(admin, engine.statuses, self.metrics, self._clock)
-        services = self._services(admin, engine, reader, objects, ledgers, gc, registration, retention)
-        rpc = await stack.enter_async_context(self._rpc(guard, services))
+        crew = assemble(settings, shop, ledgers, guard, self._levels, self.reloader, daemon=self, clock=self._clock)
+        await stack.enter_async_context(crew.reader)
+        engine, registration, gc = crew.engine, crew.registration, crew.gc
+        rpc = await stack.enter_async_context(self._rpc(guard, crew.services))
         registration.reached_at(settings.grpc.advertise or f"{settings.grpc.host}:{rpc.port}")
+        self.reloader.connect(crew.prepare)
         node = registration.node
         self.health.starting(f"registering as {node.daemon_id}")
         if not await self._or_stopped(registration.open()):
@@ -287,13 +273,14 @@ class Daemon:
                 group.create_task(prober.run(metadata, objects, ledgers), name="dependency probe"),
                 group.create_task(registration.run(), name="registration"),
                 group.create_task(guard.keep(), name="certificates"),
+                group.create_task(self._levels.keep(), name="log levels"),
                 group.create_task(
-                    gc.keep(wiring.gc_schedule(settings), lambda: engine.placement.leads("gc")),
+                    gc.keep(lambda: wiring.gc_schedule(self._settings), lambda: engine.placement.leads("gc")),
                     name="garbage collection",
                 ),
             ]
             if self._site is not None:
-                loops.append(group.create_task(self._site.fill(board), name="status page"))
+                loops.append(group.create_task(self._site.fill(crew.board), name="status page"))
             running = group.create_task(engine.run(node), name="engine")
             self.health.serving()
             await rpc.show(serving=True)
@@ -308,43 +295,6 @@ class Daemon:
     def _rpc(self, guard: Guard, services: Services) -> RpcServer:
         interceptor = ErrorInterceptor(self.metrics, clock=self._clock, gate=guard.gate)
         return RpcServer(wiring.server_options(self._settings, guard.certificates), services, [interceptor])
-
-    def _admin(self, engine: Engine, ledgers: Ledgers) -> AdminService:
-        return AdminService(
-            engine=engine,
-            metadata=engine.shop.metadata,
-            source=ledgers.source,
-            daemon=self,
-            places=wiring.surroundings(self._settings).places,
-        )
-
-    def _services(
-        self,
-        admin: AdminService,
-        engine: Engine,
-        reader: TopicReader,
-        objects: SegmentStore,
-        ledgers: Ledgers,
-        gc: Collector,
-        registration: Registration,
-        retention: Retention,
-    ) -> Services:
-        """Return what is served."""
-        settings, metadata = self._settings, engine.shop.metadata
-        return Services(
-            offload=OffloadService(engine, clock=self._clock, metrics=self.metrics),
-            read=ReadService(reader, settings.read.readers_max, metrics=self.metrics),
-            admin=admin,
-            doctor=DoctorService(lambda: examine(settings, self._clock, serving=True)),
-            upkeep=UpkeepService(gc, grace_s=settings.gc.grace_s),
-            placement=PlacementService(engine, registration),
-            retention=RetentionService(engine, retention, metadata, ledgers.source, self._clock),
-            history=HistoryService(engine, engine.shop, engine.book),
-            rollback=RollbackService(engine, metadata),
-            inspect=wiring.inspection(settings, engine, reader, metadata, objects, self._clock),
-            policy=PolicyService(engine.levels, metadata, wiring.surroundings(settings), retained=ledgers.retained),
-            ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
-        )
 
     async def _drain(
         self, engine: Engine, running: asyncio.Task[None], rpc: RpcServer, registration: Registration

@@ -93,6 +93,18 @@ class CorruptData(OffloaderError):
         self.found = found
 
 
+class NewerRecord(CorruptData):
+    """A later release wrote it in a way that this one would misread: leave it, and all that depends on it, alone."""
+
+    def __init__(self, key: str, *, found: int, known: int) -> None:
+        OffloaderError.__init__(
+            self,
+            f"{key} was written by a newer offloaderd: format {found}, this release reads up to {known}",
+            hint="nothing of it is changed or deleted; upgrade this daemon, or stop it and leave it to newer ones",
+        )
+        self.key, self.offset, self.expected, self.found = key, 0, f"format {known} or less", found
+
+
 def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the one error of a group that says what to do; the others are its consequences, or come again.
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from offloaderd.metrics import Metrics
 
 
+KEY_SETTINGS = ("token_secret_key", "token_public_key", "token_public_alg")
+
+
 class Guard:
     """The gate and what it goes by; `keep` follows the files. Raises InvalidConfig for files that cannot be used."""
 
@@ -31,7 +34,7 @@ class Guard:
         self._metrics = metrics
         self.certificates = _certificates(settings)
         self._token_key = _token_key(settings)
-        self.gate = Gate(metrics, clock, _limits(settings), self._authentication())
+        self.gate = Gate(metrics, clock, _limits(settings), _authentication(settings, self._token_key))
         self._show()
 
     def site(self, health: Health) -> StatusSite | None:
@@ -39,6 +42,21 @@ class Guard:
         http = self._settings.http
         private = is_loopback(http.host) and not is_authenticated(self._settings)
         return StatusSite(self.gate, health, private=private) if http.status_page else None
+
+    def prepare(self, settings: Settings) -> Callable[[], None]:
+        """Return what makes grants, limits and the token key of other settings hold; files are read at once.
+
+        Raises InvalidConfig for a key that cannot be used.
+        """
+        same = all(getattr(settings.access, name) == getattr(self._settings.access, name) for name in KEY_SETTINGS)
+        token_key = self._token_key if same else _token_key(settings)
+
+        def follow() -> None:
+            self._settings, self._token_key = settings, token_key
+            self.gate.follow(_limits(settings), _authentication(settings, token_key))
+            self._show()
+
+        return follow
 
     async def keep(self) -> None:
         """Look at the files again and again, until cancelled."""
@@ -52,23 +70,6 @@ class Guard:
             if watched is not None:
                 watched.refresh()
         self._show()
-
-    def _authentication(self) -> Authentication | None:
-        access, key = self._settings.access, self._token_key
-        certificates = self._settings.tls.client_ca_file is not None
-        if not certificates and key is None:
-            return None
-        return Authentication(
-            rights=Rights(map(Grant.parse, access.grants)),
-            certificates=certificates,
-            token_key=lambda: None if key is None else key.value,
-            token_rules=TokenRules(
-                claim=access.token_claim,
-                audience_claim=access.token_audience_claim,
-                audience=access.token_audience or "",
-                leeway_s=access.token_leeway_s,
-            ),
-        )
 
     def _show(self) -> None:
         grpc, access = self._settings.grpc, self._settings.access
@@ -85,6 +86,23 @@ class Guard:
             ("streams_per_connection", grpc.streams_max),
         ):
             self._metrics.grpc_limit.labels(limit=limit).set(value)
+
+
+def _authentication(settings: Settings, key: Watched[TokenKey] | None) -> Authentication | None:
+    access, certificates = settings.access, settings.tls.client_ca_file is not None
+    if not certificates and key is None:
+        return None
+    return Authentication(
+        rights=Rights(map(Grant.parse, access.grants)),
+        certificates=certificates,
+        token_key=lambda: None if key is None else key.value,
+        token_rules=TokenRules(
+            claim=access.token_claim,
+            audience_claim=access.token_audience_claim,
+            audience=access.token_audience or "",
+            leeway_s=access.token_leeway_s,
+        ),
+    )
 
 
 def _limits(settings: Settings) -> Limits:

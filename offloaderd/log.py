@@ -11,9 +11,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TextIO
 
 import structlog
+
+from offloaderd.log_modules import AUDIT, LIBRARIES, SIGNERS
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor, WrappedLogger
@@ -25,18 +28,21 @@ SECRET_KEYS = frozenset({
 })  # fmt: skip
 """Compared without case, dashes and underscores."""
 
-LIBRARIES = ("aiobotocore", "aiohttp", "asyncio", "botocore", "grpc", "kazoo", "urllib3")
-SIGNERS = ("aiobotocore", "botocore")
-AUDIT = "offloaderd.audit"
-"""Logger of calls that change something or were refused; it is written whatever the level."""
 DEPTH_MAX = 6
+_own: set[str] = set()  # modules that have a level of their own, as set here
 
 
-def configure(level: str = "info", format: str = "auto", stream: TextIO | None = None) -> None:  # noqa: A002 - the setting's name
+def configure(
+    level: str = "info",
+    format: str = "auto",  # noqa: A002 - the setting's name
+    stream: TextIO | None = None,
+    *,
+    modules: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Send everything that is logged to `stream` (standard error by default).
 
     `level` is the least to be written; `format` is json, console, or auto: console when the stream is a terminal.
-    May be called again; the last call holds.
+    `modules` are those with a level of their own. May be called again; the last call holds.
     """
     target = sys.stderr if stream is None else stream
     pretty = format == "console" or (format == "auto" and target.isatty())
@@ -48,12 +54,7 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
     ]:
         root.removeHandler(old)
     root.addHandler(handler)
-    number = logging.getLevelNamesMapping()[level.upper()]
-    root.setLevel(number)
-    for name in LIBRARIES:
-        least = logging.WARNING if number > logging.DEBUG else logging.INFO if name in SIGNERS else logging.DEBUG
-        logging.getLogger(name).setLevel(max(number, least))
-    logging.getLogger(AUDIT).setLevel(logging.INFO)
+    set_levels(level, modules)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -64,6 +65,25 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,  # loggers are module globals: caching would keep the first configuration
     )
+
+
+def set_levels(level: str, modules: Mapping[str, str]) -> None:
+    """Write from `level` on, of some modules and what is below them from another; the last call holds.
+
+    Libraries are shown from WARNING on unless a level is debug, or they are named. The audit log is always written.
+    """
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger().setLevel(number)
+    for name in _own:
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    for name in LIBRARIES:
+        least = logging.WARNING if number > logging.DEBUG else logging.INFO if name in SIGNERS else logging.DEBUG
+        logging.getLogger(name).setLevel(max(number, least))
+    for name, one in modules.items():
+        logging.getLogger(name).setLevel(one.upper())
+    _own.clear()
+    _own.update(modules)
+    logging.getLogger(AUDIT).setLevel(logging.INFO)
 
 
 def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

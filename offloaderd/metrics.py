@@ -31,6 +31,7 @@ from offloaderd.metric_values import (
 )
 from offloaderd.metrics_access import AccessMetrics
 from offloaderd.metrics_continue import ContinueMetrics
+from offloaderd.metrics_control import ControlMetrics
 from offloaderd.metrics_gc import GcMetrics
 from offloaderd.metrics_history import HistoryMetrics
 from offloaderd.metrics_outage import OutageMetrics
@@ -54,6 +55,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles
 class Metrics(
     AccessMetrics,
     ContinueMetrics,
+    ControlMetrics,
     OutageMetrics,
     GcMetrics,
     RetentionMetrics,
@@ -84,6 +86,7 @@ class Metrics(
         self._access()
         self._process()
         self._continue()
+        self._control()
         self._outage()
         self._gc()
         self._retention()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
+    from offloaderd.ledgers.bookkeeper.limits import Limits
     from offloaderd.ledgers.port import BrokerOffloads, LedgerDescriber, LedgerRegister, LedgerSource, LedgerStore
     from offloaderd.metrics import Metrics
     from offloaderd.model import Retained
@@ -34,7 +35,7 @@ class Ledgers:
 
     `probe` asks for something small; it raises what the source would. `register` says which ledgers were deleted at the
     source; the embedded store deletes none but by our own word. `describer` knows what BookKeeper says of a ledger,
-    `retained` says what Pulsar retains of the topics of a tenant's namespace.
+    `retained` says what Pulsar retains of the topics of a tenant's namespace, `limits` how fast bookies are read.
     """
 
     source: LedgerSource | None = None
@@ -44,6 +45,7 @@ class Ledgers:
     describer: LedgerDescriber | None = None
     offloads: BrokerOffloads | None = None
     retained: Callable[[str, str], Awaitable[Retained]] | None = None
+    limits: Limits | None = None
 
 
 async def open_ledgers(stack: AsyncExitStack, settings: Settings, *, clock: Clock, metrics: Metrics) -> Ledgers:
@@ -111,4 +113,12 @@ async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: C
         )
     )
     retained = admin.retained if admin is not None else None
-    return Ledgers(source=source, probe=probe, register=source, offloads=source, describer=source, retained=retained)
+    return Ledgers(
+        source=source,
+        probe=probe,
+        register=source,
+        offloads=source,
+        describer=source,
+        retained=retained,
+        limits=source.limits,
+    )

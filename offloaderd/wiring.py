@@ -14,7 +14,6 @@ from offloaderd.metadata.zookeeper_client import ZooKeeperSecurity
 from offloaderd.objects.places import Place, Places
 from offloaderd.objects.s3 import S3Options
 from offloaderd.offload.damage import SourceKeeper
-from offloaderd.offload.engine import Engine
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.next_segment import LedgerCut, WholeLedgers
 from offloaderd.offload.outage import OutageRules
@@ -50,8 +49,8 @@ if TYPE_CHECKING:
     from offloaderd.metrics import Metrics
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.budget import ByteBudget
+    from offloaderd.offload.engine import Engine
     from offloaderd.offload.pool import BufferPool
-    from offloaderd.offload.retention import Retention
     from offloaderd.read.reader import TopicReader
     from offloaderd.sources import Ledgers
     from offloaderd.traces import Traces
@@ -79,7 +78,7 @@ def workshop(
         uplink=Uplink(
             objects=objects,
             budget=uploads,
-            limits=UploadLimits(parts_in_flight_max=parts_of_topic(settings), readback=offload.verify == "readback"),
+            limits=upload_limits(settings),
             clock=clock,
             metrics=metrics,
             pace=Pace(settings.upload.concurrency_max, changed=metrics.upload_concurrency.set),
@@ -124,6 +123,11 @@ def spill_area(settings: Settings, metrics: Metrics) -> SpillArea | None:
         return None
     metrics.spill_limit_bytes.set(spill.bytes_max)
     return SpillArea(Path(spill.directory), spill.bytes_max)
+
+
+def upload_limits(settings: Settings) -> UploadLimits:
+    """Return how a topic's segment is sent and checked."""
+    return UploadLimits(parts_in_flight_max=parts_of_topic(settings), readback=settings.offload.verify == "readback")
 
 
 def parts_of_topic(settings: Settings) -> int:
@@ -245,6 +249,7 @@ def s3_options(settings: Settings) -> S3Options:
     objects = settings.objects
     return S3Options(
         endpoint=objects.endpoint,
+        signed_host=objects.signed_host,
         region=objects.region,
         bucket=objects.bucket,
         others=tuple(sorted(places(settings).buckets - {objects.bucket})),
@@ -319,33 +324,31 @@ def admin_options(settings: Settings) -> AdminOptions:
     )
 
 
-def engine(
-    settings: Settings, shop: Workshop, store: LedgerStore | None, retention: Retention, book: PolicyBook
-) -> Engine:
-    """Return the engine with its duties towards each topic; `store` is the embedded one."""
-    grants = Grants(shop, store if settings.grants.delete_source else None, grant_options(settings), book)
-    return Engine(
-        shop,
-        book,
-        placement=placement_options(settings),
-        duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber(settings, shop).run},
-    )
+def grants(settings: Settings, shop: Workshop, store: LedgerStore | None, book: PolicyBook) -> Grants:
+    """Return who lets the source delete; `store` is the embedded one."""
+    return Grants(shop, store if settings.grants.delete_source else None, grant_options(settings), book)
 
 
 def scrubber(settings: Settings, shop: Workshop) -> Scrubber:
     """Return who reads what is stored again; it has the memory of uploads, when these leave some."""
-    scrub, uplink = settings.scrub, shop.uplink
+    uplink = shop.uplink
     return Scrubber(
         uplink.objects,
         shop.metadata,
         sites(settings),
-        ScrubOptions(
-            interval_s=scrub.interval_s, first_s=scrub.first_s, bytes_per_s=scrub.bytes_per_s, off=not scrub.enabled
-        ),
+        scrub_options(settings),
         clock=uplink.clock,
         metrics=uplink.metrics,
         budget=uplink.budget,
         damaged=SourceKeeper(shop.metadata, uplink.clock).keep,
+    )
+
+
+def scrub_options(settings: Settings) -> ScrubOptions:
+    """Return in which rhythm what is stored is read again."""
+    scrub = settings.scrub
+    return ScrubOptions(
+        interval_s=scrub.interval_s, first_s=scrub.first_s, bytes_per_s=scrub.bytes_per_s, off=not scrub.enabled
     )
 
 

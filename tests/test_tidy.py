@@ -249,6 +249,10 @@ def test_only_the_root_imports_settings() -> None:
         "offloaderd/cli/",
         "offloaderd/config/",
         "offloaderd/doctor/",
+        "offloaderd/drill/",  # runs a daemon of its own
+        "offloaderd/log_levels.py",
+        "offloaderd/reload.py",
+        "offloaderd/serving.py",
         "offloaderd/spark/",  # an executor is a process of its own
         "offloaderd/standalone/",
         "offloaderd/daemon.py",

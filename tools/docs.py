@@ -12,6 +12,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from offloaderd.config.change import LIVE
 from offloaderd.config.fields import all_settings, section_types
 from offloaderd.metrics import Metrics
 from tools.alerts import alerts_page
@@ -38,6 +39,7 @@ def settings_file() -> str:
             section = setting.section
             lines += ["", "", *comment(about(section)), f"[{section}]"]
         allowed = f" Allowed: {setting.allowed}." if setting.allowed else ""
+        allowed += " Followed by a reload." if setting.key in LIVE else ""
         lines += ["", *comment(setting.description + allowed), f"# {setting.name} = {setting.example}"]
     return "\n".join(lines) + "\n"
 
@@ -48,16 +50,20 @@ def settings_page() -> str:
         "# Settings",
         "",
         "Generated from `offloaderd/config/` by `make docs`. The order of precedence is environment, file, "
-        "default; the variable for `grpc.port` is `OFFLOADERD__GRPC__PORT`. All mistakes are reported at once.",
+        "default; the variable for `grpc.port` is `OFFLOADERD__GRPC__PORT`. All mistakes are reported at once. "
+        "`reload` says what a running daemon follows (`offloadctl reload`, SIGHUP), and what needs a restart.",
     ]
     section = ""
     for setting in all_settings():
         if setting.section != section:
             section = setting.section
             lines += ["", f"## {section}", "", about(section), ""]
-            lines += ["| setting | default | allowed | what and why |", "|---|---|---|---|"]
+            lines += ["| setting | default | allowed | reload | what and why |", "|---|---|---|---|---|"]
         default = setting.default if setting.default == "not set" else f"`{setting.default}`"
-        lines.append(f"| `{setting.key}` | {default} | {cell(setting.allowed)} | {cell(setting.description)} |")
+        reload = "at once" if setting.key in LIVE else "restart"
+        lines.append(
+            f"| `{setting.key}` | {default} | {cell(setting.allowed)} | {reload} | {cell(setting.description)} |"
+        )
     return "\n".join(lines) + "\n"
 
 

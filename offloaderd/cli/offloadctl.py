@@ -9,8 +9,10 @@ import click
 import offloaderd
 from offloaderd.cli.ctl import (
     backfill,
+    control,
     daemons,
     doctor,
+    drill,
     explain,
     gc,
     grants,
@@ -67,8 +69,11 @@ for command in (
     seek.seek,
     produce.produce,
     doctor.doctor,
+    drill.drill,
     daemons.daemons,
     daemons.drain,
+    control.reload_settings,
+    control.log_level,
     gc.gc,
     ledgers.ledgers,
     plan_cost.plan_cost,

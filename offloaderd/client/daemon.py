@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from offloaderd.client.admin import AdminCalls
 from offloaderd.client.append import AppendCalls
+from offloaderd.client.control import ControlCalls
 from offloaderd.client.entries import EntryCalls
 from offloaderd.client.history import HistoryCalls
 from offloaderd.client.inspect import InspectCalls
@@ -18,6 +19,7 @@ from offloaderd.client.seek import SeekCalls
 class DaemonClient(
     AdminCalls,
     AppendCalls,
+    ControlCalls,
     EntryCalls,
     HistoryCalls,
     InspectCalls,

@@ -51,6 +51,6 @@ def translated(error: aio.AioRpcError, address: str) -> OffloaderError:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return InvalidInput(
             f"the daemon at {address} does not offer this call",
-            hint="appending needs a daemon with an embedded ledger store, as standalone has",
+            hint="it may be an older release; appending needs an embedded ledger store, as standalone has",
         )
     return from_rpc_error(error)

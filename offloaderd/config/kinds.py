@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from offloaderd.access.rights import Grant
 from offloaderd.config.units import parse_bytes
 from offloaderd.errors import InvalidInput
+from offloaderd.log_modules import parsed_levels
 from offloaderd.model import ReadPriority
 
 
@@ -51,6 +52,14 @@ def _grants(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+def _levels(value: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        parsed_levels(value)
+    except InvalidInput as error:
+        raise ValueError(f"{error.message} ({error.hint})") from error
+    return value
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes), SizeMark()]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 Amount = Annotated[float, Field(allow_inf_nan=False)]
@@ -59,6 +68,7 @@ Priority = Annotated[ReadPriority, BeforeValidator(_priority)]
 Grants = Annotated[
     tuple[str, ...], BeforeValidator(_lines), AfterValidator(_grants), Shape("a list of ROLE IDENTITY WHERE")
 ]
+Levels = Annotated[tuple[str, ...], BeforeValidator(_lines), AfterValidator(_levels), Shape("a list of MODULE LEVEL")]
 OptionalText = Annotated[str | None, BeforeValidator(_absent)]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_absent)]
 NodeName = Annotated[str, Field(max_length=200, pattern=r"^[^/\x00-\x1f]*$"), Shape("up to 200 characters, no slash")]

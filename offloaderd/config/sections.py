@@ -17,6 +17,7 @@ from offloaderd.config.kinds import (
     Address,
     Bytes,
     ClusterName,
+    Levels,
     NodeName,
     Port,
     Priority,
@@ -265,6 +266,13 @@ class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info",
         description="Least level that is written.",
+    )
+    levels: Levels = Field(
+        default=(),
+        examples=[("read info", "offload.tailer debug", "kazoo error")],
+        description="Modules that are written from another level on, each as MODULE LEVEL: a package or module of "
+        "offloaderd with all below it, or a library. `offloadctl log-level` does it for a while. In the environment "
+        "separated by semicolons.",
     )
     format: Literal["auto", "json", "console"] = Field(
         default="auto",

@@ -112,6 +112,12 @@ class ObjectsSettings(Section):
         examples=["http://127.0.0.1:9000"],
         description="URL of an S3 service other than AWS. Not set: AWS in objects.region.",
     )
+    signed_host: OptionalText = Field(
+        default=None,
+        examples=["s3.eu-west-1.amazonaws.com"],
+        description="Name of the service where objects.endpoint is another way to it (a tunnel, a forwarded port), "
+        "sent and signed as Host. Not set: the host of the endpoint.",
+    )
     region: str = Field(
         default="us-east-1",
         min_length=1,

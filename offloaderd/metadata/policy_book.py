@@ -60,6 +60,10 @@ class PolicyBook:
         self.damaged: set[str] = set()
         """Paths of the nodes that cannot be read."""
 
+    def follow(self, daemon: Sequence[Level]) -> None:
+        """Have other levels of the daemon's own below what is stored."""
+        self._daemon = tuple(daemon)
+
     async def load(self) -> None:
         """Read what is stored at all levels. Raises Transient."""
         names = await namespaces(self._store)

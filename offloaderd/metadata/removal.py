@@ -137,6 +137,7 @@ def without_oldest(
         segments=(base.segments if base is not None else 0) + 1,
         object_bytes=(base.object_bytes if base is not None else 0) + segment.object_bytes,
         reason=reason,
+        unknown=base.unknown if base is not None else b"",
     )
     path, value = paths.floor(topic), floor_record.encode(risen)
     steps.append(Create(path, value) if base is None else Replace(path, value, topic_map.base_version))

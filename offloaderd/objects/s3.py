@@ -47,12 +47,14 @@ class S3Options:
 
     Without `endpoint` it is AWS in `region`; without keys, `profile` or `role_arn` (with a web identity), botocore's
     own search (environment, profile, role) applies. `encryption` is S3's ServerSideEncryption: AES256 or aws:kms.
+    `signed_host` is what the service calls itself where `endpoint` is another way to it.
     A transfer slower than `bytes_per_s_min`, after the time that every request has, counts as stuck.
     """
 
     bucket: str
     others: tuple[str, ...] = ()
     endpoint: str | None = None
+    signed_host: str | None = None
     region: str = "us-east-1"
     access_key: str | None = None
     secret_key: str | None = None

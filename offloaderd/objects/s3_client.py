@@ -26,6 +26,7 @@ from offloaderd.objects.s3_errors import invalid_options
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from botocore.awsrequest import AWSRequest
     from types_aiobotocore_s3 import S3Client
 
     from offloaderd.clock import Clock
@@ -145,7 +146,14 @@ class Clients:
             client: S3Client = await stack.enter_async_context(made)
         except (BotoCoreError, ValueError) as error:
             raise invalid_options(error, self._where) from error
+        if options.signed_host is not None:
+            client.meta.events.register("before-sign.s3", partial(_name_host, options.signed_host))
         return _Opened(client, stack)
+
+
+def _name_host(host: str, *, request: AWSRequest, **_: object) -> None:
+    """Have a request say, and be signed, that it goes to this host."""
+    request.headers["Host"] = host
 
 
 def _assume(session: AioSession, options: S3Options) -> None:

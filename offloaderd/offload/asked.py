@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound
+from offloaderd.errors import Conflict, CorruptData, InvalidInput, NewerRecord, NotFound
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import asked as asked_record
 from offloaderd.metadata.records.asked import Asked
@@ -65,7 +65,7 @@ async def read(store: MetadataStore, topic: TopicName) -> Asked | None:
 async def record(store: MetadataStore, topic: TopicName, topic_map: TopicMap, asked: Asked) -> None:
     """Note a request, unless an earlier one that is under way includes it. Raises Transient when it may not be noted.
 
-    What is there and cannot be read is replaced.
+    What is there and cannot be read is replaced, unless a later release wrote it: raises NewerRecord.
     """
     path, value = paths.asked(topic), asked_record.encode(asked)
     for _ in range(WRITE_TRIES):
@@ -86,6 +86,8 @@ def _includes(value: bytes, path: str, topic_map: TopicMap, asked: Asked) -> boo
     """Say whether a request that is on record is under way and goes at least as far as another one."""
     try:
         known = asked_record.decode(value, path=path)
+    except NewerRecord:
+        raise
     except CorruptData:
         return False
     if known.target is None or reached(topic_map, known.target):
@@ -93,14 +95,21 @@ def _includes(value: bytes, path: str, topic_map: TopicMap, asked: Asked) -> boo
     return asked.target is None or asked.target <= known.target
 
 
-def fate_of(asked: Asked, topic_map: TopicMap, *, none: bool = False, active: bool = True) -> Fate:
-    """Say what became of a request. `none`: the topic's method takes nothing now; `active`: it is offloaded at all."""
+def fate_of(
+    asked: Asked, topic_map: TopicMap, *, none: bool = False, paused: bool = False, active: bool = True
+) -> Fate:
+    """Say what became of a request.
+
+    `none`: the topic's method takes nothing now, `paused`: nor does an operator let it; `active`: it is offloaded.
+    """
     target = asked.target
     if target is None:
         return Fate(Outcome.NOTHING, asked.reason)
     if not reached(topic_map, target):
         if not active:
             return Fate(Outcome.FAILED, "the topic is not offloaded any more; it goes on when the topic is enabled")
+        if paused:
+            return Fate(Outcome.FAILED, f"{Why.PAUSED}; it goes on when that is resumed")
         if none:
             return Fate(Outcome.FAILED, f"{Why.NONE}; it goes on under another method")
         return Fate(Outcome.RUNNING, asked.reason)

@@ -63,6 +63,11 @@ class ByteBudget:
                 self._grant()
             raise
 
+    def follow(self, limit_bytes: int) -> None:
+        """Go on under another limit; what is held beyond a lower one is given back in its time."""
+        self.limit_bytes = limit_bytes
+        self._grant()
+
     def release(self, held: int, holder: Hashable = None) -> None:
         """Give back what was taken."""
         self.used_bytes -= held

@@ -80,7 +80,7 @@ class CopyChecker:
     def __init__(self, shop: Workshop, *, readback: bool, chunk_bytes: int = 8 << 20) -> None:
         self._shop = shop
         self._uplink = shop.uplink
-        self._readback = readback
+        self.readback = readback
         self._chunk_bytes = chunk_bytes
 
     async def check(self, topic_map: TopicMap, segment: CommittedSegment, ledger_id: int) -> GrantedSegment:
@@ -126,7 +126,7 @@ class CopyChecker:
         self._check_manifest(topic_map, segment, described, manifest_key)
         index, index_found = await self._read(store, index_key)
         check_index(index, described, key=index_key)
-        crc32c = await self._read_data(store, data_key, described) if self._readback else None
+        crc32c = await self._read_data(store, data_key, described) if self.readback else None
         data = GrantedObject(key=data_key, size_bytes=info.size_bytes, crc32c=crc32c, etag=info.etag)
         return data, index_found, manifest_found
 

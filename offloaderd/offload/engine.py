@@ -190,6 +190,10 @@ class Engine:
             for helper in helpers:
                 helper.cancel()
 
+    def policies_changed(self) -> None:
+        """Have the topics that are here follow the book, after the daemon's own levels in it changed."""
+        self._spread.heed_all()
+
     def inherit(self, session_id: str) -> None:
         """Take what a session of a former run of this daemon still holds: that run has ended for certain."""
         self._home.ended.add(session_id)

@@ -65,6 +65,11 @@ class Grants:
         self._checker = CopyChecker(shop, readback=options.readback)
         self._turns = asyncio.Semaphore(CHECKS_AT_A_TIME)
 
+    def follow(self, options: GrantOptions) -> None:
+        """Go on in another rhythm, and with other checks; whether grants are given stays as it is."""
+        self._options = replace(options, enabled=self._options.enabled)
+        self._checker.readback = options.readback
+
     async def run(self, offloader: TopicOffloader) -> None:
         """Verify, grant and delete until cancelled. Raises Fenced."""
         known: dict[int, Grant] = {}

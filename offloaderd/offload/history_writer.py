@@ -198,9 +198,7 @@ class HistoryWriter:
         self._failures = (0, "")
         self._met(None)
         builder = segment.builder
-        self._metrics.segments.labels(state="offloaded").inc()
-        self._metrics.segment_bytes.observe(builder.object_bytes)
-        self._metrics.segment_entries.observe(builder.entries)
+        segment.count_committed()
         if segment.continued:
             self._metrics.segments_continued.inc()
         log.info(

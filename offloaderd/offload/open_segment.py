@@ -99,6 +99,13 @@ class OpenSegment:
         """Its record."""
         return self.progress.attempt
 
+    def count_committed(self) -> None:
+        """Count it as a part of its topic."""
+        metrics = self._shop.uplink.metrics
+        metrics.segments.labels(state="offloaded").inc()
+        metrics.segment_bytes.observe(self.builder.object_bytes)
+        metrics.segment_entries.observe(self.builder.entries)
+
     @property
     def sealed(self) -> Seal:
         """Where it ends; only once that is decided."""

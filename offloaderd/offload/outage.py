@@ -94,7 +94,9 @@ class Outage:
 
     @property
     def blocked(self) -> bool:
-        """Whether nothing is to be taken at the moment."""
+        """Whether nothing is to be taken at the moment: an outage, or a pause of what exists nowhere else."""
+        if self._push_only and self._topic.policy.paused is not None:
+            return True
         return self.policy is OutagePolicy.BLOCK and self._topic.troubles.outage is not None
 
     async def may_take(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:

@@ -46,6 +46,13 @@ class Pace:
             self.in_flight -= 1
             self._grant()
 
+    def follow(self, ceiling: int) -> None:
+        """Go on under another ceiling; a higher one is reached step by step, as after a refusal."""
+        self.ceiling = ceiling
+        if self.limit > ceiling:
+            self.limit = ceiling
+            self._tell()
+
     def mark(self) -> int:
         """Return what tells `failed` and `worked` at which pace a request was sent."""
         return self._cuts
@@ -61,7 +68,7 @@ class Pace:
 
     def worked(self, mark: int) -> None:
         """A part that was sent at `mark` is stored: after a window of these, allow one more."""
-        if mark != self._cuts or self.limit == self.ceiling:
+        if mark != self._cuts or self.limit >= self.ceiling:
             return
         self._worked += 1
         if self._worked >= self.limit:

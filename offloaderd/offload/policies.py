@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import structlog
 
-from offloaderd.errors import Conflict, CorruptData, NotFound, Transient
+from offloaderd.errors import Conflict, CorruptData, NewerRecord, NotFound, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.policy_book import node_of, spelled
 from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.records import codec
 from offloaderd.metadata.records import level_policy as level_record
 from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records import selection as selection_record
@@ -114,12 +115,19 @@ async def put(store: MetadataStore, clock: Clock, selection: Selection) -> None:
         await ensure(store, paths.SELECTIONS)
         counter = await store.get(paths.SELECTIONS)
         try:
-            step: Step = Replace(path, value, (await store.get(path)).version)
+            step: Step = await _replaced(store, path, value, selection_record.decode)
         except NotFound:
             step = Create(path, value)
         await store.transact([step, Replace(paths.SELECTIONS, b"", counter.version)])
 
     await _until_written(clock, f"the selection {selection.pattern}", attempt)
+
+
+async def _replaced(store: MetadataStore, path: str, value: bytes, decode: Callable[..., object]) -> Step:
+    """Return the step that replaces a record, whatever it says. Raises NotFound, and NewerRecord to leave it alone."""
+    found = await store.get(path)
+    codec.unless_newer(decode, found.value, path)
+    return Replace(path, value, found.version)
 
 
 async def remove(store: MetadataStore, clock: Clock, pattern: TopicPattern) -> None:
@@ -142,7 +150,7 @@ async def put_level(store: MetadataStore, clock: Clock, where: Namespace | None,
         await ensure(store, path.rpartition("/")[0])
         counter = await store.get(paths.POLICIES)
         try:
-            step: Step = Replace(path, value, (await store.get(path)).version)
+            step: Step = await _replaced(store, path, value, level_record.decode)
         except NotFound:
             step = Create(path, value)
         await store.transact([step, Replace(paths.POLICIES, b"", counter.version)])
@@ -235,6 +243,8 @@ async def _decided(store: MetadataStore, topic: TopicName, decide: Decide) -> _W
     except CorruptData as error:
         current = error
     wanted = decide(topic, current)
+    if wanted is not None and isinstance(current, NewerRecord):
+        raise current
     if wanted is None or wanted == current:
         return _Written(current, None, [])
     return _Written(current, wanted, [Replace(path, _bytes(wanted), node.version)])

@@ -27,6 +27,11 @@ class BufferPool:
         self._buffers: dict[TailingBuffer, None] = {}  # a set that keeps its order
         self._overdrawing: TailingBuffer | None = None
 
+    def follow(self, limit_bytes: int) -> None:
+        """Go on under another limit; what is held beyond a lower one goes as segments are committed."""
+        self.limit_bytes = limit_bytes
+        self.freed.notify()
+
     @property
     def overdrawn_bytes(self) -> int:
         """How much more is held than there should be."""

@@ -38,6 +38,7 @@ class Reporter:
         """Set every gauge once."""
         metrics, statuses = self._metrics, self._statuses()
         metrics.ownership_topics.set(sum(1 for status in statuses if status.epoch))
+        metrics.topics_paused.set(sum(1 for status in statuses if status.paused_ms))
         metrics.buffer_bytes.set(self._shop.pool.used_bytes)
         metrics.buffer_overdrawn_bytes.set(self._shop.pool.overdrawn_bytes)
         metrics.memory_used_bytes.labels(pool="buffer").set(self._shop.pool.used_bytes)
@@ -57,6 +58,7 @@ class Reporter:
         self._metrics.lag_seconds.labels(topic=topic).set(status.lag_seconds)
         self._metrics.source_hidden_entries.labels(topic=topic).set(status.hidden_entries)
         self._metrics.stalled_seconds.labels(topic=topic).set(status.stalled_s)
+        self._metrics.paused_seconds.labels(topic=topic).set(status.paused_s)
         self._metrics.unprotected_entries.labels(topic=topic).set(status.unprotected_entries)
         self._metrics.unprotected_bytes.labels(topic=topic).set(status.unprotected_bytes)
         self._metrics.unprotected_seconds.labels(topic=topic).set(status.unprotected_s)

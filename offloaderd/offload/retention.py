@@ -159,7 +159,7 @@ class Retention:
         self._shop = shop
         self._book = book
         self._register = register
-        self._options = options
+        self.options = options
         self._clock = shop.uplink.clock
         self._desks: dict[TopicName, _Desk] = {}
 
@@ -179,7 +179,7 @@ class Retention:
                 except OffloaderError as error:
                     log.warning("retention.retried", topic=str(offloader.topic), error=str(error))
                 if not desk.orders and offloader.policy is holds:
-                    pause_s = self._clock.jitter(2 * self._options.interval_s) * 2 / 3
+                    pause_s = self._clock.jitter(2 * self.options.interval_s) * 2 / 3
                     await race(desk.signal.wait(), offloader.policy_changed.wait(), self._clock.sleep(pause_s))
         finally:
             del self._desks[offloader.topic]
@@ -275,7 +275,7 @@ class Retention:
             del absent[ledger_id]
         for ledger_id in missing - absent.keys():
             absent[ledger_id] = now_s
-        due = sorted(one for one, since_s in absent.items() if now_s - since_s >= self._options.follow_lag_s)
+        due = sorted(one for one, since_s in absent.items() if now_s - since_s >= self.options.follow_lag_s)
         due = [one for one in due if not await deleted_by_us(self._shop.metadata, offloader.topic, one)]
         if due:
             await offloader.record.mark_deleted(due)

@@ -5,12 +5,13 @@ A pure decision over a segment's size, its age and what was asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from offloaderd.model import HistoryOrder, OffloadMethod, RollReason
 
 if TYPE_CHECKING:
+    from offloaderd.metadata.records.policy import Paused
     from offloaderd.policy.effective import Effective
 
 N = TypeVar("N", int, float)
@@ -33,6 +34,8 @@ class RollPolicy:
     history_order: HistoryOrder = HistoryOrder.HISTORY_FIRST
     place: tuple[str, str] | None = None
     """Bucket and prefix of the segments that are begun; None is wherever the daemon stores."""
+    paused: Paused | None = None
+    """Since when an operator has the topic stand still, and who; None: it does not."""
 
     @classmethod
     def of(cls, effective: Effective) -> RollPolicy:
@@ -48,6 +51,16 @@ class RollPolicy:
             history_order=cast("HistoryOrder", values.history_order),
             place=(cast("str", values.bucket), cast("str", values.prefix)),
         )
+
+    def held(self, paused: Paused | None, *, push_only: bool) -> RollPolicy:
+        """Return the policy of a topic that an operator has paused, or this one.
+
+        Under the method `none` the open segment is sealed and nothing begins. What was pushed and accepted exists
+        nowhere else, so of a topic without a source it is still offloaded; it is told to take no more.
+        """
+        if paused is None:
+            return self
+        return replace(self, paused=paused, method=self.method if push_only else OffloadMethod.NONE)
 
     def decide(
         self, *, payload_bytes: int, age_s: float, full: bool, manual: bool, switch: bool, memory: bool, stopping: bool

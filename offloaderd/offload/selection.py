@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import CorruptData
 from offloaderd.metadata.policy_book import spelled
-from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.metadata.records.policy import TopicPolicy, standing
 from offloaderd.metadata.records.selection import Selection
 from offloaderd.patterns import Breadth, Scope, fewest, of_topic, partitioned_topic
 
@@ -121,7 +121,7 @@ class Rules:
         rule = self.rule(topic)
         if rule is None:
             return replace(current, enabled=False) if current is not None and current.enabled else None
-        desired = replace(rule.policy, selected_by=rule.pattern, partitioned=False)
+        desired = standing(replace(rule.policy, selected_by=rule.pattern, partitioned=False), current)
         return None if desired == current or (current is None and not desired.enabled) else desired
 
     def by_name(self, topic: TopicName) -> bool:

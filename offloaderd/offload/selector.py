@@ -17,7 +17,7 @@ from offloaderd.errors import CorruptData, NotFound, OffloaderError
 from offloaderd.metadata import catalog
 from offloaderd.metadata.each import each
 from offloaderd.metadata.policy_book import PolicyBook
-from offloaderd.metadata.records.policy import TopicPolicy, disabled
+from offloaderd.metadata.records.policy import TopicPolicy, disabled, standing
 from offloaderd.metadata.records.selection import Selection
 from offloaderd.offload import policies as stored
 from offloaderd.offload.selection import Change, Outcome, Rules, outcome, partitioned_among
@@ -201,12 +201,13 @@ class Selector:
         dry_run: bool,
     ) -> list[Change]:
         """Store what is said of a topic by its name, and carry it out on its partitions."""
-        rules = Rules({}, {**policies, topic: policy})
         before = policies.get(topic)
+        policy = standing(policy, before)
+        rules = Rules({}, {**policies, topic: policy})
         first = Change(topic, outcome(before if isinstance(before, TopicPolicy) else None, policy), "", policy)
         following = await self.plan(rules, partitions, policies, pattern.text)
         if not dry_run:
-            await stored.write(self.metadata, self.clock, [topic], lambda *_: policy, known=[topic])
+            await stored.write(self.metadata, self.clock, [topic], lambda _, now: standing(policy, now), known=[topic])
             await self.carry_out(rules, following, policies)
         return [first, *following]
 

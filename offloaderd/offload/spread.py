@@ -82,6 +82,11 @@ class Spread:
         self._measure()
         self._wake.notify()
 
+    def heed_all(self) -> None:
+        """Have every topic that is here follow its policies as they are merged now."""
+        for supervisor in self.supervised.values():
+            supervisor.change(supervisor.policy)
+
     def close(self) -> None:
         """Seal, commit and release every topic, and take none any more."""
         self.closing = True

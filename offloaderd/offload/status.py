@@ -66,6 +66,9 @@ class TopicStatus:
     method: str = ""
     taken_entries: int = 0
     taken_bytes: int = 0
+    paused_ms: int = 0
+    paused_by: str = ""
+    paused_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,17 +103,17 @@ def history_status(topic: TopicOffloader) -> HistoryStatus | None:
     )
 
 
-def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicStatus:
-    """Describe an offloader at a monotonic time."""
+def describe(topic: TopicOffloader, *, owner: str = "", now_s: float, wall_ms: int) -> TopicStatus:
+    """Describe an offloader at a monotonic time, which is also a wall time."""
     builder = topic.builder
-    stalled = topic.troubles.stalled
+    stalled, paused = topic.troubles.stalled, topic.policy.paused
     entries, size = lag_of(topic)
     unprotected, spill = topic.outage.look(entries, size), topic.outage.spill
     confirmed, tailer = topic.newest, topic.tailer
     since_s = topic.record.since_s if topic.map.unfinished is not None else now_s
     return TopicStatus(
         topic=topic.topic,
-        state="stalled" if stalled else "offloading",
+        state="stalled" if stalled else "paused" if paused else "offloading",
         owner=owner,
         epoch=topic.claim.epoch,
         confirmed=confirmed,
@@ -145,6 +148,9 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float) -> TopicSt
         method=topic.policy.method.value,
         taken_entries=topic.moved[0],
         taken_bytes=topic.moved[1],
+        paused_ms=paused.since_ms if paused else 0,
+        paused_by=paused.by if paused else "",
+        paused_s=max(0.0, wall_ms - paused.since_ms) / 1000 if paused else 0.0,
     )
 
 

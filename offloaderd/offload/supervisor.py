@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.metadata.port import Session
     from offloaderd.metadata.records.daemon import DaemonNode
-    from offloaderd.metadata.records.policy import TopicPolicy
+    from offloaderd.metadata.records.policy import Paused, TopicPolicy
     from offloaderd.model import TopicName
     from offloaderd.offload.workshop import Workshop
     from offloaderd.policy.effective import Effective
@@ -90,7 +90,7 @@ class Supervisor:
         self._clock = home.shop.uplink.clock
         self._metrics = home.shop.uplink.metrics
         self._failed_s = 0.0
-        self._holds: OffloadPolicies | None = None  # what the offloader was told last
+        self._holds: tuple[OffloadPolicies, Paused | None] | None = None  # what the offloader was told last
         self._stop = asyncio.Event()
         self._abandon = asyncio.Event()
 
@@ -114,11 +114,15 @@ class Supervisor:
         if self.offloader is None:
             return
         effective = self._home.effective(self.topic, policy)
-        if effective.values == self._holds:
+        if (effective.values, policy.paused) == self._holds:
             return
-        self._holds = effective.values
-        self.offloader.follow(RollPolicy.of(effective))
+        self.offloader.follow(self._take(effective))
         self.offloader.outage.follow(effective.values.outage)
+
+    def _take(self, effective: Effective) -> RollPolicy:
+        """Return what holds for the offloader now, and remember what it follows from."""
+        self._holds = (effective.values, self.policy.paused)
+        return RollPolicy.of(effective).held(self.policy.paused, push_only=self._home.shop.source is None)
 
     async def run(self) -> None:
         """Claim and offload until stopped."""
@@ -181,8 +185,7 @@ class Supervisor:
             attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics)
             left = await recovery.take_over(attempts, topic_map.standing, self._home.shop)
             effective = self._home.effective(topic, self.policy)
-            self._holds = effective.values
-            policy, me = RollPolicy.of(effective), self._home.me.daemon_id
+            policy, me = self._take(effective), self._home.me.daemon_id
             if left.begin is None and policy.method is not OffloadMethod.NONE:
                 topic_map = await adopt_head(self._home.shop, attempts, topic_map)
             topic_map = await history.prepare(self._home.shop, attempts, topic_map, left, policy, me)

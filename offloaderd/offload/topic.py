@@ -176,7 +176,7 @@ class TopicOffloader:
 
     def status(self) -> TopicStatus:
         """Describe where the topic stands."""
-        return describe(self, now_s=self._clock.monotonic())
+        return describe(self, now_s=self._clock.monotonic(), wall_ms=self._clock.wall_ms())
 
     def offer(self, batch: EntryBatch) -> OfferResult:
         """Offer pushed entries (see OffloadHandle). What does not stream is read from the source in its time."""
@@ -195,6 +195,10 @@ class TopicOffloader:
     def follow(self, policy: RollPolicy) -> None:
         """Go on under another policy."""
         self.policy = policy
+        accepted, standing = self.buffer.last_offered, self.map.standing
+        if policy.paused and self.handle.push_only and accepted and (standing is None or accepted > standing):
+            self._filling.ask(accepted)
+        self.changed.notify()
         self.buffer.changed.notify()
         if self.tailer is not None:
             self.tailer.nudge()
@@ -206,6 +210,8 @@ class TopicOffloader:
         Returns the position to wait for: what the method can take of it, or what is offloaded already. Raises
         InvalidInput for a position beyond the newest entry, Conflict under a method that takes nothing.
         """
+        if self.policy.paused:
+            raise Conflict(f"{self.topic} is paused", hint="offloadctl topics resume, then ask again")
         if self.policy.method is OffloadMethod.NONE:
             raise Conflict(f"the policy of {self.topic} has the method none", hint="set another method first")
         target = await self.tailer.refresh() if self.tailer is not None else self.buffer.last_offered
@@ -339,9 +345,7 @@ class TopicOffloader:
         now = self._clock.monotonic()
         for sample in self.lag.durable(end):
             self._metrics.time_to_durable_seconds.observe(now - sample.seen_s)
-        self._metrics.segments.labels(state="offloaded").inc()
-        self._metrics.segment_bytes.observe(builder.object_bytes)
-        self._metrics.segment_entries.observe(builder.entries)
+        segment.count_committed()
         self._last_result = SegmentResult(builder.segment_id, builder.range)
         log.info(
             "segment.committed",

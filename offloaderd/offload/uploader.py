@@ -54,12 +54,19 @@ class SegmentFailed(OffloaderError):
     """This attempt cannot become a segment: give it up and begin again at the same position under a new id."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class UploadLimits:
-    """How much may be on its way, and how far a finished segment is checked before it is committed."""
+    """How much may be on its way, and how far a finished segment is checked before it is committed.
+
+    They may be changed; an open segment keeps its number of parts.
+    """
 
     parts_in_flight_max: int
     readback: bool
+
+    def follow(self, limits: UploadLimits) -> None:
+        """Take over other limits."""
+        self.parts_in_flight_max, self.readback = limits.parts_in_flight_max, limits.readback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

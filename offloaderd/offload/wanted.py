@@ -64,6 +64,7 @@ class Why(StrEnum):
     WHOLE = "what is left is a part of a ledger, and ledger-based offloading takes whole ledgers"
     THRESHOLD = "the closed ledgers are needed to keep as much as the threshold says, or there are none"
     NONE = "the method is none"
+    PAUSED = "the topic is paused"
     HISTORY = "live segments wait for a job that offloads what was there before"
     NOT_DUE = "nobody asked for what is left, and the thresholds of the policy leave it where it is"
 
@@ -128,6 +129,8 @@ async def planned(topic: TopicOffloader, source: LedgerSource | None, wanted: Wa
         return Plan(wanted=wanted, method=method, target=None, why=Why.EMPTY if newest is None else why)
     if reached(topic.map, meant):
         return Plan(wanted=wanted, method=method, target=None, why=Why.OFFLOADED)
+    if topic.policy.paused is not None:
+        return Plan(wanted=wanted, method=method, target=None, why=Why.PAUSED)
     if method is OffloadMethod.NONE:
         return Plan(wanted=wanted, method=method, target=None, why=Why.NONE)
     target, why = topic.next.reachable(meant), None

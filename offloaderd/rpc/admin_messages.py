@@ -141,6 +141,8 @@ def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
         method=status.method,
         taken_entries=status.taken_entries,
         taken_bytes=status.taken_bytes,
+        paused_ms=status.paused_ms,
+        paused_by=status.paused_by,
     )
 
 

@@ -68,6 +68,7 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
                 selected_by=policy.selected_by if policy.enabled else "",
                 partitioned=policy.partitioned,
                 placement=self._engine.placed(topic, owner) if policy.active else "",
+                paused_ms=policy.paused.since_ms if policy.paused is not None else 0,
             )
             if len(topics) <= COUNTED_TOPICS_MAX:
                 row.ledgers, row.entries = await self._confirmed(topic) if topic in known else (0, 0)

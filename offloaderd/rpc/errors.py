@@ -23,6 +23,7 @@ from offloaderd.errors import (
     Fenced,
     InvalidConfig,
     InvalidInput,
+    NewerRecord,
     NoSpace,
     NotFound,
     OffloaderError,
@@ -58,6 +59,7 @@ CODES: dict[type[OffloaderError], grpc.StatusCode] = {
     InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
     InvalidConfig: grpc.StatusCode.FAILED_PRECONDITION,
     Closed: grpc.StatusCode.UNAVAILABLE,
+    NewerRecord: grpc.StatusCode.FAILED_PRECONDITION,
     CorruptData: grpc.StatusCode.DATA_LOSS,
 }
 """By class; an error takes the code of its nearest ancestor here."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
+    from offloaderd.access.rights import Where
     from offloaderd.clock import Clock
     from offloaderd.metrics import Metrics
     from offloaderd.rpc.needs import Need
@@ -74,9 +75,12 @@ class Origin(Protocol):
         ...
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Caller:
-    """Who makes a call, and what it was found to name. `via` is token, certificate or none."""
+    """Who makes a call, and what it was found to name. `via` is token, certificate or none.
+
+    `limit` is what cuts the call in the end, `withdrawn` says that it was cut because its role was taken back.
+    """
 
     need: Need | None
     path: str
@@ -87,6 +91,9 @@ class Caller:
     expires_s: float | None = None
     seconds_max: float | None = None
     named: list[str] = field(default_factory=list)
+    wheres: list[Where] = field(default_factory=list)
+    limit: asyncio.Timeout | None = None
+    withdrawn: bool = False
     how: dict[str, bool] = field(default_factory=dict)
 
     def check_known(self) -> None:
@@ -107,6 +114,8 @@ class Caller:
         for where in self.need.named(request):
             text = shown(where)
             self._note([text])
+            if len(self.wheres) < NAMED_MAX and where not in self.wheres:
+                self.wheres.append(where)
             if not self.rights.allow(self.name, self.need.role, where):
                 what = "everything" if where is None else text
                 raise NotAllowed(
@@ -114,6 +123,16 @@ class Caller:
                     "missing",
                     hint=f"access.grants of the daemon would need: {self.need.role} {self.name} {text}",
                 )
+
+    def follow(self, rights: Rights | None) -> None:
+        """Go on under other grants; a call that they do not allow any more is cut."""
+        self.rights = rights
+        role = self.need.role if self.need is not None else None
+        if rights is None or role is None or all(rights.allow(self.name, role, where) for where in self.wheres):
+            return
+        self.withdrawn = True
+        if self.limit is not None:
+            self.limit.reschedule(asyncio.get_running_loop().time())
 
     def _note(self, named: Iterable[str]) -> None:
         """Keep what was named for the audit log."""
@@ -164,6 +183,20 @@ class TooSlow(Throttled):
     """The caller did not take its answers in time."""
 
 
+async def send_headers(context: Context) -> None:
+    """Begin to answer, before the first answer; even a call that is cut meanwhile has begun.
+
+    gRPC for asyncio holds the head of an answer that was being sent, and was cancelled, for unsent: it sends it again
+    with the call's status, which its core refuses, and the call would never end. The head alone waits for no reader.
+    """
+    sending = asyncio.ensure_future(context.send_initial_metadata(()))  # noqa: TID251 - ends before this does
+    try:
+        await asyncio.shield(sending)
+    except asyncio.CancelledError:
+        await asyncio.wait({sending})
+        raise
+
+
 async def send(context: Context, answer: object, seconds_max: float) -> None:
     """Send an answer. Raises TooSlow when the caller has taken nothing for so long (0: it may wait for ever)."""
     try:
@@ -186,7 +219,15 @@ class Gate:
         self._limits = limits or Limits()
         self._authentication = authentication
         self._rate = CallRate(self._limits.calls_per_s, clock)
-        self._running = 0
+        self._running: set[Caller] = set()
+
+    def follow(self, limits: Limits, authentication: Authentication | None) -> None:
+        """Let callers in by other rules from now on; running calls that these forbid are cut."""
+        if limits.calls_per_s != self._limits.calls_per_s:
+            self._rate = CallRate(limits.calls_per_s, self._clock)
+        self._limits, self._authentication = limits, authentication
+        for caller in list(self._running):
+            caller.follow(authentication.rights if authentication is not None else None)
 
     @contextmanager
     def admitted(self, path: str, context: Origin, *, stream: bool) -> Iterator[Caller]:
@@ -197,10 +238,10 @@ class Gate:
         if need is not None and need.open:
             yield caller
             return
-        if limits.calls_max and self._running >= limits.calls_max:
+        if limits.calls_max and len(self._running) >= limits.calls_max:
             raise self._refused("calls", f"this daemon serves {limits.calls_max} calls already", "grpc.calls_max")
-        self._running += 1
-        self._metrics.grpc_calls.set(self._running)
+        self._running.add(caller)
+        self._metrics.grpc_calls.set(len(self._running))
         try:
             self._identify(caller, context)
             caller.check_known()
@@ -210,8 +251,8 @@ class Gate:
             self._metrics.grpc_refused.labels(reason="denied").inc()
             raise
         finally:
-            self._running -= 1
-            self._metrics.grpc_calls.set(self._running)
+            self._running.discard(caller)
+            self._metrics.grpc_calls.set(len(self._running))
 
     def _identify(self, caller: Caller, context: Origin) -> None:
         host = str(context.peer()).rpartition(":")[0]

@@ -18,7 +18,7 @@ from grpc import aio
 from offloaderd.access.rights import Role
 from offloaderd.errors import OffloaderError, Unauthenticated
 from offloaderd.rpc.errors import DETAIL_KEY, CallTooLong, code_of, detail_of
-from offloaderd.rpc.gate import Gate, TooSlow, send
+from offloaderd.rpc.gate import Gate, NotAllowed, TooSlow, send, send_headers
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ class _Call:
         async def stream(request: Any, context: Context) -> None:  # noqa: ANN401
             async def work(caller: Caller) -> None:
                 answers = behaviour(*caller.checked(request, context))
+                await send_headers(context)
                 await (self._send(answers, context, caller) if hasattr(answers, "__aiter__") else answers)
 
             await self._guarded(work, context, stream=True)
@@ -123,7 +124,7 @@ class _Call:
         """Run a handler for somebody who may call it, for as long as they may."""
         with self._gate.admitted(f"/{self._service}/{self._method}", context, stream=stream) as caller:
             self._caller = caller
-            limit = asyncio.timeout(caller.seconds_max)
+            limit = caller.limit = asyncio.timeout(caller.seconds_max)
             try:
                 async with limit:
                     return await work(caller)
@@ -133,6 +134,11 @@ class _Call:
                 raise self._cut(caller) from None
 
     def _cut(self, caller: Caller) -> OffloaderError:
+        if caller.withdrawn:
+            return NotAllowed(
+                f"the grant by which {caller.name or 'this call'} was let in was taken back",
+                hint="access.grants of the daemon were changed while the call ran",
+            )
         if caller.expires_s is not None and self._clock.wall_ms() / 1000 >= caller.expires_s - 1:
             return Unauthenticated("the token has expired during the call", hint="call again with a new token")
         self._metrics.grpc_refused.labels(reason="duration").inc()

@@ -99,7 +99,8 @@ class ManualCalls(TopicCalls):
         stored, owner = await self._engine.topic_map(topic), await self._engine.owner_of(topic)
         none = offloader is not None and offloader.policy.method is OffloadMethod.NONE
         active = offloader is not None or await self._enabled(topic)
-        fate = fate_of(asked, stored, none=none, active=active)
+        paused = offloader is not None and offloader.policy.paused is not None
+        fate = fate_of(asked, stored, none=none, paused=paused, active=active)
         progress = admin_pb2.OffloadProgress(
             target=position(asked.target),
             offloaded=position(stored.offloaded),

@@ -132,6 +132,12 @@ _SERVICES: dict[str, dict[str, Need]] = {
         "ListDaemons": Need(Role.READ, topic_or_everything),
         "Drain": Need(Role.ADMIN, everything),
     },
+    "offloaderd.v1.ControlService": {
+        "Reload": Need(Role.ADMIN, everything),
+        "ListLogLevels": Need(Role.READ, everything),
+        "SetLogLevel": Need(Role.ADMIN, everything),
+        "PauseTopic": Need(Role.ADMIN, topic),
+    },
     "offloaderd.v1.DoctorService": {"Examine": Need(Role.ADMIN, everything)},
     "offloaderd.v1.UpkeepService": {"Gc": Need(Role.ADMIN, everything)},
     "offloaderd.v1.LedgerService": {"Append": Need(Role.OFFLOAD, topic), "Roll": Need(Role.OFFLOAD, topic)},

@@ -42,7 +42,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     ) -> None:
         self._reader = reader
         self._metrics = metrics
-        self._readers_max = readers_max
+        self.readers_max = readers_max
         self._batch_bytes_max = batch_bytes_max
         self._readers = 0
 
@@ -101,7 +101,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     @contextmanager
     def _counted(self) -> Iterator[None]:
         """Hold one of the readers' places. Raises Throttled."""
-        if self._readers >= self._readers_max:
+        if self._readers >= self.readers_max:
             raise Throttled(
                 f"{self._readers} reads are open already", hint="try again later, or raise read.readers_max"
             )

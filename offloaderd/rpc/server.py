@@ -20,6 +20,8 @@ from offloaderd.errors import InvalidConfig
 from offloaderd.rpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    control_pb2,
+    control_pb2_grpc,
     doctor_pb2,
     doctor_pb2_grpc,
     history_pb2,
@@ -77,6 +79,7 @@ class Services:
     doctor: doctor_pb2_grpc.DoctorServiceServicer
     upkeep: upkeep_pb2_grpc.UpkeepServiceServicer
     placement: placement_pb2_grpc.PlacementServiceServicer
+    control: control_pb2_grpc.ControlServiceServicer
     retention: retention_pb2_grpc.RetentionServiceServicer
     inspect: inspect_pb2_grpc.InspectServiceServicer
     history: history_pb2_grpc.HistoryServiceServicer
@@ -144,7 +147,8 @@ class RpcServer:
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(services.policy, self._server)
         rollback_pb2_grpc.add_RollbackServiceServicer_to_server(services.rollback, self._server)
         files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2, placement_pb2, retention_pb2, inspect_pb2]
-        files += [policy_pb2, history_pb2, rollback_pb2]
+        control_pb2_grpc.add_ControlServiceServicer_to_server(services.control, self._server)
+        files += [policy_pb2, history_pb2, rollback_pb2, control_pb2]
         if services.ledgers is not None:
             ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(services.ledgers, self._server)
             files.append(ledgers_pb2)

@@ -54,6 +54,7 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         else None,
         "owner": one.owner or None,
         "placement": one.placement or None,
+        "paused": {"since_ms": one.paused_ms, "by": one.paused_by} if one.paused_ms else None,
         "epoch": one.epoch,
         "confirmed": position_of(one, "confirmed"),
         "offloaded": position_of(one, "offloaded"),

@@ -32,13 +32,13 @@ class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):
 
     def __init__(self, collector: Collecting, *, grace_s: float) -> None:
         self._collector = collector
-        self._grace_s = grace_s
+        self.grace_s = grace_s
 
     async def Gc(  # noqa: N802 - named by the proto
         self, request: upkeep_pb2.GcRequest, context: Context
     ) -> AsyncIterator[upkeep_pb2.GcEvent]:
         """Yield finds as they are judged, then the sum. Raises InvalidInput, and Conflict while another one runs."""
-        grace_s = request.grace_s if request.HasField("grace_s") else self._grace_s
+        grace_s = request.grace_s if request.HasField("grace_s") else self.grace_s
         if not (math.isfinite(grace_s) and grace_s >= 0):
             raise InvalidInput(f"grace_s must be a number of seconds >= 0, not {grace_s}")
         also = frozenset(map(checked_segment, request.also))

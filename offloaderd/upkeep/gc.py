@@ -105,16 +105,19 @@ class Collector:
         )
         yield summary
 
-    async def keep(self, schedule: Schedule, leads: Callable[[], bool]) -> None:
+    async def keep(self, current: Callable[[], Schedule], leads: Callable[[], bool]) -> None:
         """Collect at an interval, for as long as this daemon is the one who does it; until cancelled.
 
-        Two who both think so do no harm. A collection that fails is told, and tried again after the interval.
+        The schedule is asked for before and after each pause, so that a collection never goes by one that no longer
+        holds. Two who both think that they collect do no harm. A collection that fails is told, and tried again after
+        the interval.
         """
-        pause_s = min(FIRST_S, schedule.interval_s)
-        while not schedule.off:
+        pause_s = min(FIRST_S, current().interval_s)
+        while True:
             await self._clock.sleep(self._clock.jitter(pause_s))
+            schedule = current()
             pause_s = schedule.interval_s
-            if not leads():
+            if schedule.off or not leads():
                 continue
             try:
                 async with aclosing(self.collect(grace_s=schedule.grace_s, apply=schedule.apply)) as finds:

@@ -40,7 +40,7 @@ class Throttle:
     """At most so many bytes a second, 0 for no limit. What was not used in the past gives no right to a burst."""
 
     def __init__(self, bytes_per_s: float, clock: Clock) -> None:
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._clock = clock
         self._free_s = clock.monotonic()
 
@@ -53,8 +53,8 @@ class Throttle:
 
     def spent(self, count: int) -> None:
         """Note that bytes were read."""
-        if self._bytes_per_s > 0:
-            self._free_s = max(self._free_s, self._clock.monotonic()) + count / self._bytes_per_s
+        if self.bytes_per_s > 0:
+            self._free_s = max(self._free_s, self._clock.monotonic()) + count / self.bytes_per_s
 
 
 class Looker:

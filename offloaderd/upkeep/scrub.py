@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from offloaderd.errors import Fenced, NotFound, OffloaderError
+from offloaderd.errors import Fenced, NewerRecord, NotFound, OffloaderError
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import verified as verified_record
@@ -135,13 +135,19 @@ class Scrubber:
         self._metrics = metrics
         self._damaged = damaged
         self._turns = asyncio.Semaphore(1)
+        self._throttle = Throttle(options.bytes_per_s, clock)
         self._looker = Looker(
             objects,
             clock=clock,
-            throttle=Throttle(options.bytes_per_s, clock),
+            throttle=self._throttle,
             budget=budget,
             read=metrics.scrub_bytes.inc,
         )
+
+    def follow(self, options: ScrubOptions) -> None:
+        """Go on in another rhythm, from each topic's next turn; whether it is off stays as it is."""
+        self._options = replace(options, off=self._options.off)
+        self._throttle.bytes_per_s = options.bytes_per_s
 
     async def run(self, owned: Owned) -> None:
         """Scrub a topic until cancelled. Raises Fenced."""
@@ -277,6 +283,8 @@ class Scrubber:
             return _Progress({}, None, None)
         try:
             known = verified_record.decode(node.value, path=path)
+        except NewerRecord:
+            raise
         except OffloaderError as error:
             log.warning("scrub.record_unreadable", topic=str(topic), error=str(error), hint="it begins anew")
             known = Verified({})

@@ -14,6 +14,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
 from offloaderd.clock import SystemClock
+from offloaderd.drill.listener import Listener, relay
 from offloaderd.errors import Denied, InvalidConfig, NotFound, OutcomeUnknown, Transient
 from offloaderd.metadata import zookeeper as adapter
 from offloaderd.metadata import zookeeper_client
@@ -23,7 +24,6 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, ZooKeeperServer, zookeeper
 from tests.conformance.metadata_stores import Changes, eventually, expire_session, zookeeper_store
-from tests.real.listener import Listener, relay
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Self
 
 from offloaderd.client import DaemonClient, Unreachable
 from offloaderd.clock import SystemClock
+from offloaderd.drill.link import Link as Proxy
 from offloaderd.standalone.ports import free_ports
-from tests.real.listener import Listener, relay
 
 if TYPE_CHECKING:
     import signal
@@ -164,30 +164,6 @@ class DaemonProcess:
         finally:
             writer.close()
             await writer.wait_closed()
-
-
-class Proxy(Listener):
-    """A TCP proxy on loopback. `cut` drops all connections and refuses new ones until `mend`."""
-
-    def __init__(self, target: str) -> None:
-        super().__init__(self._pass_on)
-        self._target = target
-        self._open = True
-        self.connections = 0
-
-    def cut(self) -> None:
-        """Break every connection in the middle of whatever it does."""
-        self._open = False
-        self.break_off()
-
-    def mend(self) -> None:
-        """Let connections through again."""
-        self._open = True
-
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        if self._open:
-            await relay(reader, writer, self._target)
 
 
 __all__ = ["CLOCK", "DaemonProcess", "Proxy", "Site", "Unreachable"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.drill.s3_proxy import S3Proxy
 from offloaderd.errors import OffloaderError
 from offloaderd.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
@@ -21,7 +22,6 @@ from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.real.audit import bucket_of, parts_stored
 from tests.real.mortal import dies, killed_at
 from tests.real.proof import ends_well
-from tests.real.s3_proxy import S3Proxy
 from tests.real.workload import Workload
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ import google_crc32c
 import pytest
 
 from offloaderd.clock import SystemClock
+from offloaderd.drill.s3_proxy import Fault, S3Proxy, Shaking
 from offloaderd.format import broker_entry
 from offloaderd.format.pb.pulsar import messages_pb2
 from offloaderd.ledgers.pulsar import PulsarOffload
@@ -26,7 +27,6 @@ from offloaderd.rpc.v1 import common_pb2, policy_pb2, read_pb2
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.pulsar_messages import Assembly
 from tests.real.pulsar_offloader import OffloadTo
-from tests.real.s3_proxy import Fault, S3Proxy, Shaking
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import WrittenTopic, written_topic
 

@@ -12,6 +12,7 @@ import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from offloaderd.clock import SystemClock
+from offloaderd.drill.s3_proxy import S3Proxy
 from offloaderd.format import v1
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.format.index_entries import IndexEntry
@@ -24,7 +25,6 @@ from tests.real.java_client import Ensemble
 from tests.real.pulsar_offloader import BLOCK_BYTES_MIN, CLUSTER, OffloadTo, refused
 from tests.real.pulsar_offloader import SOFTWARE_REVISION as REVISION
 from tests.real.pulsar_offloader import SOFTWARE_VERSION as VERSION
-from tests.real.s3_proxy import S3Proxy
 from tests.real.writer import Plan, ledger_writer
 
 if TYPE_CHECKING:

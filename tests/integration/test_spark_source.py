@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 
 from offloaderd.cli.offloaderd import cli
 from offloaderd.clock import SystemClock
+from offloaderd.drill.s3_proxy import S3Proxy
 from offloaderd.errors import Conflict, InvalidConfig
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.policy_book import PolicyBook
@@ -34,8 +35,6 @@ from offloaderd.spark.export_folder import Commit, ExportFolder
 from offloaderd.spark.session import spark_session
 from offloaderd.spark.source import register
 from offloaderd.spark.verify import verify
-from tests.real import s3_proxy
-from tests.real.s3_proxy import S3Proxy
 from tests.unit.read.build import PREFIX, Hot, Piece, put_segment
 from tests.unit.spark.lake import BASE_MS, timed
 
@@ -168,7 +167,7 @@ def counted(endpoint: str) -> Iterator[S3Proxy]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="proxy")
     thread.start()
-    proxy = S3Proxy(endpoint)
+    proxy = S3Proxy(endpoint, prefix=PREFIX)
     try:
         asyncio.run_coroutine_threadsafe(proxy.__aenter__(), loop).result()
         yield proxy
@@ -199,10 +198,8 @@ def test_sql_and_hash(spark: SparkSession, site: Site) -> None:
     assert site.s3.access_key not in plan
 
 
-def test_pushed_filters_by_requests(spark: SparkSession, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pushed_filters_by_requests(spark: SparkSession, site: Site) -> None:
     """What a WHERE leaves out is not fetched: segments not at all, and of those that are left no other blocks."""
-    operation_of = s3_proxy.operation_of
-    monkeypatch.setattr(s3_proxy, "operation_of", lambda line: operation_of(line.replace(f"/{PREFIX}", "/")))
     for ledger_id in range(1, 5):
         asyncio.run(site.commit(TOPIC, [Piece(ledger_id, 0, held(ledger_id, 0, 400), 400)]))
     with counted(site.s3.endpoint) as proxy:

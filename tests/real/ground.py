@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.real.s3_proxy import S3Proxy
+    from offloaderd.drill.s3_proxy import S3Proxy
     from tests.servers import S3Server
 
 T = TypeVar("T")

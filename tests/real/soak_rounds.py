@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.client import DaemonClient
+from offloaderd.drill.s3_proxy import S3Proxy, Shaking
 from offloaderd.errors import OffloaderError
 from offloaderd.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
@@ -19,7 +20,6 @@ from tests.real.killable import MOMENTS
 from tests.real.mortal import killed_at
 from tests.real.proof import check, ends_well
 from tests.real.pusher import Pusher
-from tests.real.s3_proxy import S3Proxy, Shaking
 from tests.real.workload import Workload
 
 if TYPE_CHECKING:

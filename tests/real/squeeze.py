@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from grpc import aio
 
+from offloaderd.drill.listener import Listener, relay
 from offloaderd.model import OutagePolicy, TopicName
 from offloaderd.objects.s3 import S3Options, S3Store
 from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
@@ -29,7 +30,6 @@ from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
 from tests.integration.processes import CLOCK, DaemonProcess, Site
-from tests.real.listener import Listener, relay
 from tests.servers import S3Server
 
 if TYPE_CHECKING:

@@ -259,7 +259,7 @@ class SimDaemon:
             loops = [
                 group.create_task(self.registration.run()),
                 group.create_task(self._probe()),
-                group.create_task(self.collector.keep(collecting, lambda: self.engine.placement.leads("gc"))),
+                group.create_task(self.collector.keep(lambda: collecting, lambda: self.engine.placement.leads("gc"))),
             ]
             await self.engine.run(self.registration.node)
             for loop in loops:

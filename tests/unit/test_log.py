@@ -13,6 +13,7 @@ import structlog
 from pydantic import SecretStr
 
 from offloaderd import log
+from offloaderd.log_modules import LIBRARIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ def logging_as_before() -> Iterator[None]:
     """Put the process-wide configuration back."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    levels = {name: logging.getLogger(name).level for name in log.LIBRARIES}
+    levels = {name: logging.getLogger(name).level for name in LIBRARIES}
     configuration = structlog.get_config()
     yield
     root.handlers[:] = handlers

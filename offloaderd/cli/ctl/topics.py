@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from offloaderd.cli import show
-from offloaderd.cli.ctl import options, topics_offload
+from offloaderd.cli.ctl import options, topics_offload, topics_pause
 from offloaderd.errors import InvalidInput
 from offloaderd.model import OutagePolicy, TierRetention
 from offloaderd.patterns import Scope, TopicPattern
@@ -32,6 +32,8 @@ def topics(session: Session) -> None:
 
 topics.add_command(topics_offload.offload_topic)
 topics.add_command(topics_offload.offload_status)
+topics.add_command(topics_pause.pause)
+topics.add_command(topics_pause.resume)
 
 
 def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +101,7 @@ def topic_row(one: admin_pb2.TopicSummary) -> tuple[str, ...]:
     """Return a topic's line in the table."""
     return (
         one.topic,
-        ("partitions" if one.partitioned else "yes") if one.enabled else "no",
+        ("paused" if one.paused_ms else "partitions" if one.partitioned else "yes") if one.enabled else "no",
         one.selected_by or "-",
         (one.owner or "-") + (f" ({one.placement})" if one.placement else ""),
         show.number(one.ledgers) if one.HasField("ledgers") else "-",
@@ -118,6 +120,7 @@ def topic_json(one: admin_pb2.TopicSummary) -> dict[str, object]:
         "entries": one.entries if one.HasField("entries") else None,
         "selected_by": one.selected_by or None,
         "partitioned": one.partitioned,
+        "paused_ms": one.paused_ms or None,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 def serve(config: Path | None) -> int:
     """Run the daemon until SIGTERM or SIGINT, which drain it; a second one cuts the drain short.
 
-    Every setting can also be given in the environment: OFFLOADERD__SECTION__SETTING. While ZooKeeper or the bucket
-    cannot be reached the daemon waits for them and says so on /readyz.
+    SIGHUP has it read its settings again, as `offloadctl reload` does. Every setting can also be given in the
+    environment: OFFLOADERD__SECTION__SETTING. While ZooKeeper or the bucket cannot be reached the daemon waits for
+    them and says so on /readyz.
 
     \b
     Examples:
@@ -33,7 +35,9 @@ def serve(config: Path | None) -> int:
     from offloaderd import log  # noqa: PLC0415 - the daemon's libraries take long to load; --help need not wait
     from offloaderd.config import load  # noqa: PLC0415
     from offloaderd.daemon import run  # noqa: PLC0415
+    from offloaderd.log_modules import parsed_levels  # noqa: PLC0415
 
-    settings = load(config, os.environ)
-    log.configure(settings.log.level, settings.log.format)
-    return asyncio.run(run(settings))
+    reread = partial(load, config, os.environ)
+    settings = reread()
+    log.configure(settings.log.level, settings.log.format, modules=parsed_levels(settings.log.levels))
+    return asyncio.run(run(settings, reread=reread))

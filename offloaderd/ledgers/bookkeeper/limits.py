@@ -106,10 +106,15 @@ class Limits:
     def __init__(self, options: SourceOptions, clock: Clock, metrics: Metrics) -> None:
         self._clock = clock
         self._metrics = metrics
-        self._topic_rates = (options.topic_bytes_per_s, options.topic_requests_per_s)
-        daemon = Scope("daemon", options.bytes_per_s, options.requests_per_s, clock)
-        self._daemon = [daemon] if options.bytes_per_s or options.requests_per_s else []
         self._topics: dict[TopicName, Scope] = {}
+        self.follow(options)
+
+    def follow(self, options: SourceOptions) -> None:
+        """Limit by these rates from now on; requests that wait for their turn keep it."""
+        self._topic_rates = (options.topic_bytes_per_s, options.topic_requests_per_s)
+        daemon = Scope("daemon", options.bytes_per_s, options.requests_per_s, self._clock)
+        self._daemon = [daemon] if options.bytes_per_s or options.requests_per_s else []
+        self._topics.clear()
 
     def turn(self, topic: TopicName, expected_bytes: int) -> Turn | None:
         """Return a request's place in the queues, None when nothing is limited."""

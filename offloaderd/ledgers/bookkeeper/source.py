@@ -57,11 +57,12 @@ class BookKeeperLedgers:
         self._options = options
         self._background = Background(clock)
         self._directory = Directory(znodes, Nodes(znodes, self._background, clock), options)
+        self.limits = Limits(options, clock, metrics)
         self._hunter = Hunter(
             bookies,
             order,
             self._directory,
-            Limits(options, clock, metrics),
+            self.limits,
             self._background,
             clock=clock,
             metrics=metrics,

@@ -101,6 +101,8 @@ class Attempt:
     layout: SegmentLayout | LedgerLayout | None = None
     parts: tuple[StoredPart, ...] = ()
     seal: Seal | None = None
+    unknown: bytes = field(default=b"", repr=False, compare=False)
+    """What a later release has added to the record."""
 
     @property
     def ledger_id(self) -> int | None:
@@ -140,7 +142,7 @@ def stored_part(etag: str, size_bytes: int, blocks: tuple[BlockInfo, ...]) -> St
 
 def encode(value: Attempt) -> bytes:
     """Return the node's content; equal attempts give equal bytes."""
-    return records_pb2.AttemptRecord(
+    message = records_pb2.AttemptRecord(
         segment_id=str(value.segment_id),
         begin_ledger_id=value.begin.ledger_id,
         begin_entry_id=value.begin.entry_id,
@@ -158,7 +160,8 @@ def encode(value: Attempt) -> bytes:
         ledger=_ledger_to_message(value.layout) if isinstance(value.layout, LedgerLayout) else None,
         parts=[records_pb2.AttemptPart.FromString(part.encoded) for part in value.parts],
         seal=_seal_to_message(value.seal) if value.seal else None,
-    ).SerializeToString(deterministic=True)
+    )
+    return codec.written(message, value.unknown)
 
 
 def decode(data: bytes, *, path: str) -> Attempt:
@@ -186,6 +189,7 @@ def decode(data: bytes, *, path: str) -> Attempt:
         layout=_layout(record),
         parts=parts,
         seal=seal,
+        unknown=codec.unknown(record),
     )
 
 

@@ -1,15 +1,22 @@
-"""What all records share: parsing a message, checking its fields, and telling how it is broken."""
+"""What all records share: parsing a message, checking its fields, and telling how it is broken.
+
+Two releases work on the same records during an upgrade. What a later one adds in a new field is kept by this one when
+it rewrites a record (`unknown`, `written`). If that would not be right, the later one sets `format` to a number that
+this one does not know, and this one refuses to touch the record.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 from uuid import UUID
 
-from offloaderd.errors import CorruptData
+from offloaderd.errors import CorruptData, NewerRecord
 from offloaderd.format.messages import parse_message
 from offloaderd.model import LEDGER_ID_MAX, Position
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from google.protobuf.message import Message
 
 M = TypeVar("M", bound="Message")
@@ -17,12 +24,45 @@ M = TypeVar("M", bound="Message")
 HINT = "written by another program or a newer version; compare versions, then restore the node from a backup"
 
 
+FORMAT = 0
+"""The newest format of records that this release knows; it writes none above 0."""
+
+
 def parse(kind: type[M], data: bytes, path: str) -> M:
-    """Parse a message; raises CorruptData."""
+    """Parse a message; raises CorruptData, and NewerRecord for one that only a later release may touch."""
     try:
-        return parse_message(kind, data, key=path, at=0)
+        message = parse_message(kind, data, key=path, at=0)
     except CorruptData as error:
         corrupt(path, error.expected, error.found)
+    found: int = getattr(message, "format", FORMAT)
+    if found > FORMAT:
+        raise NewerRecord(path, found=found, known=FORMAT)
+    return message
+
+
+def unknown(message: Message) -> bytes:
+    """Return the fields of a message, and of no message within it, that this release does not know."""
+    rest = type(message)()
+    rest.CopyFrom(message)
+    for field, _ in message.ListFields():
+        rest.ClearField(field.name)
+    return rest.SerializeToString(deterministic=True)
+
+
+def written(message: Message, kept: bytes) -> bytes:
+    """Return a node's content, with the unknown fields that were read of it."""
+    message.MergeFromString(kept)
+    return message.SerializeToString(deterministic=True)
+
+
+def unless_newer(decode: Callable[..., object], data: bytes, path: str) -> None:
+    """Let a record be replaced whatever it says, or is: unless a later release wrote it. Raises NewerRecord."""
+    try:
+        decode(data, path=path)
+    except NewerRecord:
+        raise
+    except CorruptData:
+        pass
 
 
 def corrupt(path: str, expected: object, found: object) -> NoReturn:

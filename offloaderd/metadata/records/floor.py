@@ -6,7 +6,7 @@ for the context that knew has gone with the last of its segments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
@@ -26,11 +26,13 @@ class Floor:
     segments: int
     object_bytes: int
     reason: str
+    unknown: bytes = field(default=b"", repr=False, compare=False)
+    """What a later release has added to the record."""
 
 
 def encode(value: Floor) -> bytes:
     """Return the node's content."""
-    return records_pb2.FloorRecord(
+    message = records_pb2.FloorRecord(
         ledger_id=value.position.ledger_id,
         entry_id=value.position.entry_id,
         ledger_entries=value.end.entries if value.end is not None else None,
@@ -39,7 +41,8 @@ def encode(value: Floor) -> bytes:
         segments=value.segments,
         object_bytes=value.object_bytes,
         reason=value.reason,
-    ).SerializeToString(deterministic=True)
+    )
+    return codec.written(message, value.unknown)
 
 
 def decode(data: bytes, *, path: str) -> Floor:
@@ -61,4 +64,5 @@ def decode(data: bytes, *, path: str) -> Floor:
         segments=record.segments,
         object_bytes=record.object_bytes,
         reason=record.reason,
+        unknown=codec.unknown(record),
     )

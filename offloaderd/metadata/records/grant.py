@@ -7,7 +7,7 @@ the word that there is to be none; only lifting that makes a new one possible.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from offloaderd.format.pb.storage import records_pb2
@@ -56,6 +56,8 @@ class Grant:
     revoked_ms: int = 0
     revoked_reason: str = ""
     source_deleted_ms: int = 0
+    unknown: bytes = field(default=b"", repr=False, compare=False)
+    """What a later release has added to the record."""
 
     @property
     def in_force(self) -> bool:
@@ -69,7 +71,7 @@ class Grant:
 
 def encode(value: Grant) -> bytes:
     """Return the node's content."""
-    return records_pb2.GrantRecord(
+    message = records_pb2.GrantRecord(
         ledger_id=value.ledger_id,
         entries=value.entries,
         segments=[
@@ -92,7 +94,8 @@ def encode(value: Grant) -> bytes:
         revoked_ms=value.revoked_ms,
         revoked_reason=value.revoked_reason,
         source_deleted_ms=value.source_deleted_ms,
-    ).SerializeToString(deterministic=True)
+    )
+    return codec.written(message, value.unknown)
 
 
 def decode(data: bytes, *, path: str) -> Grant:
@@ -135,4 +138,5 @@ def decode(data: bytes, *, path: str) -> Grant:
         revoked_ms=record.revoked_ms,
         revoked_reason=record.revoked_reason,
         source_deleted_ms=record.source_deleted_ms,
+        unknown=codec.unknown(record),
     )

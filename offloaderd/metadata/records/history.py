@@ -7,7 +7,7 @@ works on what, so that several may and an operator sees it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -75,6 +75,8 @@ class HistoryPlan:
     done_ms: int = 0
     holder: str = ""
     holder_until_ms: int = 0
+    unknown: bytes = field(default=b"", repr=False, compare=False)
+    """What a later release has added to the record."""
 
     @property
     def live_begin(self) -> Position:
@@ -102,11 +104,13 @@ class HistoryRange:
     segment_id: UUID | None = None
     tries: int = 0
     last_error: str = ""
+    unknown: bytes = field(default=b"", repr=False, compare=False)
+    """What a later release has added to the record."""
 
 
 def encode(value: HistoryPlan) -> bytes:
     """Return the plan's node's content."""
-    return history_pb2.HistoryPlanRecord(
+    message = history_pb2.HistoryPlanRecord(
         boundary_ledger_id=value.boundary,
         first_ledger_id=value.first,
         last_ledger_id=value.last.ledger_id,
@@ -126,7 +130,8 @@ def encode(value: HistoryPlan) -> bytes:
         done_ms=value.done_ms,
         holder=value.holder,
         holder_until_ms=value.holder_until_ms,
-    ).SerializeToString(deterministic=True)
+    )
+    return codec.written(message, value.unknown)
 
 
 def decode(data: bytes, *, path: str) -> HistoryPlan:
@@ -160,6 +165,7 @@ def decode(data: bytes, *, path: str) -> HistoryPlan:
         done_ms=record.done_ms,
         holder=record.holder,
         holder_until_ms=record.holder_until_ms,
+        unknown=codec.unknown(record),
     )
 
 
@@ -179,7 +185,7 @@ def decode_ranges(data: bytes, *, path: str) -> tuple[HistoryRange, ...]:
 
 
 def _to_message(value: HistoryRange) -> history_pb2.HistoryRangeRecord:
-    return history_pb2.HistoryRangeRecord(
+    message = history_pb2.HistoryRangeRecord(
         begin_ledger_id=value.begin.ledger_id,
         begin_entry_id=value.begin.entry_id,
         end_ledger_id=value.end.ledger_id,
@@ -194,6 +200,8 @@ def _to_message(value: HistoryRange) -> history_pb2.HistoryRangeRecord:
         tries=value.tries,
         last_error=value.last_error[:ERROR_CHARS_MAX],
     )
+    message.MergeFromString(value.unknown)
+    return message
 
 
 def _from_message(message: history_pb2.HistoryRangeRecord, path: str) -> HistoryRange:
@@ -214,4 +222,5 @@ def _from_message(message: history_pb2.HistoryRangeRecord, path: str) -> History
         segment_id=codec.segment_id(path, message.segment_id) if message.segment_id else None,
         tries=message.tries,
         last_error=message.last_error,
+        unknown=codec.unknown(message),
     )

@@ -6,7 +6,7 @@ A policy is somebody's word on this very topic, or, with `selected_by`, follows 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -19,17 +19,28 @@ from offloaderd.policy.policies import NAMES, OFF, OffloadPolicies
 W = TypeVar("W", bound=StrEnum)
 
 
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """An operator has the topic stand still: since when, in milliseconds, and who."""
+
+    since_ms: int
+    by: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPolicy(OffloadPolicies):
-    """Topic level policy. A topic that is not `enabled` stays known and readable.
+    """Topic level policy. A topic that is not `enabled` stays known and readable, as does one that is `paused`.
 
     `selected_by` is the pattern, or the namespace's policy, that it follows from; empty: the topic was enabled or
     disabled by its name. `partitioned`: there are no entries under this name, its partitions follow this policy.
     """
 
     enabled: bool = True
+    paused: Paused | None = None
     selected_by: str = ""
     partitioned: bool = False
+    unknown: bytes = field(default=b"", repr=False, compare=False)
+    """What a later release has added to the record."""
 
     @property
     def active(self) -> bool:
@@ -40,6 +51,15 @@ class TopicPolicy(OffloadPolicies):
 def own(policy: OffloadPolicies) -> OffloadPolicies:
     """Return what a policy says of the offloading alone."""
     return OffloadPolicies(**{name: getattr(policy, name) for name in NAMES})
+
+
+def standing(wanted: TopicPolicy, current: object) -> TopicPolicy:
+    """Return what a topic should have, paused as it is, which pausing and resuming alone change, and with what a later
+    release has added.
+    """
+    return (
+        replace(wanted, paused=current.paused, unknown=current.unknown) if isinstance(current, TopicPolicy) else wanted
+    )
 
 
 def disabled(policy: TopicPolicy) -> TopicPolicy:
@@ -77,7 +97,10 @@ def to_record(value: OffloadPolicies) -> records_pb2.TopicPolicyRecord:
         prefix=value.prefix,
     )
     if isinstance(value, TopicPolicy):
+        record.MergeFromString(value.unknown)
         record.enabled, record.selected_by, record.partitioned = value.enabled, value.selected_by, value.partitioned
+        if value.paused is not None:
+            record.paused_ms, record.paused_by = value.paused.since_ms, value.paused.by
     return record
 
 
@@ -97,6 +120,7 @@ def from_record(record: records_pb2.TopicPolicyRecord, *, path: str) -> TopicPol
         codec.corrupt(path, "a number of bytes", threshold)
     return TopicPolicy(
         enabled=record.enabled,
+        paused=Paused(record.paused_ms, record.paused_by) if record.paused_ms else None,
         selected_by=record.selected_by,
         partitioned=record.partitioned,
         method=_word(path, OffloadMethod, record.method),
@@ -114,6 +138,7 @@ def from_record(record: records_pb2.TopicPolicyRecord, *, path: str) -> TopicPol
         retention=_word(path, TierRetention, record.retention),
         retention_age_s=seconds("retention_age_s"),
         retention_bytes=given("retention_bytes"),
+        unknown=codec.unknown(record),
     )
 
 

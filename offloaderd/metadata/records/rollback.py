@@ -32,6 +32,8 @@ class RollbackOrder:
     ended_ms: int = 0
     stopped: bool = False
     failures: Mapping[int, str] = field(default_factory=dict)
+    unknown: bytes = field(default=b"", repr=False, compare=False)
+    """What a later release has added to the record."""
 
     @property
     def active(self) -> bool:
@@ -42,7 +44,7 @@ class RollbackOrder:
 def encode(value: RollbackOrder) -> bytes:
     """Return the node's content."""
     kept = sorted(value.failures.items())[:FAILURES_MAX]
-    return rollback_pb2.RollbackOrderRecord(
+    message = rollback_pb2.RollbackOrderRecord(
         to_ledger_id=value.to_ledger_id,
         ordered_ms=value.ordered_ms,
         ended_ms=value.ended_ms,
@@ -51,7 +53,8 @@ def encode(value: RollbackOrder) -> bytes:
             rollback_pb2.RollbackFailure(ledger_id=ledger_id, reason=reason[:REASON_CHARS_MAX])
             for ledger_id, reason in kept
         ],
-    ).SerializeToString(deterministic=True)
+    )
+    return codec.written(message, value.unknown)
 
 
 def decode(data: bytes, *, path: str) -> RollbackOrder:
@@ -65,4 +68,5 @@ def decode(data: bytes, *, path: str) -> RollbackOrder:
         ended_ms=record.ended_ms,
         stopped=record.stopped,
         failures={one.ledger_id: one.reason for one in record.failures},
+        unknown=codec.unknown(record),
     )

@@ -73,6 +73,7 @@ class TopicSummary(_message.Message):
     SELECTED_BY_FIELD_NUMBER: _builtins.int
     PARTITIONED_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    PAUSED_MS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     enabled: _builtins.bool
     owner: _builtins.str
@@ -87,6 +88,8 @@ class TopicSummary(_message.Message):
     """no topic of its own: its partitions follow it"""
     placement: _builtins.str
     """why it is not where it belongs; empty: it is, or is not offloaded"""
+    paused_ms: _builtins.int
+    """since when an operator has it stand still; 0: it does not"""
     def __init__(
         self,
         *,
@@ -98,10 +101,11 @@ class TopicSummary(_message.Message):
         selected_by: _builtins.str = ...,
         partitioned: _builtins.bool = ...,
         placement: _builtins.str = ...,
+        paused_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_entries", b"_entries", "_ledgers", b"_ledgers", "entries", b"entries", "ledgers", b"ledgers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entries", b"_entries", "_ledgers", b"_ledgers", "enabled", b"enabled", "entries", b"entries", "ledgers", b"ledgers", "owner", b"owner", "partitioned", b"partitioned", "placement", b"placement", "selected_by", b"selected_by", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entries", b"_entries", "_ledgers", b"_ledgers", "enabled", b"enabled", "entries", b"entries", "ledgers", b"ledgers", "owner", b"owner", "partitioned", b"partitioned", "paused_ms", b"paused_ms", "placement", b"placement", "selected_by", b"selected_by", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__entries: _TypeAlias = _typing.Literal["entries"]  # noqa: Y015
     _WhichOneofArgType__entries: _TypeAlias = _typing.Literal["_entries", b"_entries"]  # noqa: Y015
@@ -834,6 +838,8 @@ class TopicStatus(_message.Message):
     METHOD_FIELD_NUMBER: _builtins.int
     TAKEN_ENTRIES_FIELD_NUMBER: _builtins.int
     TAKEN_BYTES_FIELD_NUMBER: _builtins.int
+    PAUSED_MS_FIELD_NUMBER: _builtins.int
+    PAUSED_BY_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     state: _builtins.str
     """claiming, offloading, stalled, stopped, not-owner"""
@@ -882,6 +888,9 @@ class TopicStatus(_message.Message):
     answers give a rate; a smaller number than before: another daemon counts, or another claim.
     """
     taken_bytes: _builtins.int
+    paused_ms: _builtins.int
+    """since when an operator has it stand still; 0: it does not"""
+    paused_by: _builtins.str
     @_builtins.property
     def confirmed(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -929,10 +938,12 @@ class TopicStatus(_message.Message):
         method: _builtins.str = ...,
         taken_entries: _builtins.int = ...,
         taken_bytes: _builtins.int = ...,
+        paused_ms: _builtins.int = ...,
+        paused_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "history", b"history", "offloaded", b"offloaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "placement", b"placement", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

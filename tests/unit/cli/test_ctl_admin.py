@@ -40,7 +40,15 @@ def test_topics_list_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
     inherited = {"segment_bytes_max": None, "segment_age_min_s": None, "read_priority": None, "outage": None}
     retained: dict[str, object] = {"retention": None, "retention_age_s": None, "retention_bytes": None, "policies": {}}
     assert ctl("topics", "list", "--json").json == {
-        "topics": [{**topic, "selected_by": None, "partitioned": False, "placement": "waits for d-2 to take it"}],
+        "topics": [
+            {
+                **topic,
+                "selected_by": None,
+                "partitioned": False,
+                "placement": "waits for d-2 to take it",
+                "paused_ms": None,
+            }
+        ],
         "selections": [{**selection, **inherited, **retained}],
     }
 

@@ -230,7 +230,7 @@ def test_what_compose_starts_finds_each_other() -> None:
 def test_the_unit_is_sound_and_confined(tmp_path: Path) -> None:
     """systemd-analyze finds no mistake in it, and rates its exposure 2.5 or less of 10."""
     unit = (DEPLOY / "systemd" / "offloaderd.service").read_text()
-    assert unit.count("/opt/offloaderd/bin/offloaderd ") == 2
+    assert unit.count("/opt/offloaderd/bin/offloaderd ") == 3
     copy = tmp_path / "offloaderd.service"
     copy.write_text(unit.replace("/opt/offloaderd/bin/offloaderd ", f"{program('offloaderd')} "))
     verified = subprocess.run(

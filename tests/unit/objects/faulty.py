@@ -6,8 +6,8 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from offloaderd.drill.listener import Listener
 from offloaderd.objects.s3 import S3Options, S3Store
-from tests.real.listener import Listener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

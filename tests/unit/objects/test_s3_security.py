@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from offloaderd.clock import SystemClock
-from tests.real.listener import Listener
+from offloaderd.drill.listener import Listener
 from tests.unit.objects.faulty import Connection, FaultyServer, store_at
 
 ROOT = Path(__file__).resolve().parents[3]

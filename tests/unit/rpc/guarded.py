@@ -19,6 +19,7 @@ from offloaderd.rpc.server import RpcServer, ServerOptions, Services
 from offloaderd.rpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    control_pb2_grpc,
     doctor_pb2_grpc,
     history_pb2_grpc,
     inspect_pb2_grpc,
@@ -123,6 +124,7 @@ class Site:
     reads: Reads
     pushes: Pushes
     appends: Appends
+    gate: Gate
     certificates: Watched[Certificates] | None
 
     def client(self, **trust: Any) -> DaemonClient:  # noqa: ANN401 - Trust's own fields
@@ -168,6 +170,7 @@ async def guarded(
         inspect=empty(inspect_pb2_grpc.InspectServiceServicer),
         history=empty(history_pb2_grpc.HistoryServiceServicer),
         policy=empty(policy_pb2_grpc.PolicyServiceServicer),
+        control=empty(control_pb2_grpc.ControlServiceServicer),
         rollback=empty(rollback_pb2_grpc.RollbackServiceServicer),
         ledgers=appends,
     )
@@ -182,6 +185,6 @@ async def guarded(
     interceptors: list[aio.ServerInterceptor] = [ErrorInterceptor(metrics, clock=clock, gate=gate)]
     async with RpcServer(options, services, interceptors) as server:
         await server.show(serving=True)
-        yield Site(f"127.0.0.1:{server.port}", metrics, admin, reads, pushes, appends, certificates)
+        yield Site(f"127.0.0.1:{server.port}", metrics, admin, reads, pushes, appends, gate, certificates)
         await server.stop(0.5)
         await turns(20)

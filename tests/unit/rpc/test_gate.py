@@ -14,12 +14,13 @@ import structlog
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from offloaderd.access.rights import Grant, Rights
 from offloaderd.access.tokens import TokenKey
 from offloaderd.client import DaemonClient, NotTrusted, Trust, Unreachable
 from offloaderd.errors import Denied, InvalidConfig, InvalidInput, OffloaderError, Throttled, Unauthenticated
 from offloaderd.model import TopicName
 from offloaderd.patterns import TopicPattern
-from offloaderd.rpc.gate import Limits, _common_name
+from offloaderd.rpc.gate import Authentication, Limits, _common_name
 from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc, ledgers_pb2, offload_pb2, offload_pb2_grpc, read_pb2_grpc
 from offloaderd.rpc.v1.read_pb2 import ReadRequest
 from offloaderd.testing.clock import FakeClock
@@ -259,6 +260,50 @@ async def test_a_stream_ends_with_its_token(ca: Authority) -> None:
                 async for _ in client.read_messages(MINE):
                     pass
         await until(lambda: site.reads.open == 0)
+
+
+async def test_a_call_is_cut_when_its_grant_is_taken_back(ca: Authority) -> None:
+    """A reader that stays, and whose role somebody took back: at once, and only this one; new calls are refused."""
+    async with guarded(files=ca.server(), grants=(*GRANTS, "read eve *"), token_key=key) as site:
+        trust: dict[str, Any] = {"ca_file": ca.file}
+        async with (
+            site.client(**trust, token=token(SECRET, "eve")) as eve,
+            site.client(**trust, token=token(SECRET, "bob")) as bob,
+        ):
+            staying = bob.read_messages(MINE)
+            await anext(staying)
+            leaving = eve.read_messages(MINE)
+            await anext(leaving)
+            rules = Authentication(rights=Rights(map(Grant.parse, GRANTS)), token_key=key)
+            site.gate.follow(Limits(), rules)
+            with pytest.raises(Denied, match="the grant by which eve was let in was taken back"):
+                async for _ in leaving:
+                    pass
+            with pytest.raises(Denied, match="eve may not call"):
+                await anext(eve.read_messages(MINE))
+            for _ in range(3):
+                await anext(staying)
+        await until(lambda: site.reads.open == 0)
+
+
+async def test_limits_that_change_hold_for_the_next_call() -> None:
+    """The number of calls at a time, and of those that begin in a second."""
+    async with guarded(limits=Limits(calls_per_s=2)) as site, site.client() as client:
+        for _ in range(2):
+            await client.status()
+        with pytest.raises(Throttled, match="more than 2 calls"):
+            await client.status()
+        site.gate.follow(Limits(calls_max=100), None)
+        for _ in range(4):
+            await client.status()
+        site.admin.slow.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(client.status())
+            await until(lambda: site.admin.calls == 7)
+            site.gate.follow(Limits(calls_max=1), None)
+            with pytest.raises(Throttled, match="serves 1 calls"):
+                await client.status()
+            site.admin.slow.set()
 
 
 async def test_each_message_of_a_stream_is_checked(ca: Authority) -> None:

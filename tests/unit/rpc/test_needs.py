@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 CHANGES = (
     "Enable",
+    "Pause",
+    "Reload",
     "Disable",
     "Set",
     "Remove",

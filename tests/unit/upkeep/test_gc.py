@@ -490,7 +490,9 @@ async def test_collections_come_at_an_interval_and_only_where_one_leads(ground: 
     ground.clock = clock
     leads = True
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(ground.collector().keep(Schedule(interval_s=3600.0, grace_s=GRACE_S), lambda: leads))
+        task = group.create_task(
+            ground.collector().keep(lambda: Schedule(interval_s=3600.0, grace_s=GRACE_S), lambda: leads)
+        )
         await ground.objects.put(data_key(2), b"x", metadata=OURS)
         await ground.age()
         await ground.metadata.create(paths.REBUILD, b"")
@@ -524,7 +526,7 @@ async def test_what_a_daemon_does_by_itself(ground: Ground, schedule: Schedule, 
     """Nothing, say what it would delete, or delete: as it is set."""
     await ground.objects.put(data_key(2), b"x", metadata=OURS)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(ground.collector().keep(schedule, lambda: True))
+        task = group.create_task(ground.collector().keep(lambda: schedule, lambda: True))
         await ground.clock.advance(61)
         task.cancel()
     assert len(await ground.keys()) == 3 + left

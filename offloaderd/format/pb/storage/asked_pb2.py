@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eoffloaderd/storage/asked.proto\x12\x12offloaderd.storage\"\xfd\x01\n\x0b\x41skedRecord\x12\x0e\n\x06wanted\x18\x01 \x01(\t\x12\x16\n\tledger_id\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\x08\x65ntry_id\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x1c\n\x0fstood_ledger_id\x18\x04 \x01(\x03H\x02\x88\x01\x01\x12\x1b\n\x0estood_entry_id\x18\x05 \x01(\x03H\x03\x88\x01\x01\x12\x10\n\x08\x61sked_ms\x18\x06 \x01(\x04\x12\x10\n\x08\x61sked_by\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\tB\x0c\n\n_ledger_idB\x0b\n\t_entry_idB\x12\n\x10_stood_ledger_idB\x11\n\x0f_stood_entry_idb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eoffloaderd/storage/asked.proto\x12\x12offloaderd.storage\"\x8e\x02\n\x0b\x41skedRecord\x12\x0e\n\x06wanted\x18\x01 \x01(\t\x12\x16\n\tledger_id\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\x08\x65ntry_id\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x1c\n\x0fstood_ledger_id\x18\x04 \x01(\x03H\x02\x88\x01\x01\x12\x1b\n\x0estood_entry_id\x18\x05 \x01(\x03H\x03\x88\x01\x01\x12\x10\n\x08\x61sked_ms\x18\x06 \x01(\x04\x12\x10\n\x08\x61sked_by\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x0f\n\x06\x66ormat\x18\x84\x07 \x01(\rB\x0c\n\n_ledger_idB\x0b\n\t_entry_idB\x12\n\x10_stood_ledger_idB\x11\n\x0f_stood_entry_idb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.format.pb.storag
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ASKEDRECORD']._serialized_start=55
-  _globals['_ASKEDRECORD']._serialized_end=308
+  _globals['_ASKEDRECORD']._serialized_end=325
 # @@protoc_insertion_point(module_scope)

@@ -30,6 +30,7 @@ class AskedRecord(_message.Message):
     ASKED_MS_FIELD_NUMBER: _builtins.int
     ASKED_BY_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     wanted: _builtins.str
     """in words: everything, up to LEDGER:ENTRY, all but the newest so many bytes"""
     ledger_id: _builtins.int
@@ -43,6 +44,8 @@ class AskedRecord(_message.Message):
     """the address it came from; empty: not known"""
     reason: _builtins.str
     """why there was nothing to do, or less than was asked for; empty: neither"""
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
         self,
         *,
@@ -54,10 +57,11 @@ class AskedRecord(_message.Message):
         asked_ms: _builtins.int = ...,
         asked_by: _builtins.str = ...,
         reason: _builtins.str = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_entry_id", b"_entry_id", "_ledger_id", b"_ledger_id", "_stood_entry_id", b"_stood_entry_id", "_stood_ledger_id", b"_stood_ledger_id", "entry_id", b"entry_id", "ledger_id", b"ledger_id", "stood_entry_id", b"stood_entry_id", "stood_ledger_id", b"stood_ledger_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entry_id", b"_entry_id", "_ledger_id", b"_ledger_id", "_stood_entry_id", b"_stood_entry_id", "_stood_ledger_id", b"_stood_ledger_id", "asked_by", b"asked_by", "asked_ms", b"asked_ms", "entry_id", b"entry_id", "ledger_id", b"ledger_id", "reason", b"reason", "stood_entry_id", b"stood_entry_id", "stood_ledger_id", b"stood_ledger_id", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entry_id", b"_entry_id", "_ledger_id", b"_ledger_id", "_stood_entry_id", b"_stood_entry_id", "_stood_ledger_id", b"_stood_ledger_id", "asked_by", b"asked_by", "asked_ms", b"asked_ms", "entry_id", b"entry_id", "format", b"format", "ledger_id", b"ledger_id", "reason", b"reason", "stood_entry_id", b"stood_entry_id", "stood_ledger_id", b"stood_ledger_id", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__entry_id: _TypeAlias = _typing.Literal["entry_id"]  # noqa: Y015
     _WhichOneofArgType__entry_id: _TypeAlias = _typing.Literal["_entry_id", b"_entry_id"]  # noqa: Y015

@@ -53,6 +53,7 @@ class DaemonRecord(_message.Message):
     IMPAIRED_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     daemon_id: _builtins.str
     address: _builtins.str
     """host:port of the gRPC server"""
@@ -66,6 +67,8 @@ class DaemonRecord(_message.Message):
     """that it belongs to; a run that lost its session has another one"""
     process: _builtins.str
     """machine, boot and process, so that the next run there can tell that this one ended"""
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
         self,
         *,
@@ -77,10 +80,11 @@ class DaemonRecord(_message.Message):
         impaired: _builtins.str = ...,
         session_id: _builtins.str = ...,
         process: _builtins.str = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "daemon_id", b"daemon_id", "draining", b"draining", "impaired", b"impaired", "process", b"process", "session_id", b"session_id", "started_ms", b"started_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "daemon_id", b"daemon_id", "draining", b"draining", "format", b"format", "impaired", b"impaired", "process", b"process", "session_id", b"session_id", "started_ms", b"started_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -96,10 +100,13 @@ class OwnerRecord(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     daemon_id: _builtins.str
     address: _builtins.str
     session_id: _builtins.str
     epoch: _builtins.int
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
         self,
         *,
@@ -107,10 +114,11 @@ class OwnerRecord(_message.Message):
         address: _builtins.str = ...,
         session_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "daemon_id", b"daemon_id", "epoch", b"epoch", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "daemon_id", b"daemon_id", "epoch", b"epoch", "format", b"format", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -125,19 +133,23 @@ class EpochRecord(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     DAEMON_ID_FIELD_NUMBER: _builtins.int
     CLAIMED_MS_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     daemon_id: _builtins.str
     claimed_ms: _builtins.int
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         daemon_id: _builtins.str = ...,
         claimed_ms: _builtins.int = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed_ms", b"claimed_ms", "daemon_id", b"daemon_id", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed_ms", b"claimed_ms", "daemon_id", b"daemon_id", "epoch", b"epoch", "format", b"format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -167,6 +179,9 @@ class TopicPolicyRecord(_message.Message):
     HISTORY_ORDER_FIELD_NUMBER: _builtins.int
     BUCKET_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
+    PAUSED_MS_FIELD_NUMBER: _builtins.int
+    PAUSED_BY_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     segment_bytes_max: _builtins.int
     segment_age_max_s: _builtins.float
@@ -196,6 +211,12 @@ class TopicPolicyRecord(_message.Message):
     """history-first or alongside; empty: inherited"""
     bucket: _builtins.str
     prefix: _builtins.str
+    paused_ms: _builtins.int
+    """since when an operator has it stand still; 0: it does not"""
+    paused_by: _builtins.str
+    """who said so"""
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
         self,
         *,
@@ -217,10 +238,13 @@ class TopicPolicyRecord(_message.Message):
         history_order: _builtins.str = ...,
         bucket: _builtins.str | None = ...,
         prefix: _builtins.str | None = ...,
+        paused_ms: _builtins.int = ...,
+        paused_by: _builtins.str = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "prefix", b"prefix", "read_priority", b"read_priority", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "enabled", b"enabled", "history_order", b"history_order", "method", b"method", "outage", b"outage", "partitioned", b"partitioned", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "selected_by", b"selected_by", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "enabled", b"enabled", "format", b"format", "history_order", b"history_order", "method", b"method", "outage", b"outage", "partitioned", b"partitioned", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "selected_by", b"selected_by", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
     _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
@@ -277,7 +301,10 @@ class LevelPolicyRecord(_message.Message):
 
     POLICIES_FIELD_NUMBER: _builtins.int
     CHANGED_MS_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     changed_ms: _builtins.int
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     @_builtins.property
     def policies(self) -> Global___TopicPolicyRecord:
         """its policies only: nothing of what makes it a topic's"""
@@ -287,10 +314,11 @@ class LevelPolicyRecord(_message.Message):
         *,
         policies: Global___TopicPolicyRecord | None = ...,
         changed_ms: _builtins.int = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policies", b"policies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_ms", b"changed_ms", "policies", b"policies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_ms", b"changed_ms", "format", b"format", "policies", b"policies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -305,9 +333,12 @@ class SelectionRecord(_message.Message):
     PATTERN_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     CREATED_MS_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     pattern: _builtins.str
     created_ms: _builtins.int
     """of patterns equally broad the older one counts"""
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     @_builtins.property
     def policy(self) -> Global___TopicPolicyRecord: ...
     def __init__(
@@ -316,10 +347,11 @@ class SelectionRecord(_message.Message):
         pattern: _builtins.str = ...,
         policy: Global___TopicPolicyRecord | None = ...,
         created_ms: _builtins.int = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "pattern", b"pattern", "policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "format", b"format", "pattern", b"pattern", "policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -368,6 +400,7 @@ class AttemptRecord(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     SEAL_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     begin_ledger_id: _builtins.int
     begin_entry_id: _builtins.int
@@ -383,6 +416,8 @@ class AttemptRecord(_message.Message):
     """What decides the object's bytes; 0: written by a version that did not record it, and cannot be gone on with."""
     part_bytes: _builtins.int
     preamble: _builtins.bool
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     @_builtins.property
     def driver_properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -417,10 +452,11 @@ class AttemptRecord(_message.Message):
         parts: _abc.Iterable[Global___AttemptPart] | None = ...,
         seal: Global___AttemptSeal | None = ...,
         ledger: Global___AttemptLedger | None = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger", "seal", b"seal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin_entry_id", b"begin_entry_id", "begin_ledger_id", b"begin_ledger_id", "block_bytes", b"block_bytes", "driver", b"driver", "driver_properties", b"driver_properties", "epoch", b"epoch", "last_error", b"last_error", "ledger", b"ledger", "part_bytes", b"part_bytes", "parts", b"parts", "preamble", b"preamble", "seal", b"seal", "segment_id", b"segment_id", "status", b"status", "tries", b"tries", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin_entry_id", b"begin_entry_id", "begin_ledger_id", b"begin_ledger_id", "block_bytes", b"block_bytes", "driver", b"driver", "driver_properties", b"driver_properties", "epoch", b"epoch", "format", b"format", "last_error", b"last_error", "ledger", b"ledger", "part_bytes", b"part_bytes", "parts", b"parts", "preamble", b"preamble", "seal", b"seal", "segment_id", b"segment_id", "status", b"status", "tries", b"tries", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -552,6 +588,7 @@ class TrashRecord(_message.Message):
     BUCKET_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     LEDGER_ID_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     upload_id: _builtins.str
     reason: _builtins.str
@@ -561,6 +598,8 @@ class TrashRecord(_message.Message):
     prefix: _builtins.str
     ledger_id: _builtins.int
     """of a ledger in an object of its own"""
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
         self,
         *,
@@ -571,10 +610,11 @@ class TrashRecord(_message.Message):
         bucket: _builtins.str | None = ...,
         prefix: _builtins.str | None = ...,
         ledger_id: _builtins.int | None = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_prefix", b"_prefix", "bucket", b"bucket", "ledger_id", b"ledger_id", "prefix", b"prefix"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_prefix", b"_prefix", "bucket", b"bucket", "decided_ms", b"decided_ms", "ledger_id", b"ledger_id", "prefix", b"prefix", "reason", b"reason", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_prefix", b"_prefix", "bucket", b"bucket", "decided_ms", b"decided_ms", "format", b"format", "ledger_id", b"ledger_id", "prefix", b"prefix", "reason", b"reason", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
     _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
@@ -605,6 +645,7 @@ class FloorRecord(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     OBJECT_BYTES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     """end of the last segment that was deleted"""
     entry_id: _builtins.int
@@ -619,6 +660,8 @@ class FloorRecord(_message.Message):
     """of their data objects"""
     reason: _builtins.str
     """of the last deletion"""
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
         self,
         *,
@@ -630,10 +673,11 @@ class FloorRecord(_message.Message):
         segments: _builtins.int = ...,
         object_bytes: _builtins.int = ...,
         reason: _builtins.str = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ledger_entries", b"_ledger_entries", "_next_ledger_id", b"_next_ledger_id", "ledger_entries", b"ledger_entries", "next_ledger_id", b"next_ledger_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger_entries", b"_ledger_entries", "_next_ledger_id", b"_next_ledger_id", "deleted_ms", b"deleted_ms", "entry_id", b"entry_id", "ledger_entries", b"ledger_entries", "ledger_id", b"ledger_id", "next_ledger_id", b"next_ledger_id", "object_bytes", b"object_bytes", "reason", b"reason", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger_entries", b"_ledger_entries", "_next_ledger_id", b"_next_ledger_id", "deleted_ms", b"deleted_ms", "entry_id", b"entry_id", "format", b"format", "ledger_entries", b"ledger_entries", "ledger_id", b"ledger_id", "next_ledger_id", b"next_ledger_id", "object_bytes", b"object_bytes", "reason", b"reason", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ledger_entries: _TypeAlias = _typing.Literal["ledger_entries"]  # noqa: Y015
     _WhichOneofArgType__ledger_entries: _TypeAlias = _typing.Literal["_ledger_entries", b"_ledger_entries"]  # noqa: Y015
@@ -729,6 +773,7 @@ class GrantRecord(_message.Message):
     REVOKED_MS_FIELD_NUMBER: _builtins.int
     REVOKED_REASON_FIELD_NUMBER: _builtins.int
     SOURCE_DELETED_MS_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     entries: _builtins.int
     readback: _builtins.bool
@@ -744,6 +789,8 @@ class GrantRecord(_message.Message):
     revoked_reason: _builtins.str
     source_deleted_ms: _builtins.int
     """when offloaderd itself began to delete it from its source; 0: it did not"""
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___GrantedSegment]: ...
     def __init__(
@@ -760,10 +807,11 @@ class GrantRecord(_message.Message):
         revoked_ms: _builtins.int = ...,
         revoked_reason: _builtins.str = ...,
         source_deleted_ms: _builtins.int = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "entries", b"entries", "epoch", b"epoch", "ledger_id", b"ledger_id", "not_before_ms", b"not_before_ms", "readback", b"readback", "revoked_ms", b"revoked_ms", "revoked_reason", b"revoked_reason", "segments", b"segments", "source_deleted_ms", b"source_deleted_ms", "verified_ms", b"verified_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "entries", b"entries", "epoch", b"epoch", "format", b"format", "ledger_id", b"ledger_id", "not_before_ms", b"not_before_ms", "readback", b"readback", "revoked_ms", b"revoked_ms", "revoked_reason", b"revoked_reason", "segments", b"segments", "source_deleted_ms", b"source_deleted_ms", "verified_ms", b"verified_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -781,6 +829,7 @@ class LossRecord(_message.Message):
     BEFORE_ENTRY_ID_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
     NOTICED_MS_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     after_ledger_id: _builtins.int
     """-1: the beginning of the topic"""
     after_entry_id: _builtins.int
@@ -789,6 +838,8 @@ class LossRecord(_message.Message):
     entries: _builtins.int
     """known to be lost; 0: nobody can say whether there were any"""
     noticed_ms: _builtins.int
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
         self,
         *,
@@ -798,10 +849,11 @@ class LossRecord(_message.Message):
         before_entry_id: _builtins.int = ...,
         entries: _builtins.int = ...,
         noticed_ms: _builtins.int = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_entry_id", b"after_entry_id", "after_ledger_id", b"after_ledger_id", "before_entry_id", b"before_entry_id", "before_ledger_id", b"before_ledger_id", "entries", b"entries", "noticed_ms", b"noticed_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_entry_id", b"after_entry_id", "after_ledger_id", b"after_ledger_id", "before_entry_id", b"before_entry_id", "before_ledger_id", b"before_ledger_id", "entries", b"entries", "format", b"format", "noticed_ms", b"noticed_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

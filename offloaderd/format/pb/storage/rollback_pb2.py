@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!offloaderd/storage/rollback.proto\x12\x12offloaderd.storage\"\x99\x01\n\x13RollbackOrderRecord\x12\x14\n\x0cto_ledger_id\x18\x01 \x01(\x03\x12\x12\n\nordered_ms\x18\x02 \x01(\x04\x12\x10\n\x08\x65nded_ms\x18\x03 \x01(\x04\x12\x0f\n\x07stopped\x18\x04 \x01(\x08\x12\x35\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32#.offloaderd.storage.RollbackFailure\"4\n\x0fRollbackFailure\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!offloaderd/storage/rollback.proto\x12\x12offloaderd.storage\"\xaa\x01\n\x13RollbackOrderRecord\x12\x14\n\x0cto_ledger_id\x18\x01 \x01(\x03\x12\x12\n\nordered_ms\x18\x02 \x01(\x04\x12\x10\n\x08\x65nded_ms\x18\x03 \x01(\x04\x12\x0f\n\x07stopped\x18\x04 \x01(\x08\x12\x35\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32#.offloaderd.storage.RollbackFailure\x12\x0f\n\x06\x66ormat\x18\x84\x07 \x01(\r\"4\n\x0fRollbackFailure\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.format.pb.storag
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROLLBACKORDERRECORD']._serialized_start=58
-  _globals['_ROLLBACKORDERRECORD']._serialized_end=211
-  _globals['_ROLLBACKFAILURE']._serialized_start=213
-  _globals['_ROLLBACKFAILURE']._serialized_end=265
+  _globals['_ROLLBACKORDERRECORD']._serialized_end=228
+  _globals['_ROLLBACKFAILURE']._serialized_start=230
+  _globals['_ROLLBACKFAILURE']._serialized_end=282
 # @@protoc_insertion_point(module_scope)

@@ -29,6 +29,7 @@ class RollbackOrderRecord(_message.Message):
     ENDED_MS_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     to_ledger_id: _builtins.int
     """the newest ledger that it is about"""
     ordered_ms: _builtins.int
@@ -36,6 +37,8 @@ class RollbackOrderRecord(_message.Message):
     """when nothing more was to be done, or it was stopped; 0: it is being carried out"""
     stopped: _builtins.bool
     """somebody took it back"""
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___RollbackFailure]: ...
     def __init__(
@@ -46,10 +49,11 @@ class RollbackOrderRecord(_message.Message):
         ended_ms: _builtins.int = ...,
         stopped: _builtins.bool = ...,
         failures: _abc.Iterable[Global___RollbackFailure] | None = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_ms", b"ended_ms", "failures", b"failures", "ordered_ms", b"ordered_ms", "stopped", b"stopped", "to_ledger_id", b"to_ledger_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_ms", b"ended_ms", "failures", b"failures", "format", b"format", "ordered_ms", b"ordered_ms", "stopped", b"stopped", "to_ledger_id", b"to_ledger_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,6 +26,9 @@ class VerifiedRecord(_message.Message):
 
     SEGMENTS_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___VerifiedSegment]: ...
     @_builtins.property
@@ -37,10 +40,11 @@ class VerifiedRecord(_message.Message):
         *,
         segments: _abc.Iterable[Global___VerifiedSegment] | None = ...,
         cursor: Global___ScrubCursor | None = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "format", b"format", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

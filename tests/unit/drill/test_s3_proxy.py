@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
+from offloaderd.drill.s3_proxy import OPERATIONS, Fault, Message, Shaking, changed, operation_of, suits
 from offloaderd.objects import keys
-from tests.real.s3_proxy import OPERATIONS, Fault, Message, Shaking, changed, operation_of, suits
 
 DATA = f"/bucket/{keys.SegmentKeys('', UUID(int=1)).data}"
 

@@ -11,10 +11,12 @@ import asyncio
 import contextlib
 import hashlib
 import re
+import ssl
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self
+from urllib.parse import unquote, urlsplit
 
 from offloaderd.clock import SystemClock
 from offloaderd.objects import keys
@@ -155,11 +157,20 @@ class Counts:
 
 
 class S3Proxy:
-    """Async context manager: listens on a free loopback port until it is left."""
+    """Async context manager: listens on a free loopback port until it is left.
 
-    def __init__(self, endpoint: str, *, slow_s: float = 0.5) -> None:
-        self._host, _, port = endpoint.removeprefix("http://").rpartition(":")
-        self._port = int(port)
+    It speaks TLS to an `endpoint` with https, and checks it by `tls` (None: the system's authorities). Keys are told
+    apart behind `prefix`.
+    """
+
+    def __init__(
+        self, endpoint: str, *, slow_s: float = 0.5, prefix: str = "", tls: ssl.SSLContext | None = None
+    ) -> None:
+        url = urlsplit(endpoint)
+        secure = url.scheme == "https"
+        self._host, self._port = url.hostname or "", url.port or (443 if secure else 80)
+        self._tls = (tls or ssl.create_default_context()) if secure else None
+        self._prefix = prefix
         self._slow_s = slow_s
         self._planned: list[_Planned] = []
         self._shaking: Shaking | None = None
@@ -219,12 +230,12 @@ class S3Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None
+        assert task is not None  # noqa: S101 - a server's callback is one
         self._tasks.add(task)
         self._writers.add(writer)
         try:
             while (request := await receive_request(reader, writer)) is not None:
-                operation = operation_of(request.head[0].decode())
+                operation = operation_of(request.head[0].decode(), self._prefix)
                 self.counts.requests[operation] += 1
                 fault = self._next(operation)
                 if fault is not None:
@@ -278,7 +289,7 @@ class S3Proxy:
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Connect to the server for one request."""
-        reader, writer = await asyncio.open_connection(self._host, self._port)
+        reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
         self._writers.add(writer)
         try:
             yield reader, writer
@@ -353,7 +364,7 @@ def changed(answer: Message, fault: Fault) -> Message:
     return Message([*answer.without(b"content-length"), b"Content-Length: %d" % len(body)], body)
 
 
-def operation_of(line: str) -> str:
+def operation_of(line: str, prefix: str = "") -> str:
     """Name the operation of a request line, as ports name it."""
     method, target, _ = line.split(" ", 2)
     path, _, query = target.partition("?")
@@ -365,5 +376,5 @@ def operation_of(line: str) -> str:
         return {"PUT": "upload_part", "GET": "list_parts", "POST": "complete_upload", "DELETE": "abort_upload"}[method]
     if not key:
         return "delete" if "delete" in names else "list"
-    kind = keys.parse("", key)
+    kind = keys.parse(prefix, unquote(key))
     return f"{method.lower()} {kind.kind.value if kind else 'other'}"

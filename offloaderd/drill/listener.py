@@ -1,4 +1,6 @@
-"""TCP servers of a test's own on loopback, which leave no connection and no task behind."""
+"""TCP servers of one's own on loopback, which leave no connection and no task behind."""
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
@@ -80,7 +82,17 @@ async def relay(
     `turn`: asked with the number of bytes before any are passed on to the target.
     """
     host, _, port = target.removeprefix("http://").rpartition(":")
-    there, back = await asyncio.open_connection(host, int(port))
+    await between(reader, writer, *await asyncio.open_connection(host, int(port)), turn)
+
+
+async def between(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    there: asyncio.StreamReader,
+    back: asyncio.StreamWriter,
+    turn: Turn | None = None,
+) -> None:
+    """Pass bytes on between two connections, until either ends."""
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(_copy(reader, back, turn))

@@ -1,0 +1,127 @@
+"""`offloadctl reload` and `offloadctl log-level`: changing a daemon while it runs."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+from offloaderd.log_modules import LEVELS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.rpc.v1 import control_pb2
+
+DEFAULT_FOR = "10m"
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+class ForParam(click.ParamType[float]):
+    """A time: 30s, 10m, 2h, 1d."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
+        """Parse a time > 0 into seconds, or fail with what one looks like."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value.strip())
+        if found is None or not float(found[1]):
+            self.fail(f"not a time: {value!r}; write 30s, 10m, 2h or 1d", param, ctx)
+        return float(found[1]) * UNITS[found[2] or "s"]
+
+
+@click.command("reload", short_help="Have a daemon read its settings again.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; show what would change.")
+@options.common
+def reload_settings(session: Session, *, dry_run: bool) -> int:
+    """Have the daemon read its settings file again, as SIGHUP does, and say of each setting what became of it.
+
+    Limits, budgets, rolling and other policies, roles, token keys and log levels take effect at once; what says who
+    the daemon is, where its stores are and how objects are cut is named and waits for a restart. If anything in the
+    file is wrong, nothing changes, and all mistakes are told. What the environment sets goes over the file and stays.
+
+    \b
+    Examples:
+      offloadctl reload --dry-run
+      offloadctl reload --json | jq -r '.changes[] | select(.needs_restart) | .key'
+    """
+    return session.run(_reload(session, dry_run=dry_run))
+
+
+async def _reload(session: Session, *, dry_run: bool) -> None:
+    async with session.client() as client:
+        found = await client.reload(dry_run=dry_run)
+    waiting = [one.key for one in found.changes if one.needs_restart]
+    if session.json:
+        show.document(
+            {
+                "daemon_id": found.daemon_id,
+                "dry_run": found.dry_run,
+                "changes": [
+                    {"key": one.key, "old": one.old, "new": one.new, "needs_restart": one.needs_restart}
+                    for one in found.changes
+                ],
+            }
+        )
+        return
+    if not found.changes:
+        click.echo(f"{found.daemon_id}: nothing has changed")
+        return
+    effect = "would take effect" if dry_run else "in effect"
+    show.table(
+        ("SETTING", "IT WAS", "IT IS", "EFFECT"),
+        [(one.key, one.old, one.new, "needs a restart" if one.needs_restart else effect) for one in found.changes],
+    )
+    if waiting:
+        click.echo(f"restart {found.daemon_id} for {', '.join(waiting)}", err=True)
+
+
+@click.command("log-level", short_help="Have a module log more, or less, for a while.")
+@click.argument("module", required=False)
+@click.argument("level", type=click.Choice(LEVELS), required=False)
+@click.option("--for", "seconds", type=ForParam(), default=DEFAULT_FOR, show_default=True, help="For how long.")
+@click.option("--reset", is_flag=True, help="Have MODULE log as the settings say, at once.")
+@options.common
+def log_level(session: Session, module: str | None, level: str | None, *, seconds: float, reset: bool) -> int:
+    """Have MODULE, and all below it, log from LEVEL on; it falls back by itself. Without MODULE the levels are shown.
+
+    MODULE is a package or module of offloaderd (offload, offload.tailer, rpc.gate) or a library (kazoo, botocore,
+    aiobotocore, grpc, aiohttp, asyncio, urllib3). What is to stay is a matter of [log] levels in the settings.
+
+    \b
+    Examples:
+      offloadctl log-level
+      offloadctl log-level offload.tailer debug --for 30m
+      offloadctl log-level offload.tailer --reset
+    """
+    if (module is None and (level is not None or reset)) or (module is not None and (level is None) is not reset):
+        raise click.UsageError("give MODULE and LEVEL, or MODULE and --reset, or nothing")
+    return session.run(_log_level(session, module, level or "", seconds))
+
+
+async def _log_level(session: Session, module: str | None, level: str, seconds: float) -> None:
+    async with session.client() as client:
+        found = await (client.log_levels() if module is None else client.set_log_level(module, level, seconds))
+    if session.json:
+        show.document({"levels": [level_json(one) for one in found]})
+    else:
+        show.table(("MODULE", "LEVEL", "FOR"), level_rows(found))
+
+
+def level_rows(levels: Sequence[control_pb2.ModuleLevel]) -> list[tuple[str, ...]]:
+    """Return the lines of the table."""
+    return [
+        (one.module or "(all others)", one.level, show.age(one.left_s) if one.HasField("left_s") else "-")
+        for one in levels
+    ]
+
+
+def level_json(one: control_pb2.ModuleLevel) -> dict[str, object]:
+    """Return a level as JSON shows it; `left_s` null: as the settings say."""
+    return {"module": one.module or None, "level": one.level, "left_s": one.left_s if one.HasField("left_s") else None}

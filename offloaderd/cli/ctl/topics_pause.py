@@ -1,0 +1,76 @@
+"""`offloadctl topics pause` and `resume`: a topic stands still until somebody says otherwise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl import options
+
+if TYPE_CHECKING:
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.model import TopicName
+
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; show what would become of each topic.")
+
+
+@click.command("pause", short_help="Have a topic stand still.")
+@click.argument("topic", type=options.TOPIC)
+@DRY_RUN
+@options.common
+def pause(session: Session, topic: TopicName, *, dry_run: bool) -> int:
+    """Have TOPIC, with its partitions, stand still until `resume`: restarts and moves to other daemons keep it so.
+
+    Its open segment is sealed and committed, and no other is begun. Reads, retention and grants go on. Entries wait
+    in BookKeeper, whose retention goes on as well: resume before it deletes them. A topic that is only pushed commits
+    what it has accepted and holds the broker back.
+
+    \b
+    Examples:
+      offloadctl topics pause orders
+      offloadctl topics list | grep paused
+    """
+    return session.run(_say(session, topic, undo=False, dry_run=dry_run))
+
+
+@click.command("resume", short_help="Have a paused topic go on.")
+@click.argument("topic", type=options.TOPIC)
+@DRY_RUN
+@options.common
+def resume(session: Session, topic: TopicName, *, dry_run: bool) -> int:
+    """Have TOPIC, with its partitions, go on where it was paused.
+
+    \b
+    Examples:
+      offloadctl topics resume orders
+    """
+    return session.run(_say(session, topic, undo=True, dry_run=dry_run))
+
+
+async def _say(session: Session, topic: TopicName, *, undo: bool, dry_run: bool) -> None:
+    async with session.client() as client:
+        found = await client.pause(topic, undo=undo, dry_run=dry_run)
+    if session.json:
+        show.document(
+            {
+                "dry_run": dry_run,
+                "topics": [
+                    {
+                        "topic": one.topic,
+                        "paused_ms": one.paused_ms or None,
+                        "paused_by": one.paused_by or None,
+                        "changed": one.changed,
+                    }
+                    for one in found
+                ],
+            }
+        )
+        return
+    would = "would be " if dry_run else ""
+    for one in found:
+        state = f"paused since {show.moment(one.paused_ms)} UTC" if one.paused_ms else "going on"
+        click.echo(f"{one.topic}: {would if one.changed else 'was already '}{state}")
+    if dry_run:
+        click.echo("nothing was changed", err=True)

@@ -1,0 +1,164 @@
+"""One drill from its begin to its report: proxies, a daemon of its own, the exercises, and taking all of it away.
+
+The daemon is part of this process, listens on loopback alone and knows a cluster of its own, so that no other daemon
+sees it, nor it any other topic. Whatever happens, what it made is taken away at the end; what cannot be is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offloaderd import __version__
+from offloaderd.client import DaemonClient
+from offloaderd.daemon import Addresses, Daemon
+from offloaderd.drill.exercises import EXERCISES
+from offloaderd.drill.ground import Broken, Ground
+from offloaderd.drill.link import Link
+from offloaderd.drill.report import Finding, Outcome, Report
+from offloaderd.drill.s3_proxy import S3Proxy
+from offloaderd.drill.scratch import TOPIC
+from offloaderd.errors import OffloaderError, Transient, first_of
+from offloaderd.groups import Group
+from offloaderd.standalone.ports import free_ports
+from offloaderd.stores import bucket_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from offloaderd.clock import Clock
+    from offloaderd.drill.exercises import Exercise
+    from offloaderd.drill.scratch import Scratch
+
+    Tell = Callable[[Exercise, Finding | None], None]
+    """Hears of each exercise when it begins (None) and when it is done."""
+
+START_S = 90.0
+EXERCISE_S = 300.0
+
+
+def where(scratch: Scratch) -> dict[str, str]:
+    """Say where a drill works, for its report and for whoever is asked first."""
+    return {
+        "bucket": f"{scratch.endpoint}, {scratch.settings.objects.bucket}, keys below {scratch.prefix}",
+        "ZooKeeper": f"{scratch.settings.metadata.servers}, nodes below {scratch.root}",
+        "entries": "some 25 MB from a ledger store in a temporary directory; no bookie, broker or other topic is asked",
+    }
+
+
+async def check_reach(scratch: Scratch, clock: Clock) -> None:
+    """See that both stores answer and the bucket may be used. Raises Transient, Denied, BucketMissing."""
+    async with bucket_store(scratch.settings, clock) as store:
+        await store.check()
+    async with scratch.metadata_store(above=True) as metadata:
+        await metadata.children("/")
+
+
+async def run(scratch: Scratch, clock: Clock, tell: Tell, exercises: Sequence[Exercise] = EXERCISES) -> Report:
+    """Do all exercises one after the other, and clean up. Raises what keeps the drill from beginning."""
+    await check_reach(scratch, clock)
+    started_ms = clock.wall_ms()
+    findings: list[Finding] = []
+    faults: dict[str, int] = {}
+    left = ""
+    try:
+        with tempfile.TemporaryDirectory(prefix=scratch.name) as directory:
+            await _exercised(scratch, Path(directory), clock, exercises, findings, faults, tell)
+    finally:
+        left = await _cleaned(scratch, clock)
+    return Report(
+        drill=scratch.name,
+        started_ms=started_ms,
+        version=__version__,
+        where=where(scratch),
+        findings=findings,
+        faults=faults,
+        left=left,
+    )
+
+
+async def _cleaned(scratch: Scratch, clock: Clock) -> str:
+    """Take everything away; returns what could not be, as words."""
+    try:
+        await scratch.clean(clock)
+    except OffloaderError as error:
+        word = scratch.name.rpartition("-")[2]
+        return f"{scratch.prefix} and {scratch.root}: {error}; `offloadctl drill --clean {word}` tries again"
+    return ""
+
+
+async def _exercised(
+    scratch: Scratch,
+    directory: Path,
+    clock: Clock,
+    exercises: Sequence[Exercise],
+    findings: list[Finding],
+    faults: dict[str, int],
+    tell: Tell,
+) -> None:
+    """Run the daemon and the exercises."""
+    grpc_port, http_port = free_ports(2, clock)
+    async with (
+        S3Proxy(scratch.endpoint, prefix=scratch.prefix, tls=scratch.s3_tls()) as s3,
+        Link(scratch.settings.metadata.servers, tls=scratch.zookeeper_tls()) as zookeeper,
+    ):
+        settings = scratch.of_daemon(
+            directory, zookeeper=zookeeper.address, s3=s3.endpoint, grpc_port=grpc_port, http_port=http_port
+        )
+        serving = asyncio.Event()
+
+        def on_ready(_: Addresses) -> None:
+            serving.set()
+
+        daemon = Daemon(settings, on_ready, clock=clock)
+        try:
+            async with Group() as group:
+                life = group.create_task(daemon.run(), name="drill's daemon")
+                async with asyncio.timeout(START_S):
+                    await serving.wait()
+                async with DaemonClient(f"127.0.0.1:{grpc_port}") as client:
+                    ground = Ground(
+                        scratch=scratch, daemon=daemon, client=client, s3=s3, zookeeper=zookeeper, clock=clock
+                    )
+                    watching = group.create_task(ground.watch_memory(), name="memory of the drill's daemon")
+                    await client.enable(TOPIC)
+                    for exercise in exercises:
+                        tell(exercise, None)
+                        findings.append(await _tried(exercise, ground, clock))
+                        tell(exercise, findings[-1])
+                    watching.cancel()
+                daemon.stop("the drill is over")
+                await asyncio.wait([life])
+        except TimeoutError:
+            raise Transient(f"the drill's daemon did not serve within {START_S:g} s") from None
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+        faults |= {f"{operation}: {fault.value}": count for (operation, fault), count in s3.counts.faults.items()}
+
+
+async def _tried(exercise: Exercise, ground: Ground, clock: Clock) -> Finding:
+    """Do one exercise; whatever it ends with is its finding. The stores are sound afterwards."""
+    if exercise.run is None:
+        return Finding(promise=exercise.promise, done="nothing", outcome=Outcome.NOT_TRIED, found=exercise.done)
+    started_s, outcome = clock.monotonic(), Outcome.KEPT
+    try:
+        async with asyncio.timeout(EXERCISE_S):
+            found = await exercise.run(ground)
+    except Broken as error:
+        outcome, found = Outcome.BROKEN, error.message
+    except OffloaderError as error:
+        outcome, found = Outcome.BROKEN, f"{type(error).__name__}: {error}"
+    except TimeoutError:
+        outcome, found = Outcome.BROKEN, f"it did not end within {EXERCISE_S:g} s"
+    finally:
+        ground.s3.heal()
+        ground.zookeeper.mend()
+    return Finding(
+        promise=exercise.promise,
+        done=exercise.done,
+        outcome=outcome,
+        found=found,
+        seconds=clock.monotonic() - started_s,
+    )

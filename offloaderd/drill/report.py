@@ -1,0 +1,104 @@
+"""What a drill found, for people (Markdown) and for machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROMISES = {
+    "P1": "What was reported durable is readable and bit-identical.",
+    "P2": "Committed ranges are contiguous and disjoint.",
+    "P3": "Nothing is deleted from the source without a verified copy.",
+    "P4": "One owner commits; a deposed one changes nothing.",
+    "P5": "Garbage collection deletes nothing that is referred to, and in the end everything that is not.",
+    "P6": "A reader gets each entry of its range once, in order, across tiers, or a typed error.",
+    "P7": "Memory stays under the budget.",
+    "P8": "Entries are durable within the greatest age of a segment and a stated overhead, while the bucket works.",
+    "P9": "The bucket alone restores the map.",
+    "P10": "Older formats stay readable.",
+}
+
+
+class Outcome(StrEnum):
+    """What became of a promise."""
+
+    KEPT = "kept"
+    BROKEN = "BROKEN"
+    NOT_TRIED = "not tried"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One promise: what was done to it, what came of it, and how long that took."""
+
+    promise: str
+    done: str
+    outcome: Outcome
+    found: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A whole drill. `left` says what could not be taken away; empty: nothing was left."""
+
+    drill: str
+    started_ms: int
+    version: str
+    where: dict[str, str]
+    findings: Sequence[Finding]
+    faults: dict[str, int]
+    left: str = ""
+
+    @property
+    def sound(self) -> bool:
+        """Whether no promise was broken and nothing was left behind."""
+        return not self.left and all(one.outcome is not Outcome.BROKEN for one in self.findings)
+
+    def document(self) -> dict[str, object]:
+        """Return it for machines."""
+        return {
+            "drill": self.drill,
+            "started_ms": self.started_ms,
+            "version": self.version,
+            "sound": self.sound,
+            "where": self.where,
+            "findings": [
+                {
+                    "promise": one.promise,
+                    "text": PROMISES[one.promise],
+                    "done": one.done,
+                    "outcome": one.outcome.value,
+                    "found": one.found,
+                    "seconds": round(one.seconds, 3),
+                }
+                for one in self.findings
+            ],
+            "faults": self.faults,
+            "left": self.left or None,
+        }
+
+    def markdown(self, moment: str) -> str:
+        """Return it for people; `moment` is when it began."""
+        verdict = "No promise was broken." if self.sound else "SOMETHING IS WRONG: see below."
+        lines = [f"# Drill {self.drill}", "", f"{moment} UTC, offloaderd {self.version}. {verdict}", ""]
+        lines += [f"- {name}: {_cell(value)}" for name, value in self.where.items()]
+        lines += ["", "| promise | what was done | outcome | what was found | seconds |", "|---|---|---|---|---|"]
+        for one in self.findings:
+            promise = f"**{one.promise}** {PROMISES[one.promise]}"
+            cells = (promise, one.done, one.outcome.value, one.found, f"{one.seconds:.1f}" if one.seconds else "")
+            lines.append(f"| {' | '.join(map(_cell, cells))} |")
+        if self.faults:
+            lines += ["", "Faults that were done to requests:", ""]
+            lines += [f"- {count} x {name}" for name, count in sorted(self.faults.items())]
+        lines += ["", f"Left behind: {self.left or 'nothing'}"]
+        return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Return a text as a cell of a table."""
+    return text.replace("|", "\\|").replace("\n", " ")

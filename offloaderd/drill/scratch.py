@@ -1,0 +1,202 @@
+"""Where a drill works: a cluster's name, a prefix and a directory of its own, and nothing else; and taking them away.
+
+The settings are the operator's own as far as they say how the stores are reached; the stores are reached through
+proxies on loopback. Entries come from a ledger store in the directory, so neither bookies nor brokers are asked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
+
+from offloaderd.config import Settings, check
+from offloaderd.config.fields import all_settings
+from offloaderd.errors import Conflict, InvalidConfig, InvalidInput, NotFound
+from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.model import TopicName
+from offloaderd.objects.port import PART_BYTES_MIN
+from offloaderd.stores import bucket_store
+from offloaderd.wiring import zookeeper_security
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from offloaderd.clock import Clock
+    from offloaderd.metadata.port import MetadataStore
+
+TOPIC = TopicName.parse("public/default/offloaderd-drill")
+MARK = "offloaderd-drill-"
+KiB, MiB = 1024, 1024**2
+SEGMENT_AGE_S = 3.0
+SESSION_S = 4.0
+KEPT = ("metadata.", "objects.")
+"""Sections of the operator's settings that hold in the drill: how the stores are reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """One drill's own places. `settings` are the operator's, `name` is unique."""
+
+    settings: Settings
+    name: str
+
+    @classmethod
+    def named(cls, settings: Settings, word: str) -> Scratch:
+        """Return the places of a drill by its word. Raises InvalidInput, InvalidConfig."""
+        if not re.fullmatch(r"[0-9a-f]{12}", word):
+            raise InvalidInput(f"{word!r} is no drill", hint="a drill is named by twelve hexadecimal digits")
+        if settings.objects.kind != "s3":
+            raise InvalidConfig(
+                "a drill needs S3: objects.kind = filesystem has no faults to inject",
+                hint="name the settings of a daemon that stores in S3",
+            )
+        return cls(settings, f"{MARK}{word}")
+
+    @property
+    def cluster(self) -> str:
+        """The name under which all of its records lie."""
+        return f"{self.settings.daemon.cluster}-{self.name}"[-200:]
+
+    @property
+    def root(self) -> str:
+        """The node above all of its records."""
+        return f"{self.settings.metadata.root}/{self.cluster}"
+
+    @property
+    def prefix(self) -> str:
+        """What all of its keys begin with."""
+        return f"{self.settings.objects.prefix}{self.name}/"
+
+    @property
+    def endpoint(self) -> str:
+        """The service itself."""
+        objects = self.settings.objects
+        return objects.endpoint or f"https://s3.{objects.region}.amazonaws.com"
+
+    def of_daemon(self, directory: Path, *, zookeeper: str, s3: str, grpc_port: int, http_port: int) -> Settings:
+        """Return the settings of the drill's daemon, which reaches the stores at these addresses."""
+        given = {setting.key: self._given(setting.key) for setting in all_settings() if setting.key.startswith(KEPT)}
+        host = self.endpoint.partition("://")[2].rstrip("/")
+        given |= {
+            "daemon.id": self.name,
+            "daemon.cluster": self.cluster,
+            "grpc.port": grpc_port,
+            "http.port": http_port,
+            "metadata.servers": zookeeper,
+            "metadata.session_timeout_s": SESSION_S,
+            "metadata.connect_timeout_s": 3.0,
+            "metadata.tls": False,
+            "metadata.tls_ca_file": None,
+            "metadata.tls_cert_file": None,
+            "metadata.tls_key_file": None,
+            "metadata.acl": self.settings.metadata.acl if self.settings.metadata.username else "open",
+            "objects.endpoint": s3,
+            "objects.signed_host": self.settings.objects.signed_host or host,
+            "objects.path_style": True,
+            "objects.prefix": self.prefix,
+            "objects.places": "",
+            "objects.read_timeout_s": 5.0,
+            "ledgers.kind": "embedded",
+            "ledgers.directory": str(directory / "ledgers"),
+            "ledgers.ledger_entries_max": 1000,
+            "offload.segment_bytes_max": 6 * MiB,
+            "offload.segment_age_max_s": SEGMENT_AGE_S,
+            "offload.block_bytes": 64 * KiB,
+            "offload.part_bytes": PART_BYTES_MIN,
+            "memory.buffer_bytes": 4 * MiB,
+            "memory.upload_bytes": 3 * PART_BYTES_MIN,
+            "memory.cache_bytes": 2 * MiB,
+            "grants.deletion_lag_s": 0.0,
+            "grants.interval_s": 1.0,
+            "read.read_ahead_bytes": 1 * MiB,
+            "gc.mode": "off",
+            "scrub.enabled": "false",
+        }
+        report = check(None, {}, {key: text for key, value in given.items() if (text := _text(value)) is not None})
+        if report.settings is None:
+            raise InvalidConfig("\n  ".join(["these settings do not go with a drill:", *report.mistakes]))
+        return report.settings
+
+    def _given(self, key: str) -> object:
+        section, _, name = key.partition(".")
+        return getattr(getattr(self.settings, section), name)
+
+    def zookeeper_tls(self) -> ssl.SSLContext | None:
+        """Return how the proxy speaks TLS to ZooKeeper; None: it does not. Raises InvalidConfig."""
+        options = self.settings.metadata
+        if not options.tls:
+            return None
+        try:
+            context = ssl.create_default_context()
+            if options.tls_ca_file is not None:
+                context.load_verify_locations(options.tls_ca_file)
+            if options.tls_cert_file is not None and options.tls_key_file is not None:
+                context.load_cert_chain(options.tls_cert_file, options.tls_key_file)
+        except OSError as error:
+            raise InvalidConfig(f"the files of metadata.tls cannot be used: {error}") from error
+        if not options.tls_hostname_check:
+            context.check_hostname = False
+        return context
+
+    @staticmethod
+    def s3_tls() -> ssl.SSLContext:
+        """Return how the proxy checks the service; AWS_CA_BUNDLE names authorities, as for botocore."""
+        return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE"))
+
+    def metadata_store(self, *, above: bool = False) -> ZooKeeperStore:
+        """Return the drill's records (`above`: all clusters'), past the proxy. Raises Transient on entering."""
+        options = self.settings.metadata
+        return ZooKeeperStore(
+            options.servers,
+            options.root if above else self.root,
+            session_timeout_s=options.session_timeout_s,
+            connect_timeout_s=options.connect_timeout_s,
+            security=zookeeper_security(self.settings),
+        )
+
+    async def clean(self, clock: Clock) -> tuple[int, int]:
+        """Delete all keys and open uploads behind the prefix, and all records below the root; returns how many.
+
+        Raises what the stores raise; it may be called again.
+        """
+        if MARK not in self.prefix or MARK not in self.root:
+            raise Conflict(f"{self.prefix!r} and {self.root!r} are no drill's")
+        objects = 0
+        async with bucket_store(self.settings, clock) as store:
+            async for upload in store.list_uploads(self.prefix):
+                await store.abort_upload(upload.key, upload.upload_id)
+                objects += 1
+            keys = [info.key async for info in store.list(self.prefix)]
+            if keys:
+                await store.delete(keys)
+        async with self.metadata_store(above=True) as metadata:
+            records = await _remove(metadata, f"/{self.cluster}")
+        return objects + len(keys), records
+
+
+async def _remove(store: MetadataStore, path: str) -> int:
+    """Remove a node of the drill's own tree with everything below it."""
+    removed = 0
+    for name in await store.children(path):
+        removed += await _remove(store, f"{path}/{name}")
+    try:
+        await store.delete(path)
+    except NotFound:
+        return removed
+    return removed + 1
+
+
+def _text(value: object) -> str | None:
+    """Return a setting as an option says it, None for what is not set."""
+    if value is None:
+        return None
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)

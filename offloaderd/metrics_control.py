@@ -1,0 +1,42 @@
+"""What is changed while the daemon runs: its settings, the levels of its log, topics that are paused."""
+
+from __future__ import annotations
+
+from offloaderd.metric_families import Families
+from offloaderd.metric_values import OPEN
+
+
+class ControlMetrics(Families):
+    """The part of the metrics that is about changing a running daemon."""
+
+    def _control(self) -> None:
+        self.reloads = self._counter(
+            "offloaderd_reloads_total",
+            "Times that the settings were read again. refused: they had mistakes, the old ones hold; the log names "
+            "each.",
+            outcome=("done", "refused"),
+        )
+        self.reload_success = self._gauge(
+            "offloaderd_reload_success",
+            "1 after a start or a reload that worked, 0 after one that was refused: the next start would fail.",
+        )
+        self.reload_timestamp_seconds = self._gauge(
+            "offloaderd_reload_timestamp_seconds", "When the settings that hold were read."
+        )
+        self.reload_waiting_settings = self._gauge(
+            "offloaderd_reload_waiting_settings",
+            "Settings that were changed and wait for a restart; `offloadctl reload --dry-run` names them.",
+        )
+        self.log_levels_raised = self._gauge(
+            "offloaderd_log_levels_raised",
+            "Modules whose log level was set for a time by `offloadctl log-level`. Not 0 for days: somebody renews it.",
+        )
+        self.topics_paused = self._gauge(
+            "offloaderd_topics_paused", "Topics of this daemon that an operator has paused; their lag grows on purpose."
+        )
+        self.paused_seconds = self._gauge(
+            "offloaderd_paused_seconds",
+            "Since when a topic is paused, as an age; 0: it is not. Retention of the source goes on meanwhile, so "
+            "resume before it deletes.",
+            topic=OPEN,
+        )

@@ -1,0 +1,176 @@
+"""What a daemon serves, put together from its opened stores: engine, readers, upkeep, and the services over them.
+
+Nothing here is opened or started; the daemon does that, and has all of it follow its settings by `Crew.prepare`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from offloaderd import wiring
+from offloaderd.doctor.examination import examine
+from offloaderd.metadata.policy_book import PolicyBook
+from offloaderd.offload.engine import Engine
+from offloaderd.offload.hot import HotBuffers
+from offloaderd.offload.retention import Retention
+from offloaderd.pages.board import Board
+from offloaderd.presence import registration_of
+from offloaderd.read.reader import TopicReader
+from offloaderd.rpc.admin import AdminService
+from offloaderd.rpc.control import ControlService
+from offloaderd.rpc.doctor import DoctorService
+from offloaderd.rpc.history import HistoryService
+from offloaderd.rpc.ledgers import LedgerService
+from offloaderd.rpc.offload import OffloadService
+from offloaderd.rpc.placement import PlacementService
+from offloaderd.rpc.policy import PolicyService
+from offloaderd.rpc.read import ReadService
+from offloaderd.rpc.retention import RetentionService
+from offloaderd.rpc.rollback import RollbackService
+from offloaderd.rpc.server import Services
+from offloaderd.rpc.upkeep import UpkeepService
+from offloaderd.upkeep.gc import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.clock import Clock
+    from offloaderd.config import Settings
+    from offloaderd.guard import Guard
+    from offloaderd.log_levels import LogLevels
+    from offloaderd.offload.grants import Grants
+    from offloaderd.offload.registration import Registration
+    from offloaderd.offload.workshop import Workshop
+    from offloaderd.reload import Reloader
+    from offloaderd.rpc.admin import Daemon
+    from offloaderd.sources import Ledgers
+    from offloaderd.upkeep.scrub import Scrubber
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """The parts of a serving daemon. What is told here of new settings is what `config.change.LIVE` lists."""
+
+    guard: Guard
+    levels: LogLevels
+    ledgers: Ledgers
+    engine: Engine
+    reader: TopicReader
+    retention: Retention
+    grants: Grants
+    scrubber: Scrubber
+    gc: Collector
+    registration: Registration
+    reads: ReadService
+    upkeep: UpkeepService
+    board: Board
+    services: Services
+
+    def prepare(self, settings: Settings) -> Callable[[], None]:
+        """Return what has all parts follow these settings. Raises InvalidConfig, and then nothing has changed."""
+        steps = [self.guard.prepare(settings), self.levels.prepare(settings.log)]
+
+        def follow() -> None:
+            for step in steps:
+                step()
+            self._follow_budgets(settings)
+            self._follow_rhythms(settings)
+            self.engine.book.follow(wiring.policy_levels(settings))
+            self.engine.policies_changed()
+
+        return follow
+
+    def _follow_budgets(self, settings: Settings) -> None:
+        shop, memory = self.engine.shop, settings.memory
+        shop.pool.follow(memory.buffer_bytes)
+        shop.uplink.budget.follow(memory.upload_bytes)
+        shop.uplink.pace.follow(settings.upload.concurrency_max)
+        shop.uplink.limits.follow(wiring.upload_limits(settings))
+        if self.ledgers.limits is not None:
+            self.ledgers.limits.follow(wiring.source_options(settings))
+        self.reads.readers_max = settings.read.readers_max
+        self.reader.options = replace(self.reader.options, batch_bytes=settings.read.batch_bytes)
+        metrics = shop.uplink.metrics
+        metrics.buffer_limit_bytes.set(memory.buffer_bytes)
+        metrics.memory_budget_bytes.set(memory.buffer_bytes + memory.upload_bytes + memory.cache_bytes)
+
+    def _follow_rhythms(self, settings: Settings) -> None:
+        """Collection of garbage and the deadline of a drain ask for the settings themselves."""
+        self.engine.placement.options = wiring.placement_options(settings)
+        self.retention.options = wiring.retention_options(settings)
+        self.grants.follow(wiring.grant_options(settings))
+        self.scrubber.follow(wiring.scrub_options(settings))
+        self.upkeep.grace_s = settings.gc.grace_s
+
+
+def assemble(
+    settings: Settings,
+    shop: Workshop,
+    ledgers: Ledgers,
+    guard: Guard,
+    levels: LogLevels,
+    reloader: Reloader,
+    *,
+    daemon: Daemon,
+    clock: Clock,
+) -> Crew:
+    """Make all parts; `daemon` describes itself, `reloader` reads its settings again."""
+    metadata, objects, metrics = shop.metadata, shop.uplink.objects, shop.uplink.metrics
+    book = PolicyBook(metadata, wiring.policy_levels(settings))
+    retention = Retention(shop, ledgers.register, wiring.retention_options(settings), book)
+    grants, scrubber = wiring.grants(settings, shop, ledgers.store, book), wiring.scrubber(settings, shop)
+    engine = Engine(
+        shop,
+        book,
+        placement=wiring.placement_options(settings),
+        duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber.run},
+    )
+    reader = TopicReader(
+        maps=engine,
+        policies=book,
+        objects=objects,
+        source=ledgers.source,
+        hot=HotBuffers(engine),
+        clock=clock,
+        metrics=metrics,
+        options=wiring.read_options(settings),
+    )
+    gc = Collector(objects, metadata, wiring.sites(settings), clock=clock, metrics=metrics)
+    session_s, surroundings = settings.metadata.session_timeout_s, wiring.surroundings(settings)
+    registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
+    reads = ReadService(reader, settings.read.readers_max, metrics=metrics)
+    upkeep = UpkeepService(gc, grace_s=settings.gc.grace_s)
+    places = surroundings.places
+    admin = AdminService(engine=engine, metadata=metadata, source=ledgers.source, daemon=daemon, places=places)
+    services = Services(
+        offload=OffloadService(engine, clock=clock, metrics=metrics),
+        read=reads,
+        admin=admin,
+        doctor=DoctorService(lambda: examine(reloader.settings, clock, serving=True)),
+        upkeep=upkeep,
+        placement=PlacementService(engine, registration),
+        retention=RetentionService(engine, retention, metadata, ledgers.source, clock),
+        history=HistoryService(engine, engine.shop, engine.book),
+        rollback=RollbackService(engine, metadata),
+        inspect=wiring.inspection(settings, engine, reader, metadata, objects, clock),
+        policy=PolicyService(engine.levels, metadata, surroundings, retained=ledgers.retained),
+        control=ControlService(reloader, levels, metadata, clock, daemon_id=settings.daemon.id),
+        ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
+    )
+    return Crew(
+        guard=guard,
+        levels=levels,
+        ledgers=ledgers,
+        engine=engine,
+        reader=reader,
+        retention=retention,
+        grants=grants,
+        scrubber=scrubber,
+        gc=gc,
+        registration=registration,
+        reads=reads,
+        upkeep=upkeep,
+        board=Board(admin, engine.statuses, metrics, clock),
+        services=services,
+    )

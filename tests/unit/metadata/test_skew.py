@@ -1,0 +1,169 @@
+"""Two releases on the same records: what the last wrote, what a later one adds, and what only that one may touch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import CorruptData, NewerRecord
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.records import codec
+from offloaderd.metadata.records import policy as policy_record
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.offload import asked, policies
+from offloaderd.offload.wanted import Wanted
+from offloaderd.patterns import TopicPattern
+from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.upkeep.gc import Collector
+from offloaderd.upkeep.stored import Site
+from tests.golden.records import VALUES, lines
+from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.port import MetadataStore
+
+NEWER = bytes.fromhex("a03801")
+"""`format = 1` of our own records: field 900, a number."""
+NEWER_CONTEXT = bytes.fromhex("903f01")
+"""The same of Pulsar's OffloadContext: field 1010."""
+ADDED = bytes.fromhex("c23e056c61746572")
+"""A text in field 1000, which no record of ours has."""
+ADDED_CONTEXT = bytes.fromhex("8240056c61746572")
+"""The same in field 1024."""
+REWRITTEN = ("attempt", "attempt-of-a-ledger", "context", "floor", "grant", "history-plan", "policy", "rollback-order")
+"""Kinds of records that are read, changed in one place and written again."""
+
+
+def test_there_is_a_line_for_each_value() -> None:
+    """And a value for each line: what a release has written is never forgotten."""
+    assert lines().keys() == VALUES.keys()
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_the_last_release_wrote_is_read_and_written_as_it_was(name: str) -> None:
+    """Bytes and meaning are the same in both directions."""
+    encode, decode, value = VALUES[name]
+    assert decode(lines()[name], path="p") == value
+    assert encode(value) == lines()[name]
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_what_a_later_release_adds_survives_a_rewrite(name: str) -> None:
+    """Also where the value is compared with others, or written by a daemon that knows nothing of it."""
+    encode, decode, value = VALUES[name]
+    data = lines()[name] + (ADDED_CONTEXT if name == "context" else ADDED)
+    found = decode(data, path="p")
+    assert found == value
+    assert encode(found) == data
+
+
+def test_what_a_later_release_adds_to_a_policy_survives_what_is_said_of_the_topic() -> None:
+    """A policy that is set by name, and one that follows from a pattern."""
+    found = policy_record.decode(lines()["policy"] + ADDED, path="p")
+    assert policy_record.encode(policy_record.standing(TopicPolicy(), found)).endswith(ADDED)
+    assert policy_record.encode(policy_record.disabled(found)).endswith(ADDED)
+
+
+def test_what_a_later_release_adds_within_ranges_survives_too() -> None:
+    """Each range is a message of its own."""
+    encode, decode, _ = VALUES["history-ranges"]
+    inner = lines()["history-ranges"][2:] + ADDED
+    data = bytes([0x0A, len(inner)]) + inner
+    assert encode(decode(data, path="p")) == data
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_record_that_only_a_later_release_may_touch_is_refused(name: str) -> None:
+    """The error says which node, both formats, and what to do."""
+    decode = VALUES[name][1]
+    with pytest.raises(NewerRecord, match=r"/node was written by a newer offloaderd: format 1") as caught:
+        decode(lines()[name] + (NEWER_CONTEXT if name == "context" else NEWER), path="/node")
+    assert "upgrade this daemon" in caught.value.hint
+    assert isinstance(caught.value, CorruptData)  # whoever leaves alone what is damaged leaves this alone as well
+
+
+def test_no_record_of_this_release_is_refused_by_itself() -> None:
+    """It writes format 0, which is nothing at all."""
+    assert codec.FORMAT == 0
+    codec.unless_newer(policy_record.decode, b"\xff\xff", "p")
+
+
+async def made_newer(store: MetadataStore, path: str, mark: bytes = NEWER) -> bytes:
+    """Have a record be a later release's; returns what it is now."""
+    found = await store.get(path)
+    await store.replace(path, found.value + mark, found.version)
+    return found.value + mark
+
+
+async def content(store: MetadataStore, path: str) -> bytes:
+    """Read a node."""
+    return (await store.get(path)).value
+
+
+async def test_what_is_said_of_topics_replaces_no_record_of_a_later_release() -> None:
+    """By name, by pattern, for a namespace, and a request by hand: each is refused, and the record is as it was."""
+    rig = Rig()
+    rig.ledgers = memory_ledgers(rig.clock)
+    await rig.ledgers.append(TOPIC, payloads(5))
+    store, pattern = rig.tree.connect(), TopicPattern.parse("public/*")
+    namespace = (TOPIC.tenant, TOPIC.namespace)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await engine.select(pattern, TopicPolicy(enabled=True))
+        await policies.put_level(store, rig.clock, namespace, OffloadPolicies(segment_age_max_s=9.0))
+        request, _ = await topic.by_hand.ask(Wanted(), "me")
+    changed = (
+        paths.policy(TOPIC),
+        paths.selection(pattern.text),
+        paths.namespace_policy(*namespace),
+        paths.asked(TOPIC),
+    )
+    kept = {path: await made_newer(store, path) for path in changed}
+    async with rig.engine("two") as engine:
+        with pytest.raises(NewerRecord):
+            await engine.enable(TOPIC, TopicPolicy(enabled=True))
+        with pytest.raises(NewerRecord):
+            await engine.select(pattern, TopicPolicy(enabled=True))
+        with pytest.raises(NewerRecord):
+            await policies.put_level(store, rig.clock, namespace, OffloadPolicies())
+        with pytest.raises(NewerRecord):
+            await asked.record(store, TOPIC, await catalog.load(store, TOPIC), request)
+    assert {path: await content(store, path) for path in kept} == kept
+
+
+@pytest.mark.parametrize("what", ["attempt", "context"])
+async def test_a_topic_with_a_record_of_a_later_release_stands_still_and_loses_nothing(what: str) -> None:
+    """It is told as an error of the topic; no object, upload or record goes, whoever looks for garbage."""
+    rig = Rig()
+    rig.ledgers = memory_ledgers(rig.clock)
+    store = rig.tree.connect()
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        last = await rig.ledgers.append(TOPIC, payloads(30))
+        await topic.request_roll()
+        await until_offloaded(topic, last)
+    path = paths.ledger(TOPIC, (await catalog.load(store, TOPIC)).segments[0].begin.ledger_id)
+    if what == "context":
+        await made_newer(store, path, NEWER_CONTEXT)
+    else:
+        path = paths.attempt(TOPIC)
+        await store.create(path, lines()["attempt"] + NEWER)
+    before, objects = await content(store, path), {info.key async for info in rig.store.list()}
+    async with rig.engine("two") as engine:
+        await rig.ledgers.append(TOPIC, payloads(5, seed=3))
+        await until(lambda: any(one.state == "stalled" for one in engine.statuses()))
+        (status,) = engine.statuses()
+        assert "written by a newer offloaderd" in status.stalled_reason
+        collector = Collector(
+            rig.store,
+            store,
+            [Site(cluster="test", bucket="b", prefix="seg/")],
+            clock=rig.clock,
+            metrics=rig.metrics,
+        )
+        with pytest.raises(NewerRecord):
+            async for _ in collector.collect(grace_s=0, apply=True):
+                pass
+    assert await content(store, path) == before
+    assert objects <= {info.key async for info in rig.store.list()}

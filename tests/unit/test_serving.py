@@ -1,0 +1,244 @@
+"""A daemon's parts follow each setting that is said to be followed, on in-memory stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offloaderd import wiring
+from offloaderd.access.rights import Role
+from offloaderd.clock import SystemClock
+from offloaderd.config import Settings, check
+from offloaderd.config.change import LIVE
+from offloaderd.errors import InvalidConfig
+from offloaderd.guard import Guard
+from offloaderd.ledgers.bookkeeper.limits import Limits as SourceLimits
+from offloaderd.log_levels import LogLevels
+from offloaderd.metadata.memory import MemoryTree
+from offloaderd.metrics import Metrics
+from offloaderd.model import TopicName
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.offload.budget import ByteBudget
+from offloaderd.offload.pool import BufferPool
+from offloaderd.reload import Reloader
+from offloaderd.rpc.admin import DaemonSnapshot
+from offloaderd.serving import Crew, assemble
+from offloaderd.sources import Ledgers
+from tests.authority import Authority
+from tests.unit.test_log_levels import standard_levels
+
+TOPIC = TopicName.parse("public/default/orders")
+CLOCK = SystemClock()
+PUBLIC = Path(__file__).parents[1] / "golden" / "token-public.txt"
+SECRET = "data:;base64," + "QUJD" * 11
+HELD_BY_POLICIES = {
+    "grants.deletion_lag_s": "deletion_lag_s",
+    "offload.segment_age_max_s": "segment_age_max_s",
+    "offload.segment_age_min_s": "segment_age_min_s",
+    "offload.segment_bytes_max": "segment_bytes_max",
+    "outage.policy": "outage",
+    "read.priority": "read_priority",
+    "retention.age_s": "retention_age_s",
+    "retention.kind": "retention",
+    "retention.size_bytes": "retention_bytes",
+}
+ASKED_FOR_WHEN_NEEDED = {"gc.interval_s", "gc.mode", "shutdown.drain_s", "placement.impaired_s"}
+"""By the daemon itself, of the settings that hold."""
+
+_all_levels = standard_levels
+
+
+class Nobody:
+    """A daemon that only describes itself."""
+
+    def snapshot(self) -> DaemonSnapshot:
+        """Say little."""
+        return DaemonSnapshot(daemon_id="d", version="0", state="serving", started_ms=1)
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Authority:
+    """Who signs the daemon's certificate."""
+    return Authority(tmp_path)
+
+
+class Site:
+    """Settings of a daemon with tokens, and its parts."""
+
+    def __init__(self, ca: Authority) -> None:
+        files = ca.server()
+        self.given = {
+            "objects.bucket": "offload",
+            "tls.cert_file": str(files.cert),
+            "tls.key_file": str(files.key),
+            "access.token_secret_key": SECRET,
+            "access.grants": "admin alice *",
+        }
+        metrics = Metrics()
+        settings = self.read({})
+        self.guard = Guard(settings, CLOCK, metrics)
+        objects = MemoryStore(CLOCK)
+        limits = SourceLimits(wiring.source_options(settings), CLOCK, metrics)
+        ledgers = Ledgers(limits=limits)
+        pool, uploads = BufferPool(settings.memory.buffer_bytes), ByteBudget(settings.memory.upload_bytes)
+        shop = wiring.workshop(
+            settings, MemoryTree().connect(), objects, ledgers, pool, uploads, clock=CLOCK, metrics=metrics
+        )
+        self.levels = LogLevels(settings.log, CLOCK, metrics)
+        reloader = Reloader(settings, None, CLOCK, metrics)
+        self.crew: Crew = assemble(
+            settings, shop, ledgers, self.guard, self.levels, reloader, daemon=Nobody(), clock=CLOCK
+        )
+
+    def read(self, changed: dict[str, str]) -> Settings:
+        """Return settings in which something is different; an empty value takes one away."""
+        given = {key: value for key, value in {**self.given, **changed}.items() if value}
+        report = check(None, {}, given)
+        assert report.settings is not None, report.mistakes
+        return report.settings
+
+    def state(self) -> dict[str, Any]:
+        """Return what the parts go by, by the setting that it comes from."""
+        crew, gate = self.crew, self.guard.gate
+        shop, rules, bounds = crew.engine.shop, gate._authentication, gate._limits
+        token = rules.token_rules if rules is not None else None
+        source, grants = crew.ledgers.limits, crew.grants
+        assert source is not None
+        daemon = [(scope._bytes, scope._requests) for scope in source._daemon]
+        placement, scrub = crew.engine.placement.options, crew.scrubber._options
+        levels = self.levels.shown()
+        holds = crew.engine.book.effective(TOPIC, None).values
+        found: dict[str, Any] = {key: getattr(holds, name) for key, name in HELD_BY_POLICIES.items()}
+        return found | {
+            "access.calls_per_s": bounds.calls_per_s,
+            "access.grants": rules and [rules.rights.allow(name, Role.READ, None) for name in ("alice", "bob")],
+            "access.token_audience": token and token.audience,
+            "access.token_audience_claim": token and token.audience_claim,
+            "access.token_claim": token and token.claim,
+            "access.token_leeway_s": token and token.leeway_s,
+            "access.token_secret_key": rules and rules.token_key(),
+            "bookkeeper.bytes_per_s": [one is None for one, _ in daemon],
+            "bookkeeper.requests_per_s": [one is None for _, one in daemon],
+            "bookkeeper.topic_bytes_per_s": source._topic_rates[0],
+            "bookkeeper.topic_requests_per_s": source._topic_rates[1],
+            "gc.grace_s": crew.upkeep.grace_s,
+            "grants.interval_s": grants._options.interval_s,
+            "grants.readback": grants._checker.readback,
+            "grpc.call_s_max": bounds.call_s_max,
+            "grpc.calls_max": bounds.calls_max,
+            "grpc.send_s_max": bounds.send_s_max,
+            "log.level": levels[0].level,
+            "log.levels": levels[1:],
+            "memory.buffer_bytes": shop.pool.limit_bytes,
+            "memory.upload_bytes": shop.uplink.budget.limit_bytes,
+            "offload.parts_in_flight_max": shop.uplink.limits.parts_in_flight_max,
+            "offload.verify": shop.uplink.limits.readback,
+            "placement.grace_s": placement.grace_s,
+            "placement.handover_s": placement.handover_s,
+            "placement.handovers_max": placement.handovers_max,
+            "placement.keep_s": placement.keep_s,
+            "placement.settle_s": placement.settle_s,
+            "read.batch_bytes": crew.reader.options.batch_bytes,
+            "read.readers_max": crew.reads.readers_max,
+            "retention.follow_lag_s": crew.retention.options.follow_lag_s,
+            "retention.interval_s": crew.retention.options.interval_s,
+            "scrub.bytes_per_s": crew.scrubber._throttle.bytes_per_s,
+            "scrub.first_s": scrub.first_s,
+            "scrub.interval_s": scrub.interval_s,
+            "tls.reload_s": self.guard._settings.tls.reload_s,
+            "upload.concurrency_max": shop.uplink.pace.ceiling,
+        }
+
+
+OTHER = {
+    "access.calls_per_s": "7",
+    "access.grants": "read bob *",
+    "access.token_audience": "us",
+    "access.token_audience_claim": "whom",
+    "access.token_claim": "who",
+    "access.token_leeway_s": "3",
+    "access.token_secret_key": SECRET + "QUJD",
+    "bookkeeper.bytes_per_s": "1MiB",
+    "bookkeeper.requests_per_s": "7",
+    "bookkeeper.topic_bytes_per_s": "1MiB",
+    "bookkeeper.topic_requests_per_s": "7",
+    "gc.grace_s": "90000",
+    "grants.deletion_lag_s": "17",
+    "grants.interval_s": "17",
+    "grants.readback": "true",
+    "grpc.call_s_max": "17",
+    "grpc.calls_max": "17",
+    "grpc.send_s_max": "17",
+    "log.level": "error",
+    "log.levels": "read debug",
+    "memory.buffer_bytes": "17MiB",
+    "memory.upload_bytes": "117MiB",
+    "offload.parts_in_flight_max": "3",
+    "offload.segment_age_max_s": "17",
+    "offload.segment_age_min_s": "17",
+    "offload.segment_bytes_max": "17MiB",
+    "offload.verify": "readback",
+    "outage.policy": "block",
+    "placement.grace_s": "17",
+    "placement.handover_s": "17",
+    "placement.handovers_max": "3",
+    "placement.keep_s": "17",
+    "placement.settle_s": "17",
+    "read.batch_bytes": "17KiB",
+    "read.priority": "bookkeeper-first",
+    "read.readers_max": "17",
+    "retention.follow_lag_s": "17",
+    "retention.interval_s": "17",
+    "retention.kind": "keep",
+    "retention.size_bytes": "17MiB",
+    "retention.age_s": "17",
+    "scrub.bytes_per_s": "17MiB",
+    "scrub.first_s": "17",
+    "scrub.interval_s": "17000",
+    "tls.reload_s": "17",
+    "upload.concurrency_max": "3",
+}
+LIMITED = {"retention.kind": "limited", "retention.age_s": "5", "retention.size_bytes": "5MiB"}
+PUBLIC_KEY = {"access.token_public_key", "access.token_public_alg"}
+"""In place of the secret; see below."""
+
+
+def test_the_list_of_what_is_followed_is_the_list_of_what_is_tried() -> None:
+    """A setting that is said to be followed, and that nobody tells of, would be a lie in the documentation."""
+    assert OTHER.keys() | ASKED_FOR_WHEN_NEEDED | PUBLIC_KEY == LIVE
+
+
+@pytest.mark.parametrize("key", sorted(OTHER))
+def test_each_setting_that_is_followed_changes_what_a_part_goes_by(ca: Authority, key: str) -> None:
+    """After it was followed its part goes by another value, and back again; preparing alone changes nothing."""
+    site = Site(ca)
+    needed = LIMITED if key in LIMITED else {}
+    site.crew.prepare(site.read(needed))()
+    before = site.state()
+    follow = site.crew.prepare(site.read({**needed, key: OTHER[key]}))
+    assert site.state() == before
+    follow()
+    assert site.state()[key] != before[key]
+    site.crew.prepare(site.read(needed))()
+    assert site.state() == before
+
+
+def test_a_token_key_that_cannot_be_used_refuses_all_of_it(ca: Authority) -> None:
+    """The file is read before anybody is told."""
+    site = Site(ca)
+    before = site.state()
+    changed = {"access.token_secret_key": "file:///nowhere/key", "grpc.calls_max": "17"}
+    with pytest.raises(InvalidConfig, match="nowhere"):
+        site.crew.prepare(site.read(changed))
+    assert site.state() == before
+
+
+def test_another_kind_of_token_key_takes_the_place_of_the_secret(ca: Authority) -> None:
+    """The pinned algorithm goes with it."""
+    site = Site(ca)
+    public = {"access.token_secret_key": "", "access.token_public_key": PUBLIC.read_text().strip()}
+    for algorithm in ("RS256", "RS512"):
+        site.crew.prepare(site.read({**public, "access.token_public_alg": algorithm}))()
+        assert site.state()["access.token_secret_key"].algorithms == (algorithm,)
