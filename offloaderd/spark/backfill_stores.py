@@ -138,4 +138,5 @@ async def _ledgers(stack: AsyncExitStack, settings: Settings, clock: Clock, metr
     """Open the ledgers to read them: of the embedded store, its daemon stays the owner."""
     if settings.ledgers.kind != "embedded":
         return await open_ledgers(stack, settings, clock=clock, metrics=metrics)
-    return Ledgers(source=await stack.enter_async_context(EmbeddedReader(settings.ledgers.directory, clock=clock)))
+    reader = await stack.enter_async_context(EmbeddedReader(settings.ledgers.directory, clock=clock))
+    return Ledgers(source=reader, describer=reader)

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n offloaderd/storage/history.proto\x12\x12offloaderd.storage\"\x91\x03\n\x11HistoryPlanRecord\x12\x1a\n\x12\x62oundary_ledger_id\x18\x01 \x01(\x03\x12\x17\n\x0f\x66irst_ledger_id\x18\x02 \x01(\x03\x12\x16\n\x0elast_ledger_id\x18\x03 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x04 \x01(\x03\x12\r\n\x05order\x18\x05 \x01(\t\x12\x0e\n\x06worker\x18\x06 \x01(\t\x12\x12\n\nplanned_ms\x18\x07 \x01(\x04\x12\r\n\x05\x65poch\x18\x08 \x01(\x04\x12\x11\n\tdaemon_id\x18\t \x01(\t\x12\x0f\n\x07\x65ntries\x18\n \x01(\x04\x12\x15\n\rpayload_bytes\x18\x0b \x01(\x04\x12\x15\n\rsegment_bytes\x18\x0c \x01(\x04\x12\x0e\n\x06ranges\x18\r \x01(\r\x12\x0e\n\x06probes\x18\x0e \x01(\x04\x12\x10\n\x08split_ms\x18\x0f \x01(\x04\x12\x18\n\x10\x64oubtful_ledgers\x18\x10 \x01(\r\x12\x0f\n\x07\x64one_ms\x18\x11 \x01(\x04\x12\x0e\n\x06holder\x18\x12 \x01(\t\x12\x17\n\x0fholder_until_ms\x18\x13 \x01(\x04\"M\n\x13HistoryRangesRecord\x12\x36\n\x06ranges\x18\x01 \x03(\x0b\x32&.offloaderd.storage.HistoryRangeRecord\"\xbe\x02\n\x12HistoryRangeRecord\x12\x17\n\x0f\x62\x65gin_ledger_id\x18\x01 \x01(\x03\x12\x16\n\x0e\x62\x65gin_entry_id\x18\x02 \x01(\x03\x12\x15\n\rend_ledger_id\x18\x03 \x01(\x03\x12\x14\n\x0c\x65nd_entry_id\x18\x04 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x05 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x06 \x01(\x04\x12\x34\n\x05state\x18\x07 \x01(\x0e\x32%.offloaderd.storage.HistoryRangeState\x12\x0e\n\x06holder\x18\x08 \x01(\t\x12\r\n\x05\x65poch\x18\t \x01(\x04\x12\x16\n\x0elease_until_ms\x18\n \x01(\x04\x12\x12\n\nsegment_id\x18\x0b \x01(\t\x12\r\n\x05tries\x18\x0c \x01(\r\x12\x12\n\nlast_error\x18\r \x01(\t*\x98\x01\n\x11HistoryRangeState\x12#\n\x1fHISTORY_RANGE_STATE_UNSPECIFIED\x10\x00\x12\x1f\n\x1bHISTORY_RANGE_STATE_PLANNED\x10\x01\x12\x1f\n\x1bHISTORY_RANGE_STATE_CLAIMED\x10\x02\x12\x1c\n\x18HISTORY_RANGE_STATE_DONE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n offloaderd/storage/history.proto\x12\x12offloaderd.storage\"\xa1\x03\n\x11HistoryPlanRecord\x12\x1a\n\x12\x62oundary_ledger_id\x18\x01 \x01(\x03\x12\x17\n\x0f\x66irst_ledger_id\x18\x02 \x01(\x03\x12\x16\n\x0elast_ledger_id\x18\x03 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x04 \x01(\x03\x12\r\n\x05order\x18\x05 \x01(\t\x12\x0e\n\x06worker\x18\x06 \x01(\t\x12\x12\n\nplanned_ms\x18\x07 \x01(\x04\x12\r\n\x05\x65poch\x18\x08 \x01(\x04\x12\x11\n\tdaemon_id\x18\t \x01(\t\x12\x0f\n\x07\x65ntries\x18\n \x01(\x04\x12\x15\n\rpayload_bytes\x18\x0b \x01(\x04\x12\x15\n\rsegment_bytes\x18\x0c \x01(\x04\x12\x0e\n\x06ranges\x18\r \x01(\r\x12\x0e\n\x06probes\x18\x0e \x01(\x04\x12\x10\n\x08split_ms\x18\x0f \x01(\x04\x12\x18\n\x10\x64oubtful_ledgers\x18\x10 \x01(\r\x12\x0f\n\x07\x64one_ms\x18\x11 \x01(\x04\x12\x0e\n\x06holder\x18\x12 \x01(\t\x12\x17\n\x0fholder_until_ms\x18\x13 \x01(\x04\x12\x0e\n\x06method\x18\x14 \x01(\t\"M\n\x13HistoryRangesRecord\x12\x36\n\x06ranges\x18\x01 \x03(\x0b\x32&.offloaderd.storage.HistoryRangeRecord\"\xbe\x02\n\x12HistoryRangeRecord\x12\x17\n\x0f\x62\x65gin_ledger_id\x18\x01 \x01(\x03\x12\x16\n\x0e\x62\x65gin_entry_id\x18\x02 \x01(\x03\x12\x15\n\rend_ledger_id\x18\x03 \x01(\x03\x12\x14\n\x0c\x65nd_entry_id\x18\x04 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x05 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x06 \x01(\x04\x12\x34\n\x05state\x18\x07 \x01(\x0e\x32%.offloaderd.storage.HistoryRangeState\x12\x0e\n\x06holder\x18\x08 \x01(\t\x12\r\n\x05\x65poch\x18\t \x01(\x04\x12\x16\n\x0elease_until_ms\x18\n \x01(\x04\x12\x12\n\nsegment_id\x18\x0b \x01(\t\x12\r\n\x05tries\x18\x0c \x01(\r\x12\x12\n\nlast_error\x18\r \x01(\t*\x98\x01\n\x11HistoryRangeState\x12#\n\x1fHISTORY_RANGE_STATE_UNSPECIFIED\x10\x00\x12\x1f\n\x1bHISTORY_RANGE_STATE_PLANNED\x10\x01\x12\x1f\n\x1bHISTORY_RANGE_STATE_CLAIMED\x10\x02\x12\x1c\n\x18HISTORY_RANGE_STATE_DONE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.format.pb.storage.history_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HISTORYRANGESTATE']._serialized_start=861
-  _globals['_HISTORYRANGESTATE']._serialized_end=1013
+  _globals['_HISTORYRANGESTATE']._serialized_start=877
+  _globals['_HISTORYRANGESTATE']._serialized_end=1029
   _globals['_HISTORYPLANRECORD']._serialized_start=57
-  _globals['_HISTORYPLANRECORD']._serialized_end=458
-  _globals['_HISTORYRANGESRECORD']._serialized_start=460
-  _globals['_HISTORYRANGESRECORD']._serialized_end=537
-  _globals['_HISTORYRANGERECORD']._serialized_start=540
-  _globals['_HISTORYRANGERECORD']._serialized_end=858
+  _globals['_HISTORYPLANRECORD']._serialized_end=474
+  _globals['_HISTORYRANGESRECORD']._serialized_start=476
+  _globals['_HISTORYRANGESRECORD']._serialized_end=553
+  _globals['_HISTORYRANGERECORD']._serialized_start=556
+  _globals['_HISTORYRANGERECORD']._serialized_end=874
 # @@protoc_insertion_point(module_scope)
