@@ -9,6 +9,7 @@ import click
 import offloaderd
 from offloaderd.cli.ctl import (
     backfill,
+    convert,
     daemons,
     doctor,
     explain,
@@ -73,6 +74,7 @@ for command in (
     grants.grants,
     history.history,
     backfill.backfill,
+    convert.convert,
     rollback.rollback,
     policies.broker,
     policies.namespaces,

@@ -264,4 +264,4 @@ def slots_of(session: SparkSession, asked: int | None) -> int:
 
 def with_slots(options: Options, slots: int) -> Options:
     """Return the options for so many executors."""
-    return replace(options, share=replace(options.share, slots=slots))
+    return replace(options, share=options.share.in_slots(slots))

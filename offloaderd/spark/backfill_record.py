@@ -22,6 +22,7 @@ from offloaderd.offload.history_record import HistoryRecord
 from offloaderd.offload.ledger_layout import ledger_layout
 from offloaderd.offload.record import TopicRecord
 from offloaderd.offload.signal import race
+from offloaderd.spark.backfill_attempts import attempts_of
 from offloaderd.spark.backfill_eligible import plan_for_job
 from offloaderd.spark.backfill_job import BackfillFailed
 from offloaderd.spark.backfill_join import Joiner
@@ -174,13 +175,8 @@ class JobRecord:
 
     async def left_behind(self) -> AsyncIterator[tuple[AttemptLog, Attempt]]:
         """Yield what earlier drivers left and can be gone on with; the rest goes to the trash."""
-        folder = paths.history_attempts(self.claim.topic)
         begins: set[Position] = set()
-        for name in await until_answered(self._clock, lambda: self._shop.metadata.children(folder)):
-            attempts = self._log(f"{folder}/{name}")
-            found = await until_answered(self._clock, attempts.load)
-            if found is None:
-                continue
+        async for attempts, found in attempts_of(self._shop, self.claim):
             reason = recovery.reason_to_give_up(found, None, self._shop)
             if found.begin <= self.standing or found.begin in begins:
                 reason = "its entries are in other segments"

@@ -149,6 +149,7 @@ def known_of(described: SegmentManifest, topic: TopicName, *, bucket: str, prefi
         losses=described.losses,
         ends=described.ends,
         closed={part.ledger_id: part.ledger_entries for part in described.ledgers if part.closed},
+        replaces=frozenset(described.replaces),
     )
 
 

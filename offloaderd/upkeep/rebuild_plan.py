@@ -8,6 +8,7 @@ One overlap is no contradiction: a ledger in an object of its own supersedes its
 that is how segments are rewritten for a stock broker (`offload/rollback.py`). The object's manifest is written when all
 of its data is stored; the segments it replaces are deleted only afterwards. A segment keeps the slices that nothing
 supersedes. Where taking a slice out would leave a hole, the object cannot have been part of the topic and is left out.
+A segment that was made of others names them (`metadata/merging.py`): what they hold of its entries is superseded too.
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What a manifest says, without its blocks. `closed` has the entries of those of its ledgers that were closed."""
+    """What a manifest says, without its blocks. `closed` has the entries of those of its ledgers that were closed.
+
+    `replaces` are the segments that it was made of.
+    """
 
     topic: TopicName
     segment: CommittedSegment
@@ -89,6 +93,7 @@ class Known:
     losses: tuple[Loss, ...] = ()
     ends: tuple[tuple[int, LedgerEnd], ...] = ()
     closed: Mapping[int, int] = field(default_factory=dict)
+    replaces: frozenset[UUID] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +131,8 @@ def plan_topic(
     known = sorted(found, key=_place)
     problems: list[Problem] = []
     kept, replaced = _superseded(known, prefer, problems)
+    kept, sources = _merged(kept, prefer, problems)
+    replaced += sources
     chosen = _disjoint(kept, prefer, problems)
     losses = _losses([*replaced, *chosen])
     chosen = _filled(chosen, brokers, _ends([*replaced, *chosen], []), losses)
@@ -183,6 +190,39 @@ def _superseded(
         if gone - held:
             problems.append(_replaced(segment, sorted(gone - held), sole))
     return sorted((one for one in kept if one.segment.segment_id not in left_out), key=_place), replaced
+
+
+def _merged(
+    known: Sequence[Known], prefer: Collection[UUID], problems: list[Problem]
+) -> tuple[list[Known], list[Known]]:
+    """Take out of segments what was made of them; returns what is left, and what is not. A preferred one stays."""
+    makers: dict[UUID, list[CommittedSegment]] = {}
+    for one in known:
+        for replaced_id in one.replaces if one.segment.method is OffloadMethod.STREAMING else ():
+            makers.setdefault(replaced_id, []).append(one.segment)
+    kept: list[Known] = []
+    replaced: list[Known] = []
+    for one in known:
+        segment, made = one.segment, makers.get(one.segment.segment_id, [])
+        gone = {part.ledger_id for part in segment.slices if any(_holds(other, part) for other in made)}
+        rest = _run_without(segment, gone)
+        if segment.segment_id in prefer or len(rest) == len(segment.slices):
+            kept.append(one)
+            continue
+        if rest:
+            kept.append(replace(one, segment=replace(segment, slices=rest)))
+        else:
+            replaced.append(one)
+        text = f"segment {segment.segment_id} ({segment.range}) holds entries that were put into another"
+        ids = (segment.segment_id, *(other.segment_id for other in made))
+        todo = "nothing: the other was made of it; --prefer the segment to keep it as it is"
+        problems.append(Problem(kind=Trouble.SUPERSEDED, text=text, segments=ids, what_to_do=todo))
+    return sorted(kept, key=_place), replaced
+
+
+def _holds(segment: CommittedSegment, part: LedgerSlice) -> bool:
+    """Whether all entries of a slice lie in a segment."""
+    return segment.holds(part.range.begin) and segment.holds(part.range.end)
 
 
 def _run_without(segment: CommittedSegment, gone: Collection[int]) -> tuple[LedgerSlice, ...]:

@@ -257,6 +257,8 @@ class Given:
         self._namespaces = namespaces
         self._given = given
         self._wrong: list[str] = []
+        self.small_bytes = 0
+        """What counts as small, once it was looked at; 0 where nothing was said."""
 
     def checked(self) -> tuple[Wanted, Options]:
         """Return what is wanted and how. Raises InvalidConfig."""
@@ -271,6 +273,7 @@ class Given:
         for one in self._given.get("conf") or ():
             if not one.partition("=")[0] or "=" not in one:
                 self._wrong.append(f"--spark-conf {one!r} is not KEY=VALUE")
+        self.small_bytes = self._size("small", 1) or 0
         chosen = Options(
             segment_bytes=self._size("segment_size", 1) or 0,
             share=Share(
