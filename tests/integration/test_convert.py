@@ -1,0 +1,140 @@
+"""Segments that a job rewrites beside their live daemon: real ZooKeeper and S3, and a process that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offloaderd.metadata import paths
+from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.model import OffloadMethod
+from offloaderd.objects.port import PART_BYTES_MIN
+from offloaderd.rpc.v1 import policy_pb2
+from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.integration.test_history import TOPIC, append, digest, entries, expected, look
+from tests.real.audit import bucket_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.rpc.client import DaemonClient
+    from tests.servers import S3Server
+
+pytestmark = pytest.mark.timeout(200)
+DEADLINE_S = 180
+LEDGER_ENTRIES = 100
+
+
+@pytest.fixture
+def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
+    """A site with ledgers of 5 MB and segments of 2 MiB."""
+    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    site.settings["metadata"] = {"session_timeout_s": 4}
+    site.settings["ledgers"] = {"ledger_entries_max": LEDGER_ENTRIES}
+    site.settings["offload"] = {
+        "segment_bytes_max": 2 << 20,
+        "segment_age_max_s": 3600,
+        "block_bytes": 1 << 20,
+        "part_bytes": PART_BYTES_MIN,
+    }
+    return site
+
+
+@asynccontextmanager
+async def converting(site: Site, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start `offloadctl convert`; what still runs at the end is killed."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
+    log = site.directory / f"convert-{CLOCK.uuid()}.log"
+    with log.open("wb") as stream:
+        process = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).with_name("offloadctl")),
+            "convert",
+            *words,
+            "--json",
+            env={**ours, **site.environment(1, 2)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stream,
+        )
+    try:
+        yield process
+    except Exception as error:
+        error.add_note(log.read_text()[-3000:])
+        raise
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def answered(site: Site, *words: str) -> Any:  # noqa: ANN401 - whatever it says
+    """Run a command to its end, which has to be a good one; returns what it said of the topic."""
+    async with converting(site, *words) as process:
+        said, _ = await process.communicate()
+        assert process.returncode == 0, said
+        (found,) = json.loads(said)["topics"]
+        return found
+
+
+async def clean(site: Site, client: DaemonClient) -> TopicMap:
+    """Wait until all is offloaded and nothing but what the map refers to is in the bucket; returns the map."""
+    async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
+        pass
+    while True:
+        topic_map, _ = await look(site)
+        async with bucket_of(site) as store:
+            stored = {info.key async for info in store.list()}
+            uploads = [upload.key async for upload in store.list_uploads()]
+        if stored == {key for one in topic_map.segments for key in one.keys.all} and not uploads:
+            return topic_map
+        await CLOCK.sleep(0.2)
+
+
+async def test_segments_are_rewritten_twice_beside_the_live_edge_by_jobs_of_which_one_is_killed(site: Site) -> None:
+    """V2 as V1, killed in the middle and gone on with, V1 as V2, small as large: equal hashes, nothing left over."""
+    async with asyncio.timeout(DEADLINE_S), DaemonProcess(site) as daemon, daemon.client() as client:
+        await append(client, entries(0, 450))
+        await client.enable(TOPIC, policies=policy_pb2.OffloadPolicies(history_order="history-first"))
+        async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
+            pass
+        plan = await answered(site, "plan", str(TOPIC), "--to", "ledger-based")
+        assert [one["begin"] for one in plan["objects"]] == ["0:0", "1:0", "2:0", "3:0"]
+        slow = ("--parallel", "1", "--upload-rate", "2MiB")
+        async with converting(site, "run", str(TOPIC), "--to", "ledger-based", "--yes", *slow) as first:
+            while not any(one.method is OffloadMethod.LEDGER_BASED for one in (await look(site))[0].segments):
+                assert first.returncode is None
+                await CLOCK.sleep(0.05)
+            first.send_signal(signal.SIGKILL)
+            await first.wait()
+        await append(client, entries(450, 100))
+        assert await digest(client) == expected(550)
+        async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
+            pass
+        async with ZooKeeperStore(site.zookeeper, f"/offloaderd/{site.cluster}") as store:
+            while "holder" in await store.children(paths.history(TOPIC)):
+                await CLOCK.sleep(0.1)
+        done = await answered(site, "run", str(TOPIC), "--to", "ledger-based", "--yes")
+        assert (done["done"], done["failures"]) == (done["objects"], [])
+        found = await clean(site, client)
+        whole = [one.begin.ledger_id for one in found.segments if one.method is OffloadMethod.LEDGER_BASED]
+        assert whole == [0, 1, 2, 3, 4]
+        assert await digest(client) == expected(550)
+        back = await answered(site, "run", str(TOPIC), "--to", "streaming", "--segment-size", "4MiB", "--yes")
+        assert (back["done"], back["failures"]) == (5, [])
+        merged = await answered(site, "run", str(TOPIC), "--to", "merged", "--segment-size", "32MiB", "--yes")
+        assert (merged["done"], merged["failures"]) == (1, [])
+        found = await clean(site, client)
+        assert str(found.segments[0].range) == "0:0..4:99"
+        assert all(found.joined(one.end, two.begin) for one, two in pairwise(found.segments))
+        assert await digest(client) == expected(550)
+        status = await answered(site, "status", str(TOPIC))
+        assert (status["ledgers"], status["segments"], status["begun"]) == (0, len(found.segments), 0)
