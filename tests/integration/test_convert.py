@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
+import pickle
 import signal
 import sys
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.config import load
 from offloaderd.metadata import paths
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.model import OffloadMethod
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.rpc.v1 import policy_pb2
+from offloaderd.spark import convert
+from offloaderd.spark.backfill_spark import execute
+from offloaderd.spark.backfill_stores import Share, open_shop
+from offloaderd.spark.convert_job import Driver, Target
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_history import TOPIC, append, digest, entries, expected, look
 from tests.real.audit import bucket_of
@@ -28,10 +33,12 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.rpc.client import DaemonClient
+    from offloaderd.spark.backfill_job import Written
+    from offloaderd.spark.convert_job import Progress, RewriteTask, Runner
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(200)
-DEADLINE_S = 180
+pytestmark = pytest.mark.timeout(400)
+DEADLINE_S = 300
 LEDGER_ENTRIES = 100
 
 
@@ -76,13 +83,28 @@ async def converting(site: Site, *words: str) -> AsyncIterator[asyncio.subproces
             await process.wait()
 
 
-async def answered(site: Site, *words: str) -> Any:  # noqa: ANN401 - whatever it says
-    """Run a command to its end, which has to be a good one; returns what it said of the topic."""
-    async with converting(site, *words) as process:
-        said, _ = await process.communicate()
-        assert process.returncode == 0, said
-        (found,) = json.loads(said)["topics"]
-        return found
+class Executors:
+    """Has each task carried out as Spark's executors do: unpacked there, with stores opened for it alone."""
+
+    def __init__(self, site: Site) -> None:
+        self._settings = load(None, site.environment(1, 2))
+
+    async def run(self, task: RewriteTask) -> Written:
+        """Carry a task out; see Runner."""
+        return await execute(self._settings, Share(), pickle.loads(pickle.dumps(task)))  # noqa: S301 - our own
+
+
+async def converted(site: Site, target: Target, runner: Runner | None = None) -> Progress:
+    """Run a conversion to its end in this process: segments of up to 32 MiB."""
+    settings = load(None, site.environment(1, 2))
+    async with open_shop(settings, CLOCK, rewriting=True) as (shop, book):
+        chosen = runner or convert.LocalRunner(shop)
+        driver = Driver(runner=chosen, slots=asyncio.Semaphore(2), me=str(CLOCK.uuid()))
+        options = convert.Options(target=target, segment_bytes=32 << 20)
+        (ended,) = await convert.run(shop, book, [TOPIC], options, driver)
+    assert ended.error is None
+    assert ended.progress is not None
+    return ended.progress
 
 
 async def clean(site: Site, client: DaemonClient) -> TopicMap:
@@ -100,14 +122,12 @@ async def clean(site: Site, client: DaemonClient) -> TopicMap:
 
 
 async def test_segments_are_rewritten_twice_beside_the_live_edge_by_jobs_of_which_one_is_killed(site: Site) -> None:
-    """V2 as V1, killed in the middle and gone on with, V1 as V2, small as large: equal hashes, nothing left over."""
+    """V2 as V1, killed in the middle and gone on with, V1 as one V2: equal hashes, and nothing is left over."""
     async with asyncio.timeout(DEADLINE_S), DaemonProcess(site) as daemon, daemon.client() as client:
         await append(client, entries(0, 450))
         await client.enable(TOPIC, policies=policy_pb2.OffloadPolicies(history_order="history-first"))
         async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
             pass
-        plan = await answered(site, "plan", str(TOPIC), "--to", "ledger-based")
-        assert [one["begin"] for one in plan["objects"]] == ["0:0", "1:0", "2:0", "3:0"]
         slow = ("--parallel", "1", "--upload-rate", "2MiB")
         async with converting(site, "run", str(TOPIC), "--to", "ledger-based", "--yes", *slow) as first:
             while not any(one.method is OffloadMethod.LEDGER_BASED for one in (await look(site))[0].segments):
@@ -122,19 +142,15 @@ async def test_segments_are_rewritten_twice_beside_the_live_edge_by_jobs_of_whic
         async with ZooKeeperStore(site.zookeeper, f"/offloaderd/{site.cluster}") as store:
             while "holder" in await store.children(paths.history(TOPIC)):
                 await CLOCK.sleep(0.1)
-        done = await answered(site, "run", str(TOPIC), "--to", "ledger-based", "--yes")
-        assert (done["done"], done["failures"]) == (done["objects"], [])
+        done = await converted(site, Target.LEDGER_BASED)
+        assert (done.done, done.failures) == (done.goals, ())
         found = await clean(site, client)
         whole = [one.begin.ledger_id for one in found.segments if one.method is OffloadMethod.LEDGER_BASED]
         assert whole == [0, 1, 2, 3, 4]
         assert await digest(client) == expected(550)
-        back = await answered(site, "run", str(TOPIC), "--to", "streaming", "--segment-size", "4MiB", "--yes")
-        assert (back["done"], back["failures"]) == (5, [])
-        merged = await answered(site, "run", str(TOPIC), "--to", "merged", "--segment-size", "32MiB", "--yes")
-        assert (merged["done"], merged["failures"]) == (1, [])
+        done = await converted(site, Target.STREAMING, Executors(site))
+        assert (done.done, done.failures) == (1, ())
         found = await clean(site, client)
         assert str(found.segments[0].range) == "0:0..4:99"
         assert all(found.joined(one.end, two.begin) for one, two in pairwise(found.segments))
         assert await digest(client) == expected(550)
-        status = await answered(site, "status", str(TOPIC))
-        assert (status["ledgers"], status["segments"], status["begun"]) == (0, len(found.segments), 0)

@@ -83,7 +83,7 @@ def conversion(
 ) -> TopicConversion:
     """One run over the rig's topic."""
     shop = rig.workshop(store or rig.tree.connect(), source=None)
-    driver = Driver(runner=runner or Runner(rig), slots=asyncio.Semaphore(2), me=me, patience_s=0.2)
+    driver = Driver(runner=runner or Runner(rig), slots=asyncio.Semaphore(2), me=me, patience_s=5.0)
     return TopicConversion(
         shop, TOPIC, driver, Wish(target=target, segment_bytes=segment_bytes, small_bytes=small_bytes)
     )
@@ -187,7 +187,7 @@ async def killed(rig: Rig, target: Target, at: int) -> int:
     shop = rig.workshop(store, source=None)
     driver = Driver(runner=convert.LocalRunner(shop), slots=asyncio.Semaphore(1), me=f"dies-{at}")
     wish = Wish(target=target, segment_bytes=2500, small_bytes=2500)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         running = asyncio.ensure_future(TopicConversion(shop, TOPIC, driver, wish).run())  # noqa: TID251 - to be killed
         dying = asyncio.ensure_future(kill.dead.wait())  # noqa: TID251 - as above
         await asyncio.wait([running, dying], return_when=asyncio.FIRST_COMPLETED)
@@ -212,7 +212,7 @@ async def test_a_conversion_may_be_killed_at_any_write(target: Target) -> None:
         assert await stored(rig) == payloads(40)
         begun = set(await rig.tree.connect().children(paths.history_attempts(TOPIC)))
         assert begun <= {str(one) for one in (await references.look(rig.tree.connect())).attempts}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             ended = await conversion(rig, target, me="next", segment_bytes=2500, small_bytes=2500).run()
         assert ended.failures == ()
         await whole(rig, 40)
@@ -243,7 +243,7 @@ async def test_an_exchange_whose_answer_is_lost_is_read_back(target: Target) -> 
 async def test_the_owner_follows_before_it_deletes_anything() -> None:
     """It reads what is there, empties the trash, and goes on writing at its end."""
     rig = await streamed()
-    async with asyncio.timeout(60), rig.engine("two") as engine:
+    async with asyncio.timeout(90), rig.engine("two") as engine:
         topic = await offloader_of(engine)
         await conversion(rig, Target.LEDGER_BASED).run()
         await until(lambda: sum(one.method is WHOLE for one in topic.map.segments) == 6)
@@ -316,7 +316,7 @@ async def test_a_deposed_driver_exchanges_nothing() -> None:
         with pytest.raises(Fenced):
             await conversion(rig, Target.LEDGER_BASED, runner=runner).run()
 
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
         runner = Runner(rig, hold)
         running = group.create_task(refused(runner))
         await until(lambda: len(runner.ran) == 2)
@@ -360,7 +360,7 @@ async def test_a_cancelled_conversion_leaves_nothing_behind() -> None:
         await asyncio.Event().wait()
 
     runner, store = Runner(rig, hang), rig.tree.connect()
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
         running = group.create_task(conversion(rig, Target.LEDGER_BASED, runner=runner, store=store).run())
         await until(lambda: len(runner.ran) == 2)
         store.expire()
