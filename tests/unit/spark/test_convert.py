@@ -204,7 +204,7 @@ async def test_a_conversion_may_be_killed_at_any_write(target: Target) -> None:
     """Before or after some of them: the map is whole then, gc knows all, and the next run ends what was begun."""
     at, moments = 0, 1
     while at <= moments:
-        at += 4
+        at += 6
         rig = await streamed(40, ledger_entries=10, segment_bytes=1200)
         if target is Target.STREAMING:
             await conversion(rig, Target.LEDGER_BASED).run()
@@ -218,7 +218,7 @@ async def test_a_conversion_may_be_killed_at_any_write(target: Target) -> None:
         await whole(rig, 40)
         if moments < at:
             break
-    assert at > 20
+    assert at > 24
 
 
 @pytest.mark.parametrize("target", [Target.LEDGER_BASED, Target.MERGED])
