@@ -10,6 +10,7 @@ import offloaderd
 from offloaderd.cli.ctl import (
     backfill,
     control,
+    convert,
     daemons,
     doctor,
     drill,
@@ -80,6 +81,7 @@ for command in (
     grants.grants,
     history.history,
     backfill.backfill,
+    convert.convert,
     rollback.rollback,
     policies.broker,
     policies.namespaces,

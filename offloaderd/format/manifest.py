@@ -115,7 +115,7 @@ class SegmentManifest:
     """Everything about one segment; lengths are those of the objects in the bucket.
 
     `losses` lie directly before the segment or inside it. `ends` are those that were known when it was sealed: of the
-    ledger in which the segment before ended, and of its own ledgers.
+    ledger in which the segment before ended, and of its own ledgers. `replaces` are the segments that it was made of.
     """
 
     segment_id: UUID
@@ -135,6 +135,7 @@ class SegmentManifest:
     ends: tuple[tuple[int, LedgerEnd], ...] = ()
     method: OffloadMethod = OffloadMethod.STREAMING
     past: Past | None = None
+    replaces: tuple[UUID, ...] = ()
 
     @property
     def range(self) -> SegmentRange:
@@ -219,6 +220,7 @@ def _to_message(manifest: SegmentManifest) -> pb.SegmentManifest:
         ends=[end_to_message(*pair) for pair in manifest.ends],
         ledger_based=manifest.method is OffloadMethod.LEDGER_BASED,
         past=past_to_message(manifest.past) if manifest.past else None,
+        replaces=map(str, manifest.replaces),
     )
 
 
@@ -309,6 +311,7 @@ def _from_message(message: pb.SegmentManifest) -> SegmentManifest:
         ends=tuple(map(end_from_message, message.ends)),
         method=OffloadMethod.LEDGER_BASED if message.ledger_based else OffloadMethod.STREAMING,
         past=past_from_message(message.past) if message.HasField("past") else None,
+        replaces=tuple(map(canonical_uuid, message.replaces)),
     )
 
 

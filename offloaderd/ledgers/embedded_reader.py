@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.errors import CorruptData, Denied, NotFound
 from offloaderd.ledgers.database import READERS, Database
+from offloaderd.ledgers.plain_metadata import plain_metadata
 from offloaderd.model import Confirmed, EntryBatch
 
 if TYPE_CHECKING:
@@ -108,6 +109,10 @@ class EmbeddedReader:
             await self._missing(topic, ledger_id, entry_id)
             return 0
         return length
+
+    async def described(self, topic: TopicName, ledger_id: int) -> bytes:
+        """Return what BookKeeper would say of a closed ledger; see LedgerDescriber. Raises NotFound, InvalidInput."""
+        return plain_metadata(await self._info(topic, ledger_id))
 
     async def delete(self, topic: TopicName, ledger_id: int) -> None:
         """Refuse: the store belongs to the process that has it open."""

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import Conflict, Fenced, NotFound
-from offloaderd.metadata import catalog, conversion, nodes, paths
+from offloaderd.metadata import catalog, conversion, merging, nodes, paths
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import trash as trash_record
+from offloaderd.model import OffloadMethod
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.fence import Fence
 
@@ -132,14 +133,17 @@ class AttemptLog:
         self._measure(steps)
         return after
 
-    async def exchange(self, topic_map: TopicMap, whole: CommittedSegment) -> TopicMap:
-        """Put a ledger's object in the place of its slices of segments, and end the attempt, in one step.
+    async def exchange(self, topic_map: TopicMap, made: CommittedSegment, along: Sequence[Step] = ()) -> TopicMap:
+        """Put what was rewritten in the place of what it was made of, and end the attempt, in one step.
 
-        Returns the map with it. Raises Fenced, Conflict as `conversion.with_whole` does or when somebody else changed
-        the ledger's context.
+        A whole ledger takes the place of its slices of segments, a segment that of those that it was merged of.
+        Returns the map with it. Raises Fenced, Conflict as `conversion.with_whole` and `merging.with_merged` do or when
+        somebody else changed a ledger's context.
         """
-        steps, after = conversion.with_whole(topic_map, whole, now_ms=self._clock.wall_ms())
-        await self._enter(whole, steps)
+        whole = made.method is OffloadMethod.LEDGER_BASED
+        replaced = conversion.with_whole if whole else merging.with_merged
+        steps, after = replaced(topic_map, made, now_ms=self._clock.wall_ms())
+        await self._enter(made, [*steps, *along])
         return after
 
     async def _enter(self, segment: CommittedSegment, steps: Sequence[Step]) -> None:

@@ -13,7 +13,7 @@ from uuid import UUID
 import structlog
 
 from offloaderd.errors import CorruptData, NotFound, OffloaderError, Transient
-from offloaderd.metadata import paths
+from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.offload.budget import Backoff
 
@@ -115,12 +115,21 @@ async def _delete_objects(shop: Workshop, record: Trash) -> None:
 
 
 async def keep_trash_empty(shop: Workshop, offloader: TopicOffloader) -> None:
-    """Empty the topic's trash now and whenever something lands in it, until cancelled."""
+    """Empty the topic's trash now and whenever something lands in it, until cancelled.
+
+    A job that rewrites segments changes the folder itself with each exchange: the map is read again before anything
+    of it is deleted.
+    """
     backoff = Backoff(shop.uplink.clock)
-    topic = str(offloader.topic)
-    async for _ in shop.metadata.watch(paths.trash(offloader.topic)):
+    topic, folder, seen = str(offloader.topic), paths.trash(offloader.topic), 0
+    async for _ in shop.metadata.watch(folder):
         while True:
             try:
+                found = await nodes.node(shop.metadata, folder)
+                if found is not None and found.version != seen:
+                    await offloader.record.reload()
+                    seen = found.version
+                    offloader.changed.notify()
                 done = await empty_trash(shop, lambda: offloader.map)
             except OffloaderError as error:
                 shop.uplink.metrics.delete_failures.inc()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from offloaderd.errors import Closed, Conflict, Fenced, NotFound, OffloaderError, Transient
-from offloaderd.metadata import catalog, paths
+from offloaderd.metadata import catalog, nodes, paths
 from offloaderd.metadata.history import load
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import history as history_record
@@ -26,6 +26,7 @@ from offloaderd.model import HistoryOrder, OffloadMethod, Position
 from offloaderd.offload.boundaries import GUESSED_BYTES
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.history_writer import HistoryWriter
+from offloaderd.offload.signal import race
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -128,7 +129,8 @@ async def prepare(
     """
     limit = shop.history.daemon_bytes_max
     plan = topic_map.unfinished
-    if plan is not None and plan.worker is Worker.JOB and not plan.ranges and plan.payload_bytes <= limit:
+    now_ms = shop.uplink.clock.wall_ms()
+    if plan is not None and _is_small_and_idle(plan, limit, now_ms):
         return await _record(shop, attempts, topic_map, replace(plan, worker=Worker.DAEMON))
     known, source, adopted = topic_map.segments, shop.source, topic_map.offloaded
     first = None if all(segment.foreign for segment in known) else known[0].begin
@@ -142,7 +144,7 @@ async def prepare(
     after = adopted.ledger_id if first is None and adopted is not None else -1
     infos = await _ledgers(source, topic_map)
     extent = extent_of(infos, first.ledger_id if first is not None else None, after=after)
-    if extent is None or await _brokers_have(shop, topic_map, extent, after):
+    if extent is None or await brokers_have(shop, topic_map, extent, after):
         return topic_map
     by_daemon = extent.payload_bytes <= limit
     if first is None and by_daemon and policy.history_order is HistoryOrder.HISTORY_FIRST:
@@ -157,7 +159,7 @@ async def prepare(
             last=extent.last,
             order=policy.history_order,
             worker=Worker.DAEMON if by_daemon else Worker.JOB,
-            planned_ms=shop.uplink.clock.wall_ms(),
+            planned_ms=now_ms,
             epoch=attempts.fence.claim.epoch,
             daemon_id=daemon_id,
             entries=extent.entries,
@@ -166,7 +168,13 @@ async def prepare(
     )
 
 
-async def _brokers_have(shop: Workshop, topic_map: TopicMap, extent: Extent, after: int) -> bool:
+def _is_small_and_idle(plan: HistoryPlan, limit: int, now_ms: int) -> bool:
+    """Say whether a daemon may take back from a job what it would offload by itself; no driver works on it."""
+    untouched = plan.worker is Worker.JOB and not plan.ranges and plan.holder_until_ms < now_ms
+    return untouched and plan.method is OffloadMethod.STREAMING and plan.payload_bytes <= limit
+
+
+async def brokers_have(shop: Workshop, topic_map: TopicMap, extent: Extent, after: int) -> bool:
     """Say whether brokers have offloaded some of what would be planned, or what lies before it. Raises Transient."""
     if shop.offloads is None:
         return False
@@ -254,10 +262,14 @@ class History:
         offloader.buffer.changed.notify()
         if offloader.tailer is not None:
             offloader.tailer.nudge()
-        await self._until_streaming(offloader)
+        await self._until_replanned(offloader)
 
-    async def _until_streaming(self, offloader: TopicOffloader) -> None:
-        """Raise Replanned if a topic begins to stream that has not offloaded anything by another method."""
+    async def _until_replanned(self, offloader: TopicOffloader) -> None:
+        """Raise Replanned once what is history is to be decided anew.
+
+        A topic begins to stream that has not offloaded anything by another method; or it does not stream, and a job
+        has planned to offload what its closed ledgers hold.
+        """
 
         def streams() -> bool:
             return offloader.policy.method is OffloadMethod.STREAMING
@@ -265,9 +277,20 @@ class History:
         if self._shop.source is None or streams():
             return
         while not streams():
-            await offloader.policy_changed.wait()
+            await race(offloader.policy_changed.wait(), self._planned_by_job(offloader))
         if not offloader.map.segments and offloader.map.history is None and offloader.attempt is None:
             raise Replanned(f"{offloader.topic} begins to stream: what it holds by now is history")
+
+    async def _planned_by_job(self, offloader: TopicOffloader) -> None:
+        """Raise Replanned when a job has planned history; it has ended the claim of whoever owned the topic."""
+        path = paths.history_plan(offloader.topic)
+        async with aclosing(self._shop.metadata.watch(path)) as changes:
+            async for _ in changes:
+                found = await until_answered(self._clock, lambda: nodes.node(self._shop.metadata, path))
+                plan = history_record.decode(found.value, path=path) if found is not None else None
+                known = offloader.map.history
+                if plan is not None and (known is None or plan.boundary != known.boundary):
+                    raise Replanned(f"a job offloads what {offloader.topic} holds before {plan.live_begin}")
 
     async def _follow(self, offloader: TopicOffloader) -> None:
         """Take in what a job commits until history is done, or another's; it changes the plan with each commit."""

@@ -126,7 +126,7 @@ class HistoryFiller:
     ) -> None:
         """Read entries of one ledger into the segment, and send each part as soon as it is full."""
         builder = segment.builder
-        part_bytes = self._shop.layout.part_bytes
+        part_bytes = (segment.attempt.layout or self._shop.layout).part_bytes
         entries = self._source.read(
             self._topic, first.ledger_id, first.entry_id, last, batch_bytes=min(READ_BYTES, part_bytes)
         )

@@ -14,7 +14,7 @@ from offloaderd.errors import NotFound, Transient
 from offloaderd.metadata import history, paths
 from offloaderd.metadata.port import Check, Create, Delete
 from offloaderd.metadata.records.history import RANGES_PER_NODE, RangeState
-from offloaderd.model import LedgerInfo, Position
+from offloaderd.model import LedgerInfo, OffloadMethod, Position
 from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import LedgerChain
 from offloaderd.offload.record import HistoryTorn, known_ends, losses_before
@@ -109,8 +109,8 @@ class HistoryRecord:
         """Read the ranges. Raises NotFound, CorruptData, Transient."""
         self.ranges = await history.load(self._record.fence.store, self._record.map.topic, self.plan.ranges)
 
-    async def store(self, split: Split, segment_bytes: int) -> None:
-        """Record how history is split, in place of what a try that was broken off has left. Raises Fenced."""
+    async def store(self, split: Split, segment_bytes: int, method: OffloadMethod = OffloadMethod.STREAMING) -> None:
+        """Record how what is left of history is split, in place of what was recorded before. Raises Fenced."""
         topic, store = self._record.map.topic, self._record.fence.store
         ranges = history.HistoryRanges.split(topic, split.ranges)
         for name in await store.children(paths.history_ranges(topic)):
@@ -120,6 +120,7 @@ class HistoryRecord:
         plan = replace(
             self.plan,
             segment_bytes=segment_bytes,
+            method=method,
             ranges=len(split.ranges),
             probes=split.probes,
             split_ms=int(split.seconds * 1000),

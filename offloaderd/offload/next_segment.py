@@ -9,7 +9,6 @@ it. Under `none` nothing begins.
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,13 +18,14 @@ from offloaderd.model import OffloadMethod, Position
 from offloaderd.offload import history, recovery
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.chain import Run
+from offloaderd.offload.ledger_layout import ledger_layout
 from offloaderd.offload.segment import PART_COUNT_MAX
 
 if TYPE_CHECKING:
     from offloaderd.format.layout import SegmentLayout
     from offloaderd.ledgers.port import LedgerDescriber
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.model import LedgerInfo, Loss
+    from offloaderd.model import Loss
     from offloaderd.objects.places import Place
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.recovery import LeftBehind
@@ -37,8 +37,6 @@ LOOK_S = 1.0
 
 PARTS_MAX = PART_COUNT_MAX - 1000
 """Into how many parts a ledger is cut at most; the rest is for parts that are longer than was planned."""
-
-COUNT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,29 +242,8 @@ class NextSegment:
         try:
             return await until_answered(
                 self._clock,
-                lambda: self._ledger_layout(info),
+                lambda: ledger_layout(self._shop, self._topic.topic, info, count=bool(self._tries)),
                 met=lambda error: self._topic.troubles.met(error, "source"),
             )
         except NotFound:
             return self._shop.layout  # it is being deleted: what of it has been read goes as it came
-
-    async def _ledger_layout(self, info: LedgerInfo) -> LedgerLayout:
-        """Look a ledger up. Its length is that of its last entry; where that once proved wrong all entries are read."""
-        ledgers, source = self._shop.ledgers, self._shop.source
-        assert ledgers is not None  # noqa: S101 - else it is not the method
-        assert source is not None  # noqa: S101 - as above
-        if self._tries:
-            payload_bytes = await self._counted(info)
-        else:
-            payload_bytes = await source.length_at(self._topic.topic, info.ledger_id, info.entries - 1)
-        metadata = await ledgers.describer.described(self._topic.topic, info.ledger_id)
-        return ledgers.layout(entries=info.entries, payload_bytes=payload_bytes, metadata=metadata)
-
-    async def _counted(self, info: LedgerInfo) -> int:
-        source, size = self._shop.source, 0
-        assert source is not None  # noqa: S101 - as above
-        entries = source.read(self._topic.topic, info.ledger_id, 0, info.entries - 1, batch_bytes=COUNT_BYTES)
-        async with aclosing(entries) as batches:
-            async for batch in batches:
-                size += batch.payload_bytes()
-        return size

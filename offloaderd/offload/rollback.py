@@ -27,7 +27,8 @@ from offloaderd.model import OffloadMethod
 from offloaderd.offload import recovery
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.commit import AttemptLog
-from offloaderd.offload.rollback_ledger import LedgerConversion, Stopped, cut_of
+from offloaderd.offload.rewriting import cut_of
+from offloaderd.offload.rollback_ledger import LedgerConversion, Stopped
 from offloaderd.offload.rollback_orders import OrderDesk, extended, taken_back
 from offloaderd.offload.rollback_read import PIECE_BYTES, Unreadable
 from offloaderd.offload.uploader import SegmentFailed

@@ -1,4 +1,4 @@
-"""Reading a ledger's entries from the bucket to write them anew: each block checked, slowly, within the upload budget.
+"""Reading entries from the bucket to write them anew: each block checked, slowly, within the upload budget.
 
 Nothing is believed but what the bucket holds now: manifests are fetched and compared with the map, blocks with the
 checksums of their manifest. What seems damaged is read once more, for a bit can flip on its way. What passes is tried
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from offloaderd.format.manifest import BlockInfo, SegmentManifest
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.model import EntryBatch, TopicName
+    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+    from offloaderd.model import EntryBatch, Position, TopicName
     from offloaderd.objects.keys import SegmentKeys
     from offloaderd.offload.troubles import Troubles
     from offloaderd.offload.workshop import Workshop
@@ -84,7 +84,7 @@ class BucketReader:
         """What a request fetches at most, unless one block is larger."""
 
     async def volume(self, segment: CommittedSegment) -> Volume:
-        """Fetch a streaming segment's manifest; it has to be the one that was committed. Raises Unreadable."""
+        """Fetch a segment's manifest; it has to be the one that was committed. Raises Unreadable."""
         key = segment.keys.manifest
 
         async def fetch() -> SegmentManifest:
@@ -169,10 +169,32 @@ class BucketReader:
 
         return await self._confirmed(fetch)
 
-    async def hashed(self, volumes: Sequence[Volume], ledger_id: int) -> EntryHash:
-        """Read all of a ledger for its hash, a piece of memory at a time. Raises Unreadable."""
+    async def run(
+        self,
+        volumes: Sequence[Volume],
+        slices: Sequence[LedgerSlice],
+        behind: Position | None = None,
+        *,
+        reserve: bool = False,
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield the entries of all slices, once and in order, or those behind a position. Raises Unreadable.
+
+        `reserve` as in `entries`.
+        """
+        for part in slices:
+            first = part.first_entry_id
+            if behind is not None and behind.ledger_id >= part.ledger_id:
+                first = behind.entry_id + 1 if behind.ledger_id == part.ledger_id else part.last_entry_id + 1
+            if first > part.last_entry_id:
+                continue
+            async with aclosing(self.entries(volumes, part.ledger_id, first, reserve=reserve)) as batches:
+                async for batch in batches:
+                    yield batch
+
+    async def hashed(self, volumes: Sequence[Volume], slices: Sequence[LedgerSlice]) -> EntryHash:
+        """Read all entries of slices for their hash, a piece of memory at a time. Raises Unreadable."""
         found = EntryHash()
-        async with aclosing(self.entries(volumes, ledger_id, reserve=True)) as batches:
+        async with aclosing(self.run(volumes, slices, reserve=True)) as batches:
             async for batch in batches:
                 found.take(batch)
                 # Live segments run between two steps, however fast the bucket is.

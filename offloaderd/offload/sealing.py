@@ -88,6 +88,7 @@ class Sealer:
             losses=seal.losses,
             ends=seal.ends,
             past=seal.past,
+            replaces=seal.replaces,
             method=OffloadMethod.STREAMING if attempt.ledger_id is None else OffloadMethod.LEDGER_BASED,
         )
         return index, described

@@ -23,7 +23,7 @@ from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records.history import RangeState, Worker
 from offloaderd.offload.history import left_of
 from offloaderd.spark import backfill_lease
-from offloaderd.spark.backfill_eligible import eligible
+from offloaderd.spark.backfill_eligible import enabled_map, plan_for_job, prospect
 from offloaderd.spark.backfill_job import PATIENCE_S, AlreadyDone, BackfillFailed, Driver, Progress
 from offloaderd.spark.backfill_plan import aim_of, plan_topic
 from offloaderd.spark.backfill_record import JobRecord
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from offloaderd.config import Settings
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.model import TopicName
+    from offloaderd.model import OffloadMethod, TopicName
     from offloaderd.spark.backfill_plan import TopicPlan
     from offloaderd.spark.backfill_stores import Stores
 
@@ -79,6 +79,7 @@ class Status:
 
     topic: TopicName
     worker: str
+    method: OffloadMethod
     done: bool
     entries: int
     entries_left: int
@@ -155,15 +156,16 @@ async def drive(stores: Stores, topics: Sequence[TopicName], driver: Driver, seg
     return [ended[topic] for topic in topics]
 
 
-async def checked(store: MetadataStore, wanted: Wanted) -> tuple[list[TopicName], list[TopicName]]:
+async def checked(stores: Stores, wanted: Wanted) -> tuple[list[TopicName], list[TopicName]]:
     """Return the topics that a job can work on, and those with which there is nothing to do.
 
     Raises BackfillFailed naming all of those by name that it cannot.
     """
+    store = stores.shop.metadata
     topics, done, problems = await _topics(store, wanted), [], []
     for topic in wanted.topics:
         try:
-            await eligible(store, topic)
+            await prospect(stores.shop, topic, await aim_of(stores, topic, 0))
             await backfill_lease.check_free(store, topic)
         except AlreadyDone:
             done.append(topic)
@@ -212,6 +214,7 @@ async def _status(store: MetadataStore, topic: TopicName) -> Status | None:
     return Status(
         topic=topic,
         worker=plan.worker.value,
+        method=plan.method,
         done=bool(plan.done_ms),
         entries=plan.entries,
         entries_left=left.entries,
@@ -228,13 +231,15 @@ async def _status(store: MetadataStore, topic: TopicName) -> Status | None:
     )
 
 
-async def cancel(stores: Stores, topic: TopicName, *, discard: bool) -> int:
-    """Depose whoever drives a topic's backfill; what is committed stays. Returns how many segments were begun.
+async def cancel(stores: Stores, topic: TopicName, *, discard: bool) -> tuple[int, OffloadMethod]:
+    """Depose whoever drives a topic's backfill; what is committed stays.
+
+    Returns how many segments were begun, and by which method.
 
     What was begun is gone on with by a later run, or with `discard` goes to the trash. Raises BackfillFailed.
     """
     shop, clock = stores.shop, stores.shop.uplink.clock
-    await eligible(shop.metadata, topic)
+    plan_for_job(await enabled_map(shop.metadata, topic))
     me = f"cancel-{clock.uuid().hex[:8]}"
     claim = await backfill_lease.claim(shop.metadata, topic, me, clock, depose=True)
     try:
@@ -249,7 +254,7 @@ async def cancel(stores: Stores, topic: TopicName, *, discard: bool) -> int:
         await record.let_go()
     finally:
         await backfill_lease.release(shop.metadata, claim)
-    return begun
+    return begun, record.plan.method
 
 
 def slots_of(session: SparkSession, asked: int | None) -> int:
@@ -259,4 +264,4 @@ def slots_of(session: SparkSession, asked: int | None) -> int:
 
 def with_slots(options: Options, slots: int) -> Options:
     """Return the options for so many executors."""
-    return replace(options, share=replace(options.share, slots=slots))
+    return replace(options, share=options.share.in_slots(slots))

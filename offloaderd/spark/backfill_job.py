@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.errors import OffloaderError
+from offloaderd.model import HistoryOrder, OffloadMethod
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,12 +30,22 @@ class AlreadyDone(BackfillFailed):
     """All of a topic's history is offloaded, or known to be lost."""
 
 
+class Origin(StrEnum):
+    """Whose a plan is before a run begins."""
+
+    JOB = "job"
+    DAEMON = "daemon"
+    """The topic's daemon works on it, and is relieved of it."""
+    NEW = "new"
+    """Nobody has planned it; the ledgers go as a whole."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentTask:
     """One segment to be written: its attempt is recorded, and says how it is cut.
 
-    It begins at `begin` and ends at `end`, or with `limit_bytes` of payload. History ends with `last`, before entry 0
-    of ledger `boundary`.
+    It begins at `begin` and ends at `end`, or with `limit_bytes` of payload unless that is None. History ends with
+    `last`, before entry 0 of ledger `boundary`.
     `again` says that somebody may have begun with it.
     """
 
@@ -42,7 +53,7 @@ class SegmentTask:
     segment_id: UUID
     begin: Position
     end: Position
-    limit_bytes: int
+    limit_bytes: int | None
     last: Position
     boundary: int
     again: bool
@@ -99,10 +110,12 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """How large a topic's segments are to be, in bytes of payload, and where they go, by its policy."""
+    """How a topic's history is to be offloaded, by its policy; `segment_bytes` is what segments have of payload."""
 
     segment_bytes: int
     place: Place
+    method: OffloadMethod = OffloadMethod.STREAMING
+    order: HistoryOrder = HistoryOrder.HISTORY_FIRST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,43 @@ from offloaderd.offload.troubles import Troubles
 from offloaderd.offload.uploader import SegmentFailed, SegmentUpload
 
 if TYPE_CHECKING:
+    from offloaderd.format.manifest import SegmentManifest
     from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.model import TopicName
     from offloaderd.offload.history_record import HistoryRecord
     from offloaderd.offload.workshop import Workshop
+
+
+async def stored(shop: Workshop, topic: TopicName, attempt: Attempt) -> tuple[SegmentUpload, SegmentManifest]:
+    """Return the manifest of a segment that a job has written, with what reaches its objects.
+
+    Raises SegmentFailed when it is not there, or is another's.
+    """
+    where = attempt.keys
+    named = partial(keys.labels, where, cluster=shop.cluster, managed_ledger=topic.managed_ledger)
+    troubles = Troubles(topic, shop.uplink.clock, lambda: None)
+    upload = SegmentUpload(shop.uplink, attempt.bucket, where, troubles=troubles, labels=named)
+    data = await upload.find(attempt.bucket, where.manifest)
+    if data is None:
+        raise SegmentFailed(f"{where.manifest} is gone")
+    try:
+        written = manifest.decode(data, key=where.manifest)
+    except CorruptData as error:
+        raise SegmentFailed(str(error)) from error
+    if (written.segment_id, written.range.begin) != (attempt.segment_id, attempt.begin):
+        raise SegmentFailed(f"{where.manifest} is of another segment")
+    return upload, written
+
+
+async def verified(upload: SegmentUpload, attempt: Attempt, described: SegmentManifest) -> CommittedSegment:
+    """Look whether data and index are there; returns the segment to be committed. Raises SegmentFailed."""
+    where = attempt.keys
+    for key, size in ((where.data, described.data_bytes), (where.index, described.index_bytes)):
+        try:
+            await upload.verify(key, size)
+        except NotFound as error:
+            raise SegmentFailed(f"{key} is gone") from error
+    return CommittedSegment.described(described, bucket=attempt.bucket, prefix=where.prefix)
 
 
 class Joiner:
@@ -40,28 +74,13 @@ class Joiner:
         """
         shop, topic = self._shop, self._history.map.topic
         where = attempt.keys
-        named = partial(keys.labels, where, cluster=shop.cluster, managed_ledger=topic.managed_ledger)
-        troubles = Troubles(topic, shop.uplink.clock, lambda: None)
-        upload = SegmentUpload(shop.uplink, attempt.bucket, where, troubles=troubles, labels=named)
-        data = await upload.find(attempt.bucket, where.manifest)
-        if data is None:
-            raise SegmentFailed(f"{where.manifest} is gone")
-        try:
-            written = manifest.decode(data, key=where.manifest)
-        except CorruptData as error:
-            raise SegmentFailed(str(error)) from error
-        if (written.segment_id, written.range.begin) != (attempt.segment_id, attempt.begin):
-            raise SegmentFailed(f"{where.manifest} is of another segment")
+        upload, written = await stored(shop, topic, attempt)
         past = await shop.pasts.before(self._history.map, attempt.begin, self._history.chain.ledgers, upload.find)
         joined = replace(written, past=past, losses=self._history.losses_before(written.ledgers))
         if joined != written:
             encoded = manifest.encode(joined)
             await upload.put(ObjectKind.MANIFEST, encoded)
             await upload.verify(where.manifest, len(encoded), lambda found: same_bytes(where.manifest, found, encoded))
-        for key, size in ((where.data, joined.data_bytes), (where.index, joined.index_bytes)):
-            try:
-                await upload.verify(key, size)
-            except NotFound as error:
-                raise SegmentFailed(f"{key} is gone") from error
+        segment = await verified(upload, attempt, joined)
         shop.pasts.note(joined)
-        return CommittedSegment.described(joined, bucket=attempt.bucket, prefix=where.prefix)
+        return segment

@@ -1,4 +1,4 @@
-"""Who drives the backfill of a topic: one driver at a time, fenced like a topic's owner.
+"""Who drives a job on a topic, a backfill or a conversion: one driver at a time, fenced like a topic's owner.
 
 A claim raises the number in `history/driver` and creates the ephemeral `history/holder` in one transaction; each later
 write of the driver and of its executors checks the version of the former. A driver that was paused, or cut off, and
@@ -26,7 +26,7 @@ TRIES = 10
 
 
 class Driven(Conflict):
-    """Another driver works on the topic's history."""
+    """Another driver works on the topic."""
 
 
 async def check_free(store: MetadataStore, topic: TopicName) -> None:
@@ -38,8 +38,8 @@ async def check_free(store: MetadataStore, topic: TopicName) -> None:
 
 def _driven(topic: TopicName, who: bytes) -> Driven:
     return Driven(
-        f"driver {who.decode(errors='replace')} works on the history of {topic}",
-        hint=f"see offloadctl backfill status {topic}; offloadctl backfill cancel {topic} ends it",
+        f"driver {who.decode(errors='replace')} works on the history or the segments of {topic}",
+        hint=f"see offloadctl backfill status {topic} and offloadctl convert status {topic}; cancel of either ends it",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound
@@ -11,21 +11,23 @@ from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.metadata import history
 from offloaderd.metadata.records.history import RangeState
 from offloaderd.model import OffloadMethod
-from offloaderd.offload.boundaries import Splitter, segment_bytes_for
-from offloaderd.offload.history import extent_of, left_of
+from offloaderd.offload.boundaries import Split, segment_bytes_for
+from offloaderd.offload.history import Left, extent_of, left_of
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.policy.cost import GIB, Requests
 from offloaderd.rpc.history import first_left
-from offloaderd.spark.backfill_eligible import eligible, plan_for_job
-from offloaderd.spark.backfill_job import Aim, BackfillFailed
+from offloaderd.spark.backfill_eligible import no_such_topic, prospect
+from offloaderd.spark.backfill_job import Aim, BackfillFailed, Origin
+from offloaderd.spark.backfill_split import split_history
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.metadata.records.history import HistoryRange
+    from offloaderd.metadata.records.history import HistoryPlan, HistoryRange
     from offloaderd.model import TopicName
     from offloaderd.offload.segment import SegmentLayout
     from offloaderd.policy.cost import Prices
+    from offloaderd.spark.backfill_eligible import Prospect
     from offloaderd.spark.backfill_stores import Stores
 
 PUTS_PER_SEGMENT = 5
@@ -37,7 +39,7 @@ GETS_PER_SEGMENT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPlan:
-    """What is left to be done of one topic. `split` says that its boundaries are on record already."""
+    """What is left to be done of one topic, and who would have done it. `split`: its boundaries are on record."""
 
     topic: TopicName
     ranges: Sequence[HistoryRange]
@@ -50,6 +52,8 @@ class TopicPlan:
     seconds: float
     doubtful: int
     split: bool
+    method: OffloadMethod
+    origin: Origin
 
     @property
     def object_bytes(self) -> int:
@@ -74,56 +78,63 @@ class TopicPlan:
 
 
 async def plan_topic(stores: Stores, topic: TopicName, segment_bytes: int = 0) -> TopicPlan:
-    """Find the boundaries of what is left of a topic's history. Raises BackfillFailed, AlreadyDone, Transient.
+    """Find what segments what is left of a topic's history makes. Raises BackfillFailed, AlreadyDone, Transient.
 
     `segment_bytes` is used instead of what the topic's policy says, unless its boundaries are on record.
     """
-    shop, source = stores.shop, stores.source
-    topic_map = await eligible(shop.metadata, topic)
-    plan = plan_for_job(topic_map)
-    if plan.ranges:
+    shop = stores.shop
+    aim = await aim_of(stores, topic, segment_bytes)
+    found = await prospect(shop, topic, aim)
+    plan, left = found.plan, left_of(found.map)
+    if found.origin is not Origin.NEW and plan.ranges and plan.method is aim.method:
         stored = await history.load(shop.metadata, topic, plan.ranges)
-        left = left_of(topic_map)
-        return TopicPlan(
-            topic=topic,
-            ranges=[one for one in stored.ranges if one.state is not RangeState.DONE],
-            layout=shop.layout,
-            entries=left.entries,
-            payload_bytes=left.payload_bytes,
-            segment_bytes=plan.segment_bytes,
-            probes=plan.probes,
-            boundaries=plan.ranges - 1,
-            seconds=plan.split_ms / 1000,
-            doubtful=plan.doubtful_ledgers,
-            split=True,
-        )
-    wanted = (await aim_of(stores, topic, segment_bytes)).segment_bytes
+        split, segment_bytes, recorded = _split_of(plan, stored.ranges), plan.segment_bytes, True
+    else:
+        split, segment_bytes, recorded = await _split(stores, found, aim), aim.segment_bytes, False
+        entries = sum(one.entries for one in split.ranges)
+        left = Left(entries, sum(one.payload_bytes for one in split.ranges))
+    return TopicPlan(
+        topic=topic,
+        method=aim.method,
+        origin=found.origin,
+        ranges=split.ranges,
+        layout=shop.layout,
+        entries=left.entries,
+        payload_bytes=left.payload_bytes,
+        segment_bytes=segment_bytes,
+        probes=split.probes,
+        boundaries=split.boundaries,
+        seconds=split.seconds,
+        doubtful=plan.doubtful_ledgers if recorded else len(split.doubts),
+        split=recorded,
+    )
+
+
+def _split_of(plan: HistoryPlan, ranges: Sequence[HistoryRange]) -> Split:
+    """Return what is on record, without what is done."""
+    return Split(
+        ranges=tuple(one for one in ranges if one.state is not RangeState.DONE),
+        probes=plan.probes,
+        boundaries=plan.ranges - 1,
+        seconds=plan.split_ms / 1000,
+    )
+
+
+async def _split(stores: Stores, found: Prospect, aim: Aim) -> Split:
+    """Split what is left. Raises BackfillFailed, Transient."""
+    topic, plan, source = found.map.topic, found.plan, stores.source
     try:
-        extent = extent_of(await source.ledgers(topic), plan.boundary)
+        infos = await source.ledgers(topic)
     except NotFound as error:
-        raise BackfillFailed(f"the source has no {topic}: it was deleted, or another source is configured") from error
-    begin = first_left(topic_map, extent) if extent is not None else None
+        raise no_such_topic(topic) from error
+    extent = extent_of(infos, plan.boundary)
+    begin = first_left(replace(found.map, history=plan), extent) if extent is not None else None
     if extent is None or begin is None:
         raise BackfillFailed(
             f"the source has nothing before ledger {plan.boundary} of {topic} any more",
             hint="offloadctl backfill run records that as a loss, and ends the history",
         )
-    clock, metrics = shop.uplink.clock, shop.uplink.metrics
-    splitter = Splitter(source, topic, segment_bytes=wanted, clock=clock, metrics=metrics)
-    split = await splitter.split(extent.infos, begin, extent.last)
-    return TopicPlan(
-        topic=topic,
-        ranges=split.ranges,
-        layout=shop.layout,
-        entries=sum(one.entries for one in split.ranges),
-        payload_bytes=sum(one.payload_bytes for one in split.ranges),
-        segment_bytes=wanted,
-        probes=split.probes,
-        boundaries=split.boundaries,
-        seconds=split.seconds,
-        doubtful=len(split.doubts),
-        split=False,
-    )
+    return await split_history(stores.shop, source, topic, extent.infos, begin, extent.last, aim)
 
 
 async def _policy(stores: Stores, topic: TopicName) -> RollPolicy:
@@ -139,7 +150,7 @@ async def aim_of(stores: Stores, topic: TopicName, asked_bytes: int) -> Aim:
     """Return how a topic's segments are made: as asked for, else by its policy. Raises BackfillFailed, Transient."""
     policy, shop = await _policy(stores, topic), stores.shop
     size = segment_bytes_for(asked_bytes or policy.segment_bytes_max, shop.layout)
-    return Aim(segment_bytes=size, place=shop.place_for(policy))
+    return Aim(segment_bytes=size, place=shop.place_for(policy), method=policy.method, order=policy.history_order)
 
 
 def object_bytes_of(one: HistoryRange, layout: SegmentLayout) -> int:

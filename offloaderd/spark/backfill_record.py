@@ -8,42 +8,45 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from offloaderd.errors import Conflict, Fenced, OffloaderError, Transient
+from offloaderd.errors import Conflict, Fenced, NotFound, OffloaderError, Transient
 from offloaderd.metadata import catalog, paths
-from offloaderd.model import Position
+from offloaderd.model import Loss, OffloadMethod, Position
 from offloaderd.offload import recovery
-from offloaderd.offload.boundaries import Splitter
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.history_record import HistoryRecord
+from offloaderd.offload.ledger_layout import ledger_layout
 from offloaderd.offload.record import TopicRecord
 from offloaderd.offload.signal import race
+from offloaderd.spark.backfill_attempts import attempts_of
 from offloaderd.spark.backfill_eligible import plan_for_job
 from offloaderd.spark.backfill_job import BackfillFailed
 from offloaderd.spark.backfill_join import Joiner
+from offloaderd.spark.backfill_split import split_history
+from offloaderd.spark.backfill_takeover import HOLD_S, held
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from offloaderd.format.layout import LedgerLayout, SegmentLayout
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.records.history import HistoryPlan
-    from offloaderd.model import LedgerInfo, Loss
+    from offloaderd.model import LedgerInfo
     from offloaderd.objects.places import Place
     from offloaderd.offload.chain import Run
     from offloaderd.offload.commit import Claim
     from offloaderd.offload.workshop import Workshop
+    from offloaderd.spark.backfill_job import Aim
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
-
-HOLD_S = 90.0
-"""How long the plan says that this driver holds it; it is said again three times as often."""
-
 
 LET_GO_S = 5.0
 """How long to try to take that back in the end: the metadata store may be what is away."""
@@ -95,26 +98,37 @@ class JobRecord:
 
     async def look(self) -> list[LedgerInfo]:
         """Take in what the source has. Raises BackfillFailed when it does not say it for too long, HistoryTorn."""
+        return await self._patiently(lambda: self.history.look(self._source))
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the source until it answers. Raises BackfillFailed when it does not for too long."""
         started = self._clock.monotonic()
 
         def met(error: Transient) -> None:
             if self._clock.monotonic() - started > self._patience_s:
                 raise BackfillFailed(error.message, hint=error.hint) from error
 
-        return await until_answered(self._clock, lambda: self.history.look(self._source), met=met)
+        return await until_answered(self._clock, ask, met=met)
 
-    async def split(self, segment_bytes: int) -> None:
-        """Find the boundaries of segments and record them, or read what an earlier driver found."""
+    async def split(self, aim: Aim) -> None:
+        """Find where segments end and record it, or read what an earlier driver found by the same method."""
         infos = await self.look()
-        if self.plan.ranges:
+        if self.plan.ranges and self.plan.method is aim.method:
             await until_answered(self._clock, self.history.load)
             return
-        metrics, topic = self._shop.uplink.metrics, self.claim.topic
-        splitter = Splitter(self._source, topic, segment_bytes=segment_bytes, clock=self._clock, metrics=metrics)
-        begin, last = Position(self.plan.first, 0), self.plan.last
-        split = await until_answered(self._clock, lambda: splitter.split(infos, begin, last))
+        topic, begin, last = self.claim.topic, self._first_left(), self.plan.last
+        split = await until_answered(
+            self._clock, lambda: split_history(self._shop, self._source, topic, infos, begin, last, aim)
+        )
         async with self._lock:
-            await self.history.store(split, segment_bytes)
+            await self.history.store(split, aim.segment_bytes, aim.method)
+
+    def _first_left(self) -> Position:
+        """Return where what is not committed begins at the source; behind the end of history if nothing is."""
+        step = self.next_after(self.standing)
+        if step is None:
+            return self.plan.live_begin
+        return step.before if isinstance(step, Loss) else step.first
 
     def next_after(self, position: Position) -> Run | Loss | None:
         """Return what follows a position, None at the end of history."""
@@ -129,6 +143,10 @@ class JobRecord:
         """Say whether a range begins there."""
         index = self.history.ranges.at(begin)
         return index is not None and self.history.ranges.ranges[index].begin == begin
+
+    def limit_bytes(self, attempt: Attempt) -> int | None:
+        """Return with how much payload a segment ends; None for a whole ledger."""
+        return None if attempt.ledger_id is not None else self.plan.segment_bytes + self.plan.segment_bytes // 4
 
     async def hold(self) -> None:
         """Say in the plan that this driver works on it."""
@@ -153,30 +171,47 @@ class JobRecord:
             log.debug("backfill.plan_left", topic=str(self.claim.topic), error=str(error))
 
     def _held(self) -> HistoryPlan:
-        until_ms = self._clock.wall_ms() + round(HOLD_S * 1000)
-        return replace(self.plan, holder=self._me, holder_until_ms=until_ms)
+        return held(self.plan, self._me, self._clock.wall_ms())
 
     async def left_behind(self) -> AsyncIterator[tuple[AttemptLog, Attempt]]:
         """Yield what earlier drivers left and can be gone on with; the rest goes to the trash."""
-        folder = paths.history_attempts(self.claim.topic)
         begins: set[Position] = set()
-        for name in await until_answered(self._clock, lambda: self._shop.metadata.children(folder)):
-            attempts = self._log(f"{folder}/{name}")
-            found = await until_answered(self._clock, attempts.load)
-            if found is None:
-                continue
+        async for attempts, found in attempts_of(self._shop, self.claim):
             reason = recovery.reason_to_give_up(found, None, self._shop)
             if found.begin <= self.standing or found.begin in begins:
                 reason = "its entries are in other segments"
+            reason = reason or self._unfit(found)
             if reason:
                 await self.give_up(found, attempts, reason)
                 continue
             begins.add(found.begin)
             yield attempts, found
 
+    def _unfit(self, found: Attempt) -> str:
+        """Say why an attempt does not go with the way in which history is split now; empty: it does."""
+        if (found.ledger_id is not None) is not self._goes_whole(found.begin):
+            return "it was begun by another method"
+        if found.end is not None and found.end > self.end_of(found.begin):
+            return "it reaches over the end of its range"
+        return ""
+
+    def _goes_whole(self, begin: Position) -> bool:
+        return self.plan.method is OffloadMethod.LEDGER_BASED and not begin.entry_id
+
+    async def _layout(self, begin: Position, tries: int) -> SegmentLayout | LedgerLayout:
+        """Say how what begins there is cut. A ledger that is being deleted goes as it comes, if at all."""
+        info = self.history.chain.ledgers.get(begin.ledger_id)
+        if not self._goes_whole(begin) or info is None:
+            return self._shop.layout
+        try:
+            return await self._patiently(lambda: ledger_layout(self._shop, self.claim.topic, info, count=bool(tries)))
+        except NotFound:
+            return self._shop.layout
+
     async def begin(self, begin: Position, place: Place, failures: tuple[int, str]) -> tuple[AttemptLog, Attempt]:
         """Record an attempt before its first byte. Raises Fenced."""
-        attempt = self._shop.attempt(begin, self._shop.layout, place, epoch=self.claim.epoch, failures=failures)
+        layout = await self._layout(begin, failures[0])
+        attempt = self._shop.attempt(begin, layout, place, epoch=self.claim.epoch, failures=failures)
         attempts = self._log(paths.history_job_attempt(self.claim.topic, attempt.segment_id))
         await self._locked(lambda: self.history.begin(attempt, attempts))
         return attempts, attempt
@@ -196,7 +231,8 @@ class JobRecord:
     async def commit(self, attempt: Attempt, attempts: AttemptLog) -> None:
         """Make a segment that is whole part of the topic. Raises SegmentFailed when it is not, Fenced, HistoryTorn."""
         segment = await self._joiner.join(attempt)
-        ends = dict(attempt.seal.ends) if attempt.seal is not None else {}
+        ends = dict(self.history.known_ends((), {}))  # what lay before may be of an owner that had not recorded it
+        ends |= dict(attempt.seal.ends) if attempt.seal is not None else {}
         await self._locked(lambda: self.history.commit(segment, ends, attempts, self._held()))
         log.info(
             "backfill.segment_committed",

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from offloaderd import log
 from offloaderd.clock import SystemClock
 from offloaderd.errors import OffloaderError, Transient
 from offloaderd.spark.backfill_job import Outcome, SegmentTask, Written
-from offloaderd.spark.backfill_stores import Share, open_stores
+from offloaderd.spark.backfill_stores import Share, open_shop, open_stores
 from offloaderd.spark.backfill_task import write_segment
+from offloaderd.spark.convert_job import RewriteTask
+from offloaderd.spark.convert_task import rewrite_segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from offloaderd.config import Settings
+
+Task: TypeAlias = SegmentTask | RewriteTask
 
 ERROR_CHARS_MAX = 300
 
@@ -52,11 +56,11 @@ class SparkRunner:
         self._context.cancelJobGroup(self._group)
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    async def run(self, task: SegmentTask) -> Written:
+    async def run(self, task: Task) -> Written:
         """Have a segment written by an executor; see Runner."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._job, task)
 
-    def _job(self, task: SegmentTask) -> Written:
+    def _job(self, task: Task) -> Written:
         """Run a job of one partition; blocks."""
         context = self._context
         context.setJobGroup(self._group, f"{task.claim.topic} {task.begin} to {task.end}", interruptOnCancel=True)
@@ -69,7 +73,7 @@ class SparkRunner:
         return found[0]
 
 
-def on_executor(tasks: Iterable[tuple[Settings, Share, SegmentTask]]) -> Iterator[Written]:
+def on_executor(tasks: Iterable[tuple[Settings, Share, Task]]) -> Iterator[Written]:
     """Write the segments of a partition; runs in an executor's Python."""
     from pyspark import TaskContext  # noqa: PLC0415 - optional, and takes a second
 
@@ -80,12 +84,16 @@ def on_executor(tasks: Iterable[tuple[Settings, Share, SegmentTask]]) -> Iterato
         yield asyncio.run(execute(settings, share, task, again=tried_before))
 
 
-async def execute(settings: Settings, share: Share, task: SegmentTask, *, again: bool = False) -> Written:
+async def execute(settings: Settings, share: Share, task: Task, *, again: bool = False) -> Written:
     """Write one segment with an executor's share of all limits; `again` says that Spark has tried it before."""
     own, rate = share.of_one(settings), share.upload_bytes_per_s / share.slots
+    task, clock = replace(task, again=task.again or again), SystemClock()
     try:
-        async with open_stores(own, SystemClock(), upload_bytes_per_s=rate) as stores:
-            return await write_segment(stores.shop, stores.source, replace(task, again=task.again or again))
+        if isinstance(task, RewriteTask):
+            async with open_shop(own, clock, upload_bytes_per_s=rate, rewriting=True) as (shop, _):
+                return await rewrite_segment(shop, task)
+        async with open_stores(own, clock, upload_bytes_per_s=rate) as stores:
+            return await write_segment(stores.shop, stores.source, task)
     except OffloaderError as error:
         return Written(outcome=Outcome.HINDERED, error=str(error))
 

@@ -43,6 +43,10 @@ class Share:
     source_requests_per_s: float = 0
     upload_bytes_per_s: float = 0
 
+    def in_slots(self, slots: int) -> Share:
+        """Return the same for so many executors."""
+        return replace(self, slots=slots)
+
     def of_one(self, settings: Settings) -> Settings:
         """Return the settings of one executor."""
         bookkeeper, part_bytes = settings.bookkeeper, settings.offload.part_bytes
@@ -98,6 +102,23 @@ class Stores:
 @asynccontextmanager
 async def open_stores(settings: Settings, clock: Clock, *, upload_bytes_per_s: float = 0) -> AsyncIterator[Stores]:
     """Open metadata, bucket and ledgers, in this order. Raises InvalidConfig, Transient when something is away."""
+    async with open_shop(settings, clock, upload_bytes_per_s=upload_bytes_per_s) as (shop, book):
+        if shop.source is None:
+            raise InvalidConfig(
+                "ledgers.kind is none: there is nothing to read history from", hint="set it to bookkeeper or embedded"
+            )
+        yield Stores(shop=shop, source=shop.source, book=book)
+
+
+@asynccontextmanager
+async def open_shop(
+    settings: Settings, clock: Clock, *, upload_bytes_per_s: float = 0, rewriting: bool = False
+) -> AsyncIterator[tuple[Workshop, PolicyBook]]:
+    """Open the same, and no ledgers where there are none; raises the same.
+
+    For `rewriting` what is stored already the embedded store is not opened, which knows nothing of a ledger but its
+    entries.
+    """
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         metadata = await stack.enter_async_context(metadata_store(settings))
@@ -107,11 +128,7 @@ async def open_stores(settings: Settings, clock: Clock, *, upload_bytes_per_s: f
             await check_places(settings, objects)
         except (Denied, BucketMissing) as error:
             raise InvalidConfig(error.message, hint=error.hint) from error
-        ledgers = await _ledgers(stack, settings, clock, metrics)
-        if ledgers.source is None:
-            raise InvalidConfig(
-                "ledgers.kind is none: there is nothing to read history from", hint="set it to bookkeeper or embedded"
-            )
+        ledgers = await _ledgers(stack, settings, clock, metrics, rewriting=rewriting)
         memory = settings.memory
         shop = wiring.workshop(
             settings,
@@ -131,11 +148,16 @@ async def open_stores(settings: Settings, clock: Clock, *, upload_bytes_per_s: f
                 clock=clock,
             )
             shop = replace(shop, uplink=replace(shop.uplink, pace=pace))
-        yield Stores(shop=shop, source=ledgers.source, book=PolicyBook(metadata, wiring.policy_levels(settings)))
+        yield shop, PolicyBook(metadata, wiring.policy_levels(settings))
 
 
-async def _ledgers(stack: AsyncExitStack, settings: Settings, clock: Clock, metrics: Metrics) -> Ledgers:
+async def _ledgers(
+    stack: AsyncExitStack, settings: Settings, clock: Clock, metrics: Metrics, *, rewriting: bool
+) -> Ledgers:
     """Open the ledgers to read them: of the embedded store, its daemon stays the owner."""
+    if settings.ledgers.kind == "embedded" and rewriting:
+        return Ledgers()
     if settings.ledgers.kind != "embedded":
         return await open_ledgers(stack, settings, clock=clock, metrics=metrics)
-    return Ledgers(source=await stack.enter_async_context(EmbeddedReader(settings.ledgers.directory, clock=clock)))
+    reader = await stack.enter_async_context(EmbeddedReader(settings.ledgers.directory, clock=clock))
+    return Ledgers(source=reader, describer=reader)

@@ -32,13 +32,14 @@ from offloaderd.spark.backfill_job import Outcome, SegmentTask, Written
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from uuid import UUID
 
     from offloaderd.clock import Clock
     from offloaderd.format.manifest import LedgerPart
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.model import LedgerEnd, LedgerInfo, Loss
+    from offloaderd.model import LedgerEnd, LedgerInfo, Loss, TopicName
     from offloaderd.offload.workshop import Workshop
 
 log = structlog.get_logger(__name__)
@@ -79,6 +80,11 @@ class TaskView:
 
 async def write_segment(shop: Workshop, source: LedgerSource, task: SegmentTask) -> Written:
     """Write a segment; every outcome that can be told is returned, none of our errors raised."""
+    return await carried_out(shop, task.claim.topic, task.segment_id, lambda: _write(shop, source, task))
+
+
+async def carried_out(shop: Workshop, topic: TopicName, segment_id: UUID, act: Callable[[], Awaitable[int]]) -> Written:
+    """Carry out `act`, which returns payload bytes, as the only executor that writes a segment; tell how it ended."""
     clock = shop.uplink.clock
     started = clock.monotonic()
     try:
@@ -86,8 +92,8 @@ async def write_segment(shop: Workshop, source: LedgerSource, task: SegmentTask)
         written: list[int] = []
 
         async def work() -> None:
-            async with _alone(shop.metadata, task, clock):
-                written.append(await _write(shop, source, task))
+            async with _alone(shop.metadata, topic, segment_id, clock):
+                written.append(await act())
 
         await race(work(), session.lost.wait())
         if not written:
@@ -133,11 +139,11 @@ async def _write(shop: Workshop, source: LedgerSource, task: SegmentTask) -> int
         await segment.finish()
         await attempts.update(replace(segment.attempt, status=AttemptStatus.OFFLOADED, parts=()))
 
-    await race(store(), _out_of_patience(troubles, clock, task.patience_s))
+    await race(store(), out_of_patience(troubles, clock, task.patience_s))
     return segment.builder.payload_bytes
 
 
-async def _out_of_patience(troubles: Troubles, clock: Clock, patience_s: float) -> None:
+async def out_of_patience(troubles: Troubles, clock: Clock, patience_s: float) -> None:
     """Raise Transient once something has failed for so long."""
     while True:
         worst = troubles.worst
@@ -147,9 +153,9 @@ async def _out_of_patience(troubles: Troubles, clock: Clock, patience_s: float) 
 
 
 @asynccontextmanager
-async def _alone(store: MetadataStore, task: SegmentTask, clock: Clock) -> AsyncIterator[None]:
+async def _alone(store: MetadataStore, topic: TopicName, segment_id: UUID, clock: Clock) -> AsyncIterator[None]:
     """Be the only executor that writes the segment. Raises Transient while another may still do it."""
-    path = paths.history_writer(task.claim.topic, task.segment_id)
+    path = paths.history_writer(topic, segment_id)
     deadline = clock.monotonic() + WRITER_S
     while True:
         try:
@@ -157,7 +163,7 @@ async def _alone(store: MetadataStore, task: SegmentTask, clock: Clock) -> Async
             break
         except Conflict:
             if clock.monotonic() > deadline:
-                raise Transient(f"another executor still writes segment {task.segment_id}") from None
+                raise Transient(f"another executor still writes segment {segment_id}") from None
             await clock.sleep(LOOK_S)
     try:
         yield

@@ -23,9 +23,10 @@ from offloaderd.offload.history import left_of
 from offloaderd.offload.signal import Signal, race
 from offloaderd.offload.uploader import SegmentFailed
 from offloaderd.spark import backfill_lease
-from offloaderd.spark.backfill_eligible import eligible
+from offloaderd.spark.backfill_eligible import prospect
 from offloaderd.spark.backfill_job import BackfillFailed, Outcome, Progress, SegmentTask, Written
 from offloaderd.spark.backfill_record import JobRecord
+from offloaderd.spark.backfill_takeover import take_up
 
 if TYPE_CHECKING:
     import asyncio
@@ -76,7 +77,7 @@ class TopicBackfill:
         Raises BackfillFailed, Driven, Fenced when another driver took over, HistoryTorn, CorruptData, Conflict.
         """
         store, me = self._shop.metadata, self._driver.me
-        await until_answered(self._clock, lambda: eligible(store, self._topic))
+        await until_answered(self._clock, lambda: prospect(self._shop, self._topic, self._aim))
         session = await store.session()
         claim = await backfill_lease.claim(store, self._topic, me, self._clock)
         try:
@@ -93,12 +94,13 @@ class TopicBackfill:
         )
 
     async def _run(self, claim: Claim) -> None:
+        await take_up(self._shop, claim, self._aim, me=self._driver.me)
         self._record = record = await JobRecord.open(
             self._shop, self._source, claim, me=self._driver.me, patience_s=self._driver.patience_s
         )
         await record.hold()
         try:
-            await record.split(self._aim.segment_bytes)
+            await record.split(self._aim)
             async for attempts, found in record.left_behind():
                 ready = found.status is AttemptStatus.OFFLOADED
                 item = _Item(found.begin, record.end_of(found.begin), (attempts, found), ready=ready)
@@ -177,7 +179,7 @@ class TopicBackfill:
             segment_id=attempt.segment_id,
             begin=attempt.begin,
             end=end,
-            limit_bytes=plan.segment_bytes + plan.segment_bytes // 4,
+            limit_bytes=self._record.limit_bytes(attempt),
             last=plan.last,
             boundary=plan.boundary,
             again=again,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from offloaderd.objects.s3 import S3Options
     from offloaderd.spark.source_options import SourceOptions
     from offloaderd.spark.source_snapshot import Snapshot
-    from offloaderd.upkeep.rebuild_plan import Known
+    from offloaderd.upkeep.rebuild_known import Known
 
 TASKS_A_CORE = 8
 """Tasks for each core, so that one with large segments holds up no others."""

@@ -20,7 +20,7 @@ from offloaderd.objects.broker_ledger import verified_index
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.judge import WRITER
-from offloaderd.upkeep.rebuild_plan import Known
+from offloaderd.upkeep.rebuild_known import Known
 from offloaderd.upkeep.stored import Counts
 
 if TYPE_CHECKING:

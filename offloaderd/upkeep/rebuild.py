@@ -31,7 +31,8 @@ from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import TopicName
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.upkeep import broker_ledgers, stored
-from offloaderd.upkeep.rebuild_plan import Known, Problem, TopicPlan, Trouble, plan_topic
+from offloaderd.upkeep.rebuild_known import Known, Problem, Trouble
+from offloaderd.upkeep.rebuild_plan import TopicPlan, plan_topic
 from offloaderd.upkeep.stored import Counts
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def known_of(described: SegmentManifest, topic: TopicName, *, bucket: str, prefi
         losses=described.losses,
         ends=described.ends,
         closed={part.ledger_id: part.ledger_entries for part in described.ledgers if part.closed},
+        replaces=frozenset(described.replaces),
     )
 
 

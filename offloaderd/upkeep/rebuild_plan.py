@@ -3,18 +3,12 @@
 Nothing is chosen silently: where the manifests contradict each other, overlap or lack entries that were certainly
 there, the plan says so and is not to be carried out before somebody has decided. What nobody can tell from the
 manifests (whether an empty ledger lay between two segments, what was before the first one) is said, and no obstacle.
-
-One overlap is no contradiction: a ledger in an object of its own supersedes its slices in streaming segments, since
-that is how segments are rewritten for a stock broker (`offload/rollback.py`). The object's manifest is written when all
-of its data is stored; the segments it replaces are deleted only afterwards. A segment keeps the slices that nothing
-supersedes. Where taking a slice out would leave a hole, the object cannot have been part of the topic and is left out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -23,72 +17,17 @@ from offloaderd.metadata.catalog import TopicMap, ledger_segment
 from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.records import context
 from offloaderd.metadata.records.context import LedgerContext
-from offloaderd.model import LedgerEnd, OffloadMethod, Position, lost_up_to
+from offloaderd.model import LedgerEnd, Position, lost_up_to
+from offloaderd.upkeep.rebuild_known import Known, Problem, Trouble
+from offloaderd.upkeep.rebuild_superseded import merged, place_of, superseded
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.context import LedgerSegment
     from offloaderd.model import Loss, TopicName
-
-
-class Trouble(StrEnum):
-    """What is wrong with what was found in the bucket."""
-
-    UNREADABLE = "unreadable"
-    """A manifest that cannot be read: which entries its segment holds is unknown."""
-    INCOMPLETE = "incomplete"
-    """A segment with a manifest whose data or index is missing, or not as long as the manifest says."""
-    OVERLAP = "overlap"
-    """Two segments that hold the same entries."""
-    GAP = "gap"
-    """Entries between two segments that were certainly there, and are in neither."""
-    CONTRADICTION = "contradiction"
-    """Manifests that say different things of one ledger."""
-    DOUBT = "doubt"
-    """Two segments of which nobody can tell whether there was anything between them."""
-    FRONT = "front"
-    """What lay before the first segment is not in the bucket: deleted by retention, or lost."""
-    ORPHAN = "orphan"
-    """Objects of a segment that was never finished, or whose manifest is lost."""
-    SUPERSEDED = "superseded"
-    """Slices of streaming segments that lie in objects of whole ledgers as well."""
-    FOREIGN = "foreign"
-    """A segment of another cluster."""
-
-
-BLOCKING = frozenset({Trouble.UNREADABLE, Trouble.INCOMPLETE, Trouble.OVERLAP, Trouble.GAP, Trouble.CONTRADICTION})
-"""With any of these nothing of the topic is written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """One thing that an operator should know, or has to decide. Without a topic it concerns all of them."""
-
-    kind: Trouble
-    text: str
-    topic: TopicName | None = None
-    segments: tuple[UUID, ...] = ()
-    what_to_do: str = ""
-
-    @property
-    def blocks(self) -> bool:
-        """Whether nothing may be written before it is decided."""
-        return self.kind in BLOCKING
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What a manifest says, without its blocks. `closed` has the entries of those of its ledgers that were closed."""
-
-    topic: TopicName
-    segment: CommittedSegment
-    epoch: int
-    losses: tuple[Loss, ...] = ()
-    ends: tuple[tuple[int, LedgerEnd], ...] = ()
-    closed: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +62,11 @@ def plan_topic(
     What lies right before the `boundary` is history that is known not to be there yet, which is no problem. Ledgers
     that `brokers` have offloaded fill what would be a gap between segments or before them, or may be one.
     """
-    known = sorted(found, key=_place)
+    known = sorted(found, key=place_of)
     problems: list[Problem] = []
-    kept, replaced = _superseded(known, prefer, problems)
+    kept, replaced = superseded(known, prefer, problems)
+    kept, sources = merged(kept, prefer, problems)
+    replaced += sources
     chosen = _disjoint(kept, prefer, problems)
     losses = _losses([*replaced, *chosen])
     chosen = _filled(chosen, brokers, _ends([*replaced, *chosen], []), losses)
@@ -152,64 +93,6 @@ def _named(problem: Problem, topic: TopicName) -> Problem:
     )
 
 
-def _superseded(
-    known: Sequence[Known], prefer: Collection[UUID], problems: list[Problem]
-) -> tuple[list[Known], list[Known]]:
-    """Take out of streaming segments what lies in objects of whole ledgers; returns what is left, and what is not.
-
-    A preferred segment keeps all of its slices. Of two objects of one ledger none supersedes anything.
-    """
-    wholes: dict[int, list[Known]] = {}
-    for one in known:
-        if one.segment.method is OffloadMethod.LEDGER_BASED:
-            wholes.setdefault(one.segment.begin.ledger_id, []).append(one)
-    sole = {ledger_id: found[0] for ledger_id, found in wholes.items() if len(found) == 1}
-    kept: list[Known] = []
-    replaced: list[Known] = []
-    left_out: set[UUID] = set()
-    for one in known:
-        segment = one.segment
-        gone = {part.ledger_id for part in segment.slices} & sole.keys()
-        if segment.method is OffloadMethod.LEDGER_BASED or segment.segment_id in prefer or not gone:
-            kept.append(one)
-            continue
-        rest = _run_without(segment, gone)
-        held = {part.ledger_id for part in rest}
-        left_out |= {sole[ledger_id].segment.segment_id for ledger_id in gone & held}
-        if rest:
-            kept.append(replace(one, segment=replace(segment, slices=rest)))
-        else:
-            replaced.append(one)
-        if gone - held:
-            problems.append(_replaced(segment, sorted(gone - held), sole))
-    return sorted((one for one in kept if one.segment.segment_id not in left_out), key=_place), replaced
-
-
-def _run_without(segment: CommittedSegment, gone: Collection[int]) -> tuple[LedgerSlice, ...]:
-    """Return what is left of a segment from whose front and end ledgers are taken as long as they are in `gone`."""
-    slices = list(segment.slices)
-    while slices and slices[0].ledger_id in gone:
-        slices.pop(0)
-    while slices and slices[-1].ledger_id in gone:
-        slices.pop()
-    return tuple(slices)
-
-
-def _replaced(segment: CommittedSegment, ledgers: Sequence[int], sole: Mapping[int, Known]) -> Problem:
-    objects = tuple(sole[ledger_id].segment.segment_id for ledger_id in ledgers)
-    return Problem(
-        kind=Trouble.SUPERSEDED,
-        text=f"segment {segment.segment_id} ({segment.range}) holds entries of ledgers that have objects of their own: "
-        + ", ".join(f"{ledger_id} in {one}" for ledger_id, one in zip(ledgers, objects, strict=True)),
-        segments=(segment.segment_id, *objects),
-        what_to_do="nothing: the objects are what they were rewritten as; --prefer the segment to keep its slices",
-    )
-
-
-def _place(one: Known) -> tuple[Position, Position, UUID]:
-    return one.segment.begin, one.segment.end, one.segment.segment_id
-
-
 def _disjoint(known: Sequence[Known], prefer: Collection[UUID], problems: list[Problem]) -> list[Known]:
     """Return segments of which no two overlap; those that do are a problem unless one of them is preferred."""
     preferred = [one.segment for one in known if one.segment.segment_id in prefer]
@@ -234,7 +117,7 @@ def _filled(
 
     Of a ledger that lies there more than once nobody knows which copy its broker refers to: it stays a gap.
     """
-    offered = sorted(brokers, key=_place)
+    offered = sorted(brokers, key=place_of)
     copies = Counter(one.segment.begin.ledger_id for one in offered)
     sole = [one for one in offered if copies[one.segment.begin.ledger_id] == 1]
     filled: list[Known] = []

@@ -22,7 +22,8 @@ from offloaderd.model import Position, TopicName
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.flaws import Flaw, Kind, Level
 from offloaderd.upkeep.rebuild import known_of
-from offloaderd.upkeep.rebuild_plan import Trouble, plan_topic
+from offloaderd.upkeep.rebuild_known import Trouble
+from offloaderd.upkeep.rebuild_plan import plan_topic
 from offloaderd.upkeep.segment_check import (
     Tables,
     Target,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.objects.port import ObjectReader
     from offloaderd.upkeep.looking import Looker
-    from offloaderd.upkeep.rebuild_plan import Known, Problem
+    from offloaderd.upkeep.rebuild_known import Known, Problem
     from offloaderd.upkeep.stored import Site
 
 BATCH = 256

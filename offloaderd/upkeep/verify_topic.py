@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
     from offloaderd.upkeep.looking import Looker
-    from offloaderd.upkeep.rebuild_plan import Known
+    from offloaderd.upkeep.rebuild_known import Known
     from offloaderd.upkeep.stored import Site
 
 

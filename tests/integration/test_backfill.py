@@ -17,11 +17,12 @@ import pytest
 
 from offloaderd.metadata import paths
 from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.model import OffloadMethod
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.rpc.v1 import policy_pb2
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_history import OLD, TOPIC, append, digest, enable, entries, expected, look, until_done
-from tests.real.audit import audit
+from tests.real.audit import audit, bucket_of
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
 
@@ -171,6 +172,38 @@ async def test_a_job_that_is_killed_and_run_again_beside_the_live_edge_makes_one
     proof = await audit(site, [TOPIC])
     assert proof.problems == []
     assert list(proof.stored[TOPIC].values()) == entries(0, OLD + 100)
+
+
+async def test_whole_ledgers_are_taken_over_from_a_daemon_by_a_job(site: Site) -> None:
+    """It offloads none by itself; the job writes all closed ones but the newest, and the daemon goes on behind them."""
+    async with asyncio.timeout(DEADLINE_S), DaemonProcess(site) as daemon, daemon.client() as client:
+        await append(client, entries(0, 400))
+        await client.enable(TOPIC, policies=policy_pb2.OffloadPolicies(method="ledger-based"))
+
+        async def claimed() -> bool:
+            return bool((await client.status(TOPIC)).topics[0].owner)
+
+        await until(claimed)
+        async with backfill(site, "run", str(TOPIC), "--master", "local[2]") as job:
+            code, done = await job.answer()
+            assert (code, done["topics"][0]["committed"]) == (0, 2), job.told()
+        code, status = await answered(site, "status", str(TOPIC))
+        told = status["topics"][0]["history"]
+        assert (code, told["method"], told["done"]) == (0, "ledger-based", True)
+        await append(client, entries(400, 100))
+
+        async def committed() -> bool:
+            async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
+                pass
+            return [one.begin.ledger_id for one in (await look(site))[0].segments] == [0, 1, 2]
+
+        await until(committed)
+        topic_map, _ = await look(site)
+        assert {one.method for one in topic_map.segments} == {OffloadMethod.LEDGER_BASED}
+        assert await digest(client) == expected(500)
+    async with bucket_of(site) as store:
+        stored = {info.key async for info in store.list()}
+    assert stored == {key for one in topic_map.segments for key in one.keys.all}
 
 
 async def _gone(store: ZooKeeperStore) -> bool:

@@ -9,7 +9,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.records import context
 from offloaderd.offload.buffer import START
 from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.rebuild_plan import Trouble
+from offloaderd.upkeep.rebuild_known import Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -34,7 +34,7 @@ NAMESPACE = click.option(
     "namespaces",
     multiple=True,
     metavar="TENANT/NAMESPACE",
-    help="All topics of it with history for a job. May be repeated.",
+    help="All topics of it with history planned for a job. May be repeated.",
 )
 SEGMENT_SIZE = click.option(
     "--segment-size", metavar="SIZE", help="Instead of the topic's policy's, where history is not split yet."
@@ -48,8 +48,11 @@ def backfill(session: Session) -> None:
     """Offload history that is too large for a daemon (history.daemon_bytes_max) with a Spark job.
 
     Works with the metadata, the bucket and the ledgers themselves, by the daemon's own settings: --config and the
-    environment, or --standalone. The topic's daemon goes on with what is new, and follows the job's progress. Only
-    streaming segments (V2) are written; under the method ledger-based the daemon takes closed ledgers one by one.
+    environment, or --standalone. The topic's daemon goes on with what is new, and follows the job's progress.
+
+    By the topic's policy, segments (V2) are written or, under the method ledger-based, whole ledgers (V1): all closed
+    ones but the newest, whatever the thresholds. A history that the daemon is offloading by itself is taken over from
+    it.
     """
 
 
@@ -141,7 +144,7 @@ def _run(
 
     async def checked() -> tuple[list[TopicName], list[TopicName]]:
         async with _stores(settings) as stores:
-            return await work.checked(stores.shop.metadata, wanted)
+            return await work.checked(stores, wanted)
 
     topics, done = asyncio.run(checked())  # before Spark, which takes its time
     ended = [work.Ended(topic=topic, nothing=True) for topic in done]
@@ -213,12 +216,13 @@ async def _cancel(session: Session, settings: Settings, topic: TopicName, *, dis
     from offloaderd.spark import backfill as work  # noqa: PLC0415
 
     async with _stores(settings) as stores:
-        begun = await work.cancel(stores, topic, discard=discard)
+        begun, method = await work.cancel(stores, topic, discard=discard)
     if session.json:
-        show.document({"topic": str(topic), "begun": begun, "discarded": discard})
+        show.document({"topic": str(topic), "method": method.value, "begun": begun, "discarded": discard})
         return
     what = "are on the trash list" if discard else "are gone on with by the next run"
-    click.echo(f"nobody drives the backfill of {topic} any more; {show.plural(begun, 'segment')} begun {what}")
+    units = words.units(method, begun)
+    click.echo(f"nobody drives the {method} backfill of {topic} any more; {units} begun {what}")
 
 
 @asynccontextmanager
@@ -254,6 +258,8 @@ class Given:
         self._namespaces = namespaces
         self._given = given
         self._wrong: list[str] = []
+        self.small_bytes = 0
+        """What counts as small, once it was looked at; 0 where nothing was said."""
 
     def checked(self) -> tuple[Wanted, Options]:
         """Return what is wanted and how. Raises InvalidConfig."""
@@ -268,6 +274,7 @@ class Given:
         for one in self._given.get("conf") or ():
             if not one.partition("=")[0] or "=" not in one:
                 self._wrong.append(f"--spark-conf {one!r} is not KEY=VALUE")
+        self.small_bytes = self._size("small", 1) or 0
         chosen = Options(
             segment_bytes=self._size("segment_size", 1) or 0,
             share=Share(

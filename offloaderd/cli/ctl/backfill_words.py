@@ -8,6 +8,8 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.errors import OffloaderError
+from offloaderd.model import OffloadMethod
+from offloaderd.spark.backfill_job import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +62,7 @@ class Bar:
 
 PLAN_COLUMNS = (
     "TOPIC",
+    "METHOD",
     ">SEGMENTS",
     ">ENTRIES",
     ">PAYLOAD",
@@ -78,12 +81,26 @@ def show_plans(found: Sequence[tuple[TopicName, TopicPlan | OffloaderError]], pr
     if plans:
         show.table(PLAN_COLUMNS, (_plan_row(one, prices) for one in plans))
     for plan in plans:
+        _tell_origin(plan)
         _tell_probes(plan)
     for _, one in found:
         if isinstance(one, OffloaderError):
             click.echo(f"not for a job: {one}", err=True)
     if not found:
         click.echo("no topic has history for a job", err=True)
+
+
+def units(method: OffloadMethod, count: int) -> str:
+    """Return so many of what a method writes."""
+    return show.plural(count, "segment" if method is OffloadMethod.STREAMING else "ledger")
+
+
+def _tell_origin(one: TopicPlan) -> None:
+    """Say what a run does about the topic's daemon."""
+    if one.origin is Origin.DAEMON:
+        click.echo(f"{one.topic}: its daemon is offloading this; a run takes it over, with what it has begun", err=True)
+    elif one.origin is Origin.NEW:
+        click.echo(f"{one.topic}: its daemon takes these ledgers as they become due; a run takes them over", err=True)
 
 
 def _tell_probes(one: TopicPlan) -> None:
@@ -100,10 +117,11 @@ def _plan_row(one: TopicPlan, prices: Prices) -> tuple[str, ...]:
     once, month = one.costs(prices)
     return (
         str(one.topic),
+        str(one.method),
         show.number(len(one.ranges)),
         show.number(one.entries),
         show.size(one.payload_bytes),
-        show.size(one.segment_bytes),
+        show.size(one.segment_bytes) if one.method is OffloadMethod.STREAMING else "whole",
         show.number(one.puts),
         show.number(one.gets),
         f"{once:,.2f}",
@@ -120,6 +138,8 @@ def plan_json(topic: TopicName, one: TopicPlan | OffloaderError, prices: Prices)
     return {
         "topic": str(topic),
         "error": None,
+        "method": one.method.value,
+        "worker": one.origin.value,
         "segments": len(one.ranges),
         "entries": one.entries,
         "payload_bytes": one.payload_bytes,
@@ -182,9 +202,8 @@ def show_status(found: Sequence[tuple[TopicName, Status | None]]) -> None:
         click.echo(f"{topic}  {bar(share_done(one.payload_bytes, one.bytes_left))}  {left}{speed}{time}")
         who = f"driver {one.driver}" if one.driver else "nobody" if one.worker == "job" else "the daemon"
         ranges = f"{one.ranges_done} of {show.plural(one.ranges, 'range')} done" if one.ranges else "not split yet"
-        click.echo(
-            f"  {ranges}, {one.written} begun and not committed; worked on by {who if not one.done else 'nobody'}"
-        )
+        begun = f"{one.written} begun and not committed"
+        click.echo(f"  {one.method}: {ranges}, {begun}; worked on by {who if not one.done else 'nobody'}")
     if not found:
         click.echo("no topic is enabled there", err=True)
 
@@ -197,6 +216,7 @@ def status_json(topic: TopicName, one: Status | None) -> dict[str, object]:
         "topic": str(topic),
         "history": {
             "worker": one.worker,
+            "method": one.method.value,
             "driver": one.driver or None,
             "done": one.done,
             "done_percent": round(100 * share_done(one.payload_bytes, one.bytes_left), 1),

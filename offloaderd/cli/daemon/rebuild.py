@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from offloaderd.config import Settings
     from offloaderd.model import TopicName
     from offloaderd.upkeep.rebuild import Found, Plan
-    from offloaderd.upkeep.rebuild_plan import Problem, TopicPlan
+    from offloaderd.upkeep.rebuild_known import Problem
+    from offloaderd.upkeep.rebuild_plan import TopicPlan
 
 
 class SegmentParam(click.ParamType[UUID]):

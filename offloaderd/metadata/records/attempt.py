@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.format import manifest
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
-from offloaderd.format.manifest_rules import Broken
+from offloaderd.format.manifest_rules import Broken, canonical_uuid
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
 from offloaderd.model import Position
@@ -74,6 +74,7 @@ class Seal:
     losses: tuple[Loss, ...] = ()
     ends: tuple[tuple[int, LedgerEnd], ...] = ()
     past: Past | None = None
+    replaces: tuple[UUID, ...] = ()
 
     @property
     def end(self) -> Position:
@@ -237,6 +238,7 @@ def _seal_to_message(seal: Seal) -> records_pb2.AttemptSeal:
         losses=map(manifest.loss_to_message, seal.losses),
         ends=[manifest.end_to_message(*pair) for pair in seal.ends],
         past=manifest.past_to_message(seal.past) if seal.past else None,
+        replaces=map(str, seal.replaces),
     )
 
 
@@ -253,4 +255,5 @@ def _seal_from_message(message: records_pb2.AttemptSeal) -> Seal:
         losses=tuple(map(manifest.loss_from_message, message.losses)),
         ends=tuple(map(manifest.end_from_message, message.ends)),
         past=manifest.past_from_message(message.past) if message.HasField("past") else None,
+        replaces=tuple(map(canonical_uuid, message.replaces)),
     )

@@ -45,6 +45,8 @@ _OURS: Final = (
     "uidLsb",
 )
 """What is written anew each time."""
+_OF_OBJECT: Final = ("timestamp", "assignedTimestamp", "dataObjectLength", "payloadBytes", "driverMetadata")
+"""What told of an object of its own that the ledger does not lie in any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +94,9 @@ class LedgerContext:
 def encode(value: LedgerContext) -> bytes:
     """Return the node's content. Raises ValueError for segments that are not ascending and contiguous."""
     message = OffloadContext.FromString(value.source)
-    message.complete = False
-    for name in _OURS:
+    for name in _OURS if value.whole or not message.complete else (*_OURS, *_OF_OBJECT):
         message.ClearField(name)
+    message.complete = False
     if value.source_deleted:
         message.bookkeeperDeleted = True
     if value.deleted_ms is not None:

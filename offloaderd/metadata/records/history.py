@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import InvalidInput
 from offloaderd.format.pb.storage import history_pb2
 from offloaderd.metadata.records import codec
-from offloaderd.model import HistoryOrder, LedgerEnd, Position
+from offloaderd.model import HistoryOrder, LedgerEnd, OffloadMethod, Position
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ class HistoryPlan:
     """What is history: from entry 0 of ledger `first` to `last`. Live segments begin with entry 0 of `boundary`.
 
     No ledger is split between the two. `ranges` is 0 until it has been split; `holder` is the job's driver that may
-    commit, until `holder_until_ms`.
+    commit, until `holder_until_ms`. By `method` it is split: into segments, or into whole ledgers.
     """
 
     boundary: int
@@ -75,6 +75,7 @@ class HistoryPlan:
     done_ms: int = 0
     holder: str = ""
     holder_until_ms: int = 0
+    method: OffloadMethod = OffloadMethod.STREAMING
     unknown: bytes = field(default=b"", repr=False, compare=False)
     """What a later release has added to the record."""
 
@@ -130,6 +131,7 @@ def encode(value: HistoryPlan) -> bytes:
         done_ms=value.done_ms,
         holder=value.holder,
         holder_until_ms=value.holder_until_ms,
+        method="" if value.method is OffloadMethod.STREAMING else value.method.value,
     )
     return codec.written(message, value.unknown)
 
@@ -144,8 +146,10 @@ def decode(data: bytes, *, path: str) -> HistoryPlan:
         codec.corrupt(path, f"a history that begins with {first} and ends before {boundary}", last)
     try:
         order, worker = HistoryOrder.parse(record.order), Worker(record.worker)
+        method = OffloadMethod.parse(record.method or OffloadMethod.STREAMING.value)
     except (InvalidInput, ValueError):
-        codec.corrupt(path, "a known order and worker", f"{record.order!r} and {record.worker!r}")
+        known = f"{record.order!r}, {record.worker!r} and {record.method!r}"
+        codec.corrupt(path, "a known order, worker and method", known)
     return HistoryPlan(
         boundary=boundary.ledger_id,
         first=first.ledger_id,
@@ -165,6 +169,7 @@ def decode(data: bytes, *, path: str) -> HistoryPlan:
         done_ms=record.done_ms,
         holder=record.holder,
         holder_until_ms=record.holder_until_ms,
+        method=method,
         unknown=codec.unknown(record),
     )
 

@@ -11,11 +11,11 @@ from offloaderd.cli import offloadctl
 from offloaderd.cli.ctl import backfill_words as words
 from offloaderd.errors import Transient
 from offloaderd.metadata.records.history import HistoryRange
-from offloaderd.model import Position, TopicName
+from offloaderd.model import OffloadMethod, Position, TopicName
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.policy.cost import Prices
 from offloaderd.spark.backfill import Ended, Status
-from offloaderd.spark.backfill_job import BackfillFailed, Progress
+from offloaderd.spark.backfill_job import BackfillFailed, Origin, Progress
 from offloaderd.spark.backfill_plan import TopicPlan
 
 TOPIC = TopicName.parse("public/default/orders")
@@ -70,6 +70,8 @@ def plan_of(count: int) -> TopicPlan:
         seconds=0.5,
         doubtful=1,
         split=False,
+        method=OffloadMethod.STREAMING,
+        origin=Origin.JOB,
     )
 
 
@@ -116,8 +118,9 @@ def test_the_bar_tells_of_each_commit_and_of_nothing_else(capsys: pytest.Capture
 def test_how_far_a_topic_is_shows_a_bar_and_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
     """While somebody drives it; a topic without history is named."""
     one = Status(
-        topic=TOPIC, worker="job", done=False, entries=100, entries_left=50, payload_bytes=100, bytes_left=50,
-        segments=2, ranges=4, ranges_done=2, ranges_claimed=1, written=1, driver="me", bytes_per_s=10, seconds_left=5,
+        topic=TOPIC, worker="job", method=OffloadMethod.STREAMING, done=False, entries=100, entries_left=50,
+        payload_bytes=100, bytes_left=50, segments=2,
+        ranges=4, ranges_done=2, ranges_claimed=1, written=1, driver="me", bytes_per_s=10, seconds_left=5,
     )  # fmt: skip
     words.show_status([(TOPIC, one), (TopicName.parse("a/b/c"), None)])
     out, err = capsys.readouterr()

@@ -33,7 +33,7 @@ from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.upkeep import rebuild, references
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.looking import Looker
-from offloaderd.upkeep.rebuild_plan import Trouble
+from offloaderd.upkeep.rebuild_known import Trouble
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import Between, TopicVerifier
 from tests.unit.offload.owned import Owned

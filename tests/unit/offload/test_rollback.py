@@ -202,7 +202,7 @@ async def test_an_object_that_reads_back_differently_is_given_up(monkeypatch: py
         await work.order()
         done = await work.ended()
         assert done.order is not None
-        assert "does not hold the entries of ledger 0" in done.order.failures[0]
+        assert "does not hold the entries of 0:0..0:9" in done.order.failures[0]
         assert rig.metrics.rollback_failures.labels(reason="upload")._value.get() == 1
     assert shape(await map_of(rig)) == ["0:0-9 1:0-4"]
     await all_is_well(rig, written)

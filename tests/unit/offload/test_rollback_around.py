@@ -19,7 +19,7 @@ from offloaderd.upkeep.finds import Find
 from offloaderd.upkeep.flaws import Kind, Level
 from offloaderd.upkeep.gc import Collector
 from offloaderd.upkeep.looking import Looker
-from offloaderd.upkeep.rebuild_plan import Trouble
+from offloaderd.upkeep.rebuild_known import Trouble
 from offloaderd.upkeep.segment_check import Target, check_blocks, check_tables
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import Verifier, Wish

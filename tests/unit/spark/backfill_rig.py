@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import Transient
 from offloaderd.metadata import catalog
+from offloaderd.model import OffloadMethod
 from offloaderd.spark.backfill_job import Aim, Driver, Progress, SegmentTask, Written
 from offloaderd.spark.backfill_task import write_segment
 from offloaderd.spark.backfill_topic import TopicBackfill
@@ -71,6 +72,7 @@ def backfill(
     progress: Callable[[Progress], None] = lambda _: None,
     patience_s: float = 5.0,
     segment_bytes: int = SEGMENT_BYTES,
+    method: OffloadMethod = OffloadMethod.STREAMING,
 ) -> TopicBackfill:
     """One run of the rig's topic."""
     ledgers = rig.ledgers
@@ -83,7 +85,7 @@ def backfill(
         patience_s=patience_s,
         progress=progress,
     )
-    aim = Aim(segment_bytes=segment_bytes, place=shop.places.home)
+    aim = Aim(segment_bytes=segment_bytes, place=shop.places.home, method=method)
     return TopicBackfill(shop, ledgers, TOPIC, driver, aim=aim)
 
 

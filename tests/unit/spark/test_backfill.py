@@ -16,8 +16,8 @@ from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import Worker
 from offloaderd.model import HistoryOrder, Position
 from offloaderd.offload.budget import ByteBudget
-from offloaderd.offload.workshop import HistoryRules
 from offloaderd.spark import backfill_lease
+from offloaderd.spark.backfill_eligible import plan_for_job
 from offloaderd.spark.backfill_job import AlreadyDone, BackfillFailed, Progress, SegmentTask
 from offloaderd.spark.backfill_lease import Driven
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
@@ -336,8 +336,7 @@ async def test_who_is_not_to_be_offloaded_by_a_job_is_told_why() -> None:
     daemons = history_record.encode(replace(found.history, worker=Worker.DAEMON))
     await store.replace(path, daemons, found.history_version)
     with pytest.raises(BackfillFailed, match="by its daemon"):
-        await backfill(rig).run()
-    rig.history = HistoryRules()
+        plan_for_job(await map_of(rig))
 
 
 async def test_a_topic_that_is_deleted_meanwhile_ends_the_run() -> None:

@@ -12,7 +12,7 @@ from offloaderd.errors import Transient
 from offloaderd.metadata import catalog, history, paths
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import history as history_record
-from offloaderd.model import TopicName
+from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.spark import backfill as job
 from offloaderd.spark import backfill_lease
 from offloaderd.spark.backfill_job import BackfillFailed, Driver, Outcome, SegmentTask
@@ -150,7 +150,7 @@ async def test_a_cancelled_backfill_is_gone_on_with_or_discarded(*, discard: boo
     """Nobody holds it afterwards; what was begun stays for the next run, or goes to the trash."""
     rig = await planned()
     runner = await stopped(rig, segments=2)
-    assert await job.cancel(stores_of(rig), TOPIC, discard=discard) == 2
+    assert await job.cancel(stores_of(rig), TOPIC, discard=discard) == (2, OffloadMethod.STREAMING)
     store = rig.tree.connect()
     found = await catalog.load(store, TOPIC)
     assert found.history is not None
@@ -192,8 +192,8 @@ async def test_a_plan_says_what_a_run_then_does() -> None:
         await backfill(rig).run()
     ((_, refused),) = await job.plan(stores, job.Wanted(topics=[TOPIC]), 0)
     assert isinstance(refused, BackfillFailed)
-    assert await job.checked(stores.shop.metadata, job.Wanted(topics=[TOPIC])) == ([], [TOPIC])
-    assert await job.checked(stores.shop.metadata, job.Wanted(namespaces=[("public", "default")])) == ([], [])
+    assert await job.checked(stores, job.Wanted(topics=[TOPIC])) == ([], [TOPIC])
+    assert await job.checked(stores, job.Wanted(namespaces=[("public", "default")])) == ([], [])
 
 
 async def test_one_topic_that_fails_does_not_end_the_others() -> None:
@@ -202,7 +202,7 @@ async def test_one_topic_that_fails_does_not_end_the_others() -> None:
     stores = stores_of(rig)
     unknown, other = TopicName.parse("public/default/unknown"), TopicName.parse("public/default/other")
     with pytest.raises(BackfillFailed) as error:
-        await job.checked(stores.shop.metadata, job.Wanted(topics=[unknown, TOPIC, other]))
+        await job.checked(stores, job.Wanted(topics=[unknown, TOPIC, other]))
     assert str(unknown) in error.value.message
     assert str(other) in error.value.message
     driver = Driver(runner=LocalRunner(rig), slots=asyncio.Semaphore(2), me="driver")

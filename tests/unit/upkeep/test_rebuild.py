@@ -15,7 +15,7 @@ from offloaderd.model import LedgerEnd, Loss, Position
 from offloaderd.objects import keys
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.rebuild_plan import Trouble
+from offloaderd.upkeep.rebuild_known import Trouble
 from offloaderd.upkeep.stored import Site
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.upkeep.site import (

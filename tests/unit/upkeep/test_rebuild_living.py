@@ -14,7 +14,7 @@ from offloaderd.metadata.records import context
 from offloaderd.metadata.removal import without_oldest
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.rebuild_plan import Trouble
+from offloaderd.upkeep.rebuild_known import Trouble
 from offloaderd.upkeep.stored import Site
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
 

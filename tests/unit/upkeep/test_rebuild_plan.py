@@ -7,7 +7,8 @@ import pytest
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.model import LedgerEnd, Loss, Position
-from offloaderd.upkeep.rebuild_plan import Known, Trouble, plan_topic
+from offloaderd.upkeep.rebuild_known import Known, Trouble
+from offloaderd.upkeep.rebuild_plan import plan_topic
 from tests.unit.upkeep.site import BUCKET, PREFIX, TOPIC, segment_id
 
 Slice = tuple[int, int, int]

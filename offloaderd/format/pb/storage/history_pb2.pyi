@@ -64,6 +64,7 @@ class HistoryPlanRecord(_message.Message):
     HOLDER_FIELD_NUMBER: _builtins.int
     HOLDER_UNTIL_MS_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
     boundary_ledger_id: _builtins.int
     """live segments begin with its entry 0"""
     first_ledger_id: _builtins.int
@@ -97,6 +98,8 @@ class HistoryPlanRecord(_message.Message):
     holder_until_ms: _builtins.int
     format: _builtins.int
     """what a reader has to know to touch the record at all; see records/codec.py"""
+    method: _builtins.str
+    """how it is offloaded: streaming (also if empty) or ledger-based"""
     def __init__(
         self,
         *,
@@ -120,10 +123,11 @@ class HistoryPlanRecord(_message.Message):
         holder: _builtins.str = ...,
         holder_until_ms: _builtins.int = ...,
         format: _builtins.int = ...,
+        method: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary_ledger_id", b"boundary_ledger_id", "daemon_id", b"daemon_id", "done_ms", b"done_ms", "doubtful_ledgers", b"doubtful_ledgers", "entries", b"entries", "epoch", b"epoch", "first_ledger_id", b"first_ledger_id", "format", b"format", "holder", b"holder", "holder_until_ms", b"holder_until_ms", "last_entry_id", b"last_entry_id", "last_ledger_id", b"last_ledger_id", "order", b"order", "payload_bytes", b"payload_bytes", "planned_ms", b"planned_ms", "probes", b"probes", "ranges", b"ranges", "segment_bytes", b"segment_bytes", "split_ms", b"split_ms", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary_ledger_id", b"boundary_ledger_id", "daemon_id", b"daemon_id", "done_ms", b"done_ms", "doubtful_ledgers", b"doubtful_ledgers", "entries", b"entries", "epoch", b"epoch", "first_ledger_id", b"first_ledger_id", "format", b"format", "holder", b"holder", "holder_until_ms", b"holder_until_ms", "last_entry_id", b"last_entry_id", "last_ledger_id", b"last_ledger_id", "method", b"method", "order", b"order", "payload_bytes", b"payload_bytes", "planned_ms", b"planned_ms", "probes", b"probes", "ranges", b"ranges", "segment_bytes", b"segment_bytes", "split_ms", b"split_ms", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,7 @@ class SegmentManifest(_message.Message):
     ENDS_FIELD_NUMBER: _builtins.int
     LEDGER_BASED_FIELD_NUMBER: _builtins.int
     PAST_FIELD_NUMBER: _builtins.int
+    REPLACES_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     """UUID, lower case"""
     managed_ledger: _builtins.str
@@ -78,6 +79,10 @@ class SegmentManifest(_message.Message):
     def past(self) -> Global___SegmentPast:
         """absent in manifests of older versions"""
 
+    @_builtins.property
+    def replaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids of the segments that it was rewritten of"""
+
     def __init__(
         self,
         *,
@@ -98,10 +103,11 @@ class SegmentManifest(_message.Message):
         ends: _abc.Iterable[Global___SegmentLedgerEnd] | None = ...,
         ledger_based: _builtins.bool = ...,
         past: Global___SegmentPast | None = ...,
+        replaces: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["past", b"past"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "blocks", b"blocks", "cluster", b"cluster", "data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "index_bytes", b"index_bytes", "index_crc32c", b"index_crc32c", "ledger_based", b"ledger_based", "ledgers", b"ledgers", "losses", b"losses", "managed_ledger", b"managed_ledger", "past", b"past", "preamble_bytes", b"preamble_bytes", "sealed_ms", b"sealed_ms", "segment_id", b"segment_id", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "blocks", b"blocks", "cluster", b"cluster", "data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "index_bytes", b"index_bytes", "index_crc32c", b"index_crc32c", "ledger_based", b"ledger_based", "ledgers", b"ledgers", "losses", b"losses", "managed_ledger", b"managed_ledger", "past", b"past", "preamble_bytes", b"preamble_bytes", "replaces", b"replaces", "sealed_ms", b"sealed_ms", "segment_id", b"segment_id", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

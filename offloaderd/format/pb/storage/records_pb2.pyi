@@ -539,6 +539,7 @@ class AttemptSeal(_message.Message):
     LOSSES_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
     PAST_FIELD_NUMBER: _builtins.int
+    REPLACES_FIELD_NUMBER: _builtins.int
     sealed_ms: _builtins.int
     epoch: _builtins.int
     """of the owner that sealed"""
@@ -554,6 +555,8 @@ class AttemptSeal(_message.Message):
     def ends(self) -> _containers.RepeatedCompositeFieldContainer[_manifest_pb2.SegmentLedgerEnd]: ...
     @_builtins.property
     def past(self) -> _manifest_pb2.SegmentPast: ...
+    @_builtins.property
+    def replaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -566,10 +569,11 @@ class AttemptSeal(_message.Message):
         losses: _abc.Iterable[_manifest_pb2.SegmentLoss] | None = ...,
         ends: _abc.Iterable[_manifest_pb2.SegmentLedgerEnd] | None = ...,
         past: _manifest_pb2.SegmentPast | None = ...,
+        replaces: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["past", b"past"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "ledgers", b"ledgers", "losses", b"losses", "part_count", b"part_count", "past", b"past", "sealed_ms", b"sealed_ms", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "ledgers", b"ledgers", "losses", b"losses", "part_count", b"part_count", "past", b"past", "replaces", b"replaces", "sealed_ms", b"sealed_ms", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

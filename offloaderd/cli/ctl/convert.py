@@ -1,0 +1,291 @@
+"""`offloadctl convert`: what is stored is rewritten, here or by Spark: V2 as V1, V1 as V2, small segments as large."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl import convert_words as words
+from offloaderd.cli.ctl import options
+from offloaderd.cli.ctl.backfill import Given, settings_of
+from offloaderd.cli.ctl.rollback import confirm
+from offloaderd.cli.daemon.check_config import CONFIG
+from offloaderd.cli.program import FAILED, OK, report
+from offloaderd.errors import OffloaderError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from offloaderd.cli.ctl.options import Session
+    from offloaderd.config import Settings
+    from offloaderd.model import TopicName
+    from offloaderd.offload.workshop import Workshop
+    from offloaderd.spark.backfill import Wanted
+    from offloaderd.spark.convert import Ended, Options
+
+TOPICS = click.argument("names", nargs=-1, metavar="[TOPIC...]")
+NAMESPACE = click.option(
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    metavar="TENANT/NAMESPACE",
+    help="All enabled topics of it with segments. May be repeated.",
+)
+TARGET = click.option(
+    "--to",
+    "target",
+    required=True,
+    type=click.Choice(["ledger-based", "streaming", "merged"]),
+    help="What is to become of them.",
+)
+SEGMENT_SIZE = click.option("--segment-size", metavar="SIZE", help="Payload of segments, instead of the policy's.")
+SMALL = click.option(
+    "--small", metavar="SIZE", help="What is merged: segments with less payload. [default: half of the segment size]"
+)
+
+
+@click.group(short_help="Rewrite what is stored: V1, V2, larger segments.")
+@options.common
+def convert(session: Session) -> None:
+    """Rewrite segments in another shape: --to ledger-based (V2 as V1), streaming (V1 as V2), merged (small as large).
+
+    Each object is read with every checksum, written, read back and compared by hash; then it takes the place of what it
+    was made of in one transaction, and the old objects go to the trash. The newest ledger of a topic stays as it is.
+    Works with the metadata and the bucket themselves, by the daemon's own settings: --config and the environment, or
+    --standalone. Topics go on meanwhile. To go back to a stock broker without a job: offloadctl rollback.
+    """
+
+
+@convert.command(short_help="Show what a run would rewrite.")
+@TOPICS
+@NAMESPACE
+@TARGET
+@SEGMENT_SIZE
+@SMALL
+@CONFIG
+@options.common
+def plan(
+    session: Session,
+    names: tuple[str, ...],
+    namespaces: tuple[str, ...],
+    target: str,
+    config: Path | None,
+    **given: Any,  # noqa: ANN401
+) -> int:
+    """Show how many segments would become how many objects, with how many requests, and what stays and why.
+
+    Changes nothing.
+
+    \b
+    Examples:
+      offloadctl convert plan orders --to merged --config offloaderd.toml
+      offloadctl convert plan --namespace public/default --to ledger-based --config offloaderd.toml --json
+    """
+    wanted, chosen = _checked(names, namespaces, target, given)
+    return session.run(_plan(session, settings_of(session, config), wanted, chosen))
+
+
+async def _plan(session: Session, settings: Settings, wanted: Wanted, chosen: Options) -> int:
+    from offloaderd.clock import SystemClock  # noqa: PLC0415 - --help need not wait for it
+    from offloaderd.spark import convert as work  # noqa: PLC0415 - as above
+    from offloaderd.spark.backfill_stores import open_shop  # noqa: PLC0415
+
+    async with open_shop(settings, SystemClock(), rewriting=True) as (shop, book):
+        topics = await work.named(shop.metadata, wanted.topics, wanted.namespaces)
+        found = await work.plan(shop, book, topics, chosen)
+    if session.json:
+        show.document({"topics": [words.plan_json(topic, one) for topic, one in found]})
+    else:
+        words.show_plans(found)
+    return FAILED if any(isinstance(one, OffloaderError) for _, one in found) else OK
+
+
+@convert.command(short_help="Rewrite segments.")
+@TOPICS
+@NAMESPACE
+@TARGET
+@SEGMENT_SIZE
+@SMALL
+@click.option("--dry-run", is_flag=True, help="Change nothing; show the plan.")
+@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+@click.option("--spark", is_flag=True, help="Have Spark's executors write, instead of this process.")
+@click.option("--master", metavar="URL", help="Spark's master. [default: that of spark-submit, else local[*]]")
+@click.option("--spark-conf", "conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. May be repeated.")
+@click.option("--parallel", metavar="N", help="Objects written at a time. [default: 2, with Spark the cores it has]")
+@click.option("--upload-rate", metavar="SIZE", help="Bytes a second to the bucket, in all. [default: no limit]")
+@click.option("--patience", metavar="SECONDS", help="How long a request may fail before it is given up. [default: 300]")
+@CONFIG
+@options.common
+def run(
+    session: Session,
+    names: tuple[str, ...],
+    namespaces: tuple[str, ...],
+    target: str,
+    config: Path | None,
+    dry_run: bool,
+    yes: bool,
+    **given: Any,  # noqa: ANN401
+) -> int:
+    """Rewrite segments, prove each object, and exchange it for what it was made of. May be broken off at any time.
+
+    Exit code 1 if something could not be rewritten; it stays as it was, and everything else is done.
+
+    \b
+    Examples:
+      offloadctl convert run orders --to merged --segment-size 1GiB --dry-run --config offloaderd.toml
+      offloadctl convert run orders --to streaming --yes --config offloaderd.toml
+      offloadctl convert run --namespace public/default --to ledger-based --yes --spark --parallel 16
+    """
+    wanted, chosen = _checked(names, namespaces, target, given)
+    settings = settings_of(session, config)
+    if dry_run:
+        return session.run(_plan(session, settings, wanted, chosen))
+    if not yes:
+        confirm(f"Rewrite segments --to {target}? The old objects are deleted once the new ones are proven")
+    if given["spark"]:
+        conf = dict(one.split("=", 1) for one in given["conf"])
+        ended = _with_spark(settings, wanted, chosen, given["master"], conf)
+    else:
+        ended = asyncio.run(_here(settings, wanted, chosen))
+    if session.json:
+        show.document({"topics": [words.ended_json(one) for one in ended]})
+    else:
+        words.show_ended(ended)
+    for one in ended:
+        if one.error is not None:
+            report(one.error)
+    failed = any(one.error is not None or (one.progress is not None and one.progress.failures) for one in ended)
+    return FAILED if failed else OK
+
+
+async def _here(settings: Settings, wanted: Wanted, chosen: Options) -> Sequence[Ended]:
+    from offloaderd.clock import SystemClock  # noqa: PLC0415 - as above
+    from offloaderd.spark import convert as work  # noqa: PLC0415
+    from offloaderd.spark.backfill_stores import open_shop  # noqa: PLC0415
+
+    rate = chosen.share.upload_bytes_per_s
+    async with open_shop(settings, SystemClock(), upload_bytes_per_s=rate, rewriting=True) as (shop, book):
+        topics = await work.named(shop.metadata, wanted.topics, wanted.namespaces)
+        driver = _driver(shop, work.LocalRunner(shop), chosen.share.slots or work.SLOTS_HERE, chosen)
+        return await work.run(shop, book, topics, chosen, driver)
+
+
+def _with_spark(
+    settings: Settings, wanted: Wanted, chosen: Options, master: str | None, conf: dict[str, str]
+) -> Sequence[Ended]:
+    from offloaderd.clock import SystemClock  # noqa: PLC0415 - as above
+    from offloaderd.spark import convert as work  # noqa: PLC0415
+    from offloaderd.spark.backfill import slots_of  # noqa: PLC0415
+    from offloaderd.spark.backfill_spark import SparkRunner  # noqa: PLC0415
+    from offloaderd.spark.backfill_stores import open_shop  # noqa: PLC0415
+    from offloaderd.spark.session import spark_session  # noqa: PLC0415
+
+    with spark_session("offloaderd convert", master=master, options=conf) as spark:
+        share = chosen.share.in_slots(slots_of(spark, chosen.share.slots or None))
+
+        async def work_on() -> Sequence[Ended]:
+            clock = SystemClock()
+            with SparkRunner(spark, settings, share, group=f"convert-{clock.uuid()}") as runner:
+                async with open_shop(settings, clock, rewriting=True) as (shop, book):
+                    topics = await work.named(shop.metadata, wanted.topics, wanted.namespaces)
+                    driver = _driver(shop, runner, share.slots, chosen)
+                    return await work.run(shop, book, topics, chosen, driver)
+
+        return asyncio.run(work_on())
+
+
+def _driver(shop: Workshop, runner: Any, slots: int, chosen: Options) -> Any:  # noqa: ANN401 - types load slowly
+    from offloaderd.spark.convert_job import Driver  # noqa: PLC0415 - as above
+
+    bar = words.Bar(tty=sys.stderr.isatty())
+    return Driver(
+        runner=runner,
+        slots=asyncio.Semaphore(slots),
+        me=f"{socket.gethostname()}-{os.getpid()}-{shop.uplink.clock.uuid().hex[:8]}",
+        patience_s=chosen.patience_s,
+        progress=bar.tell,
+    )
+
+
+@convert.command(short_help="Show what segments topics have, and who rewrites them.")
+@TOPICS
+@NAMESPACE
+@CONFIG
+@options.common
+def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...], config: Path | None) -> int:
+    """Show how many whole ledgers and segments there are, who rewrites them now, what was begun and not exchanged.
+
+    \b
+    Examples:
+      offloadctl convert status orders --config offloaderd.toml
+    """
+    wanted, _ = Given(names, namespaces).checked()
+    return session.run(_status(session, settings_of(session, config), wanted))
+
+
+async def _status(session: Session, settings: Settings, wanted: Wanted) -> None:
+    from offloaderd.clock import SystemClock  # noqa: PLC0415 - as above
+    from offloaderd.spark import convert as work  # noqa: PLC0415
+    from offloaderd.spark.backfill_stores import open_shop  # noqa: PLC0415
+
+    async with open_shop(settings, SystemClock(), rewriting=True) as (shop, _):
+        topics = await work.named(shop.metadata, wanted.topics, wanted.namespaces)
+        found = [await work.status(shop.metadata, topic) for topic in topics]
+    if session.json:
+        show.document({"topics": [words.status_json(one) for one in found]})
+    else:
+        words.show_status(found)
+
+
+@convert.command(short_help="End a run, from anywhere.")
+@click.argument("topic", type=options.TOPIC)
+@CONFIG
+@options.common
+def cancel(session: Session, topic: TopicName, config: Path | None) -> int:
+    """Depose whoever rewrites a topic's segments; what was begun goes to the trash, what is exchanged stays.
+
+    \b
+    Examples:
+      offloadctl convert cancel orders --config offloaderd.toml
+    """
+    return session.run(_cancel(session, settings_of(session, config), topic))
+
+
+async def _cancel(session: Session, settings: Settings, topic: TopicName) -> None:
+    from offloaderd.clock import SystemClock  # noqa: PLC0415 - as above
+    from offloaderd.spark import convert as work  # noqa: PLC0415
+    from offloaderd.spark.backfill_stores import open_shop  # noqa: PLC0415
+
+    async with open_shop(settings, SystemClock(), rewriting=True) as (shop, _):
+        begun = await work.cancel(shop, topic)
+    if session.json:
+        show.document({"topic": str(topic), "begun": begun})
+    else:
+        click.echo(
+            f"nobody rewrites segments of {topic} any more; {show.plural(begun, 'object')} begun are on the trash list"
+        )
+
+
+def _checked(
+    names: Sequence[str], namespaces: Sequence[str], target: str, given: dict[str, Any]
+) -> tuple[Wanted, Options]:
+    """Return what is wanted and how. Raises InvalidConfig with all that is wrong."""
+    from offloaderd.spark.convert import Options  # noqa: PLC0415 - as above
+    from offloaderd.spark.convert_job import Target  # noqa: PLC0415
+
+    said = Given(names, namespaces, **given)
+    wanted, common = said.checked()
+    return wanted, Options(
+        target=Target(target),
+        segment_bytes=common.segment_bytes,
+        small_bytes=said.small_bytes,
+        share=common.share,
+        patience_s=common.patience_s,
+    )

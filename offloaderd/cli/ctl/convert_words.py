@@ -1,0 +1,131 @@
+"""What `offloadctl convert` says, to people and to programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.ctl.backfill_words import bar
+from offloaderd.errors import OffloaderError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.model import TopicName
+    from offloaderd.spark.convert import Ended, Plan, Status
+    from offloaderd.spark.convert_job import Progress
+
+COLUMNS = ("TOPIC", "TO", ">SEGMENTS", ">OBJECTS", ">ENTRIES", ">PAYLOAD", ">PUTS", ">GETS")
+
+
+class Bar:
+    """Progress of a run on stderr: one line that is written over on a terminal, else a line for each exchange."""
+
+    def __init__(self, *, tty: bool) -> None:
+        self._tty = tty
+        self._last: dict[TopicName, int] = {}
+
+    def tell(self, topic: TopicName, one: Progress) -> None:
+        """A topic has moved on."""
+        if not self._tty and self._last.get(topic, 0) == one.done:
+            return
+        self._last[topic] = one.done
+        share = one.bytes_done / one.bytes_all if one.bytes_all else 1.0
+        line = f"{topic} {bar(share)} {one.done} of {show.plural(one.goals, 'object')}, {one.writing} being written"
+        click.echo(f"\r{line}\033[K" if self._tty else line, err=True, nl=not self._tty)
+        if self._tty and one.done + len(one.failures) == one.goals:
+            click.echo(err=True)
+
+
+def show_plans(found: Sequence[tuple[TopicName, Plan | OffloaderError]]) -> None:
+    """Show plans, and why there is none."""
+    plans = [(topic, one) for topic, one in found if not isinstance(one, OffloaderError)]
+    if plans:
+        show.table(COLUMNS, [_row(topic, one) for topic, one in plans])
+    for topic, one in plans:
+        for why, count in sorted(one.outlook.left.items()):
+            click.echo(f"{topic}: {count:,} stay as they are: {why}", err=True)
+    for topic, failed in found:
+        if isinstance(failed, OffloaderError):
+            click.echo(f"{topic}: {failed}", err=True)
+
+
+def _row(topic: TopicName, one: Plan) -> tuple[str, ...]:
+    numbers = (one.sources, len(one.outlook.goals), one.entries)
+    requests = (show.number(one.puts), show.number(one.gets))
+    return (str(topic), str(one.target), *map(show.number, numbers), show.size(one.payload_bytes), *requests)
+
+
+def plan_json(topic: TopicName, one: Plan | OffloaderError) -> dict[str, object]:
+    """Return a plan as JSON shows it."""
+    if isinstance(one, OffloaderError):
+        return {"topic": str(topic), "error": str(one)}
+    return {
+        "topic": str(topic),
+        "error": None,
+        "to": one.target.value,
+        "segments": one.sources,
+        "objects": [
+            {
+                "begin": str(goal.begin),
+                "end": str(goal.end),
+                "entries": goal.entries,
+                "payload_bytes": goal.payload_bytes,
+                "of": [str(source.segment_id) for source in goal.sources],
+            }
+            for goal in one.outlook.goals
+        ],
+        "entries": one.entries,
+        "payload_bytes": one.payload_bytes,
+        "segment_bytes": one.segment_bytes,
+        "puts": one.puts,
+        "gets": one.gets,
+        "left": one.outlook.left,
+    }
+
+
+def show_ended(ended: Sequence[Ended]) -> None:
+    """Show what became of the topics of a run."""
+    for one in ended:
+        if one.progress is None:
+            click.echo(f"{one.topic}: not done")
+            continue
+        click.echo(f"{one.topic}: {show.plural(one.progress.done, 'object')} in place of the old ones")
+        for failure in one.progress.failures:
+            click.echo(f"{one.topic}: left as it was: {failure}", err=True)
+
+
+def ended_json(one: Ended) -> dict[str, object]:
+    """Return what became of a topic as JSON shows it."""
+    done = one.progress
+    return {
+        "topic": str(one.topic),
+        "objects": done.goals if done is not None else 0,
+        "done": done.done if done is not None else 0,
+        "failures": list(done.failures) if done is not None else [],
+        "error": str(one.error) if one.error is not None else None,
+    }
+
+
+def show_status(found: Sequence[Status]) -> None:
+    """Show what segments topics have."""
+    for one in found:
+        held = f"{show.plural(one.ledgers, 'whole ledger')}, {show.plural(one.segments, 'segment')}"
+        click.echo(f"{one.topic}  {held}, {show.size(one.payload_bytes)}")
+        who = f"driver {one.driver}" if one.driver else "nobody"
+        click.echo(f"  {one.begun} begun and not exchanged, {one.trash} on the trash list; worked on by {who}")
+
+
+def status_json(one: Status) -> dict[str, object]:
+    """Return what segments a topic has as JSON shows it."""
+    return {
+        "topic": str(one.topic),
+        "driver": one.driver or None,
+        "ledgers": one.ledgers,
+        "segments": one.segments,
+        "payload_bytes": one.payload_bytes,
+        "begun": one.begun,
+        "trash": one.trash,
+    }

@@ -1,0 +1,26 @@
+"""What the jobs of a topic have recorded before its first byte, and neither committed nor given up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.metadata import paths
+from offloaderd.offload.budget import until_answered
+from offloaderd.offload.commit import AttemptLog
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.offload.commit import Claim
+    from offloaderd.offload.workshop import Workshop
+
+
+async def attempts_of(shop: Workshop, claim: Claim) -> AsyncIterator[tuple[AttemptLog, Attempt]]:
+    """Yield what jobs have recorded of a topic and not committed. Raises CorruptData."""
+    folder, clock = paths.history_attempts(claim.topic), shop.uplink.clock
+    for name in await until_answered(clock, lambda: shop.metadata.children(folder)):
+        attempts = AttemptLog(shop.metadata, claim, clock=clock, metrics=shop.uplink.metrics, path=f"{folder}/{name}")
+        found = await until_answered(clock, attempts.load)
+        if found is not None:
+            yield attempts, found

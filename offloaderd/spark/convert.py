@@ -1,0 +1,216 @@
+"""Conversion of what is stored (V1 to V2 and back, small segments to larger ones): plan, run, status and cancel.
+
+    async with open_shop(settings, clock, rewriting=True) as (shop, book):
+        ended = await run(shop, book, [topic], options, driver)
+
+A run may be broken off at any time, by whatever: the next one goes on. Executors are this process or Spark's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import OffloaderError
+from offloaderd.groups import Group
+from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.each import each
+from offloaderd.metadata.nodes import node
+from offloaderd.model import OffloadMethod, TopicName
+from offloaderd.offload.boundaries import segment_bytes_for
+from offloaderd.offload.rewriting import cut_of
+from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.rollback_read import PIECE_BYTES
+from offloaderd.spark import backfill_lease
+from offloaderd.spark.backfill_attempts import attempts_of
+from offloaderd.spark.backfill_job import PATIENCE_S
+from offloaderd.spark.backfill_stores import Share
+from offloaderd.spark.convert_job import ConversionFailed, Target, Wish, outlook
+from offloaderd.spark.convert_task import rewrite_segment
+from offloaderd.spark.convert_topic import TopicConversion
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.metadata.policy_book import PolicyBook
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.offload.workshop import Workshop
+    from offloaderd.spark.backfill_job import Written
+    from offloaderd.spark.convert_job import Driver, Outlook, Progress, RewriteTask
+
+TOPICS_AT_A_TIME = 8
+SLOTS_HERE = 2
+"""Objects that are written at a time without Spark: one is read while another is proven."""
+LOOKS_PER_OBJECT = 9
+"""Requests that look whether the three objects are there, and read their tables back."""
+PUTS_PER_OBJECT = 4
+"""Beside the parts: the upload is created and completed, index and manifest are put."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a conversion is run. Sizes of 0: by each topic's policy, and half of it for what counts as small."""
+
+    target: Target
+    segment_bytes: int = 0
+    small_bytes: int = 0
+    share: Share = field(default_factory=Share)
+    patience_s: float = PATIENCE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run would do: how many segments and bytes become how many objects, with about so many requests."""
+
+    target: Target
+    outlook: Outlook
+    segment_bytes: int
+    sources: int
+    entries: int
+    payload_bytes: int
+    puts: int
+    gets: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What became of one topic: how it ended, or why it did not."""
+
+    topic: TopicName
+    progress: Progress | None = None
+    error: OffloaderError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What a topic's segments are now. `begun` objects are written, or being written, and not exchanged."""
+
+    topic: TopicName
+    driver: str
+    ledgers: int
+    segments: int
+    payload_bytes: int
+    begun: int
+    trash: int
+
+
+class LocalRunner:
+    """Carries tasks out in this process."""
+
+    def __init__(self, shop: Workshop) -> None:
+        self._shop = shop
+
+    async def run(self, task: RewriteTask) -> Written:
+        """Have an object written; see Runner."""
+        return await rewrite_segment(self._shop, task)
+
+
+async def wish_of(shop: Workshop, book: PolicyBook, topic: TopicName, options: Options) -> Wish:
+    """Return what is to be made of a topic's segments. Raises Transient."""
+    policy = RollPolicy.of(await book.of(topic))
+    size = segment_bytes_for(options.segment_bytes or policy.segment_bytes_max, shop.layout)
+    return Wish(target=options.target, segment_bytes=size, small_bytes=options.small_bytes or -(-size // 2))
+
+
+async def plan(
+    shop: Workshop, book: PolicyBook, topics: Sequence[TopicName], options: Options
+) -> list[tuple[TopicName, Plan | OffloaderError]]:
+    """Say what would be done of each topic, or why nothing. Raises Transient."""
+
+    async def one(topic: TopicName) -> tuple[TopicName, Plan | OffloaderError]:
+        try:
+            return topic, await _plan(shop, book, topic, options)
+        except OffloaderError as error:
+            return topic, error
+
+    return list(await each(topics, one, in_flight_max=TOPICS_AT_A_TIME))
+
+
+async def _plan(shop: Workshop, book: PolicyBook, topic: TopicName, options: Options) -> Plan:
+    wish = await wish_of(shop, book, topic, options)
+    topic_map = await catalog.load(shop.metadata, topic)
+    found = outlook(topic_map, wish, shop.places.buckets)
+    size = sum(one.payload_bytes for one in found.goals)
+    part_bytes = cut_of(shop).part_bytes if options.target is Target.LEDGER_BASED else shop.layout.part_bytes
+    pieces = sum(-(-one.payload_bytes // min(PIECE_BYTES, part_bytes)) for one in found.goals)
+    parts = sum(-(-one.payload_bytes // part_bytes) for one in found.goals)
+    sources = {source.segment_id for one in found.goals for source in one.sources}
+    return Plan(
+        target=options.target,
+        outlook=found,
+        segment_bytes=wish.segment_bytes,
+        sources=len(sources),
+        entries=sum(one.entries for one in found.goals),
+        payload_bytes=size,
+        puts=parts + PUTS_PER_OBJECT * len(found.goals),
+        gets=2 * pieces + len(sources) + LOOKS_PER_OBJECT * len(found.goals),
+    )
+
+
+async def run(
+    shop: Workshop, book: PolicyBook, topics: Sequence[TopicName], options: Options, driver: Driver
+) -> list[Ended]:
+    """Rewrite topics' segments; one topic that fails does not end the others."""
+    turns, ended = asyncio.Semaphore(TOPICS_AT_A_TIME), dict[TopicName, Ended]()
+
+    async def one(topic: TopicName) -> None:
+        async with turns:
+            try:
+                wish = await wish_of(shop, book, topic, options)
+                ended[topic] = Ended(topic=topic, progress=await TopicConversion(shop, topic, driver, wish).run())
+            except OffloaderError as error:
+                ended[topic] = Ended(topic=topic, error=error)
+
+    async with Group() as group:
+        for topic in topics:
+            group.create_task(one(topic), name=f"convert {topic}")
+    return [ended[topic] for topic in topics]
+
+
+async def named(
+    store: MetadataStore, topics: Sequence[TopicName], namespaces: Sequence[tuple[str, str]]
+) -> list[TopicName]:
+    """Return the topics by name, and all enabled ones of namespaces with segments. Raises Transient."""
+    known = await catalog.enabled_topics(store) if namespaces else []
+    known = [one for one in known if (one.tenant, one.namespace) in namespaces]
+    held = await each(known, lambda one: store.children(paths.ledgers(one)))
+    return list(dict.fromkeys([*topics, *(one for one, ledgers in zip(known, held, strict=True) if ledgers)]))
+
+
+async def status(store: MetadataStore, topic: TopicName) -> Status:
+    """Say what a topic's segments are. Raises CorruptData, Transient."""
+    topic_map = await catalog.load(store, topic)
+    held = await node(store, paths.history_holder(topic))
+    whole = [one for one in topic_map.segments if one.method is OffloadMethod.LEDGER_BASED]
+    return Status(
+        topic=topic,
+        driver=held.value.decode(errors="replace") if held is not None else "",
+        ledgers=len(whole),
+        segments=len(topic_map.segments) - len(whole),
+        payload_bytes=sum(one.payload_bytes for one in topic_map.segments),
+        begun=0 if topic_map.unfinished is not None else len(await store.children(paths.history_attempts(topic))),
+        trash=len(await store.children(paths.trash(topic))),
+    )
+
+
+async def cancel(shop: Workshop, topic: TopicName) -> int:
+    """Depose whoever converts a topic; what was begun goes to the trash. Returns how much that is.
+
+    Raises ConversionFailed while a backfill is not done, whose segments these would be.
+    """
+    clock = shop.uplink.clock
+    if (await catalog.load(shop.metadata, topic)).unfinished is not None:
+        raise ConversionFailed(
+            f"the history of {topic} is not all offloaded: nothing can be converting it",
+            hint=f"to end that: offloadctl backfill cancel {topic}",
+        )
+    claim = await backfill_lease.claim(shop.metadata, topic, f"cancel-{clock.uuid().hex[:8]}", clock, depose=True)
+    begun = 0
+    try:
+        async for attempts, found in attempts_of(shop, claim):
+            begun += 1
+            await attempts.give_up(found, "the conversion was cancelled")
+    finally:
+        await backfill_lease.release(shop.metadata, claim)
+    return begun

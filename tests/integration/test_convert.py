@@ -1,0 +1,156 @@
+"""Segments that a job rewrites beside their live daemon: real ZooKeeper and S3, and a process that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import sys
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.config import load
+from offloaderd.metadata import paths
+from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.model import OffloadMethod
+from offloaderd.objects.port import PART_BYTES_MIN
+from offloaderd.rpc.v1 import policy_pb2
+from offloaderd.spark import convert
+from offloaderd.spark.backfill_spark import execute
+from offloaderd.spark.backfill_stores import Share, open_shop
+from offloaderd.spark.convert_job import Driver, Target
+from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.integration.test_history import TOPIC, append, digest, entries, expected, look
+from tests.real.audit import bucket_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.client import DaemonClient
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.spark.backfill_job import Written
+    from offloaderd.spark.convert_job import Progress, RewriteTask, Runner
+    from tests.servers import S3Server
+
+pytestmark = pytest.mark.timeout(400)
+DEADLINE_S = 300
+LEDGER_ENTRIES = 100
+
+
+@pytest.fixture
+def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
+    """A site with ledgers of 5 MB and segments of 2 MiB."""
+    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    site.settings["metadata"] = {"session_timeout_s": 4}
+    site.settings["ledgers"] = {"ledger_entries_max": LEDGER_ENTRIES}
+    site.settings["offload"] = {
+        "segment_bytes_max": 2 << 20,
+        "segment_age_max_s": 3600,
+        "block_bytes": 1 << 20,
+        "part_bytes": PART_BYTES_MIN,
+    }
+    return site
+
+
+@asynccontextmanager
+async def converting(site: Site, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start `offloadctl convert`; what still runs at the end is killed."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
+    log = site.directory / f"convert-{CLOCK.uuid()}.log"
+    with log.open("wb") as stream:
+        process = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).with_name("offloadctl")),
+            "convert",
+            *words,
+            "--json",
+            env={**ours, **site.environment(1, 2)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stream,
+        )
+    try:
+        yield process
+    except Exception as error:
+        error.add_note(log.read_text()[-3000:])
+        raise
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+class Executors:
+    """Has each task carried out as Spark's executors do: unpacked there, with stores opened for it alone."""
+
+    def __init__(self, site: Site) -> None:
+        self._settings = load(None, site.environment(1, 2))
+
+    async def run(self, task: RewriteTask) -> Written:
+        """Carry a task out; see Runner."""
+        return await execute(self._settings, Share(), pickle.loads(pickle.dumps(task)))  # noqa: S301 - our own
+
+
+async def converted(site: Site, target: Target, runner: Runner | None = None) -> Progress:
+    """Run a conversion to its end in this process: segments of up to 32 MiB."""
+    settings = load(None, site.environment(1, 2))
+    async with open_shop(settings, CLOCK, rewriting=True) as (shop, book):
+        chosen = runner or convert.LocalRunner(shop)
+        driver = Driver(runner=chosen, slots=asyncio.Semaphore(2), me=str(CLOCK.uuid()))
+        options = convert.Options(target=target, segment_bytes=32 << 20)
+        (ended,) = await convert.run(shop, book, [TOPIC], options, driver)
+    assert ended.error is None
+    assert ended.progress is not None
+    return ended.progress
+
+
+async def clean(site: Site, client: DaemonClient) -> TopicMap:
+    """Wait until all is offloaded and nothing but what the map refers to is in the bucket; returns the map."""
+    async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
+        pass
+    while True:
+        topic_map, _ = await look(site)
+        async with bucket_of(site) as store:
+            stored = {info.key async for info in store.list()}
+            uploads = [upload.key async for upload in store.list_uploads()]
+        if stored == {key for one in topic_map.segments for key in one.keys.all} and not uploads:
+            return topic_map
+        await CLOCK.sleep(0.2)
+
+
+async def test_segments_are_rewritten_twice_beside_the_live_edge_by_jobs_of_which_one_is_killed(site: Site) -> None:
+    """V2 as V1, killed in the middle and gone on with, V1 as one V2: equal hashes, and nothing is left over."""
+    async with asyncio.timeout(DEADLINE_S), DaemonProcess(site) as daemon, daemon.client() as client:
+        await append(client, entries(0, 450))
+        await client.enable(TOPIC, policies=policy_pb2.OffloadPolicies(history_order="history-first"))
+        async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
+            pass
+        slow = ("--parallel", "1", "--upload-rate", "2MiB")
+        async with converting(site, "run", str(TOPIC), "--to", "ledger-based", "--yes", *slow) as first:
+            while not any(one.method is OffloadMethod.LEDGER_BASED for one in (await look(site))[0].segments):
+                assert first.returncode is None
+                await CLOCK.sleep(0.05)
+            first.send_signal(signal.SIGKILL)
+            await first.wait()
+        await append(client, entries(450, 100))
+        assert await digest(client) == expected(550)
+        async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
+            pass
+        async with ZooKeeperStore(site.zookeeper, f"/offloaderd/{site.cluster}") as store:
+            while "holder" in await store.children(paths.history(TOPIC)):
+                await CLOCK.sleep(0.1)
+        done = await converted(site, Target.LEDGER_BASED)
+        assert (done.done, done.failures) == (done.goals, ())
+        found = await clean(site, client)
+        whole = [one.begin.ledger_id for one in found.segments if one.method is OffloadMethod.LEDGER_BASED]
+        assert whole == [0, 1, 2, 3, 4]
+        assert await digest(client) == expected(550)
+        done = await converted(site, Target.STREAMING, Executors(site))
+        assert (done.done, done.failures) == (1, ())
+        found = await clean(site, client)
+        assert str(found.segments[0].range) == "0:0..4:99"
+        assert all(found.joined(one.end, two.begin) for one, two in pairwise(found.segments))
+        assert await digest(client) == expected(550)
