@@ -11,7 +11,7 @@ from offloaderd.metadata.catalog import TopicMap
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.patterns import of_topic
 from offloaderd.spark import source_plan
-from offloaderd.spark.source_columns import Columns, full_schema
+from offloaderd.spark.source_columns import Columns
 from offloaderd.spark.source_extents import segment_reader
 from offloaderd.spark.source_options import SourceOptions
 from offloaderd.spark.source_read import record_batches
@@ -76,9 +76,10 @@ async def planned(
 async def read_share(store: MemoryStore, share: Share, wish: SourceOptions, wanted: Wanted | None = None) -> list[Any]:
     """Return the rows of a share as dictionaries, read in the loop of the test."""
     rows: list[Any] = []
-    columns = Columns(full_schema(messages=wish.messages, skips=wish.skips), messages=wish.messages)
+    task = wish.task(wish.columns)
+    columns = Columns(task.schema, values=task.values, skips=task.skips)
     async with segment_reader(store) as reader:
-        async for batch in record_batches(reader, share, wanted or wish.wanted, columns, skips=wish.skips):
+        async for batch in record_batches(reader, share, wanted or wish.wanted, columns, task):
             rows += batch.to_pylist()
     return rows
 

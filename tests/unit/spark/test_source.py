@@ -14,8 +14,7 @@ from offloaderd.read.errors import EntriesLost
 from offloaderd.spark.source_extents import segment_reader
 from offloaderd.spark.source_options import Mode
 from offloaderd.spark.source_plan import shares
-from offloaderd.spark.source_read import BrokenSegment
-from offloaderd.spark.source_share import Piece
+from offloaderd.spark.source_share import BrokenSegment, Piece
 from offloaderd.spark.source_wanted import Wanted
 from offloaderd.testing.builders import payloads
 from tests.unit.broker_objects import BrokerLedger
