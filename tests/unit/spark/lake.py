@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import Loss
+    from offloaderd.objects.port import SegmentStore
     from offloaderd.spark.source_share import Share
     from offloaderd.spark.source_wanted import Wanted
 
@@ -66,14 +67,14 @@ def snapshot(segments: Sequence[CommittedSegment], losses: Sequence[Loss] = ()) 
 
 
 async def planned(
-    store: MemoryStore, found: Snapshot, wish: SourceOptions, wanted: Wanted | None = None
+    store: SegmentStore, found: Snapshot, wish: SourceOptions, wanted: Wanted | None = None
 ) -> list[Share]:
     """Return the shares of a query."""
     async with segment_reader(store) as reader:
         return await source_plan.shares([found], wish, wanted or wish.wanted, reader)
 
 
-async def read_share(store: MemoryStore, share: Share, wish: SourceOptions, wanted: Wanted | None = None) -> list[Any]:
+async def read_share(store: SegmentStore, share: Share, wish: SourceOptions, wanted: Wanted | None = None) -> list[Any]:
     """Return the rows of a share as dictionaries, read in the loop of the test."""
     rows: list[Any] = []
     task = wish.task(wish.columns)
@@ -84,7 +85,9 @@ async def read_share(store: MemoryStore, share: Share, wish: SourceOptions, want
     return rows
 
 
-async def read_all(store: MemoryStore, found: Snapshot, wish: SourceOptions, wanted: Wanted | None = None) -> list[Any]:
+async def read_all(
+    store: SegmentStore, found: Snapshot, wish: SourceOptions, wanted: Wanted | None = None
+) -> list[Any]:
     """Return all rows of a query, share by share."""
     rows: list[Any] = []
     for share in await planned(store, found, wish, wanted):
