@@ -80,7 +80,12 @@ def spark() -> None:
 @click.argument("topic")
 @click.argument("target")
 @click.option(
-    "--format", "form", type=click.Choice(("parquet", "iceberg")), default="parquet", show_default=True, help="Of what."
+    "--format",
+    "form",
+    type=click.Choice(("parquet", "iceberg")),
+    default="parquet",
+    show_default=True,
+    help="What TARGET is.",
 )
 @click.option("--table", metavar="NAME", help=f"With iceberg: the table in the folder. [default: {TABLE}]")
 @click.option("--catalog", metavar="NAME", help="With iceberg: a catalogue of pyiceberg's, in which TARGET is a table.")
