@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from tests.real.bookies import BookKeeperCluster
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(550)
 """Spark starts in many seconds on a busy machine."""
 
-DEADLINE_S = 300
+DEADLINE_S = 500
 
 
 @pytest.fixture
