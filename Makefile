@@ -22,7 +22,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page audit
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page audit notebook
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ protos: $(DEPENDENCIES)dev ## Compile protos/ into the package
 
 docs: $(DEPENDENCIES)dev ## Write the pages that are generated from the code
 	$(BIN)/python tools/docs.py
+
+notebook: $(DEPENDENCIES)dev ## Run docs/notebook.py on real servers and write its page and picture
+	NOTEBOOK=write $(BIN)/python -m pytest -n 0 -q tests/integration/test_notebook.py
 
 lock: $(DEPENDENCIES)dev ## Resolve the requirements again (UPGRADE=--upgrade for newer versions)
 	$(UV_COMPILE) $(UPGRADE) --extra dev -o requirements/dev.txt pyproject.toml requirements/build.in

@@ -26,10 +26,12 @@ LONG_MODULES: dict[str, str] = {}
 KEPT_APART = {
     "aiobotocore": ("offloaderd/objects/s3_client.py",),
     "cryptography": ("offloaderd/access/",),
+    "fastavro": ("offloaderd/spark/value_",),
     "jinja2": ("offloaderd/pages/site.py",),
     "jwt": ("offloaderd/access/tokens.py",),
     "kazoo": ("offloaderd/metadata/zookeeper.py", "offloaderd/metadata/zookeeper_client.py"),
     "opentelemetry": ("offloaderd/telemetry.py",),
+    "pyiceberg": ("offloaderd/spark/export_iceberg.py",),
     "pyspark": ("offloaderd/spark/", "offloaderd/standalone/"),
     "sqlite3": ("offloaderd/ledgers/database.py",),
 }

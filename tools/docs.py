@@ -19,6 +19,7 @@ from tools.alerts import alerts_page
 from tools.api import api_page
 from tools.dashboard import dashboard
 from tools.invariants import page as invariants_page
+from tools.notebook import notebook_page
 from tools.pips import page as pips_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,6 +95,7 @@ GENERATED = {
     "docs/settings.md": settings_page,
     "docs/metrics.md": metrics_page,
     "docs/invariants.md": invariants_page,
+    "docs/notebook.md": notebook_page,
     "docs/pips.md": pips_page,
 }
 

@@ -66,7 +66,8 @@ class Chunk:
 class Message:
     """One message. `batch_index` is -1 outside of batches; times are milliseconds, None where there is none.
 
-    `key` is bytes, since keys may be. `reason` says why the data is not a message's.
+    `key` is bytes, since keys may be. `schema_version` is what the producer's broker called the schema of the data.
+    `reason` says why the data is not a message's.
     """
 
     position: Position
@@ -82,6 +83,7 @@ class Message:
     event_ms: int | None = None
     broker_ms: int | None = None
     index: int | None = None
+    schema_version: bytes = b""
     tombstone: bool = False
     chunk: Chunk | None = None
     reason: str = ""
@@ -123,6 +125,7 @@ def _messages(whole: Message, metadata: pb.MessageMetadata, content: bytes, cont
         sequence_id=metadata.sequence_id,
         publish_ms=metadata.publish_time,
         event_ms=metadata.event_time or None,
+        schema_version=metadata.schema_version,
         tombstone=metadata.null_value,
     )
     if metadata.HasField("marker_type"):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOCAL = "local[*]"
 EXTRA = "spark"
-"""The extra of this distribution whose versions are checked."""
+"""The extra of this distribution whose versions are checked before Spark is started."""
 
 
 @contextmanager
@@ -78,10 +78,13 @@ def _started(stack: ExitStack, app: str, master: str | None, options: Mapping[st
     return session
 
 
-def check_libraries() -> None:
-    """Raise InvalidConfig unless PySpark, pandas and Arrow are there in versions that go together; names all wrong."""
+def check_libraries(extra: str = EXTRA) -> None:
+    """Raise InvalidConfig unless what an extra asks for (PySpark, pandas, Arrow) is there in versions that go together.
+
+    Names all that is wrong.
+    """
     wrong = []
-    for requirement in _required():
+    for requirement in _required(extra):
         try:
             found = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
@@ -90,11 +93,11 @@ def check_libraries() -> None:
         if not requirement.specifier.contains(found, prereleases=True):
             wrong.append(f"{requirement.name} is {found}, {requirement} is needed")
     if wrong:
-        raise InvalidConfig("; ".join(wrong), hint="pip install 'offloaderd[spark]' in the Python that runs this")
+        raise InvalidConfig("; ".join(wrong), hint=f"pip install 'offloaderd[{extra}]' in the Python that runs this")
 
 
-def _required() -> list[Requirement]:
-    """Return what the extra asks for, as this distribution's own metadata says it."""
+def _required(extra: str) -> list[Requirement]:
+    """Return what an extra asks for, as this distribution's own metadata says it."""
     found = [Requirement(line) for line in metadata.requires("offloaderd") or []]
-    marked = [one for one in found if one.marker is not None and f'extra == "{EXTRA}"' in str(one.marker)]
+    marked = [one for one in found if one.marker is not None and f'extra == "{extra}"' in str(one.marker)]
     return [Requirement(f"{one.name}{one.specifier}") for one in marked]

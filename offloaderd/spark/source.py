@@ -58,10 +58,7 @@ class SegmentSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns that these options give."""
-        from offloaderd.spark.source_columns import full_schema  # noqa: PLC0415
-
-        parsed = self._parsed()
-        return full_schema(messages=parsed.messages, skips=parsed.skips)
+        return self._parsed().columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Read once what is committed now."""

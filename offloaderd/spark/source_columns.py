@@ -1,10 +1,11 @@
-"""The columns of a row, and entries turned into Arrow batches: one a block of entries, several of many messages.
+"""The columns of a row, and entries or messages turned into Arrow batches.
 
 | column | of entries | of messages |
 |---|---|---|
 | `payload` | the entry as it is stored | the same, in the row of the entry's first message alone |
 | `time` | the broker's timestamp, else the producer's publish time | the same |
 | `index` | PIP-70's, of the entry's last message | of this message |
+| `value` | | as it was sent; by a schema, its type, and null where that cannot be had |
 
 A table may be given fewer columns (`schema()`), which is cheaper: what nobody asked for is not decoded.
 """
@@ -29,21 +30,20 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from offloaderd.errors import InvalidConfig
+from offloaderd.errors import InvalidConfig, OffloaderError
 from offloaderd.format import broker_entry
 from offloaderd.format.entry_time import read_heads, time_of
-from offloaderd.format.pulsar_message import MessageState, decode_entry
-from offloaderd.model import Position
+from offloaderd.format.pulsar_message import MessageState
+from offloaderd.spark.value_decode import ValueDecoder
+from offloaderd.spark.value_types import kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from offloaderd.format.pulsar_message import Message
-    from offloaderd.model import EntryBatch, TopicName
-
-ROWS_MAX = 10_000
-BYTES_MAX = 4 * 1024 * 1024
-"""Messages are given out in batches of at most so many rows, and about so many bytes."""
+    from offloaderd.model import EntryBatch, Position, TopicName
+    from offloaderd.spark.source_messages import Row
+    from offloaderd.spark.value_schema import ValueSchema
 
 TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: what brokers and producers say beyond it is no time for Spark, and left out."""
@@ -68,21 +68,31 @@ MESSAGE_COLUMNS: dict[str, DataType] = {
     "sequence_id": LongType(),
     "value": BinaryType(),
     "state": StringType(),
+    "chunk_id": IntegerType(),
+    "num_chunks": IntegerType(),
+    "chunk_uuid": StringType(),
 }
 SKIP_COLUMNS: dict[str, DataType] = {"skipped": LongType()}
 REASON: dict[str, DataType] = {"reason": StringType()}
+MALFORMED = "malformed"
+"""The state of a message whose value does not fit the schema, where such are not the end of the query."""
 
 
-def full_schema(*, messages: bool, skips: bool) -> StructType:
-    """Return all columns that a query with these options can have."""
+class BrokenValue(OffloaderError):
+    """A value of the query does not fit the schema that was given; the message names its position."""
+
+
+def full_schema(*, messages: bool, skips: bool, values: ValueSchema | None = None) -> StructType:
+    """Return all columns that a query with these options can have. Raises InvalidInput for a schema Spark has not."""
     columns = ENTRY_COLUMNS | (MESSAGE_COLUMNS if messages else {}) | (SKIP_COLUMNS if skips else {})
     columns |= REASON if messages or skips else {}
+    columns |= {"value": kind_of(values.newest).spark} if values is not None else {}
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
-def checked_schema(schema: StructType, *, messages: bool, skips: bool) -> StructType:
-    """Return the schema that a query gave, if all of it can be had. Raises InvalidConfig with every mistake."""
-    known = {field.name: field.dataType for field in full_schema(messages=messages, skips=skips)}
+def checked_schema(schema: StructType, full: StructType) -> StructType:
+    """Return the columns that a query gave, if they are among the full ones. Raises InvalidConfig with all mistakes."""
+    known = {field.name: field.dataType for field in full}
     mistakes = []
     for field in schema:
         if field.name not in known:
@@ -107,29 +117,27 @@ class Skip:
 class Columns:
     """Makes the batches of one query."""
 
-    def __init__(self, schema: StructType, *, messages: bool) -> None:
+    def __init__(self, schema: StructType, *, values: ValueSchema | None = None, skips: bool = False) -> None:
         self._arrow = to_arrow_schema(schema, timezone="UTC")
-        self._messages = messages
         self._headed = not {"time", "broker_timestamp", "index"}.isdisjoint(schema.names)
+        self._decoder = ValueDecoder(values) if values is not None and "value" in schema.names else None
+        self._skips = skips
 
-    def entries(self, topic: TopicName, batch: EntryBatch, kept: Sequence[bool] | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a batch's entries, of those alone that are `kept`."""
+    def entries(self, topic: TopicName, batch: EntryBatch, kept: Sequence[bool] | None) -> pa.RecordBatch | None:
+        """Return the rows of a batch's entries, of those alone that are `kept`; None for no row."""
         ids: Sequence[int] = range(batch.first_entry_id, batch.last_entry_id + 1)
         payloads: Sequence[bytes] = batch.payloads
         if kept is not None:
             ids, payloads = _kept(ids, kept), _kept(payloads, kept)
         if not payloads:
-            return
-        if self._messages:
-            yield from self._unpacked(topic, batch.ledger_id, ids, payloads)
-            return
+            return None
         makers: dict[str, Callable[[], Any]] = {
             "entry_id": lambda: np.fromiter(ids, np.int64, len(payloads)),
             "payload": lambda: payloads,
         }
         if self._headed:
             makers |= _of_heads(payloads)
-        yield self._batch(len(payloads), {"topic": str(topic), "ledger_id": batch.ledger_id}, makers)
+        return self._batch(len(payloads), {"topic": str(topic), "ledger_id": batch.ledger_id}, makers)
 
     def skipped(self, topic: TopicName, skip: Skip) -> pa.RecordBatch:
         """Return the row that stands for entries that were left out."""
@@ -142,32 +150,13 @@ class Columns:
         }
         return self._batch(1, same, {})
 
-    def _unpacked(
-        self, topic: TopicName, ledger_id: int, ids: Sequence[int], payloads: Sequence[bytes]
-    ) -> Iterator[pa.RecordBatch]:
-        rows: list[tuple[Message, bytes | None, int | None]] = []
-        size = 0
-        for entry_id, payload in zip(ids, payloads, strict=True):
-            time_ms = time_of(payload).time_ms
-            whole: bytes | None = payload
-            for message in decode_entry(Position(ledger_id, entry_id), payload):
-                rows.append((message, whole, time_ms))
-                size += len(message.data) + len(whole or b"")
-                whole = None
-                if len(rows) >= ROWS_MAX or size >= BYTES_MAX:
-                    yield self._rows(topic, ledger_id, rows)
-                    rows, size = [], 0
-        if rows:
-            yield self._rows(topic, ledger_id, rows)
-
-    def _rows(
-        self, topic: TopicName, ledger_id: int, rows: Sequence[tuple[Message, bytes | None, int | None]]
-    ) -> pa.RecordBatch:
-        messages = [one for one, _, _ in rows]
+    def messages(self, topic: TopicName, ledger_id: int, rows: Sequence[Row]) -> pa.RecordBatch:
+        """Return rows of messages. Raises BrokenValue, unless it `skips` those."""
+        messages = [row.message for row in rows]
         makers: dict[str, Callable[[], Any]] = {
             "entry_id": lambda: [one.position.entry_id for one in messages],
-            "payload": lambda: [whole for _, whole, _ in rows],
-            "time": lambda: [_time(time_ms) for _, _, time_ms in rows],
+            "payload": lambda: [row.payload for row in rows],
+            "time": lambda: [_time(row.time_ms) for row in rows],
             "broker_timestamp": lambda: [_time(one.broker_ms) for one in messages],
             "index": lambda: [_long(one.index) for one in messages],
             "batch_index": lambda: [one.batch_index if one.batch_index >= 0 else None for one in messages],
@@ -181,16 +170,41 @@ class Columns:
             ],
             "value": lambda: [None if one.tombstone else one.data for one in messages],
             "state": lambda: [one.state.value for one in messages],
+            "chunk_id": lambda: [one.chunk.index if one.chunk else None for one in messages],
+            "num_chunks": lambda: [one.chunk.count if one.chunk else None for one in messages],
+            "chunk_uuid": lambda: [one.chunk.message if one.chunk else None for one in messages],
             "reason": lambda: [one.reason or None for one in messages],
         }
+        if self._decoder is not None:
+            makers |= self._decoded(topic, messages, self._decoder)
         return self._batch(len(rows), {"topic": str(topic), "ledger_id": ledger_id}, makers)
+
+    def _decoded(
+        self, topic: TopicName, messages: Sequence[Message], decoder: ValueDecoder
+    ) -> dict[str, Callable[[], Any]]:
+        """Return what makes the columns that depend on what values hold."""
+        plain = [None if one.tombstone or one.state is not MessageState.PLAIN else one for one in messages]
+        values, wrong = decoder.array(plain, self._arrow.field("value").type)
+        if wrong and not self._skips:
+            at, why = min(wrong.items())
+            inside = f":{messages[at].batch_index}" if messages[at].batch_index >= 0 else ""
+            raise BrokenValue(
+                f"{topic}, message {messages[at].position}{inside}: its value does not fit the schema: {why}",
+                hint="give the schema that it was written with; mode=skip leaves such values null and says why",
+            )
+        return {
+            "value": lambda: values,
+            "state": lambda: [MALFORMED if at in wrong else one.state.value for at, one in enumerate(messages)],
+            "reason": lambda: [wrong.get(at, one.reason) or None for at, one in enumerate(messages)],
+        }
 
     def _batch(self, count: int, same: dict[str, Any], makers: dict[str, Callable[[], Any]]) -> pa.RecordBatch:
         """Put a batch together: columns with one value for all rows, those that are made, and the others empty."""
         arrays = []
         for field in self._arrow:
             if field.name in makers:
-                arrays.append(pa.array(makers[field.name](), type=field.type))
+                made = makers[field.name]()
+                arrays.append(made if isinstance(made, pa.Array) else pa.array(made, type=field.type))
             elif same.get(field.name) is not None:
                 arrays.append(pa.repeat(pa.scalar(same[field.name], type=field.type), count))
             else:

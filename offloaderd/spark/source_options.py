@@ -21,9 +21,11 @@ from offloaderd.config.units import parse_bytes
 from offloaderd.errors import InvalidConfig, InvalidInput
 from offloaderd.model import Position, TopicName
 from offloaderd.patterns import TopicPattern
-from offloaderd.spark.source_columns import checked_schema
+from offloaderd.spark.source_columns import checked_schema, full_schema
 from offloaderd.spark.source_share import Task
 from offloaderd.spark.source_wanted import Wanted, to_ms
+from offloaderd.spark.value_decode import ValueDecoder
+from offloaderd.spark.value_schema import read_schema
 from offloaderd.wiring import s3_options
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from offloaderd.config import Settings
+    from offloaderd.spark.value_schema import ValueSchema
 
 T = TypeVar("T")
 
@@ -71,6 +74,7 @@ class SourceOptions:
     topic: TopicPattern
     wanted: Wanted = field(default_factory=Wanted)
     messages: bool = False
+    values: ValueSchema | None = None
     mode: Mode = Mode.FAIL
     metadata: Metadata = Metadata.ZOOKEEPER
     partition_bytes: int = PARTITION_BYTES
@@ -83,14 +87,20 @@ class SourceOptions:
         """Whether what cannot be read is left out."""
         return self.mode is Mode.SKIP
 
+    @property
+    def columns(self) -> StructType:
+        """All columns that a query can have."""
+        return full_schema(messages=self.messages, skips=self.skips, values=self.values)
+
     def task(self, schema: StructType) -> Task:
         """Return what tasks are told, for the columns that a query gave. Raises InvalidConfig for others."""
         objects = self.settings.objects
         return Task(
             place=objects.directory if objects.kind == "filesystem" else s3_options(self.settings),
-            schema=checked_schema(schema, messages=self.messages, skips=self.skips),
+            schema=checked_schema(schema, self.columns),
             messages=self.messages,
             skips=self.skips,
+            values=self.values,
         )
 
 
@@ -98,6 +108,8 @@ HELP: dict[str, str] = {
     "topic": "a topic, or a pattern: TENANT/NAMESPACE/TOPIC, TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION",
     "path": "the same, as load() gives it",
     "messages": "true: a row for each message instead of each entry",
+    "schema": "with messages=true: what values are: an Avro schema, what `pulsar-admin schemas get` says, or a file",
+    "encoding": "avro or json: how values are written, where the schema does not say it",
     "start": "LEDGER:ENTRY, the first entry; for a stream also earliest or latest",
     "end": "LEDGER:ENTRY, the last entry, inclusive",
     "start_time": "only entries written then or later: 2026-11-21T10:00:00Z, or milliseconds since 1970",
@@ -145,6 +157,7 @@ class _Reading:
         if since is not None and until is not None and since >= until:
             self._mistakes.append("start_time, end_time: the range is empty or reversed")
         messages = self._value("messages", truth)
+        values = self._schema(messages=bool(messages))
         step = self._value("offsets", offsets)
         partition_bytes, trigger_bytes = self._size("partition_bytes"), self._size("max_bytes_per_trigger")
         if self._mistakes or settings is None or topic is None:
@@ -154,6 +167,7 @@ class _Reading:
             topic=topic,
             wanted=Wanted(first=first, last=last, since_ms=since, until_ms=until),
             messages=bool(messages),
+            values=values,
             mode=mode,
             metadata=metadata,
             partition_bytes=partition_bytes or PARTITION_BYTES,
@@ -185,6 +199,23 @@ class _Reading:
             self._mistakes.append(f"topic: {said}")
             return None
         return self._value(next(iter(given)), TopicPattern.parse)
+
+    def _schema(self, *, messages: bool) -> ValueSchema | None:
+        """Return what values are; a schema that Spark has no type for is a mistake, as is one without messages."""
+        given = [name for name in ("schema", "encoding") if name in self._own]
+        if given and not messages:
+            self._mistakes.append(f"{', '.join(given)}: only with messages=true, entries have no value")
+        if "schema" not in self._own:
+            if given:
+                self._mistakes.append(f"encoding: of what? schema: {HELP['schema']}")
+            return None
+        try:
+            found = read_schema(self._own["schema"], self._own.get("encoding"))
+            ValueDecoder(found)
+        except InvalidInput as error:
+            self._mistakes.append(f"schema = {self._own['schema'][:80]!r}: {error.message}")
+            return None
+        return found
 
     def _word(self, name: str, words: type[T], default: T) -> T:
         found = self._value(name, lambda text: words(text.strip().lower()))  # type: ignore[call-arg] # an enum's call

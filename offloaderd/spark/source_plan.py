@@ -17,6 +17,7 @@ from offloaderd.model import LEDGER_ID_MAX
 from offloaderd.read.errors import EntriesDeleted, EntriesLost
 from offloaderd.spark import source_snapshot
 from offloaderd.spark.source_extents import extents_of, segment_reader
+from offloaderd.spark.source_messages import LOOK_BACK_BYTES
 from offloaderd.spark.source_share import Missing, Piece
 from offloaderd.spark.source_snapshot import holes_within
 from offloaderd.stores import bucket_store
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 TABLES_MAX = 1024
 """Segments that the planning looks into; each is two small requests."""
+
+LOOK_BACK_SEGMENTS = 100
+"""How many segments before its own a task may look into for the chunks of a message."""
 
 
 async def plan(options: SourceOptions, wanted: Wanted) -> list[Share]:
@@ -64,7 +68,8 @@ async def shares(
         if places is None and len(snapshots) == 1:  # of several topics each has its own positions
             _check_range(snapshot, here)
         rows += _missing(snapshot, here, skips=options.skips)
-        rows += await _pieces(snapshot, here, reader)
+        pieces = await _pieces(snapshot, here, reader)
+        rows += with_segments_before(pieces, snapshot.map.segments) if options.messages else pieces
     return shared_out(rows, options.partition_bytes)
 
 
@@ -110,6 +115,20 @@ async def _pieces(snapshot: Snapshot, wanted: Wanted, reader: SegmentReader) -> 
         if low < end:
             pieces.append(Piece(topic, segment, low, end, leads=True, first=wanted.first, last=wanted.last))
     return pieces
+
+
+def with_segments_before(pieces: Sequence[Piece], segments: Sequence[CommittedSegment]) -> list[Piece]:
+    """Return the pieces, each with the segments before it in which chunks of its messages are looked for."""
+    numbers = {one.segment_id: number for number, one in enumerate(segments)}
+    found = []
+    for piece in pieces:
+        number = first = numbers[piece.segment.segment_id]
+        room = LOOK_BACK_BYTES
+        while first and room > 0 and number - first < LOOK_BACK_SEGMENTS:
+            first -= 1
+            room -= segments[first].object_bytes
+        found.append(replace(piece, before=tuple(segments[first:number])))
+    return found
 
 
 async def _cut(reader: SegmentReader, topic: TopicName, segment: CommittedSegment, wanted: Wanted) -> tuple[int, int]:

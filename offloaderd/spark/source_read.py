@@ -13,14 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderError
+from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.model import Position
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.s3 import S3Store
 from offloaderd.read.segment import Pace
 from offloaderd.spark.source_columns import Columns, Skip
 from offloaderd.spark.source_extents import extents_of, segment_reader
-from offloaderd.spark.source_share import Missing
+from offloaderd.spark.source_messages import Messages
+from offloaderd.spark.source_share import BrokenSegment, Missing, broken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
 
+    from offloaderd.errors import OffloaderError
     from offloaderd.model import EntryBatch
     from offloaderd.objects.s3 import S3Options
     from offloaderd.read.segment import SegmentReader
@@ -38,10 +40,6 @@ T = TypeVar("T")
 
 AHEAD = 2
 """Batches that wait for Spark."""
-
-
-class BrokenSegment(OffloaderError):
-    """A segment of the query is damaged or gone; the message names it, its object and its entries."""
 
 
 class ShareReader:
@@ -65,18 +63,22 @@ def rows(task: Task, share: Share | None, wanted: Wanted) -> Iterator[pa.RecordB
     """Yield the rows of a share; Spark gives None where there is none. Raises BrokenSegment, Transient, Denied."""
 
     async def opened() -> AsyncGenerator[pa.RecordBatch, None]:
-        columns = Columns(task.schema, messages=task.messages)
+        columns = Columns(task.schema, values=task.values, skips=task.skips)
         async with store_at(task.place) as objects, segment_reader(objects) as reader:
-            async for batch in record_batches(reader, share or (), wanted, columns, skips=task.skips):
+            async for batch in record_batches(reader, share or (), wanted, columns, task):
                 yield batch
 
     return iterate(opened())
 
 
 async def record_batches(
-    reader: SegmentReader, share: Share, wanted: Wanted, columns: Columns, *, skips: bool
+    reader: SegmentReader, share: Share, wanted: Wanted, columns: Columns, task: Task
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield the rows of a share, in order. Raises BrokenSegment unless it `skips`, and what the store raises."""
+    """Yield the rows of a share, in order.
+
+    Raises BrokenSegment and BrokenValue unless the task `skips`, and what the store raises.
+    """
+    messages = Messages(reader, skips=task.skips) if task.messages else None
     for one in share:
         if isinstance(one, Missing):
             hole = one.hole
@@ -84,13 +86,17 @@ async def record_batches(
             yield columns.skipped(one.topic, Skip(first, hole.entries, hole.reason))
             continue
         here = replace(wanted, first=one.first, last=one.last)
-        async with aclosing(_entries(reader, one, here, skips=skips)) as found:
+        async with aclosing(_entries(reader, one, here, skips=task.skips)) as found:
             async for batch in found:
                 if isinstance(batch, Skip):
                     yield columns.skipped(one.topic, batch)
-                    continue
-                for rows in columns.entries(one.topic, batch, wanted.in_time(batch)):
-                    yield rows
+                elif messages is None:
+                    if made := columns.entries(one.topic, batch, wanted.in_time(batch)):
+                        yield made
+                else:
+                    async with aclosing(messages.rows(one, batch, wanted.in_time(batch))) as unpacked:
+                        async for rows in unpacked:
+                            yield columns.messages(one.topic, batch.ledger_id, rows)
 
 
 async def _entries(
@@ -166,11 +172,7 @@ def _runs(numbers: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _named(piece: Piece, where: str, error: OffloaderError) -> BrokenSegment:
-    gone = "if it was deleted or rewritten meanwhile, run the query again; " if isinstance(error, NotFound) else ""
-    return BrokenSegment(
-        f"segment {piece.segment.segment_id} of {piece.topic}, entries {where}, cannot be read: {error.message}",
-        hint=f"{gone}mode=skip leaves it out and counts it, `offloaderd verify` shows all that is damaged",
-    )
+    return broken(piece.topic, piece.segment, where, error)
 
 
 class _End:

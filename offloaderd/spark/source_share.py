@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from offloaderd.errors import NotFound, OffloaderError
+
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import Position, TopicName
     from offloaderd.objects.s3 import S3Options
+    from offloaderd.spark.value_schema import ValueSchema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,8 @@ class Hole:
 class Piece:
     """The blocks of a segment that begin at `first_byte` or behind, and before `end_byte`. `leads`: it is the first.
 
-    Of their entries those from `first` to `last`, both inclusive; None for no bound.
+    Of their entries those from `first` to `last`, both inclusive; None for no bound. `before` are segments in front of
+    this one, in which the first chunks of a message may lie.
     """
 
     topic: TopicName
@@ -41,6 +45,7 @@ class Piece:
     leads: bool
     first: Position | None = None
     last: Position | None = None
+    before: tuple[CommittedSegment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +67,17 @@ class Task:
     schema: StructType
     messages: bool
     skips: bool
+    values: ValueSchema | None = None
+
+
+class BrokenSegment(OffloaderError):
+    """A segment of the query is damaged or gone; the message names it, its object and its entries."""
+
+
+def broken(topic: TopicName, segment: CommittedSegment, where: str, error: OffloaderError) -> BrokenSegment:
+    """Return the error for entries of a segment that cannot be read."""
+    gone = "if it was deleted or rewritten meanwhile, run the query again; " if isinstance(error, NotFound) else ""
+    return BrokenSegment(
+        f"segment {segment.segment_id} of {topic}, entries {where}, cannot be read: {error.message}",
+        hint=f"{gone}mode=skip leaves it out and counts it, `offloaderd verify` shows all that is damaged",
+    )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import InvalidInput, NotFound
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.each import each
+from offloaderd.metadata.nodes import node
 from offloaderd.model import Position
 from offloaderd.spark.source_options import Metadata
 from offloaderd.spark.source_share import Hole
@@ -74,7 +75,16 @@ async def from_metadata(store: MetadataStore, pattern: TopicPattern) -> list[Sna
         topic_map = await catalog.load(store, topic)
         return Snapshot(topic_map, holes_of(topic_map))
 
-    return await each(topics, load, in_flight_max=4)
+    found = await each(topics, load, in_flight_max=4)
+    empty = [one for one in found if not one.map.segments]
+    nodes = await each(empty, lambda one: node(store, paths.topic(one.topic)))
+    gone = {one.topic for one, there in zip(empty, nodes, strict=True) if there is None}
+    if len(gone) == len(found):
+        names = ", ".join(map(str, sorted(gone)))
+        raise NotFound(
+            f"{names}: deleted while the query was planned", hint="`offloadctl topics list` shows the others"
+        )
+    return [one for one in found if one.topic not in gone]
 
 
 async def topics_of(store: MetadataStore, pattern: TopicPattern) -> list[TopicName]:

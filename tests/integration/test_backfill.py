@@ -9,11 +9,13 @@ import signal
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyarrow import parquet
 
 from offloaderd.metadata import paths
 from offloaderd.metadata.zookeeper import ZooKeeperStore
@@ -32,10 +34,10 @@ if TYPE_CHECKING:
     from tests.real.bookies import BookKeeperCluster
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(550)
 """Spark starts in many seconds on a busy machine."""
 
-DEADLINE_S = 300
+DEADLINE_S = 500
 
 
 @pytest.fixture
@@ -73,15 +75,16 @@ class Command:
 
 
 @asynccontextmanager
-async def backfill(site: Site, *words: str) -> AsyncIterator[Command]:
+async def backfill(
+    site: Site, *words: str, program: tuple[str, str] = ("offloadctl", "backfill")
+) -> AsyncIterator[Command]:
     """Start a command; what still runs at the end is killed."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
     log = site.directory / f"backfill-{CLOCK.uuid()}.log"
-    program = str(Path(sys.executable).with_name("offloadctl"))
     with log.open("wb") as stream:
         process = await asyncio.create_subprocess_exec(
-            program,
-            "backfill",
+            str(Path(sys.executable).with_name(program[0])),
+            *program[1:],
             *words,
             "--json",
             env={**ours, **site.environment(1, 2)},
@@ -136,7 +139,7 @@ async def test_a_job_that_is_killed_and_run_again_beside_the_live_edge_makes_one
         (found,) = plan["topics"]
         assert (code, found["segments"], found["entries"]) == (0, 8, 900)
         assert found["probes"] <= found["boundaries"] * 9
-        async with backfill(site, "run", str(TOPIC), "--master", "local[2]", "--upload-rate", "2MiB") as first:
+        async with backfill(site, "run", str(TOPIC), "--master", "local[2]", "--upload-rate", "1MiB") as first:
 
             async def going() -> bool:
                 assert first.process.returncode is None, first.told()
@@ -163,6 +166,7 @@ async def test_a_job_that_is_killed_and_run_again_beside_the_live_edge_makes_one
         assert kept <= {one.segment_id for one in topic_map.segments}
         assert all(topic_map.joined(one.end, two.begin) for one, two in pairwise(topic_map.segments))
         assert await digest(client) == expected(OLD + 100)
+        assert await digest_by_spark(site) == expected(OLD + 100)
         status = await client.status(TOPIC)
         assert not status.topics[0].HasField("history")
         assert await answered(site, "run", str(TOPIC)) == (
@@ -204,6 +208,19 @@ async def test_whole_ledgers_are_taken_over_from_a_daemon_by_a_job(site: Site) -
     async with bucket_of(site) as store:
         stored = {info.key async for info in store.list()}
     assert stored == {key for one in topic_map.segments for key in one.keys.all}
+
+
+async def digest_by_spark(site: Site) -> tuple[int, str]:
+    """Export the topic by Spark; returns the number of entries and their hash, in the order of positions."""
+    target = site.directory / "exported"
+    async with backfill(site, "export", str(TOPIC), str(target), program=("offloaderd", "spark")) as command:
+        await command.process.communicate()
+        assert command.process.returncode == 0, command.told()
+    rows = parquet.read_table(target, columns=["ledger_id", "entry_id", "payload"], partitioning=None)
+    found = sha256()
+    for payload in rows.sort_by([("ledger_id", "ascending"), ("entry_id", "ascending")])["payload"]:
+        found.update(payload.as_buffer())
+    return len(rows), found.hexdigest()
 
 
 async def _gone(store: ZooKeeperStore) -> bool:

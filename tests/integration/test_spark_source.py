@@ -30,13 +30,18 @@ from offloaderd.objects import keys
 from offloaderd.objects.s3 import S3Options, S3Store
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
-from offloaderd.spark.export import export
-from offloaderd.spark.export_folder import Commit, ExportFolder
+from offloaderd.spark.export import export, pending
+from offloaderd.spark.export_commit import Commit
+from offloaderd.spark.export_folder import ExportFolder
+from offloaderd.spark.export_iceberg import COMMIT
 from offloaderd.spark.session import spark_session
 from offloaderd.spark.source import register
 from offloaderd.spark.verify import verify
+from tests.unit.format.test_pulsar_message import entry
 from tests.unit.read.build import PREFIX, Hot, Piece, put_segment
 from tests.unit.spark.lake import BASE_MS, timed
+from tests.unit.spark.test_export_iceberg import Lake, library_threads
+from tests.unit.spark.test_value_schema import record, written
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -288,7 +293,64 @@ def test_export_goes_on_where_it_ended(
     assert found_in(spark, target) == 370
     assert not list((tmp_path / "archive" / "_offloaderd" / "staging").iterdir())
     with pytest.raises(Conflict, match="another export has committed"):
-        ExportFolder(spark, target).commit(Commit(number=2, source={}, positions={}), "_offloaderd/staging/x", {}, 0)
+        ExportFolder(spark, target).commit(Commit(number=2, source={}, positions={}), f"{target}/staging", {}, 0)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Iterator[Lake]:
+    """A folder for tables of Iceberg."""
+    with library_threads():
+        yield Lake(tmp_path / "lake")
+
+
+def test_table_goes_on_where_it_ended(spark: SparkSession, site: Site, lake: Lake, tmp_path: Path) -> None:
+    """Each round is a snapshot with its positions; by day; the columns are those of Parquet; again is a no-op."""
+    options = site.options(topic="orders")
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 150))]))
+    asyncio.run(site.commit(TOPIC, [Piece(1, 150, [*held(1, 150, 49), b"no time"], 200)]))
+    assert pending(spark, options, lake.where) > 200 * 500
+    assert not lake.folder.exists()
+    rounds = export(spark, options, lake.where, round_bytes=1)
+    assert [one.rows for one in rounds] == [150, 50], "a round for each segment"
+    assert rounds[-1].positions == {str(TOPIC): "1:199"}
+    assert export(spark, options, lake.where) == []
+    with lake.table() as table:
+        summaries = [json.loads(one.summary.additional_properties[COMMIT]) for one in table.snapshots() if one.summary]
+        days = table.inspect.partitions().to_pylist()
+        rows = table.scan().to_arrow().to_pylist()
+    assert [one["positions"] for one in summaries] == [{str(TOPIC): "1:149"}, {str(TOPIC): "1:199"}]
+    assert {str(one["partition"]["day"]): one["record_count"] for one in days} == {"2025-10-09": 199, "None": 1}
+    assert sorted((row["ledger_id"], row["entry_id"]) for row in rows) == [(1, entry_id) for entry_id in range(200)]
+    export(spark, options, str(tmp_path / "parquet"))
+    parquet = spark.read.parquet(str(tmp_path / "parquet")).drop("day").toArrow()
+    assert sorted(parquet.to_pylist(), key=str) == sorted(rows, key=str)
+
+
+@pytest.mark.usefixtures("spark")
+def test_messages_with_a_schema_by_command(site: Site, lake: Lake, tmp_path: Path) -> None:
+    """`offloaderd spark export --format iceberg` writes values as structs; wrong usage is told."""
+    order = record(("id", "int"), ("item", "string"))
+    (tmp_path / "order.avsc").write_text(json.dumps(order))
+    values = [entry(written(order, {"id": number, "item": "x"})) for number in range(20)]
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, values, 20)]))
+    config = tmp_path / "offloaderd.toml"
+    config.write_text("".join(f'{name} = "{value}"\n' for name, value in site.options().items()))
+
+    def run(*words: str) -> Any:  # noqa: ANN401 - click's result
+        arguments = ["spark", "export", "orders", str(lake.folder), "--config", str(config), *words]
+        return CliRunner().invoke(cli, arguments, standalone_mode=False)
+
+    wanted = ("--format", "iceberg", "--messages", "--schema", str(tmp_path / "order.avsc"))
+    answer = run(*wanted)
+    assert answer.exception is None, answer.exception
+    assert f"exported 20 rows in 1 round to table offload.topic in {lake.folder}" in answer.stdout
+    with lake.table("offload.topic") as table:
+        found = table.scan(row_filter="value.id > 17").to_arrow().to_pylist()
+    assert [row["value"] for row in found] == [{"id": 18, "item": "x"}, {"id": 19, "item": "x"}]
+    assert "exported 0 rows" in run(*wanted).stdout
+    assert "belong to --format iceberg" in str(run("--table", "a.b").exception)
+    assert "leave --table out" in str(run("--format", "iceberg", "--table", "a.b", "--catalog", "c").exception)
+    assert "names no table" in str(run("--format", "iceberg", "--table", "orders").exception)
 
 
 def test_commands(spark: SparkSession, site: Site, tmp_path: Path) -> None:

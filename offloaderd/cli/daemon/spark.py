@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.spark.export import Round
+    from offloaderd.spark.export_iceberg import IcebergTable
 
 MASTER = click.option(
     "--master", metavar="URL", help="Spark's master. [default: what spark-submit says, else all cores of this machine]"
 )
+TABLE = "offload.topic"
 JSON = click.option("--json", "as_json", is_flag=True, help="Answer in JSON, one object a line.")
 METADATA = click.option(
     "--metadata",
@@ -50,7 +52,12 @@ class SizeParam(click.ParamType[int]):
 class ExportWish(TypedDict):
     """What an export is to do."""
 
+    form: str
+    table: str | None
+    catalog: str | None
     messages: bool
+    schema: str | None
+    encoding: str | None
     skip: bool
     round_size: int
     dry_run: bool
@@ -68,11 +75,25 @@ def spark() -> None:
     """
 
 
-@spark.command(short_help="Write a topic to Parquet files by day, each entry once.")
+@spark.command(short_help="Write a topic to Parquet files or an Iceberg table by day, each entry once.")
 @CONFIG
 @click.argument("topic")
 @click.argument("target")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("parquet", "iceberg")),
+    default="parquet",
+    show_default=True,
+    help="What TARGET is.",
+)
+@click.option("--table", metavar="NAME", help=f"With iceberg: the table in the folder. [default: {TABLE}]")
+@click.option("--catalog", metavar="NAME", help="With iceberg: a catalogue of pyiceberg's, in which TARGET is a table.")
 @click.option("--messages", is_flag=True, help="A row for each message instead of each entry.")
+@click.option("--schema", metavar="FILE", help="With --messages: what values are, in Avro or as Pulsar says.")
+@click.option(
+    "--encoding", type=click.Choice(("avro", "json")), help="How values are written, if FILE does not say it."
+)
 @click.option("--skip", is_flag=True, help="Leave out what cannot be read, counted in a row of its own.")
 @click.option(
     "--round-size", type=SizeParam(), default="4GiB", show_default=True, help="What is committed at a time, about."
@@ -92,6 +113,9 @@ def export(
 ) -> int:
     """Write what is offloaded of TOPIC (a topic or a pattern) to TARGET, a folder that Spark can write to.
 
+    With --format iceberg TARGET is a local folder with a catalogue of its own (SQLite) and tables, or, with --catalog,
+    the name of a table in a catalogue that pyiceberg is set up for. Needs: pip install 'offloaderd[iceberg]'.
+
     Each entry is written exactly once: the position is committed with the data, so the same command again adds what is
     new since, or nothing. What a crash has left is finished or taken back by the next run.
 
@@ -99,6 +123,8 @@ def export(
     Examples:
       offloaderd spark export orders /archive/orders --config offloaderd.toml
       offloaderd spark export 'public/default/*' /archive/all --messages --config offloaderd.toml
+      offloaderd spark export orders /archive/tables --format iceberg --config offloaderd.toml
+      offloaderd spark export orders shop.orders --format iceberg --catalog lake --messages --schema orders.json
       offloaderd spark export orders hdfs://nn/archive/orders --master yarn --config offloaderd.toml
     """
     from offloaderd import log  # noqa: PLC0415 - --help need not wait for Spark
@@ -110,19 +136,37 @@ def export(
     options = {"topic": topic, "metadata": wish["metadata"], "messages": str(wish["messages"])}
     options["mode"] = "skip" if wish["skip"] else "fail"
     options |= {"config": str(config)} if config else {}
+    options |= {name: value for name in ("schema", "encoding") if (value := wish[name]) is not None}
+    place = _place(target, wish)
     with spark_session("offloaderd export", master=master) as session:
         if wish["dry_run"]:
-            size = pending(session, options, target)
+            size = pending(session, options, place)
             said = {"segment_bytes": size}
             click.echo(show.json_line(said) if as_json else f"{show.size(size)} of segments to export\n", nl=False)
             return OK
-        rounds = run(session, options, target, round_bytes=wish["round_size"], told=_teller(as_json=as_json))
+        rounds = run(session, options, place, round_bytes=wish["round_size"], told=_teller(as_json=as_json))
     rows = sum(one.rows for one in rounds)
     if as_json:
         click.echo(show.json_line({"summary": {"rounds": len(rounds), "rows": rows}}), nl=False)
     else:
-        click.echo(f"exported {show.plural(rows, 'row')} in {show.plural(len(rounds), 'round')} to {target}")
+        click.echo(f"exported {show.plural(rows, 'row')} in {show.plural(len(rounds), 'round')} to {place}")
     return OK
+
+
+def _place(target: str, wish: ExportWish) -> str | IcebergTable:
+    """Return where an export goes. Raises UsageError."""
+    from offloaderd.spark.export_iceberg import IcebergTable  # noqa: PLC0415 - as above
+
+    table, catalog = wish["table"], wish["catalog"]
+    if wish["form"] != "iceberg":
+        if table or catalog:
+            raise click.UsageError("--table and --catalog belong to --format iceberg")
+        return target
+    if catalog is None:
+        return IcebergTable(folder=target, name=table or TABLE)
+    if table is not None:
+        raise click.UsageError("with --catalog TARGET is the table: leave --table out")
+    return IcebergTable(catalog=catalog, name=target)
 
 
 def _teller(*, as_json: bool) -> Callable[[Round], None]:

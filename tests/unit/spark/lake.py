@@ -11,7 +11,7 @@ from offloaderd.metadata.catalog import TopicMap
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.patterns import of_topic
 from offloaderd.spark import source_plan
-from offloaderd.spark.source_columns import Columns, full_schema
+from offloaderd.spark.source_columns import Columns
 from offloaderd.spark.source_extents import segment_reader
 from offloaderd.spark.source_options import SourceOptions
 from offloaderd.spark.source_read import record_batches
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import Loss
+    from offloaderd.objects.port import SegmentStore
     from offloaderd.spark.source_share import Share
     from offloaderd.spark.source_wanted import Wanted
 
@@ -66,24 +67,27 @@ def snapshot(segments: Sequence[CommittedSegment], losses: Sequence[Loss] = ()) 
 
 
 async def planned(
-    store: MemoryStore, found: Snapshot, wish: SourceOptions, wanted: Wanted | None = None
+    store: SegmentStore, found: Snapshot, wish: SourceOptions, wanted: Wanted | None = None
 ) -> list[Share]:
     """Return the shares of a query."""
     async with segment_reader(store) as reader:
         return await source_plan.shares([found], wish, wanted or wish.wanted, reader)
 
 
-async def read_share(store: MemoryStore, share: Share, wish: SourceOptions, wanted: Wanted | None = None) -> list[Any]:
+async def read_share(store: SegmentStore, share: Share, wish: SourceOptions, wanted: Wanted | None = None) -> list[Any]:
     """Return the rows of a share as dictionaries, read in the loop of the test."""
     rows: list[Any] = []
-    columns = Columns(full_schema(messages=wish.messages, skips=wish.skips), messages=wish.messages)
+    task = wish.task(wish.columns)
+    columns = Columns(task.schema, values=task.values, skips=task.skips)
     async with segment_reader(store) as reader:
-        async for batch in record_batches(reader, share, wanted or wish.wanted, columns, skips=wish.skips):
+        async for batch in record_batches(reader, share, wanted or wish.wanted, columns, task):
             rows += batch.to_pylist()
     return rows
 
 
-async def read_all(store: MemoryStore, found: Snapshot, wish: SourceOptions, wanted: Wanted | None = None) -> list[Any]:
+async def read_all(
+    store: SegmentStore, found: Snapshot, wish: SourceOptions, wanted: Wanted | None = None
+) -> list[Any]:
     """Return all rows of a query, share by share."""
     rows: list[Any] = []
     for share in await planned(store, found, wish, wanted):

@@ -160,6 +160,22 @@ async def test_a_bucket_that_refuses_everything_ends_the_run_with_its_reason() -
     await whole(rig)
 
 
+async def test_a_bucket_that_refuses_one_executor_costs_its_segment_another_try() -> None:
+    """Machines may have different rights: what one could not store another does, and nothing is left of the first."""
+    rig = await planned()
+    faults, bucket = Faults(), rig.store
+    faults.fail("upload_part", Denied("this machine has no rights"), times=1_000_000)
+
+    async def rights(_: SegmentTask, number: int) -> None:
+        rig.objects = FaultyStore(bucket, faults) if number == 1 else bucket
+
+    async with asyncio.timeout(60):
+        ended = await backfill(rig, LocalRunner(rig, rights), patience_s=0.05).run()
+    assert ended.retries >= 1
+    rig.objects = bucket
+    await whole(rig)
+
+
 async def test_a_second_driver_is_refused_while_the_first_lives() -> None:
     """It is told who works on it; once the first is gone it may."""
     rig = await planned()

@@ -38,6 +38,17 @@ def test_all_that_is_missing_or_of_a_wrong_version_is_named(monkeypatch: pytest.
     assert "offloaderd[spark]" in (error.value.hint or "")
 
 
+def test_what_tables_need_is_asked_for_by_its_own_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who exports no tables needs no pyiceberg; who does is told what to install."""
+    check_libraries("iceberg")
+    found = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.1" if name == "pyiceberg" else found(name))
+    check_libraries()
+    with pytest.raises(InvalidConfig, match=r"pyiceberg is 0.1, pyiceberg>=") as error:
+        check_libraries("iceberg")
+    assert "offloaderd[iceberg]" in (error.value.hint or "")
+
+
 def test_a_missing_java_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of Spark is started then."""
 

@@ -9,16 +9,23 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import datasource as spark
 
-from offloaderd.model import Loss, Position
+from offloaderd.errors import BucketMissing, Denied, OffloaderError
+from offloaderd.metadata import catalog
+from offloaderd.model import Loss, OffloadMethod, Position
 from offloaderd.read.errors import EntriesLost
 from offloaderd.spark.source_extents import segment_reader
 from offloaderd.spark.source_options import Mode
 from offloaderd.spark.source_plan import shares
-from offloaderd.spark.source_read import BrokenSegment
-from offloaderd.spark.source_share import Piece
+from offloaderd.spark.source_share import BrokenSegment, Piece
+from offloaderd.spark.source_snapshot import Snapshot, holes_of
 from offloaderd.spark.source_wanted import Wanted
 from offloaderd.testing.builders import payloads
+from offloaderd.testing.faults import Faults, FaultyStore
 from tests.unit.broker_objects import BrokerLedger
+from tests.unit.offload import rig as offloading
+from tests.unit.offload.rig import Rig, enabled, memory_ledgers, until
+from tests.unit.offload.test_engine import appended
+from tests.unit.offload.test_ledger_based import LEDGER_BASED, STREAMING
 from tests.unit.read.build import PREFIX, TOPIC, put_segment
 from tests.unit.read.build import Piece as LedgerPiece
 from tests.unit.read.test_ledger_object import committed
@@ -37,7 +44,6 @@ from tests.unit.spark.lake import (
 if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
-    from offloaderd.spark.source_snapshot import Snapshot
 
 ONE, TWO, THREE = (uuid.UUID(int=number) for number in (1, 2, 3))
 
@@ -207,6 +213,39 @@ async def test_ledger_of_a_broker(index_every: int, partition_bytes: int) -> Non
     assert entries(await read_all(store, found, options(partition_bytes=partition_bytes))) == every
     wish = options(wanted=Wanted(first=Position(3, 77), last=Position(3, 80)), partition_bytes=partition_bytes)
     assert entries(await read_all(store, found, wish)) == every[77:81]
+
+
+@pytest.mark.parametrize("partition_bytes", [10**9, 5000])
+async def test_ledgers_that_the_daemon_wrote_whole(partition_bytes: int) -> None:
+    """V1 objects of the daemon's own, then V2 segments of the same topic: read as one, whole or in parts."""
+    rig = Rig(policy=LEDGER_BASED)
+    rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=300)
+    everything = await appended(rig, payloads(1000))
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until(lambda: topic.offloaded == everything[899][0])
+    rig.policy = STREAMING
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await topic.request_roll()
+        await until(lambda: topic.offloaded == everything[-1][0])
+    topic_map = await catalog.load(rig.tree.connect(), offloading.TOPIC)
+    assert [one.method for one in topic_map.segments][:3] == [OffloadMethod.LEDGER_BASED] * 3
+    assert topic_map.segments[-1].method is OffloadMethod.STREAMING
+    rows = await read_all(rig.store, Snapshot(topic_map, holes_of(topic_map)), options(partition_bytes=partition_bytes))
+    assert entries(rows) == [(at.ledger_id, at.entry_id, payload) for at, payload in everything]
+
+
+async def test_a_bucket_that_refuses_a_task_is_no_damage() -> None:
+    """Nothing is skipped because somebody has no rights, or nobody answers: the error ends the query as it is."""
+    store, faults = CountingStore(), Faults()
+    found = snapshot([await put_segment(store, [LedgerPiece(1, 0, payloads(30, ledger_id=1))], segment_id=ONE)])
+    for error in (Denied("no rights to read"), BucketMissing("no such bucket")):
+        faults.fail("get", error, times=1_000_000)
+        with pytest.raises(OffloaderError, match=error.message):
+            await read_all(FaultyStore(store, faults), found, options(mode=Mode.SKIP))
+        faults.heal()
+    assert len(await read_all(FaultyStore(store, faults), found, options())) == 30
 
 
 async def test_loss_in_the_range() -> None:

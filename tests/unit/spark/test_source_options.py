@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructType
 
 from offloaderd.errors import InvalidConfig
 from offloaderd.model import Position
@@ -33,6 +33,8 @@ def test_options_are_read() -> None:
             "partition_bytes": "2MiB",
             "objects.secret_key": "hidden",
             "objects.access_key": "k",
+            "schema": '"long"',
+            "encoding": "JSON",
         },
         environ=ENVIRONMENT,
     )
@@ -41,6 +43,7 @@ def test_options_are_read() -> None:
     assert (found.wanted.first, found.wanted.last) == (Position(3, 4), Position(5, 0))
     assert (found.wanted.since_ms, found.wanted.until_ms) == (1795255200000, 1795255200001)
     assert (found.messages, found.mode, found.metadata) == (True, Mode.SKIP, Metadata.BUCKET)
+    assert found.columns["value"].dataType == LongType()
     assert found.partition_bytes == 2 * 1024 * 1024
     assert parse({"path": "orders", "start": "latest", "objects.bucket": "archive"}, environ={}).start is Start.LATEST
     assert "hidden" not in repr(found)
@@ -59,6 +62,8 @@ def test_all_mistakes_at_once() -> None:
         "objects.bukket": "b",
         "objects.secret_key": "hidden",
         "offsets": "{}",
+        "schema": "nowhere.avsc",
+        "encoding": "xml",
     }
     with pytest.raises(InvalidConfig) as caught:
         parse(wrong, environ={})
@@ -68,7 +73,11 @@ def test_all_mistakes_at_once() -> None:
     assert any("did you mean objects.bucket?" in line for line in lines)
     assert any("max_bytes_per_trigger = 'a lot'" in line for line in lines)
     assert any("offsets" in line for line in lines)
+    assert any("schema = 'nowhere.avsc': neither a schema in JSON nor a file" in line for line in lines)
+    assert any("schema, encoding: only with messages=true" in line for line in lines)
     assert "hidden" not in caught.value.message
+    with pytest.raises(InvalidConfig, match="encoding: of what"):
+        parse({**GIVEN, "messages": "true", "encoding": "json"}, environ={})
     with pytest.raises(InvalidConfig, match="reversed"):
         parse({**GIVEN, "start": "5:0", "end": "4:0"}, environ={})
     with pytest.raises(InvalidConfig, match="say it once"):
@@ -79,9 +88,9 @@ def test_schema_may_be_less() -> None:
     """A query may name fewer columns; others, and those of other types, are told all at once."""
     whole = full_schema(messages=False, skips=False)
     fewer = StructType([whole["payload"], whole["ledger_id"]])
-    assert checked_schema(fewer, messages=False, skips=False) == fewer
+    assert checked_schema(fewer, whole) == fewer
     with pytest.raises(InvalidConfig) as caught:
-        checked_schema(full_schema(messages=True, skips=True), messages=False, skips=False)
+        checked_schema(full_schema(messages=True, skips=True), whole)
     assert "value: no such column without messages=true" in caught.value.message
     assert "skipped: no such column" in caught.value.message
 

@@ -29,6 +29,8 @@ from tests.unit.spark.lake import BASE_MS, CountingStore, entries, options, read
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from offloaderd.metadata.port import MetadataStore
+
 ONE, TWO = uuid.UUID(int=1), uuid.UUID(int=2)
 SITE = Site(cluster="test", bucket="bucket", prefix=PREFIX)
 
@@ -157,6 +159,31 @@ async def test_topics_of_a_pattern() -> None:
         assert await of("re:.*/c") == ["a/b/c"]
         with pytest.raises(NotFound, match="no topic matches"):
             await of("public/default/nothing")
+
+
+async def test_topics_that_go_or_have_nothing_yet() -> None:
+    """One of which nothing is offloaded has no rows; one that is deleted while the plan is made is told."""
+    tree = MemoryTree()
+    async with tree.connect() as metadata:
+        folders = paths.folders(TOPIC)
+        for folder in folders:
+            await metadata.create(folder, b"")
+        (empty,) = await source_snapshot.from_metadata(metadata, TopicPattern.parse("orders"))
+        assert await read_all(CountingStore(), empty, options()) == []
+        topics_of = source_snapshot.topics_of
+
+        async def then_deleted(store: MetadataStore, pattern: TopicPattern) -> list[TopicName]:
+            found = await topics_of(store, pattern)
+            for folder in reversed(folders):
+                await store.delete(folder)
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(source_snapshot, "topics_of", then_deleted)
+            with pytest.raises(NotFound, match="orders: deleted while the query was planned"):
+                await source_snapshot.from_metadata(metadata, TopicPattern.parse("orders"))
+        with pytest.raises(NotFound, match="no topic matches"):
+            await source_snapshot.from_metadata(metadata, TopicPattern.parse("orders"))
 
 
 async def test_snapshot_is_one_moment() -> None:

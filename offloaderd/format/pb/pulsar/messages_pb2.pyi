@@ -76,6 +76,7 @@ class MessageMetadata(_message.Message):
     NUM_MESSAGES_IN_BATCH_FIELD_NUMBER: _builtins.int
     EVENT_TIME_FIELD_NUMBER: _builtins.int
     ENCRYPTION_KEYS_FIELD_NUMBER: _builtins.int
+    SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
     PARTITION_KEY_B64_ENCODED_FIELD_NUMBER: _builtins.int
     ORDERING_KEY_FIELD_NUMBER: _builtins.int
     MARKER_TYPE_FIELD_NUMBER: _builtins.int
@@ -97,6 +98,8 @@ class MessageMetadata(_message.Message):
     num_messages_in_batch: _builtins.int
     event_time: _builtins.int
     """milliseconds; 0: none"""
+    schema_version: _builtins.bytes
+    """of the topic's schema that the value was written with"""
     partition_key_b64_encoded: _builtins.bool
     ordering_key: _builtins.bytes
     marker_type: _builtins.int
@@ -125,6 +128,7 @@ class MessageMetadata(_message.Message):
         num_messages_in_batch: _builtins.int | None = ...,
         event_time: _builtins.int | None = ...,
         encryption_keys: _abc.Iterable[Global___EncryptionKey] | None = ...,
+        schema_version: _builtins.bytes | None = ...,
         partition_key_b64_encoded: _builtins.bool | None = ...,
         ordering_key: _builtins.bytes | None = ...,
         marker_type: _builtins.int | None = ...,
@@ -135,9 +139,9 @@ class MessageMetadata(_message.Message):
         chunk_id: _builtins.int | None = ...,
         null_partition_key: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk_id", b"chunk_id", "compression", b"compression", "event_time", b"event_time", "marker_type", b"marker_type", "null_partition_key", b"null_partition_key", "null_value", b"null_value", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "producer_name", b"producer_name", "publish_time", b"publish_time", "replicated_from", b"replicated_from", "sequence_id", b"sequence_id", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk_id", b"chunk_id", "compression", b"compression", "event_time", b"event_time", "marker_type", b"marker_type", "null_partition_key", b"null_partition_key", "null_value", b"null_value", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "producer_name", b"producer_name", "publish_time", b"publish_time", "replicated_from", b"replicated_from", "schema_version", b"schema_version", "sequence_id", b"sequence_id", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_id", b"chunk_id", "compression", b"compression", "encryption_keys", b"encryption_keys", "event_time", b"event_time", "marker_type", b"marker_type", "null_partition_key", b"null_partition_key", "null_value", b"null_value", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "producer_name", b"producer_name", "properties", b"properties", "publish_time", b"publish_time", "replicated_from", b"replicated_from", "sequence_id", b"sequence_id", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_id", b"chunk_id", "compression", b"compression", "encryption_keys", b"encryption_keys", "event_time", b"event_time", "marker_type", b"marker_type", "null_partition_key", b"null_partition_key", "null_value", b"null_value", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "producer_name", b"producer_name", "properties", b"properties", "publish_time", b"publish_time", "replicated_from", b"replicated_from", "schema_version", b"schema_version", "sequence_id", b"sequence_id", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

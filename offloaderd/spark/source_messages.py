@@ -1,0 +1,141 @@
+"""Messages out of the entries of a share, each in a row of its own; those in chunks are joined.
+
+Every entry has a row at least, in the task that reads it: a chunk comes as it is, in state `chunk`, except the last of
+a message, whose row has the whole of it. What came before the last chunk may lie in another share, or in blocks that a
+query leaves out; then it is looked for backwards, so a message is the same however the topic was shared out, and
+whatever a query is about. Chunks are joined as by the daemon's ReadMessages: all of one message, in their order, none
+missing and none twice.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.format.entry_time import time_of
+from offloaderd.format.pulsar_message import CONTENT_BYTES_MAX, Joiner, Message, MessageState, decode_entry
+from offloaderd.model import Position
+from offloaderd.spark.source_extents import extents_of
+from offloaderd.spark.source_share import BrokenSegment, broken
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from offloaderd.format.pulsar_message import Chunk
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.model import EntryBatch, TopicName
+    from offloaderd.read.segment import SegmentReader
+    from offloaderd.spark.source_share import Piece
+    from offloaderd.spark.source_wanted import Extent
+
+ROWS_MAX = 10_000
+BYTES_MAX = 4 * 1024 * 1024
+"""Messages are given out in batches of at most so many rows, and about so many bytes."""
+
+LOOK_BACK_BYTES = 128 * 1024 * 1024
+"""How much of a topic's objects is looked through for what comes before a chunk: as much as a message may be."""
+
+
+class Row(NamedTuple):
+    """A message, the entry if it is the first one of it, and the entry's time in milliseconds."""
+
+    message: Message
+    payload: bytes | None
+    time_ms: int | None
+
+
+class Messages:
+    """Unpacks the entries of one share, given in their order."""
+
+    def __init__(self, reader: SegmentReader, *, skips: bool) -> None:
+        self._reader = reader
+        self._skips = skips
+        self._joiner = Joiner()
+
+    async def rows(
+        self, piece: Piece, batch: EntryBatch, kept: Sequence[bool] | None
+    ) -> AsyncGenerator[list[Row], None]:
+        """Yield the rows of a batch's entries, of those alone that are `kept`.
+
+        Raises BrokenSegment when chunks are looked for and cannot be read, unless it `skips`; what the store raises.
+        """
+        rows: list[Row] = []
+        size = 0
+        for at, payload in enumerate(batch.payloads):
+            position = Position(batch.ledger_id, batch.first_entry_id + at)
+            messages = decode_entry(position, payload)
+            wanted = kept is None or kept[at]
+            chunk = messages[0].chunk
+            if chunk is not None and messages[0].state is MessageState.CHUNK:
+                messages = [await self._joined(piece, messages[0], chunk, wanted=wanted)]
+            if not wanted:
+                continue
+            time_ms = time_of(payload).time_ms
+            whole: bytes | None = payload
+            for message in messages:
+                rows.append(Row(message, whole, time_ms))
+                size += len(message.data) + len(whole or b"")
+                whole = None
+                if len(rows) >= ROWS_MAX or size >= BYTES_MAX:
+                    yield rows
+                    rows, size = [], 0
+        if rows:
+            yield rows
+
+    async def _joined(self, piece: Piece, last: Message, chunk: Chunk, *, wanted: bool) -> Message:
+        """Return the message that a chunk completes, or the chunk."""
+        given = list(self._joiner.take([last]))  # with chunks that it gives up, which have had their rows
+        if chunk.index != chunk.count - 1 or not wanted:
+            return last
+        if chunk.content_bytes > CONTENT_BYTES_MAX:
+            return replace(last, reason=f"{last.reason}: the whole would be {chunk.content_bytes} bytes")
+        if given[-1].state is not MessageState.CHUNK:
+            return replace(given[-1], chunk=chunk)
+        try:
+            before = await self._before(piece, last.position, chunk)
+        except BrokenSegment as error:
+            if not self._skips or isinstance(error.__cause__, BucketMissing):
+                raise
+            return replace(last, reason=f"{last.reason}: those before it cannot be read: {error.message}")
+        (*_, found) = Joiner().take([*before, last])
+        return replace(found, chunk=chunk)
+
+    async def _before(self, piece: Piece, at: Position, chunk: Chunk) -> list[Message]:
+        """Return the chunks of a message that lie before a position, from its first on where that is found.
+
+        Raises BrokenSegment, and what the store raises.
+        """
+        found: list[Message] = []
+        room = LOOK_BACK_BYTES
+        for segment in (piece.segment, *reversed(piece.before)):
+            try:
+                extents = await extents_of(self._reader, piece.topic, segment)
+                ends = [*(one.at for one in extents[1:]), segment.object_bytes]
+                for extent, end in reversed(list(zip(extents, ends, strict=True))):
+                    if (extent.ledger_id, extent.first_entry_id) >= at:
+                        continue
+                    here = [one async for one in self._chunks(piece.topic, segment, extent, at, chunk.message)]
+                    found = [*here, *found]
+                    room -= end - extent.at
+                    if room <= 0 or any(one.chunk is not None and one.chunk.index == 0 for one in here):
+                        return found
+            except (CorruptData, NotFound) as error:
+                raise broken(piece.topic, segment, f"before {at}", error) from error
+        return found
+
+    async def _chunks(
+        self, topic: TopicName, segment: CommittedSegment, extent: Extent, at: Position, name: str
+    ) -> AsyncGenerator[Message, None]:
+        """Yield what an extent has of one message's chunks, before a position."""
+        upto = extent.last_entry_id
+        if extent.ledger_id == at.ledger_id:
+            upto = min(upto, at.entry_id - 1)
+        first, last = Position(extent.ledger_id, extent.first_entry_id), Position(extent.ledger_id, upto)
+        async with aclosing(self._reader.read(topic, segment, first, last)) as batches:
+            async for batch in batches:
+                for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
+                    one = decode_entry(Position(batch.ledger_id, entry_id), payload)[0]
+                    if one.state is MessageState.CHUNK and one.chunk is not None and one.chunk.message == name:
+                        yield one

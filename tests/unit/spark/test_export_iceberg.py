@@ -1,0 +1,304 @@
+"""Commits of exports to tables of Iceberg: exactly once, whatever dies and whoever else commits. On real SQLite."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.utils.concurrent import ExecutorFactory
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from offloaderd.errors import Conflict, InvalidConfig, OffloaderError
+from offloaderd.spark import export_iceberg
+from offloaderd.spark.export_iceberg import ExportTable, IcebergTable
+from offloaderd.spark.source_columns import full_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyiceberg.table import Table
+    from pyspark.sql import SparkSession
+
+    from offloaderd.spark.export_commit import Commit
+
+SOURCE = {"cluster": "c", "topic": "public/default/orders", "rows": "entries"}
+SCHEMA = to_arrow_schema(full_schema(messages=False, skips=False), timezone="UTC")
+DAY = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+@contextmanager
+def library_threads() -> Iterator[None]:
+    """Have the one pool of threads that pyiceberg keeps to the end of a process for as long as the context lasts."""
+    pool = ExecutorFactory.get_or_create()
+    try:
+        yield
+    finally:
+        pool.shutdown()
+        ExecutorFactory._instance = None
+
+
+class LocalFiles:
+    """The twin of SparkFiles without Java: a folder of this machine by its URL."""
+
+    def __init__(self, _: SparkSession, root: str) -> None:
+        self.root = root
+        self._folder = Path(root.removeprefix("file://"))
+
+    def url(self, path: str) -> str:
+        """Return where a path is."""
+        return f"{self.root}/{path}"
+
+    def names(self, path: str) -> list[str]:
+        """Return the names in a folder; none for one that is not there."""
+        folder = self._folder / path
+        return [one.name for one in folder.iterdir()] if folder.is_dir() else []
+
+    def parquet_by_day(self, path: str) -> list[str]:
+        """Return the files below a folder."""
+        return sorted(str(one.relative_to(self._folder / path)) for one in (self._folder / path).glob("*/*.parquet"))
+
+    def delete(self, path: str) -> None:
+        """Delete a folder."""
+        shutil.rmtree(self._folder / path)
+
+
+class Lake:
+    """A folder of tables, and what any reader of Iceberg sees of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.where = IcebergTable(folder=str(folder), name="shop.orders")
+
+    @contextmanager
+    def table(self, name: str = "shop.orders") -> Iterator[Table]:
+        """Have a table as it is now."""
+        catalog = SqlCatalog("offloaderd", uri=f"sqlite:///{self.folder}/catalog.db")
+        try:
+            yield catalog.load_table(name)
+        finally:
+            catalog.close()
+
+    @contextmanager
+    def target(self) -> Iterator[ExportTable]:
+        """Have it as a target."""
+        with export_iceberg.opened(cast("SparkSession", None), self.where, SCHEMA) as found:
+            yield found
+
+    def write(self, staging: str, ledger_id: int, count: int) -> None:
+        """Write what Spark would write of a round: two days, or nothing."""
+        for day in range(2 if count else 0):
+            folder = Path(staging.removeprefix("file://")) / f"day={(DAY + timedelta(days=day)).date()}"
+            folder.mkdir(parents=True)
+            rows = [
+                {"ledger_id": ledger_id, "entry_id": entry_id, "time": DAY + timedelta(days=day, seconds=entry_id)}
+                for entry_id in range(day, count, 2)
+            ]
+            pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), folder / "part-0.parquet")
+
+    def round(self, ledger_id: int, count: int) -> Commit:
+        """Export once more, up to the end of a ledger."""
+        with self.target() as target:
+            last = target.recover(SOURCE)
+            staging = target.staging(last)
+            self.write(staging, ledger_id, count)
+            return target.commit(last, staging, {"orders": f"{ledger_id}:{count - 1}"}, count)
+
+    def last(self) -> tuple[int, dict[str, str]]:
+        """Return number and positions of the last commit."""
+        with self.target() as target:
+            found = target.last(SOURCE)
+        return found.number, found.positions
+
+    def counts(self) -> dict[int, int]:
+        """Return how many rows there are of each ledger."""
+        with self.table() as table:
+            found = table.scan(selected_fields=("ledger_id",)).to_arrow()["ledger_id"].to_pylist()
+        return {ledger_id: found.count(ledger_id) for ledger_id in sorted(set(found))}
+
+    def rounds(self) -> list[str]:
+        """Return the folders of rounds."""
+        return sorted(one.name for one in (self.folder / "shop" / "orders" / "data").iterdir())
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
+    """An empty lake, without Java."""
+    monkeypatch.setattr(export_iceberg, "SparkFiles", LocalFiles)
+    with library_threads():
+        yield Lake(tmp_path / "lake")
+
+
+def test_positions_come_with_the_data(lake: Lake) -> None:
+    """A commit has files and positions in one snapshot; a round without a row moves the positions alone."""
+    assert lake.last() == (0, {})
+    assert not lake.folder.exists(), "looking makes nothing"
+    lake.round(1, 5)
+    lake.round(2, 0)
+    assert lake.last() == (2, {"orders": "2:-1"})
+    assert lake.counts() == {1: 5}
+    with lake.table() as table:
+        days = {one["partition"]["day"]: one["record_count"] for one in table.inspect.partitions().to_pylist()}
+        assert [snapshot.summary.operation.value for snapshot in table.snapshots() if snapshot.summary] == [
+            "append"
+        ] * 2
+    assert days == {DAY.date(): 3, DAY.date() + timedelta(days=1): 2}
+
+
+@pytest.mark.parametrize("crash", ["commit", "_clear"])
+def test_a_crash_loses_and_repeats_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch, crash: str) -> None:
+    """Before the commit there is nothing of the round, after it all; what was left of it is deleted by the next."""
+    lake.round(1, 5)
+
+    def dies(_: ExportTable, made: Commit, *__: Any) -> None:  # noqa: ANN401 - whatever it takes
+        if crash == "commit" or made.number == 2:
+            raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExportTable, crash, dies)
+        with pytest.raises(ZeroDivisionError):
+            lake.round(2, 4)
+    done = crash == "_clear"
+    assert lake.last()[0] == 1 + done
+    assert lake.counts() == ({1: 5, 2: 4} if done else {1: 5})
+    with lake.target() as target:
+        left = target.staging(target.last(SOURCE))
+        lake.write(left, 3, 2)
+    lake.round(3, 6)
+    assert lake.counts() == ({1: 5, 2: 4, 3: 6} if done else {1: 5, 3: 6})
+    assert left.rpartition("/")[2] not in lake.rounds()
+    assert len(lake.rounds()) == len(lake.counts())
+
+
+def test_an_answer_that_was_lost_is_looked_up(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that was done counts as done; one that was refused ends the round, of which nothing is seen."""
+    lake.round(1, 5)
+    commit_table = SqlCatalog.commit_table
+
+    def lost(*arguments: Any) -> None:  # noqa: ANN401 - whatever it takes
+        commit_table(*arguments)
+        raise OSError("the line is dead")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlCatalog, "commit_table", lost)
+        assert lake.round(2, 4).number == 2
+    assert lake.counts() == {1: 5, 2: 4}
+
+    def refused(*_: Any) -> None:  # noqa: ANN401 - whatever it takes
+        raise OSError("no right to write")
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", refused)
+    with pytest.raises(OffloaderError, match="cannot commit: OSError no right to write"):
+        lake.round(3, 6)
+    assert (lake.last()[0], lake.counts()) == (2, {1: 5, 2: 4})
+
+
+def before(act: Callable[[], Any]) -> Callable[..., None]:
+    """Return a commit before whose first try something else happens."""
+    attempt, acts = ExportTable._try, [act]
+
+    def tried(*arguments: Any) -> None:  # noqa: ANN401 - whatever it takes
+        if acts:
+            acts.pop()()
+        attempt(*arguments)
+
+    return tried
+
+
+def test_of_two_exports_one_is_told(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that comes second adds nothing, even if it had looked before the other committed."""
+    lake.round(1, 5)
+    monkeypatch.setattr(ExportTable, "_try", before(lambda: lake.round(2, 4)))
+    with pytest.raises(Conflict, match="another export has committed"):
+        lake.round(2, 4)
+    assert lake.counts() == {1: 5, 2: 4}
+    assert len(lake.rounds()) == 2
+    lake.round(3, 1)
+    monkeypatch.setattr(ExportTable, "_try", lambda *_: None)
+    with pytest.raises(Conflict, match="others commit to"):
+        lake.round(4, 1)
+
+
+def test_what_others_do_to_the_table(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their commits hold up nothing; positions outlive expired snapshots, and go back with the data in a rollback."""
+
+    def deleted(ledger_id: int) -> None:
+        with lake.table() as table:
+            table.delete(f"ledger_id = {ledger_id}")
+
+    def expired() -> None:
+        with lake.table() as table:
+            old = [one.snapshot_id for one in table.snapshots()[:-1]]
+            table.maintenance.expire_snapshots().by_ids(old).commit()
+
+    def rolled_back(count: int) -> None:
+        with lake.table() as table:
+            at = table.current_snapshot()
+            for _ in range(count):
+                at = table.snapshot_by_id(at.parent_snapshot_id) if at and at.parent_snapshot_id else None
+            assert at is not None
+            table.manage_snapshots().rollback_to_snapshot(at.snapshot_id).commit()
+
+    lake.round(1, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExportTable, "_try", before(lambda: deleted(1)))
+        lake.round(2, 4)
+    assert lake.counts() == {2: 4}
+    lake.round(3, 3)
+    deleted(2)
+    assert lake.last()[0] == 3, "of the snapshot before"
+    expired()
+    assert lake.last()[0] == 3, "of the table"
+    lake.round(4, 2)
+    lake.round(5, 1)
+    kept = lake.rounds()
+    rolled_back(1)
+    assert (lake.counts(), lake.last()) == ({3: 3, 4: 2}, (4, {"orders": "4:1"}))
+    lake.round(5, 2)
+    assert lake.counts() == {3: 3, 4: 2, 5: 2}
+    assert set(kept) < set(lake.rounds()), "snapshots that were left may be looked at, and need their files"
+    rolled_back(2)
+    with lake.target() as target, pytest.raises(OffloaderError, match="is not known any more"):
+        target.recover(SOURCE)
+
+
+def test_tables_and_folders_of_others_are_refused(lake: Lake, tmp_path: Path) -> None:
+    """Another source, a table of somebody else's, a folder with something else, and catalogues that cannot be."""
+    lake.round(1, 5)
+    with lake.target() as target, pytest.raises(InvalidConfig, match="export of something else: cluster c"):
+        target.recover({**SOURCE, "rows": "messages"})
+    catalog = SqlCatalog("offloaderd", uri=f"sqlite:///{lake.folder}/catalog.db", warehouse=lake.folder.as_uri())
+    catalog.create_table("shop.theirs", schema=SCHEMA)
+    catalog.close()
+    lake.where = IcebergTable(folder=str(lake.folder), name="shop.theirs")
+    with lake.target() as target, pytest.raises(InvalidConfig, match=r"shop.theirs in .* is no export"):
+        target.last(SOURCE)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("dear")
+    for where, said in (
+        (IcebergTable(folder=str(tmp_path / "full"), name="shop.orders"), "holds letter.txt"),
+        (IcebergTable(folder="s3://bucket/lake", name="shop.orders"), "cannot have a catalogue of its own"),
+        (IcebergTable(folder=str(tmp_path / "new"), name="orders"), "names no table"),
+        (IcebergTable(catalog="nowhere", name="shop.orders"), "catalogue nowhere: "),
+    ):
+        lake.where = where
+        with pytest.raises(InvalidConfig, match=said), lake.target():
+            pytest.fail("it was opened")
+
+
+def test_a_table_that_is_dropped_meanwhile(lake: Lake) -> None:
+    """It is not made again under the hands of whoever dropped it."""
+    with lake.target() as target:
+        last = target.recover(SOURCE)
+        staging = target.staging(last)
+        lake.write(staging, 1, 2)
+        assert target._catalog is not None
+        target._catalog.drop_table("shop.orders")
+        with pytest.raises(OffloaderError, match="was dropped meanwhile"):
+            target.commit(last, staging, {}, 2)

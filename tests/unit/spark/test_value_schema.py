@@ -1,0 +1,247 @@
+"""Schemas of values as options give them, what Spark makes of them, and values that fit or do not."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_type
+
+from offloaderd.errors import InvalidInput
+from offloaderd.format.pulsar_message import Message
+from offloaderd.model import Position
+from offloaderd.spark.value_decode import MalformedValue, ValueDecoder
+from offloaderd.spark.value_schema import Encoding, read_schema
+from offloaderd.spark.value_types import kind_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ORDER: dict[str, Any] = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "shop",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "note", "type": ["null", "string"], "default": None},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "local", "type": {"type": "long", "logicalType": "local-timestamp-micros"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["NEW", "OLD"]}},
+        {"name": "before", "type": "Kind"},
+        {"name": "hash", "type": {"type": "fixed", "name": "Hash", "size": 2}},
+        {"name": "number", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "weight", "type": ["float", "double"]},
+        {"name": "paid", "type": "boolean", "default": False},
+        {
+            "name": "lines",
+            "type": {
+                "type": "array",
+                "items": {
+                    "type": "record",
+                    "name": "Line",
+                    "fields": [
+                        {"name": "sku", "type": "string"},
+                        {"name": "tags", "type": {"type": "map", "values": "int"}},
+                    ],
+                },
+            },
+        },
+    ],
+}  # fmt: skip
+EMPTY: dict[str, Any] = {"type": "record", "name": "Empty", "fields": []}
+AVRO_VALUE: dict[str, Any] = {
+    "id": 7,
+    "note": None,
+    "at": datetime(2026, 11, 21, 10, tzinfo=UTC),
+    "local": datetime(2026, 11, 21, 10),  # noqa: DTZ001 - a time without a zone is what this type is
+    "day": date(2026, 11, 21),
+    "price": Decimal("12.50"),
+    "kind": "NEW",
+    "before": "OLD",
+    "hash": b"ab",
+    "number": "0-1",
+    "weight": 1.5,
+    "paid": True,
+    "lines": [{"sku": "x", "tags": {"a": 1}}],
+}
+JSON_VALUE: dict[str, Any] = {
+    **AVRO_VALUE,
+    "at": 1795255200000,
+    "local": 1795255200000000,
+    "day": 20778,
+    "price": 12.5,
+    "hash": base64.b64encode(b"ab").decode(),
+}
+KIND = (
+    "struct<id:bigint,note:string,at:timestamp,local:timestamp_ntz,day:date,price:decimal(10,2),kind:string,"
+    "before:string,hash:binary,number:string,weight:double,paid:boolean,lines:array<struct<sku:string,tags:map<string,int>>>>"
+)
+
+
+def message(data: bytes, version: bytes = b"") -> Message:
+    """Return a message with this value."""
+    return Message(position=Position(1, 0), data=data, schema_version=version)
+
+
+def written(definition: Any, value: Any) -> bytes:  # noqa: ANN401 - whatever Avro says
+    """Return a value in Avro's encoding."""
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, fastavro.parse_schema(definition), value)
+    return stream.getvalue()
+
+
+def record(*fields: tuple[str, Any]) -> dict[str, Any]:
+    """Return the schema of a record."""
+    return {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in fields]}
+
+
+def test_both_encodings_give_the_same() -> None:
+    """Each type of Avro that Spark has comes out of both encodings alike, as one struct."""
+    kind = kind_of(ORDER)
+    assert kind.spark.simpleString() == KIND
+    arrow = to_arrow_type(kind.spark, timezone="UTC")
+    of_avro, wrong = ValueDecoder(read_schema(json.dumps(ORDER))).array([message(written(ORDER, AVRO_VALUE))], arrow)
+    assert not wrong
+    assert of_avro[0].as_py() == {**AVRO_VALUE, "lines": [{"sku": "x", "tags": [("a", 1)]}]}
+    without = {name: value for name, value in JSON_VALUE.items() if name != "note"} | {"else": "passed over"}
+    decoder = ValueDecoder(read_schema(json.dumps(ORDER), "json"))
+    of_json, wrong = decoder.array([message(json.dumps(without).encode())], arrow)
+    assert not wrong
+    assert of_json.equals(of_avro)
+    assert decoder.value(message(json.dumps({**without, "paid": None} | {"weight": "NaN"}).encode().replace(
+        b'"paid": null, ', b""
+    )))["paid"] is False  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"id": "7"}, "id: an integer of 64 bits expected, found '7'"),
+        ({"id": 2**63}, "id: an integer of 64 bits"),
+        ({"id": True}, "id: an integer"),
+        ({"lines": [{"sku": 1, "tags": {}}]}, "lines: sku: a text expected"),
+        ({"lines": {}}, "lines: an array expected"),
+        ({"kind": "GONE"}, "kind: one of NEW, OLD expected"),
+        ({"hash": "?"}, "hash: bytes in base64 expected"),
+        ({"paid": 1}, "paid: true or false expected"),
+        ({"weight": "heavy"}, "weight: a number expected"),
+        ({"price": "1"}, "price: a number expected"),
+        ({"lines": [{"sku": "x", "tags": [1]}]}, "tags: an object expected"),
+    ],
+)
+def test_json_that_does_not_fit_says_where(change: dict[str, Any], said: str) -> None:
+    """The path of the field, what is expected there and what was found."""
+    decoder = ValueDecoder(read_schema(json.dumps(ORDER), "json"))
+    with pytest.raises(MalformedValue, match=said):
+        decoder.value(message(json.dumps(JSON_VALUE | change).encode()))
+    with pytest.raises(MalformedValue, match="id is missing"):
+        decoder.value(message(b"{}"))
+    for foreign in (b"", b"\xff", b"[" * 100_000, b"1e999999999999999999999"):
+        with pytest.raises(MalformedValue):
+            decoder.value(message(foreign))
+
+
+def test_foreign_bytes_in_avro_are_told_and_no_others() -> None:
+    """What is cut, too long, or beyond a type is named by its place among the others, which stay."""
+    decoder = ValueDecoder(read_schema(json.dumps(ORDER)))
+    arrow = to_arrow_type(kind_of(ORDER).spark, timezone="UTC")
+    good = written(ORDER, AVRO_VALUE)
+    large = {"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 2}
+    fields = [one if one["name"] != "price" else {**one, "type": large} for one in ORDER["fields"]]
+    many = written({**ORDER, "fields": fields}, {**AVRO_VALUE, "price": Decimal("123456789012345.00")})
+    values, wrong = decoder.array(
+        [message(good), message(good[:-1]), None, message(good + b"!"), message(b"\xff" * 9), message(many)], arrow
+    )
+    assert [one.as_py() is None for one in values] == [False, True, True, True, True, True]
+    assert set(wrong) == {1, 3, 4, 5}
+    assert wrong[3] == "1 bytes are left behind the value"
+
+
+def test_what_pulsar_says_of_a_schema_is_understood(tmp_path: Path) -> None:
+    """What its tools and its REST API print, for one version or all, from the option itself or from a file."""
+    plain = record(("a", "int"))
+    assert read_schema('"string"').newest == "string"
+    assert read_schema(json.dumps(plain)).encoding is Encoding.AVRO
+    printed = {"name": "orders", "schema": plain, "type": "JSON", "timestamp": 0, "properties": {}}
+    rest = {"version": 3, "type": "JSON", "timestamp": 0, "data": json.dumps(plain), "properties": {}}
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(printed))
+    for text, versions in (
+        (json.dumps(printed), {}),
+        (str(file), {}),
+        (json.dumps(rest), {3: plain}),
+        (json.dumps({"version": 2, "schemaInfo": printed}), {2: plain}),
+        (json.dumps([printed, printed]), {0: plain, 1: plain}),
+        (json.dumps({"getSchemaResponses": [{**rest, "version": 0}, {**rest, "version": 5}]}), {0: plain, 5: plain}),
+    ):
+        found = read_schema(text)
+        assert (found.encoding, found.newest, found.versions) == (Encoding.JSON, plain, versions)
+
+
+def test_each_version_reads_what_was_written_with_it() -> None:
+    """A value is read by its own version and comes out as the newest; one of a version nobody gave is malformed."""
+    old = record(("a", "int"))
+    new = record(("a", "long"))
+    new["fields"].append({"name": "b", "type": "string", "default": "none"})
+    pulsars = [
+        {"version": 0, "type": "AVRO", "data": json.dumps(old)},
+        {"version": 1, "type": "AVRO", "data": json.dumps(new)},
+    ]
+    decoder = ValueDecoder(read_schema(json.dumps(pulsars)))
+    versions = [number.to_bytes(8, "big") for number in range(3)]
+    assert decoder.value(message(written(old, {"a": 5}), versions[0])) == {"a": 5, "b": "none"}
+    assert decoder.value(message(written(new, {"a": 5, "b": "x"}), versions[1])) == {"a": 5, "b": "x"}
+    assert decoder.value(message(written(new, {"a": 5, "b": "x"}))) == {"a": 5, "b": "x"}, "nobody says which"
+    with pytest.raises(MalformedValue, match="version 2 of the schema, of which 0, 1 were given"):
+        decoder.value(message(written(new, {"a": 5, "b": "x"}), versions[2]))
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "said"),
+    [
+        ("nowhere.json", None, "neither a schema in JSON nor a file"),
+        ("{", None, "no JSON"),
+        ('{"type": "wreckord"}', None, "no Avro schema"),
+        ("[]", None, "type for the value: a union of 0 types"),
+        ('{"type": "array"}', None, "no Avro schema"),
+        ('"string"', "xml", "encoding = 'xml': avro or json"),
+        ('{"type": "KEY_VALUE", "schema": ""}', None, "Pulsar's type KEY_VALUE"),
+        ('{"type": "AVRO", "schema": "\\"int\\""}', "json", "values would be avro and json"),
+        ('{"getSchemaResponses": []}', None, "the topic has no schema"),
+        ('{"schema": "\\"int\\""}', None, "does not name its type"),
+        ('{"type": "AVRO", "version": "x", "schema": "\\"int\\""}', None, "version 'x' is no number"),
+        (json.dumps(record(("a", ["int", "string"]))), None, "at a: a union of 2 types"),
+        (json.dumps(record(("a", ["null", "R"]))), None, "at a: R, which is inside of itself"),
+        (json.dumps(record(("a", {"type": "array", "items": EMPTY}))), None, r"at a\[\]: Empty, a record without"),
+        (json.dumps(record(("a", "null"))), None, "at a: null alone"),
+        (
+            json.dumps(record(("a", {"type": "bytes", "logicalType": "decimal", "precision": 39}))),
+            None,
+            "at a: a decimal of 39 digits",
+        ),
+    ],
+)  # fmt: skip
+def test_schemas_that_cannot_be_used_say_why(text: str, encoding: str | None, said: str) -> None:
+    """Mistakes of the option, rules of Avro, and what Spark has no type for, by its place."""
+    with pytest.raises(InvalidInput, match=said):
+        ValueDecoder(read_schema(text, encoding))
+
+
+def test_named_types_and_other_unions() -> None:
+    """Names are found in their namespace; int and long are one; logical types that mean nothing here are passed."""
+    inner = {"type": "record", "name": "a.b.Inner", "fields": [{"name": "n", "type": ["int", "null", "long"]}]}
+    outer = record(("x", inner), ("y", "a.b.Inner"), ("z", {"type": "long", "logicalType": "time-micros"}))
+    decoder = ValueDecoder(read_schema(json.dumps({**outer, "namespace": "a.b"})))
+    value = {"x": {"n": 2**40}, "y": {"n": None}, "z": 5}
+    assert kind_of(outer).spark.simpleString() == "struct<x:struct<n:bigint>,y:struct<n:bigint>,z:bigint>"
+    assert decoder.value(message(written(outer, value))) == value
+    assert pa.array([value], type=to_arrow_type(kind_of(outer).spark)).null_count == 0
