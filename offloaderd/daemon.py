@@ -37,6 +37,7 @@ from offloaderd.presence import registration_of
 from offloaderd.probes import Prober
 from offloaderd.read.reader import TopicReader
 from offloaderd.rpc.admin import AdminService, DaemonSnapshot
+from offloaderd.rpc.broker import BrokerService
 from offloaderd.rpc.doctor import DoctorService
 from offloaderd.rpc.history import HistoryService
 from offloaderd.rpc.interceptor import ErrorInterceptor
@@ -331,9 +332,11 @@ class Daemon:
     ) -> Services:
         """Return what is served."""
         settings, metadata = self._settings, engine.shop.metadata
+        reads = ReadService(reader, settings.read.readers_max, metrics=self.metrics)
         return Services(
             offload=OffloadService(engine, clock=self._clock, metrics=self.metrics),
-            read=ReadService(reader, settings.read.readers_max, metrics=self.metrics),
+            read=reads,
+            broker=BrokerService(engine, reader, reads, retention, ledgers.register),
             admin=admin,
             doctor=DoctorService(lambda: examine(settings, self._clock, serving=True)),
             upkeep=UpkeepService(gc, grace_s=settings.gc.grace_s),

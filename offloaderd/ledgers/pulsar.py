@@ -17,7 +17,7 @@ from offloaderd.errors import CorruptData
 from offloaderd.format.messages import parse_message
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import KeyValue, LedgerInfo, ManagedLedgerInfo
 from offloaderd.ledgers.pulsar_compression import CONTENT_BYTES_MAX, Content, content_of
-from offloaderd.model import LedgerOffload, Position
+from offloaderd.model import DRIVER, LedgerOffload, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -61,9 +61,12 @@ class ListedLedger:
 
     @property
     def offloaded(self) -> LedgerOffload | None:
-        """The whole ledger's copy that its broker has made; None while there is none, or a segment holds its part."""
+        """The whole ledger's copy that its broker has made; None while there is none, or a segment holds its part.
+
+        What the broker has offloaded through our own driver is in our segments, and in no object of its own.
+        """
         found = self.offload
-        if found is None or not found.complete or found.object_id is None or found.segments:
+        if found is None or not found.complete or found.object_id is None or found.segments or found.driver == DRIVER:
             return None
         return LedgerOffload(
             object_id=found.object_id,
