@@ -1,9 +1,10 @@
 """Pulsar's list of the ledgers of a topic, as its broker keeps it in ZooKeeper. Pure parsing, nothing writes it.
 
-Rules: the list is in order, and the last ledger is the one being written, listed with its id alone. What a roll-over
-adds (entries, size, time) reaches the node only with the next change of the list, and may be missing for a closed
-ledger after a crash: an entry that says nothing proves nothing. BookKeeper's own metadata has the truth about state,
-last entry and length; this list has the order, which ledgers are the topic's, and what Pulsar has offloaded.
+Rules: ledgers follow each other by their ids, and the last one is being written, listed with its id alone. The list
+itself is in any order: a broker that notes an offload writes it from a hash table (tryTransformLedgerInfo). What a
+roll-over adds (entries, size, time) reaches the node only with the next change of the list, and may be missing for a
+closed ledger after a crash: an entry that says nothing proves nothing. BookKeeper's own metadata has the truth about
+state, last entry and length; this list has which ledgers are the topic's, and what Pulsar has offloaded.
 """
 
 from __future__ import annotations
@@ -97,9 +98,9 @@ def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX)
     """
     content = content_of(node, key=key, content_bytes_max=content_bytes_max)
     message = parse_message(ManagedLedgerInfo, content.data, key=key, at=content.offset)
-    ledgers = tuple(_ledger(info, key, content) for info in message.ledgerInfo)
+    ledgers = tuple(sorted((_ledger(info, key, content) for info in message.ledgerInfo), key=lambda one: one.ledger_id))
     for before, after in pairwise(ledgers):
-        if after.ledger_id <= before.ledger_id:
+        if after.ledger_id == before.ledger_id:
             _corrupt(key, content, f"a ledger id above {before.ledger_id}", after.ledger_id)
     terminated = None
     if message.HasField("terminatedPosition"):
