@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tests.real.java_client import JavaClient
     from tests.real.pulsar import PulsarServer
     from tests.real.pulsar_offloader import PulsarOffloader
+    from tests.servers import S3Server
 
 T = TypeVar("T")
 
@@ -119,7 +120,7 @@ def pulsar_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarSe
 
 @pytest.fixture(scope="session")
 def driven_broker_session(
-    bookkeeper_servers: BookKeeperCluster, tmp_path_factory: pytest.TempPathFactory
+    bookkeeper_servers: BookKeeperCluster, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PulsarBroker]:
     """A broker with our driver on the cluster: ask for `driven_broker` instead."""
     if lacking := missing_tools():
@@ -129,8 +130,13 @@ def driven_broker_session(
         drivers = offloaders(directory / "offloaders")
     except (CannotBuild, FetchFailed) as error:
         pytest.fail(str(error), pytrace=False)
+    secrets = {"ACCESS_KEY_ID": s3_server.access_key, "ACCESS_KEY_SECRET": s3_server.secret_key}  # of Pulsar's own
     options = BrokerOptions(
-        directory=directory, cluster=bookkeeper_servers, offloaders=drivers, settings=TOPIC_SETTINGS
+        directory=directory,
+        cluster=bookkeeper_servers,
+        offloaders=drivers,
+        settings=TOPIC_SETTINGS,
+        environment=secrets,
     )
     yield from started(lambda: pulsar_broker(options, SystemClock()))
 

@@ -1,4 +1,4 @@
-"""A stock Pulsar broker with our LedgerOffloader, real bookies, a real S3 server and a daemon: PIP-76's loop, closed.
+"""A stock Pulsar broker with our LedgerOffloader, real bookies, a real S3 server and daemons: PIP-76's loop, closed.
 
 Every test has a namespace, a daemon and a bucket of its own.
 """
@@ -6,129 +6,207 @@ Every test has a namespace, a daemon and a bucket of its own.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import signal
+from base64 import b64encode
+from typing import TYPE_CHECKING
 
 import pytest
+from botocore.config import Config
+from botocore.session import get_session
 
 from offloaderd.clock import SystemClock
-from offloaderd.model import TopicName
-from tests.integration.processes import DaemonProcess, Site
-from tests.real.pulsar_topics import KINDS, consume, produce, pulsar_client
+from offloaderd.rpc.client_trust import Trust
+from tests.authority import Authority, token
+from tests.integration.processes import DaemonProcess, Proxy, Site
+from tests.real.driven import Driven
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.real.bookies import BookKeeperCluster
     from tests.real.broker import PulsarBroker
     from tests.servers import S3Server
 
-pytestmark = [pytest.mark.bookies, pytest.mark.timeout(180, func_only=True)]
+pytestmark = [pytest.mark.bookies, pytest.mark.timeout(240, func_only=True)]
 CLOCK = SystemClock()
-WAIT_S = 60.0
-
-
-@dataclass
-class Driven:
-    """A namespace that its broker offloads through a daemon, with one topic."""
-
-    broker: PulsarBroker
-    cluster: BookKeeperCluster
-    namespace: str
-    daemon: DaemonProcess
-
-    @property
-    def topic(self) -> TopicName:
-        """Its topic."""
-        return TopicName("public", self.namespace, "t")
-
-    @property
-    def path(self) -> str:
-        """Its topic in the admin API."""
-        return f"persistent/public/{self.namespace}/t"
-
-    async def create(self) -> None:
-        """Make the namespace and have its broker offload every closed ledger, and free BookKeeper at once."""
-        assert await self.broker.put(f"namespaces/public/{self.namespace}") == 204
-        await self.policies(managedLedgerOffloadDriver="offloaderd")
-
-    async def policies(self, **values: object) -> None:
-        """Set the namespace's offload policies."""
-        said = {
-            "managedLedgerOffloadBucket": "as-the-daemon-says",
-            "managedLedgerOffloadThresholdInBytes": 0,
-            "managedLedgerOffloadDeletionLagInMillis": 0,
-            "managedLedgerExtraConfigurations": {"Address": self.daemon.address},
-            **values,
-        }
-        assert await self.broker.send("POST", f"namespaces/public/{self.namespace}/offloadPolicies", said) == 204
-
-    async def ledgers(self) -> list[dict[str, Any]]:
-        """Return what the broker says of the topic's ledgers, the open one last."""
-        stats = await self.broker.get(f"{self.path}/internalStats")
-        return list(stats["ledgers"])
-
-    def kept(self, ledger_ids: list[int]) -> list[int]:
-        """Return those ledgers that BookKeeper still has."""
-        with self.cluster.zookeeper_client() as client:
-            return [one for one in ledger_ids if client.exists(ledger_path(one))]
-
-    async def freed(self) -> list[int]:
-        """Wait until all closed ledgers are offloaded and gone from BookKeeper; returns their ids."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                ledgers = await self.ledgers()
-                closed = [one["ledgerId"] for one in ledgers[:-1]]
-                if all(one["offloaded"] for one in ledgers[:-1]) and not await asyncio.to_thread(self.kept, closed):
-                    return closed
-                await CLOCK.sleep(0.2)
-
-
-def ledger_path(ledger_id: int) -> str:
-    """Return a ledger's node, by BookKeeper's hierarchical layout."""
-    digits = f"{ledger_id:010d}"
-    return f"/ledgers/{digits[:2]}/{digits[2:6]}/L{digits[6:]}"
+KINDS = ("unbatched", "batched", "batched zstd", "keyed", "chunked")
+SECRET = b"a-secret-for-tokens-of-brokers-0123456789"
+OUTAGE_S = 3.0
 
 
 @pytest.fixture
-async def driven(
-    tmp_path: Path,
-    zookeeper: str,
-    s3_server: S3Server,
-    s3_bucket: str,
-    bookkeeper: BookKeeperCluster,
-    driven_broker: PulsarBroker,
-) -> AsyncIterator[Driven]:
-    """A namespace of its own, and a daemon that follows the cluster."""
-    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
-    site.settings["ledgers"] = {"kind": "bookkeeper"}
-    site.settings["bookkeeper"] = {"servers": bookkeeper.zookeeper}
+def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str, bookkeeper: BookKeeperCluster) -> Site:
+    """A daemon that follows the cluster, and keeps what the broker keeps."""
+    found = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    found.settings["ledgers"] = {"kind": "bookkeeper"}
+    found.settings["bookkeeper"] = {"servers": bookkeeper.zookeeper}
+    found.settings["retention"] = {"kind": "follow", "follow_lag_s": 1, "interval_s": 1}
+    return found
+
+
+def again(daemon: DaemonProcess, site: Site) -> DaemonProcess:
+    """Return the daemon's next run, at the same address."""
+    following = DaemonProcess(site)
+    following.grpc_port, following.http_port = daemon.grpc_port, daemon.http_port
+    return following
+
+
+async def killed(daemon: DaemonProcess) -> None:
+    """End a daemon as a crash does."""
+    daemon.signal(signal.SIGKILL)
+    await daemon.ended()
+
+
+def keys_in(server: S3Server, bucket: str) -> set[str]:
+    """Return the keys of all objects."""
+    client = get_session().create_client(
+        "s3",
+        region_name="us-east-1",
+        endpoint_url=server.endpoint,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        config=Config(s3={"addressing_style": "path"}),
+    )
+    try:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+        return {one["Key"] for page in pages for one in page.get("Contents", [])}
+    finally:
+        client.close()
+
+
+async def emptied(server: S3Server, bucket: str) -> None:
+    """Wait until a bucket has no object."""
+    async with asyncio.timeout(60):
+        while await asyncio.to_thread(keys_in, server, bucket):
+            await CLOCK.sleep(0.2)
+
+
+async def test_consumers_read_what_was_offloaded_and_bookkeeper_is_freed(
+    site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster, s3_server: S3Server, s3_bucket: str
+) -> None:
+    """Messages are the same before and after BookKeeper's copies are gone; the topic's end empties the bucket."""
     async with DaemonProcess(site) as daemon:
         await daemon.serving()
-        made = Driven(driven_broker, bookkeeper, f"d{CLOCK.uuid().hex[:10]}", daemon)
-        await made.create()
-        yield made
+        driven = Driven(driven_broker, bookkeeper, daemon.address)
+        await driven.create()
+        await driven.offload()
+        await driven.write(*KINDS)
+        written = await driven.read(60 * len(KINDS))
+        assert len(await driven.freed(5)) >= 5
+        await driven.unload()
+        assert await driven.read(len(written)) == written
+        assert "from offload driver offloaderd" in driven_broker.log
+        assert await driven_broker.send("DELETE", f"{driven.path}?force=true") == 204
+        await emptied(s3_server, s3_bucket)
 
 
-async def test_consumers_read_what_was_offloaded_and_bookkeeper_is_freed(driven: Driven) -> None:
-    """Messages of many kinds over many ledgers are the same before and after BookKeeper's copies are gone."""
-    topic, kinds = str(driven.topic), ("unbatched", "batched", "batched zstd", "keyed", "chunked")
+async def test_crashes_and_outages_lose_nothing(
+    site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster
+) -> None:
+    """Without S3 nothing is called offloaded; daemon and broker are killed while they offload, and while one reads."""
+    async with Proxy(site.endpoint) as proxy:
+        site.endpoint = f"http://{proxy.address}"
+        async with DaemonProcess(site) as daemon:
+            await daemon.serving()
+            driven = Driven(driven_broker, bookkeeper, daemon.address)
+            await driven.create()
+            await driven.offload()
+            await driven.write("unbatched")
+            await driven.freed()
+            proxy.cut()
+            await driven.write("batched", "keyed", "unbatched")
+            written = await driven.read(240)
+            await CLOCK.sleep(OUTAGE_S)
+            ledgers = await driven.ledgers()
+            assert [one["offloaded"] for one in ledgers].count(False) >= 3
+            held = [int(one["ledgerId"]) for one in ledgers if not one["offloaded"]]
+            assert await driven.in_bookkeeper(held) == held
+            await killed(daemon)
+        proxy.mend()
+        async with again(daemon, site) as daemon:
+            await daemon.serving()
+            await driven_broker.kill()
+            await driven_broker.start()
+            assert await driven.read(240) == written
+            await driven.freed(4)
+            await driven.unload()
+            with driven.reader() as reader:
+                found = [await asyncio.to_thread(next, reader) for _ in range(30)]
+                await killed(daemon)
+                async with again(daemon, site):
+                    while len(found) < len(written):
+                        found.append(await asyncio.to_thread(next, reader))
+                        if len(found) == 150:
+                            await driven_broker.kill()
+                            await driven_broker.start()
+            assert found == written
 
-    def write() -> int:
-        with pulsar_client(driven.broker.service_url) as client:
-            for name in kinds:
-                produce(client, topic, KINDS[name], range(60))
-        return 60 * len(kinds)
 
-    def read(count: int) -> object:
-        with pulsar_client(driven.broker.service_url) as client:
-            return consume(client, topic, count)
+async def test_what_is_not_streamed_is_pushed(
+    site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster, tmp_path: Path
+) -> None:
+    """A ledger begun by a daemon with bookies and ended by one without is whole; over TLS, with a token."""
+    ca, token_file = Authority(tmp_path), tmp_path / "token"
+    server = ca.server()
+    token_file.write_text(token(SECRET, "broker"))
+    site.settings["tls"] = {"cert_file": server.cert, "key_file": server.key}
+    site.settings["access"] = {
+        "grants": "admin broker *",
+        "token_secret_key": b64encode(SECRET).decode(),
+    }
+    trust = Trust(tls=True, ca_file=ca.file, token_file=token_file)
+    async with DaemonProcess(site) as daemon, daemon.client(trust) as client:
+        extra = {"Tls": "true", "TlsTrustCertsFile": str(ca.file), "TokenFile": str(token_file)}
+        driven = Driven(driven_broker, bookkeeper, daemon.address, extra)
+        await driven.create()
+        await driven.offload()
+        await driven.write("unbatched", count=20)
+        await client.enable(driven.topic)
+        async for _ in client.offload(driven.topic, wait=True):
+            pass
+        streamed = [one for one in await client.segments(driven.topic) if one.status == "Offloaded"]
+        daemon.signal(signal.SIGTERM)
+        assert await daemon.ended() == 0
+    site.settings["ledgers"] = {"kind": "none"}
+    async with again(daemon, site) as daemon, daemon.client(trust) as client:
+        await driven.write("unbatched", "keyed")
+        written = await driven.read(140)
+        first = (await driven.freed(2))[0]
+        segments = [one for one in await client.segments(driven.topic) if one.status == "Offloaded"]
+        assert [one.segment_id for one in segments][: len(streamed)] == [one.segment_id for one in streamed]
+        assert {one.end.ledger_id for one in streamed} == {first}
+        assert {one.begin.ledger_id for one in segments[len(streamed) :]} >= {first}
+        await driven.unload()
+        assert await driven.read(140) == written
 
-    count = await asyncio.to_thread(write)
-    written = await asyncio.to_thread(read, count)
-    closed = await driven.freed()
-    assert len(closed) >= 5
-    assert await driven.broker.put(f"{driven.path}/unload") == 204
-    assert await driven.broker.send("DELETE", f"{driven.path}/subscription/reference-{count}") == 204
-    assert await asyncio.to_thread(read, count) == written
+
+async def test_ledgers_of_pulsars_own_driver_are_read_and_deleted(
+    site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster, s3_server: S3Server, s3_bucket: str
+) -> None:
+    """What was offloaded by Pulsar's driver for S3 is read through the daemon, before and after it has adopted it."""
+    async with DaemonProcess(site) as daemon, daemon.client() as client:
+        driven = Driven(driven_broker, bookkeeper, daemon.address)
+        await driven.create()
+        await driven.offload(
+            managedLedgerOffloadDriver="S3",
+            managedLedgerOffloadBucket=s3_bucket,
+            managedLedgerOffloadServiceEndpoint=s3_server.endpoint,
+            managedLedgerOffloadMaxBlockSizeInBytes=5 * 1024 * 1024,
+            managedLedgerExtraConfigurations={},
+        )
+        await driven.write("unbatched", "batched")
+        written = await driven.read(120)
+        theirs = await driven.freed()
+        assert len(await asyncio.to_thread(keys_in, s3_server, s3_bucket)) == 2 * len(theirs)
+        await driven.offload()
+        await driven.unload()
+        assert await driven.read(120) == written
+        await driven.write("keyed")
+        written = await driven.read(180)
+        await driven.freed(len(theirs) + 1)
+        await driven.unload()
+        assert await driven.read(180) == written
+        writers = {one.writer for one in await client.segments(driven.topic)}
+        assert writers == {"S3", "offloaderd"}
+        assert await driven_broker.send("DELETE", f"{driven.path}?force=true") == 204
+        await emptied(s3_server, s3_bucket)

@@ -100,13 +100,14 @@ def offloaders(directory: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerOptions:
-    """Where it keeps its files, on which cluster, with which drivers; settings and flags of the JVM beside ours."""
+    """Where it keeps its files, on which cluster, with which drivers; more settings, variables and flags of the JVM."""
 
     directory: Path
     cluster: BookKeeperCluster
     offloaders: Path
     name: str = "broker"
     settings: Mapping[str, object] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     flags: Sequence[str] = ()
 
 
@@ -128,7 +129,10 @@ class PulsarBroker(Administered):
             "-Dpulsar.extra.offload.drivers=offloaderd",
             *options.flags,
         ]
-        command = java_command(options.name, options.directory, [f"{server_jars('pulsar')}/*"], main, flags=flags)
+        classes = [f"{server_jars('pulsar')}/*"]
+        command = java_command(
+            options.name, options.directory, classes, main, flags=flags, environment=options.environment
+        )
         super().__init__(command, clock, web)
         settings: dict[str, object] = {
             "clusterName": "standalone",
