@@ -150,6 +150,7 @@ class PulsarBroker(Administered):
             "offloadersDirectory": options.offloaders,
             "narExtractionDirectory": options.directory / "tmp",
             "retentionCheckIntervalInSeconds": 1,
+            "triggerOffloadOnTopicLoad": True,
             **options.settings,
         }
         config.write_text(settings_text(settings))

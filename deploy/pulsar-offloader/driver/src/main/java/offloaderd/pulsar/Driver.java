@@ -1,6 +1,7 @@
 package offloaderd.pulsar;
 
 import io.grpc.stub.StreamObserver;
+import java.util.HashMap;
 import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
@@ -27,6 +28,8 @@ public final class Driver implements LedgerOffloader {
     private static final Logger LOG = LoggerFactory.getLogger(Driver.class);
     /** Under which the broker names the managed ledger, in the metadata of every call. */
     private static final String MANAGED_LEDGER = "ManagedLedgerName";
+    /** What tells a ledger that this driver offloaded from those of Pulsar's own. */
+    private static final String MARK = "driver";
     /** Under which Pulsar's own drivers for S3 record where their objects lie. */
     private static final String BUCKET = "bucket";
 
@@ -47,10 +50,25 @@ public final class Driver implements LedgerOffloader {
         return NAME;
     }
 
-    /** Returns what is recorded with each ledger: never nothing, for which a broker puts what it would record today. */
+    /**
+     * Returns what is recorded with each ledger: that it is ours, and, as far as the policies say it, where Pulsar's own
+     * driver for S3 would look for it. That one needs no more to read a ledger that was rewritten for it.
+     */
     @Override
     public Map<String, String> getOffloadDriverMetadata() {
-        return Map.of("driver", NAME);
+        Map<String, String> recorded = new HashMap<>();
+        recorded.put(MARK, NAME);
+        recorded.put("managedLedgerOffloadDriver", "aws-s3");
+        putIfSaid(recorded, BUCKET, policies.getManagedLedgerOffloadBucket());
+        putIfSaid(recorded, "region", policies.getManagedLedgerOffloadRegion());
+        putIfSaid(recorded, "serviceEndpoint", policies.getManagedLedgerOffloadServiceEndpoint());
+        return recorded;
+    }
+
+    private static void putIfSaid(Map<String, String> recorded, String key, String value) {
+        if (value != null && !value.isEmpty()) {
+            recorded.put(key, value);
+        }
     }
 
     @Override
@@ -158,7 +176,7 @@ public final class Driver implements LedgerOffloader {
                 .setTopic(topicOf(managedLedger))
                 .setLedgerId(ledgerId)
                 .setObjectId(uid.toString())
-                .setBucket(driverMetadata.getOrDefault(BUCKET, ""))
+                .setBucket(driverMetadata.containsKey(MARK) ? "" : driverMetadata.getOrDefault(BUCKET, ""))
                 .build();
     }
 
