@@ -8,19 +8,23 @@ from __future__ import annotations
 import asyncio
 import signal
 from base64 import b64encode
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.config import Config
 from botocore.session import get_session
 
 from offloaderd.clock import SystemClock
+from offloaderd.ledgers.pulsar import decode
 from offloaderd.rpc.client_trust import Trust
+from offloaderd.rpc.v1 import policy_pb2
 from tests.authority import Authority, token
 from tests.integration.processes import DaemonProcess, Proxy, Site
 from tests.real.driven import Driven
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.real.bookies import BookKeeperCluster
@@ -57,8 +61,9 @@ async def killed(daemon: DaemonProcess) -> None:
     await daemon.ended()
 
 
-def keys_in(server: S3Server, bucket: str) -> set[str]:
-    """Return the keys of all objects."""
+@contextmanager
+def s3_client(server: S3Server) -> Iterator[Any]:
+    """Give a client of the S3 server."""
     client = get_session().create_client(
         "s3",
         region_name="us-east-1",
@@ -68,10 +73,27 @@ def keys_in(server: S3Server, bucket: str) -> set[str]:
         config=Config(s3={"addressing_style": "path"}),
     )
     try:
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
-        return {one["Key"] for page in pages for one in page.get("Contents", [])}
+        yield client
     finally:
         client.close()
+
+
+def keys_in(server: S3Server, bucket: str) -> set[str]:
+    """Return the keys of all objects."""
+    with s3_client(server) as client:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+        return {one["Key"] for page in pages for one in page.get("Contents", [])}
+
+
+def stock(server: S3Server, bucket: str) -> dict[str, object]:
+    """Return the policies of Pulsar's own driver."""
+    return {
+        "managedLedgerOffloadDriver": "S3",
+        "managedLedgerOffloadBucket": bucket,
+        "managedLedgerOffloadServiceEndpoint": server.endpoint,
+        "managedLedgerOffloadMaxBlockSizeInBytes": 5 * 1024 * 1024,
+        "managedLedgerExtraConfigurations": {},
+    }
 
 
 async def emptied(server: S3Server, bucket: str) -> None:
@@ -190,13 +212,7 @@ async def test_ledgers_of_pulsars_own_driver_are_read_and_deleted(
     async with DaemonProcess(site) as daemon, daemon.client() as client:
         driven = Driven(driven_broker, bookkeeper, daemon.address)
         await driven.create()
-        await driven.offload(
-            managedLedgerOffloadDriver="S3",
-            managedLedgerOffloadBucket=s3_bucket,
-            managedLedgerOffloadServiceEndpoint=s3_server.endpoint,
-            managedLedgerOffloadMaxBlockSizeInBytes=5 * 1024 * 1024,
-            managedLedgerExtraConfigurations={},
-        )
+        await driven.offload(**stock(s3_server, s3_bucket))
         await driven.write("unbatched", "batched")
         written = await driven.read(120)
         theirs = await driven.freed()
@@ -213,3 +229,35 @@ async def test_ledgers_of_pulsars_own_driver_are_read_and_deleted(
         assert writers == {"S3", "offloaderd"}
         assert await driven_broker.send("DELETE", f"{driven.path}?force=true") == 204
         await emptied(s3_server, s3_bucket)
+
+
+async def test_going_back_leaves_every_ledger_readable(
+    site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster, s3_server: S3Server, s3_bucket: str
+) -> None:
+    """Ledgers are rewritten and copied to the broker's names; then Pulsar's own driver reads them, without a daemon."""
+    site.settings["objects"] = {"prefix": ""}
+    async with DaemonProcess(site) as daemon, daemon.client() as client:
+        driven = Driven(driven_broker, bookkeeper, daemon.address)
+        await driven.create()
+        await driven.offload(managedLedgerOffloadBucket=s3_bucket)
+        await driven.write("unbatched", "batched zstd")
+        written = await driven.read(120)
+        ledgers = await driven.freed()
+        await client.enable(driven.topic, policies=policy_pb2.OffloadPolicies(method="none"))
+        await client.convert_topic(driven.topic)
+        progress = [one async for one in client.follow_rollback(driven.topic, timeout_s=60)]
+        assert not progress[-1].order.failures
+        ours = {one.begin.ledger_id: one.segment_id for one in await client.segments(driven.topic)}
+    with bookkeeper.zookeeper_client() as znodes:
+        node, _ = znodes.get(f"/managed-ledgers/{driven.topic.managed_ledger}")
+    with s3_client(s3_server) as objects:
+        for one in decode(node, key="list").ledgers:
+            if one.ledger_id in ledgers:
+                assert one.offload is not None
+                for part in ("", "-index"):
+                    source = f"{ours[one.ledger_id]}-ledger-{one.ledger_id}{part}"
+                    name = f"{one.offload.object_id}-ledger-{one.ledger_id}{part}"
+                    objects.copy_object(Bucket=s3_bucket, Key=name, CopySource={"Bucket": s3_bucket, "Key": source})
+    await driven.offload(**stock(s3_server, s3_bucket))
+    await driven.unload()
+    assert await driven.read(120) == written

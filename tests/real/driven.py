@@ -13,7 +13,7 @@ from offloaderd.model import TopicName
 from tests.real.pulsar_topics import KINDS, produce, pulsar_client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tests.real.bookies import BookKeeperCluster
     from tests.real.broker import PulsarBroker
@@ -26,12 +26,13 @@ RECEIVE_MS = 60_000
 
 @dataclass
 class Driven:
-    """The namespace; `address` is that of its daemon."""
+    """The namespace; `address` is that of its daemon, `others` are the cluster's other brokers."""
 
     broker: PulsarBroker
     cluster: BookKeeperCluster
     address: str
     extra: Mapping[str, str] = field(default_factory=dict)
+    others: Sequence[PulsarBroker] = ()
     namespace: str = field(default_factory=lambda: f"d{CLOCK.uuid().hex[:10]}")
 
     @property
@@ -62,11 +63,24 @@ class Driven:
 
     async def unload(self) -> None:
         """Have the topic closed, so that nothing of it is in the broker's memory."""
-        assert await self.broker.put(f"{self.path}/unload") == 204
+        await self.put("unload")
+
+    async def put(self, what: str) -> None:
+        """PUT below the topic, to the broker that has it: the others would send us there."""
+        async with asyncio.timeout(WAIT_S):
+            while 204 not in [await broker.put(f"{self.path}/{what}") for broker in (self.broker, *self.others)]:
+                await CLOCK.sleep(0.2)
+
+    async def get(self, what: str) -> Any:  # noqa: ANN401 - any JSON
+        """GET below the topic, from the broker that has it; None where none answers."""
+        for broker in (self.broker, *self.others):
+            if (found := await broker.get(f"{self.path}/{what}")) is not None:
+                return found
+        return None
 
     async def ledgers(self) -> list[dict[str, Any]]:
         """Return what the broker says of the topic's ledgers, the open one last."""
-        stats = await self.broker.get(f"{self.path}/internalStats")
+        stats = await self.get("internalStats")
         return list(stats["ledgers"]) if stats is not None else []
 
     async def in_bookkeeper(self, ledger_ids: list[int]) -> list[int]:

@@ -1,7 +1,6 @@
 package offloaderd.pulsar;
 
 import io.grpc.stub.StreamObserver;
-import java.util.HashMap;
 import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
@@ -51,24 +50,13 @@ public final class Driver implements LedgerOffloader {
     }
 
     /**
-     * Returns what is recorded with each ledger: that it is ours, and, as far as the policies say it, where Pulsar's own
-     * driver for S3 would look for it. That one needs no more to read a ledger that was rewritten for it.
+     * Returns what is recorded with each ledger: that it is ours, and the bucket that the policies name, in which Pulsar's
+     * own driver for S3 will look for it if it is ever rewritten for that one.
      */
     @Override
     public Map<String, String> getOffloadDriverMetadata() {
-        Map<String, String> recorded = new HashMap<>();
-        recorded.put(MARK, NAME);
-        recorded.put("managedLedgerOffloadDriver", "aws-s3");
-        putIfSaid(recorded, BUCKET, policies.getManagedLedgerOffloadBucket());
-        putIfSaid(recorded, "region", policies.getManagedLedgerOffloadRegion());
-        putIfSaid(recorded, "serviceEndpoint", policies.getManagedLedgerOffloadServiceEndpoint());
-        return recorded;
-    }
-
-    private static void putIfSaid(Map<String, String> recorded, String key, String value) {
-        if (value != null && !value.isEmpty()) {
-            recorded.put(key, value);
-        }
+        String bucket = policies.getManagedLedgerOffloadBucket();
+        return bucket == null ? Map.of(MARK, NAME) : Map.of(MARK, NAME, BUCKET, bucket);
     }
 
     @Override
