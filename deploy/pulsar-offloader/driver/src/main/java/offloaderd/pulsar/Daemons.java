@@ -16,8 +16,9 @@ import java.nio.file.Path;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
-import java.util.concurrent.Executors;
 import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import offloaderd.v1.BrokerServiceGrpc;
 import offloaderd.v1.OffloadServiceGrpc;
@@ -38,8 +39,11 @@ final class Daemons implements AutoCloseable {
     private record Where(Settings settings, String address) {}
 
     private final Map<Where, ManagedChannel> channels = new ConcurrentHashMap<>();
-    private final ScheduledExecutorService timer = Executors.newSingleThreadScheduledExecutor(
-            new ThreadFactoryBuilder().setNameFormat("offloaderd-timer").setDaemon(true).build());
+    /** What is put off when the broker ends is never done. */
+    private final ScheduledExecutorService timer = new ScheduledThreadPoolExecutor(
+            1,
+            new ThreadFactoryBuilder().setNameFormat("offloaderd-timer").setDaemon(true).build(),
+            new ThreadPoolExecutor.DiscardPolicy());
 
     /** Returns what runs things later; they have to be short. */
     ScheduledExecutorService timer() {

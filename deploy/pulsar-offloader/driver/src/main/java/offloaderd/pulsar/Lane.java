@@ -41,6 +41,7 @@ final class Lane {
     private Stream stream;
     private long pauseMs = PAUSE_MS;
     private boolean paused;
+    private boolean watched;
     private long usedNs = System.nanoTime();
     private boolean closed;
 
@@ -81,9 +82,12 @@ final class Lane {
     CompletableFuture<Entries> read(long first, long last) {
         Waiting read = new Waiting(first, last);
         synchronized (this) {
+            if (closed) {
+                return CompletableFuture.failedFuture(new ManagedLedgerException.OffloadReadHandleClosedException());
+            }
             reads.add(read);
+            watch();
         }
-        daemons.timer().schedule(this::dropLate, settings.readTimeout().toNanos() + 1_000_000, TimeUnit.NANOSECONDS);
         serve();
         return read.done;
     }
@@ -188,15 +192,26 @@ final class Lane {
         }
     }
 
+    /** Looks again when the oldest read will have waited for too long. */
+    private void watch() {
+        if (!watched && !reads.isEmpty()) {
+            watched = true;
+            long leftNs = Math.max(0, reads.peek().deadlineNs - System.nanoTime());
+            daemons.timer().schedule(this::dropLate, leftNs + 1_000_000, TimeUnit.NANOSECONDS);
+        }
+    }
+
     private void dropLate() {
         List<Waiting> late = new ArrayList<>();
         synchronized (this) {
-            while (!reads.isEmpty() && reads.peek().deadlineNs <= System.nanoTime()) {
+            watched = false;
+            while (!reads.isEmpty() && reads.peek().deadlineNs - System.nanoTime() <= 0) {
                 late.add(reads.poll());
             }
             if (!late.isEmpty() && reads.isEmpty()) {
                 stop();
             }
+            watch();
         }
         fail(late, Status.DEADLINE_EXCEEDED
                 .withDescription("no answer within " + settings.readTimeout().toSeconds() + " s")
