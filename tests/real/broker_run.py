@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import sys
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 CLOCK = SystemClock()
 KEYS = 500
 MESSAGE_BYTES = 1000
-LEDGER_MEBIBYTES = 32
+LEDGER_MEBIBYTES = 8
 SETTINGS = {
     "managedLedgerMaxSizePerLedgerMbytes": LEDGER_MEBIBYTES,
     "managedLedgerMaxEntriesPerLedger": 1_000_000,
@@ -167,11 +168,10 @@ async def loop_over(
         str(policies.get("managedLedgerOffloadDriver", "offloaderd")), payload_bytes=count * MESSAGE_BYTES
     )
     await driven.create()
-    say(f"{figures.driver}: {count:,} messages")
-    await asyncio.to_thread(send, url, topic, range(count // 10))
     await driven.offload(**policies)
+    say(f"{figures.driver}: {count:,} messages")
     async with asyncio.TaskGroup() as group:
-        group.create_task(asyncio.to_thread(send, url, topic, range(count // 10, count)))
+        group.create_task(asyncio.to_thread(send, url, topic, range(count)))
         if faults is not None:
             await faults.kill_a_daemon()
     figures.ledgers = len(await driven.freed())
@@ -294,8 +294,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--messages", type=int, default=1_000_000, help="through each driver, 1000 bytes each")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="broker-run-") as directory:
-        asyncio.run(run(arguments.messages, Path(directory)))
+    directory = Path(tempfile.mkdtemp(prefix="broker-run-"))
+    say(f"what the servers say is in {directory} until all is well")
+    asyncio.run(run(arguments.messages, directory))
+    shutil.rmtree(directory)
 
 
 if __name__ == "__main__":
