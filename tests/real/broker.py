@@ -100,7 +100,10 @@ def offloaders(directory: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerOptions:
-    """Where it keeps its files, on which cluster, with which drivers; more settings, variables and flags of the JVM."""
+    """Where it keeps its files, on which cluster, with which drivers; more settings, variables and flags of the JVM.
+
+    The drivers have to be in `offloaders` below its directory: a namespace's policies say `./offloaders`, always.
+    """
 
     directory: Path
     cluster: BookKeeperCluster

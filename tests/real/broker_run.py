@@ -247,7 +247,6 @@ async def run(count: int, directory: Path) -> list[Figures]:
         store = await stack.enter_async_context(seaweed(options, CLOCK))
         server = S3Server(store.endpoint, options.access_key, options.secret_key)
         bucket = stack.enter_context(bucket_at(server))
-        drivers = await asyncio.to_thread(offloaders, directory / "offloaders")
         secrets = {"ACCESS_KEY_ID": server.access_key, "ACCESS_KEY_SECRET": server.secret_key}
         brokers = [
             await stack.enter_async_context(
@@ -255,7 +254,7 @@ async def run(count: int, directory: Path) -> list[Figures]:
                     BrokerOptions(
                         directory=directory / name,
                         cluster=cluster,
-                        offloaders=drivers,
+                        offloaders=offloaders(directory / name / "offloaders"),
                         name=name,
                         settings=SETTINGS,
                         environment=secrets,
