@@ -188,6 +188,7 @@ async def loop_over(
         await CLOCK.sleep(1)
     sought = await asyncio.to_thread(seek_and_compact, url, topic, places)
     assert sought["by id"][0] in places
+    say(json.dumps(figures.shown()))
     if faults is not None:
         await driven.unload()
         async with asyncio.TaskGroup() as group:
@@ -196,7 +197,7 @@ async def loop_over(
             await faults.kill_a_broker()
         assert reading.result() == places
         assert await asyncio.to_thread(seek_and_compact, url, topic, places) == sought
-    say(json.dumps(figures.shown()))
+        say("the same after a daemon and a broker were killed while somebody read")
     return figures
 
 
