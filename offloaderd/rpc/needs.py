@@ -105,7 +105,7 @@ _SERVICES: dict[str, dict[str, Need]] = {
         "EnsureLedger": Need(Role.OFFLOAD, topic),
         "OpenLedger": Need(Role.READ, topic_of_ledger),
         "ReadLedger": Need(Role.READ, topic_of_ledger),
-        "DeleteLedger": Need(Role.OFFLOAD, topic_of_ledger),
+        "DeleteLedger": Need(Role.ADMIN, topic_of_ledger),
     },
     "offloaderd.v1.AdminService": {
         "ListTopics": Need(Role.READ, prefix),
