@@ -15,9 +15,9 @@ import pytest
 from botocore.config import Config
 from botocore.session import get_session
 
+from offloaderd.client import Trust
 from offloaderd.clock import SystemClock
 from offloaderd.ledgers.pulsar import decode
-from offloaderd.rpc.client_trust import Trust
 from offloaderd.rpc.v1 import policy_pb2
 from tests.authority import Authority, token
 from tests.integration.processes import DaemonProcess, Proxy, Site
