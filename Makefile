@@ -6,6 +6,7 @@ INPUT ?=
 WORKERS ?= 2
 SEEDS ?= 2000
 MINUTES ?= 10
+MESSAGES ?= 1000000
 SEED ?=
 FIRST ?= 0
 
@@ -22,11 +23,11 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page audit notebook
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page audit notebook broker-driver test-broker
 
 help: ## List what can be made
-	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@printf '\nPYTHON=%s  INPUT=path, - or empty (make run)  WORKERS=%s (make test)  SEEDS=%s (make simulate)  MINUTES=%s (make soak, fuzz)\n' '$(PYTHON)' '$(WORKERS)' '$(SEEDS)' '$(MINUTES)'
+	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '\nPYTHON=%s  INPUT=path, - or empty (make run)  WORKERS=%s (make test)  SEEDS=%s (make simulate)  MINUTES=%s (make soak, fuzz)  MESSAGES=%s (make test-broker)\n' '$(PYTHON)' '$(WORKERS)' '$(SEEDS)' '$(MINUTES)' '$(MESSAGES)'
 
 setup: $(DEPENDENCIES)dev ## Prepare .venv for work on the project
 
@@ -74,6 +75,15 @@ squeeze: $(DEPENDENCIES)dev ## Give daemons a tenth of the line they need, under
 
 test-page: $(DEPENDENCIES)dev ## Look at the status page with a headless Chromium (BROWSER=path SCREENSHOTS=directory)
 	$(if $(BROWSER),BROWSER=$(BROWSER)) $(if $(SCREENSHOTS),SCREENSHOTS=$(abspath $(SCREENSHOTS))) $(BIN)/python -m pytest -n 0 tests/real/page.py
+
+broker-driver: ## Build the archive by which a stock Pulsar broker offloads through offloaderd (Maven, JDK 17)
+	@command -v mvn >/dev/null && command -v javac >/dev/null || \
+	  { echo "building the broker's driver needs Maven and a JDK (17 or newer): Debian, Ubuntu: apt install maven openjdk-17-jdk" >&2; exit 1; }
+	mvn -q -B -ntp -f deploy/pulsar-offloader package
+	@ls deploy/pulsar-offloader/nar/target/*.nar
+
+test-broker: $(DEPENDENCIES)dev ## Put two stock brokers with the driver to the test, and measure it against Pulsar's own (MESSAGES=n)
+	$(BIN)/python -m tests.real.broker_run --messages $(MESSAGES)
 
 fuzz: $(DEPENDENCIES)fuzz ## Feed foreign bytes to every decoder that reads any, guided by coverage (MINUTES=n in all)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

@@ -21,6 +21,9 @@ LEDGER_ID_MAX = ENTRY_ID_MAX = 2**63 - 1
 ENTRY_BYTES_MAX = 5 * 1024 * 1024
 """Pulsar's default `maxMessageSize`; a larger entry is refused at the door."""
 
+DRIVER = "offloaderd"
+"""The name under which segments are recorded, and under which brokers know our LedgerOffloader."""
+
 _PART = re.compile(r"[-=:.\w]+")
 
 

@@ -18,6 +18,7 @@ from offloaderd.pages.board import Board
 from offloaderd.presence import registration_of
 from offloaderd.read.reader import TopicReader
 from offloaderd.rpc.admin import AdminService
+from offloaderd.rpc.broker import BrokerService
 from offloaderd.rpc.control import ControlService
 from offloaderd.rpc.doctor import DoctorService
 from offloaderd.rpc.history import HistoryService
@@ -126,16 +127,7 @@ def assemble(
         placement=wiring.placement_options(settings),
         duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber.run},
     )
-    reader = TopicReader(
-        maps=engine,
-        policies=book,
-        objects=objects,
-        source=ledgers.source,
-        hot=HotBuffers(engine),
-        clock=clock,
-        metrics=metrics,
-        options=wiring.read_options(settings),
-    )
+    reader = _reader(settings, engine, ledgers, clock)
     gc = Collector(objects, metadata, wiring.sites(settings), clock=clock, metrics=metrics)
     session_s, surroundings = settings.metadata.session_timeout_s, wiring.surroundings(settings)
     registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
@@ -146,6 +138,7 @@ def assemble(
     services = Services(
         offload=OffloadService(engine, clock=clock, metrics=metrics),
         read=reads,
+        broker=BrokerService(engine, reader, reads, retention, ledgers.register),
         admin=admin,
         doctor=DoctorService(lambda: examine(reloader.settings, clock, serving=True)),
         upkeep=upkeep,
@@ -173,4 +166,17 @@ def assemble(
         upkeep=upkeep,
         board=Board(admin, engine.statuses, metrics, clock),
         services=services,
+    )
+
+
+def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock) -> TopicReader:
+    return TopicReader(
+        maps=engine,
+        policies=engine.book,
+        objects=engine.shop.uplink.objects,
+        source=ledgers.source,
+        hot=HotBuffers(engine),
+        clock=clock,
+        metrics=engine.shop.uplink.metrics,
+        options=wiring.read_options(settings),
     )

@@ -14,10 +14,12 @@ import pytest
 
 from offloaderd.clock import SystemClock
 from tests.real.bookies import ClusterOptions, bookkeeper_cluster
+from tests.real.broker import BrokerOptions, CannotBuild, missing_tools, offloaders, pulsar_broker
 from tests.real.jar_lock import FetchFailed
 from tests.real.java_client import java_client
 from tests.real.pulsar import PulsarOptions, pulsar_standalone
 from tests.real.pulsar_offloader import pulsar_offloader
+from tests.real.pulsar_topics import TOPIC_SETTINGS
 from tests.servers import running
 
 if TYPE_CHECKING:
@@ -25,13 +27,21 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from tests.real.bookies import BookKeeperCluster
+    from tests.real.broker import PulsarBroker
     from tests.real.java_client import JavaClient
     from tests.real.pulsar import PulsarServer
     from tests.real.pulsar_offloader import PulsarOffloader
+    from tests.servers import S3Server
 
 T = TypeVar("T")
 
-DOWNLOADING = {"bookkeeper_servers", "pulsar_server", "pulsar_rolling", "stock_offloader_session"}
+DOWNLOADING = {
+    "bookkeeper_servers",
+    "pulsar_server",
+    "pulsar_rolling",
+    "stock_offloader_session",
+    "driven_broker_session",
+}
 """Fixtures whose first use on a machine downloads, under a deadline of its own."""
 TEST_TIMEOUT_S = 300
 
@@ -106,3 +116,33 @@ def pulsar_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarSe
     """A Pulsar standalone with its own ZooKeeper and bookie."""
     options = PulsarOptions(directory=tmp_path_factory.mktemp("pulsar"))
     yield from started(lambda: pulsar_standalone(options, SystemClock()))
+
+
+@pytest.fixture(scope="session")
+def driven_broker_session(
+    bookkeeper_servers: BookKeeperCluster, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PulsarBroker]:
+    """A broker with our driver on the cluster: ask for `driven_broker` instead."""
+    if lacking := missing_tools():
+        pytest.skip(lacking)
+    directory = tmp_path_factory.mktemp("broker")
+    try:
+        drivers = offloaders(directory / "offloaders")
+    except (CannotBuild, FetchFailed) as error:
+        pytest.fail(str(error), pytrace=False)
+    secrets = {"ACCESS_KEY_ID": s3_server.access_key, "ACCESS_KEY_SECRET": s3_server.secret_key}  # of Pulsar's own
+    options = BrokerOptions(
+        directory=directory,
+        cluster=bookkeeper_servers,
+        offloaders=drivers,
+        settings=TOPIC_SETTINGS,
+        environment=secrets,
+    )
+    yield from started(lambda: pulsar_broker(options, SystemClock()))
+
+
+@pytest.fixture
+def driven_broker(bookkeeper: BookKeeperCluster, driven_broker_session: PulsarBroker) -> PulsarBroker:
+    """A real broker that offloads through our driver, up; left out with a reason where Maven or a JDK is missing."""
+    asyncio.run(driven_broker_session.start())
+    return driven_broker_session

@@ -31,6 +31,7 @@ NOT_RUN = {
     "pulsar": "needs a Pulsar cluster with its history",
     "push": "needs a daemon without a ledger store of its own; tests/integration/test_client.py pushes to one",
     "root": "changes the machine",
+    "settings": "needs a daemon with a settings file, which a standalone has not; the tests of the commands have one",
     "server": "runs until it is stopped; tests/integration/test_life_cycle.py and others run it",
     "stopped": "needs all daemons stopped; tests/integration/test_upkeep.py runs it",
     "spark": "starts a Java for a minute; tests/integration/test_spark_source.py runs it",

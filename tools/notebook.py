@@ -71,7 +71,7 @@ def page(cells: list[Cell], printed: list[str]) -> str:
     outputs = iter(printed)
     parts = []
     for cell in cells:
-        parts.append(f"```python\n{cell.text}```\n" if cell.is_code else cell.text)
+        parts.append(f"```python spark\n{cell.text}```\n" if cell.is_code else cell.text)
         if cell.prints:
             parts.append(f"```text\n{next(outputs)}```\n")
     return "\n".join([*parts, f"![entries per minute and lag](images/{Path(PICTURE).name})\n"])

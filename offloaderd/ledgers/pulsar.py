@@ -1,9 +1,10 @@
 """Pulsar's list of the ledgers of a topic, as its broker keeps it in ZooKeeper. Pure parsing, nothing writes it.
 
-Rules: the list is in order, and the last ledger is the one being written, listed with its id alone. What a roll-over
-adds (entries, size, time) reaches the node only with the next change of the list, and may be missing for a closed
-ledger after a crash: an entry that says nothing proves nothing. BookKeeper's own metadata has the truth about state,
-last entry and length; this list has the order, which ledgers are the topic's, and what Pulsar has offloaded.
+Rules: ledgers follow each other by their ids, and the last one is being written, listed with its id alone. The list
+itself is in any order: a broker that notes an offload writes it from a hash table (tryTransformLedgerInfo). What a
+roll-over adds (entries, size, time) reaches the node only with the next change of the list, and may be missing for a
+closed ledger after a crash: an entry that says nothing proves nothing. BookKeeper's own metadata has the truth about
+state, last entry and length; this list has which ledgers are the topic's, and what Pulsar has offloaded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from offloaderd.errors import CorruptData
 from offloaderd.format.messages import parse_message
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import KeyValue, LedgerInfo, ManagedLedgerInfo
 from offloaderd.ledgers.pulsar_compression import CONTENT_BYTES_MAX, Content, content_of
-from offloaderd.model import LedgerOffload, Position
+from offloaderd.model import DRIVER, LedgerOffload, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -61,9 +62,12 @@ class ListedLedger:
 
     @property
     def offloaded(self) -> LedgerOffload | None:
-        """The whole ledger's copy that its broker has made; None while there is none, or a segment holds its part."""
+        """The whole ledger's copy that its broker has made; None while there is none, or a segment holds its part.
+
+        What the broker has offloaded through our own driver is in our segments, and in no object of its own.
+        """
         found = self.offload
-        if found is None or not found.complete or found.object_id is None or found.segments:
+        if found is None or not found.complete or found.object_id is None or found.segments or found.driver == DRIVER:
             return None
         return LedgerOffload(
             object_id=found.object_id,
@@ -94,9 +98,9 @@ def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX)
     """
     content = content_of(node, key=key, content_bytes_max=content_bytes_max)
     message = parse_message(ManagedLedgerInfo, content.data, key=key, at=content.offset)
-    ledgers = tuple(_ledger(info, key, content) for info in message.ledgerInfo)
+    ledgers = tuple(sorted((_ledger(info, key, content) for info in message.ledgerInfo), key=lambda one: one.ledger_id))
     for before, after in pairwise(ledgers):
-        if after.ledger_id <= before.ledger_id:
+        if after.ledger_id == before.ledger_id:
             _corrupt(key, content, f"a ledger id above {before.ledger_id}", after.ledger_id)
     terminated = None
     if message.HasField("terminatedPosition"):

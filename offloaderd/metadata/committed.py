@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 from offloaderd.errors import InvalidInput
-from offloaderd.metadata.records.context import DRIVER
-from offloaderd.model import OffloadMethod, Position, SegmentRange
+from offloaderd.model import DRIVER, OffloadMethod, Position, SegmentRange
 from offloaderd.objects.keys import SegmentKeys
 
 if TYPE_CHECKING:

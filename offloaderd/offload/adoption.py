@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.model import EntryBatch, LedgerInfo, TopicName
+    from offloaderd.model import EntryBatch, LedgerInfo, LedgerOffload, TopicName
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
@@ -239,23 +239,32 @@ async def verified(shop: Workshop, topic: TopicName, info: LedgerInfo) -> Commit
     A context of the first releases names no driver: then it is whatever the broker is set to, as for Pulsar itself.
     Raises InvalidConfig when they lie elsewhere, NotFound, CorruptData, Transient and Denied.
     """
-    offload = info.offloaded
-    assert offload is not None  # noqa: S101 - nobody asks of others
+    assert info.offloaded is not None  # noqa: S101 - nobody asks of others
+    return await located(shop, topic, info.ledger_id, info.offloaded, info)
+
+
+async def located(
+    shop: Workshop, topic: TopicName, ledger_id: int, offload: LedgerOffload, info: LedgerInfo | None = None
+) -> CommittedSegment:
+    """Return such a ledger by the word of whoever knows where it lies; `info` None: nobody says how long it is.
+
+    Raises what `verified` does.
+    """
     driver, places = offload.driver or DRIVER_DEFAULT, shop.places
     bucket = offload.properties.get("bucket", "") if offload.driver else places.home.bucket
     if driver.lower() not in DRIVERS or bucket not in places.buckets:
         raise InvalidConfig(
-            f"ledger {info.ledger_id} of {topic} was offloaded by driver {driver!r} into bucket {bucket!r}, not into "
+            f"ledger {ledger_id} of {topic} was offloaded by driver {driver!r} into bucket {bucket!r}, not into "
             f"{' or '.join(map(repr, sorted(places.buckets)))}",
             hint="name that bucket in objects.places, copy its objects into ours, or let a broker serve it",
         )
-    where = keys.SegmentKeys("", offload.object_id, info.ledger_id)
+    where = keys.SegmentKeys("", offload.object_id, ledger_id)
     named = topic.managed_ledger
     index, data_bytes = await verified_index(shop.uplink.objects.at(bucket), where, managed_ledger=named, info=info)
     ledger = index.ledger()
     return CommittedSegment(
         segment_id=offload.object_id,
-        slices=(LedgerSlice(info.ledger_id, 0, ledger.lastEntryId, ledger.length),),
+        slices=(LedgerSlice(ledger_id, 0, ledger.lastEntryId, ledger.length),),
         object_bytes=data_bytes,
         assigned_ms=offload.offloaded_ms,
         offloaded_ms=offload.offloaded_ms,

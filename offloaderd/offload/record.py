@@ -81,6 +81,17 @@ class TopicRecord:
         async with self._writing:
             self.map = await self._attempts.note_ends(self.map, self._end_of_offloaded())
 
+    async def note_closed(self, last: Position) -> None:
+        """Record that a ledger ends with the entry at `last`, if offloading stands there. Raises Fenced.
+
+        For a topic without a source, whose pusher may say so only after that entry was committed.
+        """
+        async with self._writing:
+            if self.offloaded == last:
+                self.map = await self._attempts.note_ends(
+                    self.map, {last.ledger_id: LedgerEnd(last.entry_id + 1, None)}
+                )
+
     def known_ends(
         self, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
     ) -> tuple[tuple[int, LedgerEnd], ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import Transient
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
-from offloaderd.metadata.records.context import DRIVER
+from offloaderd.model import DRIVER
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.past import Pasts
 

@@ -32,6 +32,7 @@ from offloaderd.errors import (
     Transient,
     Unauthenticated,
 )
+from offloaderd.offload.copy_check import Unsound
 from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange, TopicNotFound
 from offloaderd.rpc.v1 import common_pb2
 
@@ -61,6 +62,7 @@ CODES: dict[type[OffloaderError], grpc.StatusCode] = {
     Closed: grpc.StatusCode.UNAVAILABLE,
     NewerRecord: grpc.StatusCode.FAILED_PRECONDITION,
     CorruptData: grpc.StatusCode.DATA_LOSS,
+    Unsound: grpc.StatusCode.DATA_LOSS,
 }
 """By class; an error takes the code of its nearest ancestor here."""
 

@@ -46,6 +46,11 @@ def topic(request: Any) -> Iterator[Where]:  # noqa: ANN401 - a request of any s
     yield of_topic(TopicName.parse(request.topic))
 
 
+def topic_of_ledger(request: Any) -> Iterator[Where]:  # noqa: ANN401 - a request that names a ledger by Pulsar's list
+    """Name the ledger's topic. Raises InvalidInput."""
+    yield of_topic(TopicName.parse(request.ledger.topic))
+
+
 def topic_or_everything(request: Any) -> Iterator[Where]:  # noqa: ANN401
     """Name one topic, or everything. Raises InvalidInput."""
     yield of_topic(TopicName.parse(request.topic)) if request.topic else None
@@ -95,6 +100,12 @@ _SERVICES: dict[str, dict[str, Need]] = {
         "ReadMessages": Need(Role.READ, topic),
         "LastPositions": Need(Role.READ, topic),
         "Seek": Need(Role.READ, topic),
+    },
+    "offloaderd.v1.BrokerService": {
+        "EnsureLedger": Need(Role.OFFLOAD, topic),
+        "OpenLedger": Need(Role.READ, topic_of_ledger),
+        "ReadLedger": Need(Role.READ, topic_of_ledger),
+        "DeleteLedger": Need(Role.ADMIN, topic_of_ledger),
     },
     "offloaderd.v1.AdminService": {
         "ListTopics": Need(Role.READ, prefix),

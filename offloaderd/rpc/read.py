@@ -50,7 +50,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         self, request: read_pb2.ReadRequest, context: Context
     ) -> AsyncIterator[bytes]:
         """Stream a range. Raises what TopicReader.read raises, Throttled when there are too many readers."""
-        with self._counted():
+        with self.counted():
             async with aclosing(self._entries(request)) as batches:
                 async for batch, tier in batches:
                     yield encoded_read_response(_client_bytes(batch) if request.client_bytes else batch, tier)
@@ -60,7 +60,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     ) -> AsyncIterator[read_pb2.ReadMessagesResponse]:
         """Stream a range as messages. Raises as Read does; what cannot be unpacked is no error."""
         messages, last_tier = MessageReader(), Tier.OBJECTS
-        with self._counted():
+        with self.counted():
             async with aclosing(self._entries(request)) as batches:
                 async for batch, last_tier in batches:
                     for answer in messages.answers(batch, last_tier):
@@ -99,7 +99,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
                 yield batch, tier
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def counted(self) -> Iterator[None]:
         """Hold one of the readers' places. Raises Throttled."""
         if self._readers >= self.readers_max:
             raise Throttled(
@@ -130,7 +130,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         self, request: read_pb2.SeekRequest, context: Context
     ) -> read_pb2.SeekResponse:
         """Say where a time, a message or an entry is. Raises TopicNotFound, InvalidInput, Throttled."""
-        with self._counted():
+        with self.counted():
             return to_response(await sought(self._reader, TopicName.parse(request.topic), request.target))
 
 

@@ -20,6 +20,8 @@ from offloaderd.errors import InvalidConfig
 from offloaderd.rpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    broker_pb2,
+    broker_pb2_grpc,
     control_pb2,
     control_pb2_grpc,
     doctor_pb2,
@@ -75,6 +77,7 @@ class Services:
 
     offload: offload_pb2_grpc.OffloadServiceServicer
     read: read_pb2_grpc.ReadServiceServicer
+    broker: broker_pb2_grpc.BrokerServiceServicer
     admin: admin_pb2_grpc.AdminServiceServicer
     doctor: doctor_pb2_grpc.DoctorServiceServicer
     upkeep: upkeep_pb2_grpc.UpkeepServiceServicer
@@ -137,6 +140,7 @@ class RpcServer:
         services = self._services
         offload_pb2_grpc.add_OffloadServiceServicer_to_server(services.offload, self._server)
         read_pb2_grpc.add_ReadServiceServicer_to_server(services.read, self._server)
+        broker_pb2_grpc.add_BrokerServiceServicer_to_server(services.broker, self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(services.admin, self._server)
         doctor_pb2_grpc.add_DoctorServiceServicer_to_server(services.doctor, self._server)
         upkeep_pb2_grpc.add_UpkeepServiceServicer_to_server(services.upkeep, self._server)
@@ -148,7 +152,7 @@ class RpcServer:
         rollback_pb2_grpc.add_RollbackServiceServicer_to_server(services.rollback, self._server)
         files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2, placement_pb2, retention_pb2, inspect_pb2]
         control_pb2_grpc.add_ControlServiceServicer_to_server(services.control, self._server)
-        files += [policy_pb2, history_pb2, rollback_pb2, control_pb2]
+        files += [policy_pb2, history_pb2, rollback_pb2, control_pb2, broker_pb2]
         if services.ledgers is not None:
             ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(services.ledgers, self._server)
             files.append(ledgers_pb2)

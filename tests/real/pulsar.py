@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.clock import Clock
+    from offloaderd.standalone.process import Command
 
 START_S = 120.0
 _INTERCEPTORS = ("AppendIndexMetadataInterceptor", "AppendBrokerTimestampMetadataInterceptor")
-_SMALL_BROKER: Mapping[str, object] = {
+SMALL_BROKER: Mapping[str, object] = {
     "brokerEntryMetadataInterceptors": ",".join(f"org.apache.pulsar.common.intercept.{name}" for name in _INTERCEPTORS),
     "exposingBrokerEntryMetadataToClientEnabled": True,
     "brokerDeleteInactiveTopicsEnabled": False,
@@ -45,6 +46,7 @@ _SMALL_BROKER: Mapping[str, object] = {
     "bookkeeperNumberOfChannelsPerBookie": 2,
     "metadataStoreBatchingMaxDelayMillis": 2,
 }
+"""A broker for a small machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,20 +57,59 @@ class PulsarOptions:
     settings: Mapping[str, object] = field(default_factory=dict)
 
 
-class PulsarServer(Server):
+class Administered(Server):
+    """A broker with an admin API on loopback, at the port `web`."""
+
+    def __init__(self, command: Command, clock: Clock, web: int) -> None:
+        super().__init__(command, clock)
+        self.web = web
+
+    @property
+    def admin_url(self) -> str:
+        """Where its admin API answers."""
+        return f"http://{LOOPBACK}:{self.web}"
+
+    async def start(self) -> None:
+        """Start it unless it runs, and wait until topics can be made."""
+
+        async def answers() -> bool:
+            status, body = await http_get(self.web, "/admin/v2/namespaces/public")
+            return status == 200 and b"public/default" in body
+
+        self.launch()
+        await self.child.ready(answers, START_S)
+
+    async def get(self, path: str) -> Any:  # noqa: ANN401 - any JSON
+        """GET a path of the admin API, such as `persistent/public/default/t/internalStats`; None when it is not 200."""
+        status, body = await http_get(self.web, f"/admin/v2/{path}")
+        return json.loads(body) if status == 200 else None
+
+    async def put(self, path: str, body: object = None) -> int:
+        """PUT JSON (or nothing) to a path of the admin API; returns the HTTP status, 0 when nobody answers."""
+        return await self.send("PUT", path, body)
+
+    async def send(self, method: str, path: str, body: object = None) -> int:
+        """Call the admin API by another method than GET; returns the HTTP status, 0 when nobody answers."""
+        text = b"" if body is None else json.dumps(body).encode()
+        head = (
+            f"{method} /admin/v2/{path} HTTP/1.0\r\nHost: {LOOPBACK}:{self.web}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
+        )
+        words = (await ask(self.web, head.encode() + text)).split(None, 2)
+        return int(words[1]) if len(words) > 1 else 0
+
+
+class PulsarServer(Administered):
     """The running standalone. Use `pulsar_standalone` to make one."""
 
     def __init__(self, options: PulsarOptions, clock: Clock) -> None:
         zookeeper, bookie, broker, web = free_ports(4, clock)
-        self._web = web
         self.zookeeper = f"{LOOPBACK}:{zookeeper}"
         """host:port of its ZooKeeper."""
         self.metadata_uri = f"zk+hierarchical://{self.zookeeper}{LEDGERS_ROOT}"
         """What BookKeeper's clients are configured with."""
         self.service_url = f"pulsar://{LOOPBACK}:{broker}"
         """What Pulsar's clients are configured with."""
-        self.admin_url = f"http://{LOOPBACK}:{web}"
-        """Where its admin API answers."""
         config = options.directory / "pulsar.conf"
         main = [
             *("org.apache.pulsar.PulsarStandaloneStarter", "--config", str(config), "--advertised-address", LOOPBACK),
@@ -82,7 +123,7 @@ class PulsarServer(Server):
         environment = {"PULSAR_STANDALONE_USE_ZOOKEEPER": "1"}
         classes = [f"{server_jars('pulsar')}/*"]
         command = java_command("pulsar", options.directory, classes, main, flags=flags, environment=environment)
-        super().__init__(command, clock)
+        super().__init__(command, clock, web)
         settings: dict[str, object] = {
             "clusterName": "standalone",
             "bindAddress": LOOPBACK,
@@ -93,35 +134,10 @@ class PulsarServer(Server):
             "webServicePort": web,
             "listeningInterface": "lo",
             **SMALL_BOOKIE,
-            **_SMALL_BROKER,
+            **SMALL_BROKER,
             **options.settings,
         }
         config.write_text(settings_text(settings))
-
-    async def start(self) -> None:
-        """Start it unless it runs, and wait until topics can be made."""
-
-        async def answers() -> bool:
-            status, body = await http_get(self._web, "/admin/v2/namespaces/public")
-            return status == 200 and b"public/default" in body
-
-        self.launch()
-        await self.child.ready(answers, START_S)
-
-    async def get(self, path: str) -> Any:  # noqa: ANN401 - any JSON
-        """GET a path of the admin API, such as `persistent/public/default/t/internalStats`; None when it is not 200."""
-        status, body = await http_get(self._web, f"/admin/v2/{path}")
-        return json.loads(body) if status == 200 else None
-
-    async def put(self, path: str, body: object = None) -> int:
-        """PUT JSON (or nothing) to a path of the admin API; returns the HTTP status, 0 when nobody answers."""
-        text = b"" if body is None else json.dumps(body).encode()
-        head = (
-            f"PUT /admin/v2/{path} HTTP/1.0\r\nHost: {LOOPBACK}:{self._web}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
-        )
-        words = (await ask(self._web, head.encode() + text)).split(None, 2)
-        return int(words[1]) if len(words) > 1 else 0
 
 
 @asynccontextmanager

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MESSAGE_BYTES_MAX: Final = 64 * 1024
 """What the broker of `TOPIC_SETTINGS` takes as one entry; larger messages come in chunks."""
 RECEIVE_MS = 20_000
+OPERATION_S = 90
+"""Longer than a broker takes to come back, and a topic to be loaded by another one."""
 
 TOPIC_SETTINGS: Mapping[str, object] = {
     "maxMessageSize": MESSAGE_BYTES_MAX,
@@ -97,7 +99,8 @@ KINDS: Final = {kind.name: kind for kind in _kinds()}
 @contextmanager
 def pulsar_client(service_url: str) -> Iterator[pulsar.Client]:
     """Give a client that says only what goes wrong, and close it."""
-    client = pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    client = pulsar.Client(service_url, logger=logger, operation_timeout_seconds=OPERATION_S)
     try:
         yield client
     finally:

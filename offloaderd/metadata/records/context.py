@@ -29,12 +29,11 @@ from uuid import UUID
 
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext, OffloadDriverMetadata, OffloadSegment
 from offloaderd.metadata.records import codec
-from offloaderd.model import LedgerEnd, OffloadMethod
+from offloaderd.model import DRIVER, LedgerEnd, OffloadMethod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DRIVER = "offloaderd"
 _OURS: Final = (
     "offloadSegment",
     "ledgerEntries",

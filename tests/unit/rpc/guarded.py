@@ -19,6 +19,7 @@ from offloaderd.rpc.server import RpcServer, ServerOptions, Services
 from offloaderd.rpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    broker_pb2_grpc,
     control_pb2_grpc,
     doctor_pb2_grpc,
     history_pb2_grpc,
@@ -163,6 +164,7 @@ async def guarded(
         offload=pushes,
         read=reads,
         admin=admin,
+        broker=empty(broker_pb2_grpc.BrokerServiceServicer),
         doctor=empty(doctor_pb2_grpc.DoctorServiceServicer),
         upkeep=empty(upkeep_pb2_grpc.UpkeepServiceServicer),
         placement=empty(placement_pb2_grpc.PlacementServiceServicer),

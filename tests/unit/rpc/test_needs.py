@@ -85,7 +85,7 @@ def test_what_changes_something_needs_the_role_for_it() -> None:
         name = path.rpartition("/")[2]
         if name.startswith(CHANGES):
             assert need.role is Role.ADMIN, path
-        elif name in {"StreamingOffload", "Offload", "Append", "Roll"}:
+        elif name in {"StreamingOffload", "Offload", "EnsureLedger", "Append", "Roll"}:
             assert need.role is Role.OFFLOAD, path
         else:
             assert need.role is Role.READ, path

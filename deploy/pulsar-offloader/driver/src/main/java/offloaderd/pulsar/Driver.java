@@ -1,0 +1,192 @@
+package offloaderd.pulsar;
+
+import io.grpc.stub.StreamObserver;
+import java.util.Map;
+import java.util.UUID;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
+import offloaderd.v1.Broker.DeleteLedgerRequest;
+import offloaderd.v1.Broker.DeleteLedgerResponse;
+import offloaderd.v1.Broker.OffloadedLedger;
+import offloaderd.v1.Broker.OpenLedgerRequest;
+import offloaderd.v1.Broker.OpenLedgerResponse;
+import offloaderd.v1.BrokerServiceGrpc.BrokerServiceStub;
+import org.apache.bookkeeper.client.api.ReadHandle;
+import org.apache.bookkeeper.mledger.LedgerOffloader;
+import org.apache.bookkeeper.mledger.LedgerOffloaderStats;
+import org.apache.bookkeeper.mledger.ManagedLedgerException;
+import org.apache.pulsar.common.naming.TopicName;
+import org.apache.pulsar.common.policies.data.OffloadPolicies;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/** One namespace's offloader. It may be closed while handles that it opened go on. */
+public final class Driver implements LedgerOffloader {
+    static final String NAME = "offloaderd";
+    private static final Logger LOG = LoggerFactory.getLogger(Driver.class);
+    /** Under which the broker names the managed ledger, in the metadata of every call. */
+    private static final String MANAGED_LEDGER = "ManagedLedgerName";
+    /** What tells a ledger that this driver offloaded from those of Pulsar's own. */
+    private static final String MARK = "driver";
+    /** Under which Pulsar's own drivers for S3 record where their objects lie. */
+    private static final String BUCKET = "bucket";
+
+    private final Settings settings;
+    private final OffloadPolicies policies;
+    private final Daemons daemons;
+    private final LedgerOffloaderStats stats;
+
+    Driver(Settings settings, OffloadPolicies policies, Daemons daemons, LedgerOffloaderStats stats) {
+        this.settings = settings;
+        this.policies = policies;
+        this.daemons = daemons;
+        this.stats = stats;
+    }
+
+    @Override
+    public String getOffloadDriverName() {
+        return NAME;
+    }
+
+    /**
+     * Returns what is recorded with each ledger: that it is ours, and the bucket that the policies name, in which Pulsar's
+     * own driver for S3 will look for it if it is ever rewritten for that one.
+     */
+    @Override
+    public Map<String, String> getOffloadDriverMetadata() {
+        String bucket = policies.getManagedLedgerOffloadBucket();
+        return bucket == null ? Map.of(MARK, NAME) : Map.of(MARK, NAME, BUCKET, bucket);
+    }
+
+    @Override
+    public CompletableFuture<Void> offload(ReadHandle ledger, UUID uid, Map<String, String> extraMetadata) {
+        String managedLedger = extraMetadata.get(MANAGED_LEDGER);
+        if (managedLedger == null || ledger.getLength() == 0 || !ledger.isClosed() || ledger.getLastAddConfirmed() < 0) {
+            return CompletableFuture.failedFuture(new IllegalArgumentException(
+                    "ledger " + ledger.getId() + " of " + managedLedger + " is open, empty or nobody's"));
+        }
+        long began = System.nanoTime();
+        return new Offload(daemons, settings, ledger, topicOf(managedLedger)).run().handle((segments, error) -> {
+            if (error != null) {
+                stats.recordOffloadError(topicOf(managedLedger));
+                throw FutureFailure.of(Failures.of(error, "ledger " + ledger.getId() + " is not offloaded"));
+            }
+            stats.recordOffloadBytes(topicOf(managedLedger), ledger.getLength());
+            LOG.info("[{}] Ledger {} is offloaded in {} segments, verified in {} ms, uuid {}", managedLedger,
+                    ledger.getId(), segments, TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - began), uid);
+            return null;
+        });
+    }
+
+    @Override
+    public CompletableFuture<ReadHandle> readOffloaded(long ledgerId, UUID uid, Map<String, String> driverMetadata) {
+        OffloadedLedger ledger;
+        try {
+            ledger = named(ledgerId, uid, driverMetadata);
+        } catch (ManagedLedgerException error) {
+            return CompletableFuture.failedFuture(error);
+        }
+        OpenLedgerRequest request = OpenLedgerRequest.newBuilder().setLedger(ledger).build();
+        return this.<OpenLedgerResponse>call(settings.address(), (stub, answer) -> stub.openLedger(request, answer))
+                .handle((found, error) -> {
+                    if (error != null) {
+                        stats.recordReadOffloadError(ledger.getTopic());
+                        throw FutureFailure.of(Failures.of(error, "cannot open ledger " + ledgerId));
+                    }
+                    return new TieredLedger(daemons, settings, stats, ledger, found.getLastEntryId(),
+                            found.getLengthBytes());
+                });
+    }
+
+    @Override
+    public CompletableFuture<Void> deleteOffloaded(long ledgerId, UUID uid, Map<String, String> driverMetadata) {
+        OffloadedLedger ledger;
+        try {
+            ledger = named(ledgerId, uid, driverMetadata);
+        } catch (ManagedLedgerException error) {
+            return CompletableFuture.failedFuture(error);
+        }
+        DeleteLedgerRequest request = DeleteLedgerRequest.newBuilder().setLedger(ledger).build();
+        return delete(settings.address(), request)
+                .thenCompose(found -> found.getOwnerAddress().isEmpty()
+                        ? CompletableFuture.completedFuture(found)
+                        : delete(found.getOwnerAddress(), request))
+                .handle((found, error) -> {
+                    boolean moved = error == null && !found.getOwnerAddress().isEmpty();
+                    stats.recordDeleteOffloadOps(ledger.getTopic(), error == null && !moved);
+                    if (moved) {
+                        throw FutureFailure.of(new ManagedLedgerException(ledger.getTopic() + " is changing hands"));
+                    }
+                    if (error != null) {
+                        throw FutureFailure.of(Failures.of(error, "cannot delete ledger " + ledgerId));
+                    }
+                    LOG.info("[{}] Ledger {} uuid {}: {}", ledger.getTopic(), ledgerId, uid, found.getOutcome());
+                    return null;
+                });
+    }
+
+    private CompletableFuture<DeleteLedgerResponse> delete(String address, DeleteLedgerRequest request) {
+        return call(address, (stub, answer) -> stub.deleteLedger(request, answer));
+    }
+
+    @Override
+    public OffloadPolicies getOffloadPolicies() {
+        return policies;
+    }
+
+    @Override
+    public void close() {
+        // Connections are the factory's: readers go on when the policies of their namespace change.
+    }
+
+    private interface Unary<T> {
+        void start(BrokerServiceStub stub, StreamObserver<T> answer);
+    }
+
+    /** Makes a call; a daemon that is not there is waited for until the time is up. */
+    private <T> CompletableFuture<T> call(String address, Unary<T> call) {
+        CompletableFuture<T> found = new CompletableFuture<>();
+        BrokerServiceStub stub = daemons.ledgers(settings, address)
+                .withWaitForReady()
+                .withDeadlineAfter(settings.callTimeout().toMillis(), TimeUnit.MILLISECONDS);
+        call.start(stub, new Answer<>(found::complete, found::completeExceptionally));
+        return found;
+    }
+
+    private static OffloadedLedger named(long ledgerId, UUID uid, Map<String, String> driverMetadata)
+            throws ManagedLedgerException {
+        String managedLedger = driverMetadata.get(MANAGED_LEDGER);
+        if (managedLedger == null) {
+            throw new ManagedLedgerException("the broker does not say whose ledger " + ledgerId + " is");
+        }
+        return OffloadedLedger.newBuilder()
+                .setTopic(topicOf(managedLedger))
+                .setLedgerId(ledgerId)
+                .setObjectId(uid.toString())
+                .setBucket(driverMetadata.containsKey(MARK) ? "" : driverMetadata.getOrDefault(BUCKET, ""))
+                .build();
+    }
+
+    private static String topicOf(String managedLedger) {
+        return TopicName.fromPersistenceNamingEncoding(managedLedger);
+    }
+
+    /** The one answer of a call. */
+    private record Answer<T>(Consumer<T> value, Consumer<Throwable> error) implements StreamObserver<T> {
+        @Override
+        public void onNext(T found) {
+            value.accept(found);
+        }
+
+        @Override
+        public void onError(Throwable failure) {
+            error.accept(failure);
+        }
+
+        @Override
+        public void onCompleted() {
+            // the value came before
+        }
+    }
+}

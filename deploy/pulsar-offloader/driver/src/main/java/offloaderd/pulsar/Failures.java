@@ -1,0 +1,70 @@
+package offloaderd.pulsar;
+
+import io.grpc.Metadata;
+import io.grpc.Status;
+import io.grpc.StatusRuntimeException;
+import io.grpc.protobuf.ProtoUtils;
+import java.util.EnumSet;
+import java.util.Set;
+import java.util.concurrent.CompletionException;
+import offloaderd.v1.Common.ErrorDetail;
+import org.apache.bookkeeper.mledger.ManagedLedgerException;
+
+/** What a daemon's errors mean to a broker. */
+final class Failures {
+    private static final Metadata.Key<ErrorDetail> DETAIL = Metadata.Key.of(
+            "offloaderd-error-bin", ProtoUtils.metadataMarshaller(ErrorDetail.getDefaultInstance()));
+    /** Of a daemon that restarts, is overloaded, or was cut off in the middle of an answer. */
+    private static final Set<Status.Code> PASSING = EnumSet.of(
+            Status.Code.UNAVAILABLE,
+            Status.Code.RESOURCE_EXHAUSTED,
+            Status.Code.DEADLINE_EXCEEDED,
+            Status.Code.ABORTED,
+            Status.Code.CANCELLED,
+            Status.Code.INTERNAL,
+            Status.Code.UNKNOWN);
+
+    private Failures() {}
+
+    /** Says whether the same call may succeed in a moment. */
+    static boolean passes(Throwable error) {
+        Throwable cause = root(error);
+        return !(cause instanceof ManagedLedgerException) && PASSING.contains(Status.fromThrowable(cause).getCode());
+    }
+
+    /**
+     * Returns what the broker is to see. Only of a ledger that is certainly gone it hears that there is none: with
+     * {@code autoSkipNonRecoverableData} it skips that one, while everything else is tried again.
+     */
+    static ManagedLedgerException of(Throwable error, String what) {
+        Throwable cause = root(error);
+        if (cause instanceof ManagedLedgerException known) {
+            return known;
+        }
+        Status status = Status.fromThrowable(cause);
+        ErrorDetail detail = ErrorDetail.getDefaultInstance();
+        if (cause instanceof StatusRuntimeException answer && answer.getTrailers() != null) {
+            ErrorDetail found = answer.getTrailers().get(DETAIL);
+            detail = found != null ? found : detail;
+        }
+        String said = status.getCode() == Status.Code.UNKNOWN && status.getDescription() == null
+                ? cause.toString()
+                : status.getDescription();
+        String message = what + ": " + (said != null ? said : status.getCode())
+                + (detail.getHint().isEmpty() ? "" : " (" + detail.getHint() + ")");
+        return switch (detail.getReason()) {
+            case "NOT_FOUND", "ENTRIES_DELETED", "TOPIC_NOT_FOUND" ->
+                    new ManagedLedgerException.LedgerNotExistException(message);
+            case "ENTRIES_LOST" -> new ManagedLedgerException.NonRecoverableLedgerException(message);
+            default -> new ManagedLedgerException(message);
+        };
+    }
+
+    private static Throwable root(Throwable error) {
+        Throwable cause = error;
+        while (cause instanceof CompletionException && cause.getCause() != null) {
+            cause = cause.getCause();
+        }
+        return cause;
+    }
+}

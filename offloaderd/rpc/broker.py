@@ -1,0 +1,253 @@
+"""BrokerService: a topic ledger by ledger, as a broker's LedgerOffloader wants it (deploy/pulsar-offloader).
+
+The broker decides what is offloaded, when its own copy goes, and which copy is read; here is only what the tier has.
+A topic that nobody spoke of is enabled when its broker first asks for one of its ledgers. Nothing is deleted that
+Pulsar's list still has: a broker cleans up after each attempt that failed, by the same call and without a word of why.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import unquote
+from uuid import UUID
+
+import structlog
+
+from offloaderd.errors import Conflict, InvalidInput, NotFound, Transient
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import Position, ReadPriority, TopicName
+from offloaderd.objects import keys
+from offloaderd.offload import policies
+from offloaderd.offload.closed_ledger import ClosedLedger, Copies, hurry, is_whole, length_of, needs_push
+from offloaderd.patterns import of_topic
+from offloaderd.read.plan import Tier
+from offloaderd.rpc.admin_messages import position
+from offloaderd.rpc.convert import encoded_read_response
+from offloaderd.rpc.manual import changed_or_heartbeat
+from offloaderd.rpc.read import BATCH_BYTES_MAX
+from offloaderd.rpc.retention import checked_ledger
+from offloaderd.rpc.v1 import broker_pb2, broker_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from grpc import aio
+
+    from offloaderd.ledgers.port import LedgerRegister
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.offload.engine import Engine
+    from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.read.reader import TopicReader
+    from offloaderd.rpc.read import ReadService
+
+    Context = aio.ServicerContext[object, object]
+
+log = structlog.get_logger(__name__)
+
+STATES = broker_pb2.EnsureState
+Report = broker_pb2.EnsureLedgerResponse
+
+
+class Marking(Protocol):
+    """Who marks ledgers deleted."""
+
+    async def mark(self, offloader: TopicOffloader, ledger_ids: Iterable[int], *, dry_run: bool) -> list[int]:
+        """Mark them; returns those that were not yet."""
+        ...
+
+
+class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
+    """Answers brokers. `register` is Pulsar's list; a daemon that cannot read it deletes nothing at a broker's word."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        reader: TopicReader,
+        reads: ReadService,
+        marking: Marking,
+        register: LedgerRegister | None,
+    ) -> None:
+        self._engine = engine
+        self._reader = reader
+        self._reads = reads
+        self._marking = marking
+        self._register = register
+        self._objects = engine.shop.uplink.objects
+        self._copies = Copies(engine.shop)
+
+    async def EnsureLedger(  # noqa: N802 - named by the proto
+        self, request: broker_pb2.EnsureLedgerRequest, context: Context
+    ) -> AsyncIterator[Report]:
+        """Report until the ledger is covered, or the broker has to do something.
+
+        Raises InvalidInput, Conflict (the topic was disabled, or its method takes nothing), Unsound (what the tier has
+        is another ledger than BookKeeper's), CorruptData, Transient.
+        """
+        topic, wanted = TopicName.parse(request.topic), closed_ledger(request)
+        asked: TopicOffloader | None = None
+        while True:
+            stored = await self._engine.topic_map(topic)
+            if is_whole(stored, wanted.ledger_id):
+                count = await self._copies.verified(stored, wanted)
+                yield Report(state=STATES.ENSURE_STATE_COVERED, offloaded=position(stored.offloaded), segments=count)
+                return
+            report = Report(state=STATES.ENSURE_STATE_WAITING, offloaded=position(stored.offloaded))
+            offloader, changed = await self._owned(topic, report), self._engine.changed
+            if offloader is not None:
+                changed = offloader.changed
+                if needs_push(offloader, wanted):
+                    report.state = STATES.ENSURE_STATE_PUSH
+                elif asked is not offloader:
+                    report.message = await hurry(offloader, wanted, unquote(context.peer()))
+                    asked = None if report.message else offloader
+                else:
+                    report.message = offloader.status().stalled_reason
+            yield report
+            if report.state != STATES.ENSURE_STATE_WAITING:
+                return
+            await changed_or_heartbeat(changed)
+
+    async def OpenLedger(  # noqa: N802 - named by the proto
+        self, request: broker_pb2.OpenLedgerRequest, context: Context
+    ) -> broker_pb2.OpenLedgerResponse:
+        """Say how far a ledger reaches. Raises InvalidInput, NotFound, InvalidConfig, CorruptData, Transient."""
+        topic, ledger_id, _ = named(request.ledger)
+        theirs = await self._theirs(request.ledger)
+        if theirs is not None:
+            part = theirs.slices[0]
+            return broker_pb2.OpenLedgerResponse(last_entry_id=part.last_entry_id, length_bytes=part.payload_bytes)
+        stored = await self._engine.topic_map(topic)
+        return broker_pb2.OpenLedgerResponse(
+            last_entry_id=stored.ends[ledger_id].entries - 1, length_bytes=length_of(stored, ledger_id)
+        )
+
+    async def ReadLedger(  # type: ignore[override] # noqa: N802 - named by the proto; its answers are serialized already
+        self, request: broker_pb2.ReadLedgerRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Stream entries of an offloaded ledger. Raises as ReadService.Read does, and as OpenLedger."""
+        topic, ledger_id, _ = named(request.ledger)
+        if request.batch_bytes > BATCH_BYTES_MAX:
+            raise InvalidInput(f"batch_bytes of {request.batch_bytes} is too large", hint=f"at most {BATCH_BYTES_MAX}")
+        first = Position(ledger_id, request.first_entry_id).checked()
+        last = Position(ledger_id, request.last_entry_id).checked()
+        with self._reads.counted():
+            theirs = await self._theirs(request.ledger)
+            if theirs is not None:
+                if not first <= last <= theirs.end:
+                    raise InvalidInput(f"{first} to {last} is no range of a ledger that ends with {theirs.end}")
+                async with aclosing(self._reader.segments.read(topic, theirs, first, last)) as batches:
+                    async for batch in batches:
+                        yield encoded_read_response(batch, Tier.OBJECTS)
+                return
+            reading = self._reader.read(
+                topic,
+                first=first,
+                last=last,
+                priority=ReadPriority.TIERED_STORAGE_FIRST,
+                batch_bytes=request.batch_bytes,
+            )
+            async with aclosing(reading) as tiers:
+                async for batch, tier in tiers:
+                    yield encoded_read_response(batch, tier)
+
+    async def DeleteLedger(  # noqa: N802 - named by the proto
+        self, request: broker_pb2.DeleteLedgerRequest, context: Context
+    ) -> broker_pb2.DeleteLedgerResponse:
+        """Let go of a ledger that Pulsar's list has no more. Raises InvalidInput, InvalidConfig, Transient, Denied."""
+        topic, ledger_id, object_id = named(request.ledger)
+        if await self._listed(topic, ledger_id):
+            log.info("ledger.kept", topic=str(topic), ledger_id=ledger_id, object_id=str(object_id))
+            return broker_pb2.DeleteLedgerResponse(outcome="kept")
+        if request.ledger.bucket:
+            return broker_pb2.DeleteLedgerResponse(outcome=await self._delete_theirs(request.ledger))
+        stored = await self._engine.topic_map(topic)
+        if ledger_id not in stored.contexts or ledger_id in stored.deleted:
+            return broker_pb2.DeleteLedgerResponse(outcome="nothing")
+        try:
+            offloader = await self._engine.owned(topic)
+        except Conflict:
+            owner = await self._engine.owner_of(topic)
+            if owner is None:
+                raise Transient(f"{topic} is changing hands", hint="try again in a moment") from None
+            return broker_pb2.DeleteLedgerResponse(outcome="elsewhere", owner_address=owner.address)
+        await self._marking.mark(offloader, [ledger_id], dry_run=False)
+        return broker_pb2.DeleteLedgerResponse(outcome="marked")
+
+    async def _owned(self, topic: TopicName, report: Report) -> TopicOffloader | None:
+        """Return the topic's offloader if it is here; else say in the report where it is, or that it is on its way."""
+        try:
+            return await self._engine.owned(topic)
+        except Conflict:
+            owner = await self._engine.owner_of(topic)
+            if owner is not None:
+                report.state, report.owner_address = STATES.ENSURE_STATE_ELSEWHERE, owner.address
+        except NotFound:
+            await self._enable(topic)
+            report.message = f"{topic} is being enabled"
+        except Transient as error:
+            report.message = str(error)
+        return None
+
+    async def _enable(self, topic: TopicName) -> None:
+        """Enable a topic that nobody spoke of: its broker wants it offloaded. Raises Conflict for a disabled one."""
+        said = (await policies.read(self._engine.shop.metadata, [topic])).get(topic)
+        if said is None:
+            log.info("topic.enabled_by_broker", topic=str(topic))
+            await self._engine.select(of_topic(topic), TopicPolicy())
+        elif not isinstance(said, TopicPolicy) or not said.active:
+            raise Conflict(
+                f"{topic} is disabled, and its broker wants it offloaded",
+                hint=f"offloadctl topics enable {topic}, or take the driver from the policies of its namespace",
+            )
+
+    async def _theirs(self, ledger: broker_pb2.OffloadedLedger) -> CommittedSegment | None:
+        """Return a ledger in an object of Pulsar's own driver, None for one that our segments hold.
+
+        What the map has is ours to read, whoever wrote it. Raises NotFound when neither is there.
+        """
+        topic, ledger_id, object_id = named(ledger)
+        if is_whole(await self._engine.topic_map(topic), ledger_id):
+            return None
+        if ledger.bucket:
+            return await self._copies.of_broker(topic, ledger_id, ledger.bucket, object_id)
+        raise NotFound(
+            f"ledger {ledger_id} of {topic} is not offloaded, or was deleted", hint=f"offloadctl ledgers list {topic}"
+        )
+
+    async def _listed(self, topic: TopicName, ledger_id: int) -> bool:
+        """Whether Pulsar's list has a ledger, or nobody can say that it has not. Raises Transient."""
+        if self._register is None:
+            return True
+        try:
+            return ledger_id in await self._register.listed(topic)
+        except NotFound:
+            return False
+
+    async def _delete_theirs(self, ledger: broker_pb2.OffloadedLedger) -> str:
+        """Delete the objects that Pulsar's own driver has written, as it would itself. Raises Denied, Transient."""
+        topic, ledger_id, object_id = named(ledger)
+        try:
+            found = await self._copies.of_broker(topic, ledger_id, ledger.bucket, object_id)
+        except NotFound:
+            return "nothing"
+        self._copies.forget(ledger_id, ledger.bucket, object_id)
+        where = keys.SegmentKeys("", object_id, ledger_id)
+        await self._objects.at(found.bucket).delete([where.data, where.index])
+        log.info("ledger.deleted", topic=str(topic), ledger_id=ledger_id, object_id=str(object_id), bucket=found.bucket)
+        return "deleted"
+
+
+def closed_ledger(request: broker_pb2.EnsureLedgerRequest) -> ClosedLedger:
+    """Read which ledger is meant. Raises InvalidInput."""
+    ledger_id = checked_ledger(request.ledger_id)
+    return ClosedLedger(ledger_id, Position(ledger_id, request.last_entry_id).checked().entry_id, request.length_bytes)
+
+
+def named(ledger: broker_pb2.OffloadedLedger) -> tuple[TopicName, int, UUID]:
+    """Read a ledger's topic, its id, and the broker's name for the attempt to offload it. Raises InvalidInput."""
+    try:
+        object_id = UUID(ledger.object_id)
+    except ValueError:
+        raise InvalidInput(f"{ledger.object_id!r} is no object's id", hint="write a UUID") from None
+    return TopicName.parse(ledger.topic), checked_ledger(ledger.ledger_id), object_id

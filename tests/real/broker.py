@@ -1,0 +1,173 @@
+"""Pulsar brokers on a BookKeeper cluster, each a process of its own, with our LedgerOffloader and Pulsar's own.
+
+    async with pulsar_broker(BrokerOptions(directory=..., cluster=cluster, offloaders=directory), clock) as broker: ...
+
+`driver_archive` has Maven build ours (deploy/pulsar-offloader) once for a state of its sources; what comes of it is
+kept beside the servers' jars. Pulsar's own, which is no archive in its registry, is put together from its jars.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offloaderd.standalone.ports import LOOPBACK, free_ports
+from tests.real.jars import cache_directory, server_jars
+from tests.real.jvm import java_command, settings_text
+from tests.real.pulsar import SMALL_BROKER, Administered
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from offloaderd.clock import Clock
+    from tests.real.bookies import BookKeeperCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "deploy" / "pulsar-offloader"
+PROTOS = ROOT / "protos" / "offloaderd" / "v1"
+BUILD_S = 480.0
+STOCK_DRIVER = """name: jcloud
+description: Pulsar's own
+offloaderFactoryClass: org.apache.bookkeeper.mledger.offload.jcloud.JCloudLedgerOffloaderFactory
+"""
+
+
+class CannotBuild(Exception):
+    """The driver cannot be built here: Maven or a JDK is missing, or Maven failed."""
+
+
+def missing_tools() -> str:
+    """Say what building the driver lacks; empty: nothing."""
+    lacking = [name for name in ("mvn", "javac") if shutil.which(name) is None]
+    return f"building the broker's driver needs Maven and a JDK: no {' and no '.join(lacking)}" if lacking else ""
+
+
+def driver_archive() -> Path:
+    """Return our driver's archive, built now unless that was done before. Raises CannotBuild."""
+    sources = [path for path in sorted(SOURCES.rglob("*")) if path.is_file() and "target" not in path.parts]
+    digest = hashlib.sha256()
+    for path in [*sources, *sorted(PROTOS.glob("*.proto"))]:
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    kept = cache_directory() / f"offloaderd-driver-{digest.hexdigest()[:12]}.nar"
+    if kept.exists():
+        return kept
+    if lacking := missing_tools():
+        raise CannotBuild(lacking)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".driver-", dir=kept.parent) as draft:
+        home = Path(draft, SOURCES.relative_to(ROOT))
+        shutil.copytree(SOURCES, home, ignore=shutil.ignore_patterns("target"))
+        shutil.copytree(PROTOS, Path(draft, PROTOS.relative_to(ROOT)))
+        command = ["mvn", "-q", "-B", "-ntp", "-DskipTests", "package"]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=home,
+                capture_output=True,
+                text=True,
+                timeout=BUILD_S,
+                stdin=subprocess.DEVNULL,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise CannotBuild(f"Maven did not build the broker's driver in {BUILD_S:g} s") from None
+        if done.returncode:
+            raise CannotBuild(f"Maven could not build the broker's driver:\n{(done.stdout + done.stderr)[-3000:]}")
+        built = next((home / "nar" / "target").glob("*.nar"))
+        built.rename(kept)
+    return kept
+
+
+def offloaders(directory: Path) -> Path:
+    """Fill a directory with both drivers, and return it. Raises CannotBuild, FetchFailed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.copy(driver_archive(), directory / "offloaderd.nar")
+    known = {path.name for path in server_jars("pulsar").iterdir()}
+    with zipfile.ZipFile(directory / "stock.nar", "w") as archive:
+        archive.writestr("META-INF/services/pulsar-offloader.yaml", STOCK_DRIVER)
+        for jar in server_jars("offloader").glob("*.jar"):
+            if jar.name not in known:
+                archive.write(jar, f"META-INF/bundled-dependencies/{jar.name}")
+    return directory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerOptions:
+    """Where it keeps its files, on which cluster, with which drivers; more settings, variables and flags of the JVM.
+
+    The drivers have to be in `offloaders` below its directory: a namespace's policies say `./offloaders`, always.
+    """
+
+    directory: Path
+    cluster: BookKeeperCluster
+    offloaders: Path
+    name: str = "broker"
+    settings: Mapping[str, object] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    flags: Sequence[str] = ()
+
+
+class PulsarBroker(Administered):
+    """The running broker. Use `pulsar_broker` to make one."""
+
+    def __init__(self, options: BrokerOptions, clock: Clock) -> None:
+        broker, web = free_ports(2, clock)
+        self.service_url = f"pulsar://{LOOPBACK}:{broker}"
+        """What Pulsar's clients are configured with."""
+        config = options.directory / f"{options.name}.conf"
+        main = [
+            *("org.apache.pulsar.PulsarStandaloneStarter", "--config", str(config), "--advertised-address", LOOPBACK),
+            *("--only-broker", "--no-functions-worker", "--no-stream-storage"),
+        ]
+        flags = [
+            "-Xmx384m",
+            "-XX:MaxDirectMemorySize=384m",
+            "-Dpulsar.extra.offload.drivers=offloaderd",
+            *options.flags,
+        ]
+        classes = [f"{server_jars('pulsar')}/*"]
+        command = java_command(
+            options.name, options.directory, classes, main, flags=flags, environment=options.environment
+        )
+        super().__init__(command, clock, web)
+        settings: dict[str, object] = {
+            "clusterName": "standalone",
+            "bindAddress": LOOPBACK,
+            "advertisedAddress": LOOPBACK,
+            "metadataStoreUrl": f"zk:{options.cluster.zookeeper}",
+            "configurationMetadataStoreUrl": f"zk:{options.cluster.zookeeper}",
+            "metadataStoreSessionTimeoutMillis": 6000,
+            "brokerServicePort": broker,
+            "webServicePort": web,
+            **SMALL_BROKER,
+            "managedLedgerDefaultEnsembleSize": 2,
+            "managedLedgerDefaultWriteQuorum": 2,
+            "managedLedgerDefaultAckQuorum": 2,
+            "offloadersDirectory": options.offloaders,
+            "narExtractionDirectory": options.directory / "tmp",
+            "retentionCheckIntervalInSeconds": 1,
+            "triggerOffloadOnTopicLoad": True,
+            **options.settings,
+        }
+        config.write_text(settings_text(settings))
+
+
+@asynccontextmanager
+async def pulsar_broker(options: BrokerOptions, clock: Clock) -> AsyncIterator[PulsarBroker]:
+    """Run a broker; topics can be made when the body starts, and it is gone when the body ends.
+
+    Raises FetchFailed (no jars), InvalidConfig (no Java), ServerDied.
+    """
+    broker = PulsarBroker(options, clock)
+    try:
+        await broker.start()
+        yield broker
+    finally:
+        await broker.stop()

@@ -1,0 +1,304 @@
+"""The loop over stock brokers at length: `make test-broker` (MESSAGES=n), on servers of its own.
+
+Three bookies, two brokers, two daemons, an S3 server. The same messages (batched, compressed, keyed) go through our
+driver and then through Pulsar's own; each time every ledger is offloaded at its close and deleted from BookKeeper at
+once. What a reader from the earliest message, seeks by message id and by time, and a compacted reader get afterwards
+is compared with what they got before. With our driver a daemon and a broker are killed while messages are produced,
+offloaded and read. What it prints is measured: seconds from a ledger's close to the broker's word that it is offloaded,
+bytes a second of catching up, CPU seconds of the broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pulsar
+
+from offloaderd.clock import SystemClock
+from offloaderd.standalone.ports import free_ports
+from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
+from tests.integration.processes import DaemonProcess, Site
+from tests.real.bookies import ClusterOptions, bookkeeper_cluster
+from tests.real.broker import BrokerOptions, offloaders, pulsar_broker
+from tests.real.driven import RECEIVE_MS, Driven
+from tests.real.pulsar_topics import pulsar_client
+from tests.servers import S3Server, bucket_at
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.real.broker import PulsarBroker
+
+CLOCK = SystemClock()
+KEYS = 500
+MESSAGE_BYTES = 1000
+LEDGER_MEBIBYTES = 8
+SETTINGS = {
+    "managedLedgerMaxSizePerLedgerMbytes": LEDGER_MEBIBYTES,
+    "managedLedgerMaxEntriesPerLedger": 1_000_000,
+    "managedLedgerMinLedgerRolloverTimeMinutes": 0,
+    "defaultRetentionTimeInMinutes": -1,
+    "defaultRetentionSizeInMB": -1,
+    "brokerServiceCompactionThresholdInBytes": 0,
+}
+CLOSED = re.compile(r"^(\S+) INFO +OpAddEntry: \[(\S+)\] Closing ledger (\d+) for being full", re.MULTILINE)
+OFFLOADED = re.compile(r"^(\S+) INFO +ManagedLedgerImpl: \[(\S+)\] End Offload\. ledger=(\d+)", re.MULTILINE)
+
+
+@dataclass
+class Figures:
+    """What was measured of one driver."""
+
+    driver: str
+    closes_s: list[float] = field(default_factory=list)
+    catch_up_s: float = 0.0
+    payload_bytes: int = 0
+    broker_cpu_s: float = 0.0
+    ledgers: int = 0
+
+    def shown(self) -> dict[str, Any]:
+        """Return them for people and machines."""
+        closes = sorted(self.closes_s) or [0.0]
+        return {
+            "driver": self.driver,
+            "ledgers": self.ledgers,
+            "payload_mib": round(self.payload_bytes / 2**20, 1),
+            "close_to_offloaded_s": {"median": round(statistics.median(closes), 3), "max": round(closes[-1], 3)},
+            "catch_up_mib_per_s": round(self.payload_bytes / 2**20 / max(self.catch_up_s, 1e-9), 1),
+            "catch_up_broker_cpu_s": round(self.broker_cpu_s, 2),
+        }
+
+
+def content(number: int) -> bytes:
+    """Return a message; half of it cannot be compressed."""
+    head = b"%d|" % number
+    noise = b"".join(sha256(head + bytes([part])).digest() for part in range(MESSAGE_BYTES // 64))
+    return (head + noise).ljust(MESSAGE_BYTES, b".")
+
+
+def send(service_url: str, topic: str, numbers: range) -> None:
+    """Send messages in compressed batches."""
+    with pulsar_client(service_url) as client:
+        producer = client.create_producer(
+            topic,
+            block_if_queue_full=True,
+            batching_enabled=True,
+            batching_max_messages=100,
+            batching_max_publish_delay_ms=10,
+            compression_type=pulsar.CompressionType.LZ4,
+            max_pending_messages=5000,
+        )
+        for number in numbers:
+            producer.send_async(content(number), None, partition_key=f"key-{number % KEYS}")
+        producer.flush()
+
+
+def read_all(service_url: str, topic: str, count: int) -> list[str]:
+    """Return place and digest of every message; the numbers have to be those that were sent, each once, in order."""
+    found = []
+    with pulsar_client(service_url) as client:
+        reader = client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=2000)
+        for number in range(count):
+            message = reader.read_next(RECEIVE_MS)
+            assert message.data() == content(number), f"message {number} is another: {message.data()[:20]!r}"
+            found.append(f"{message.message_id()}")
+    return found
+
+
+def seek_and_compact(service_url: str, topic: str, places: Sequence[str]) -> dict[str, list[str]]:
+    """Return what a reader gets after seeks into the middle, and what a compacted one gets."""
+    found: dict[str, list[str]] = {}
+    with pulsar_client(service_url) as client:
+        reader = client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=10)
+        third = [reader.read_next(RECEIVE_MS) for _ in range(max(1, len(places) // 3))][-1]
+        reader.seek(third.message_id())
+        found["by id"] = [str(reader.read_next(RECEIVE_MS).message_id()) for _ in range(20)]
+        reader.seek(third.publish_timestamp())
+        found["by time"] = [str(reader.read_next(RECEIVE_MS).message_id()) for _ in range(20)]
+        reader.close()
+        compacted = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
+        found["compacted"] = [str(compacted.read_next(RECEIVE_MS).message_id()) for _ in range(KEYS)]
+    return found
+
+
+def seconds(text: str) -> float:
+    """Return the time of day of a log line."""
+    hours, minutes, rest = text.split(":")
+    return int(hours) * 3600 + int(minutes) * 60 + float(rest)
+
+
+def closes(logs: Sequence[str], managed_ledger: str) -> list[float]:
+    """Return how long after its close each ledger was offloaded, by the brokers' word."""
+    ended = {
+        found[3]: seconds(found[1]) for log in logs for found in OFFLOADED.finditer(log) if found[2] == managed_ledger
+    }
+    begun = {
+        found[3]: seconds(found[1]) for log in logs for found in CLOSED.finditer(log) if found[2] == managed_ledger
+    }
+    return [(ended[ledger] - begun[ledger]) % 86_400 for ledger in begun if ledger in ended]
+
+
+def cpu_s(broker: PulsarBroker) -> float:
+    """Return the CPU seconds that a broker has used."""
+    fields = Path(f"/proc/{broker.child.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def loop_over(
+    driven: Driven, brokers: Sequence[PulsarBroker], count: int, policies: dict[str, object], *, faults: Faults | None
+) -> Figures:
+    """Produce, offload, free and read one topic; returns what was measured."""
+    topic, url = str(driven.topic), ",".join(broker.service_url.removeprefix("pulsar://") for broker in brokers)
+    url = f"pulsar://{url}"
+    figures = Figures(
+        str(policies.get("managedLedgerOffloadDriver", "offloaderd")), payload_bytes=count * MESSAGE_BYTES
+    )
+    await driven.create()
+    await driven.offload(**policies)
+    say(f"{figures.driver}: {count:,} messages")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.to_thread(send, url, topic, range(count)))
+        if faults is not None:
+            await faults.kill_a_daemon()
+    figures.ledgers = len(await driven.freed())
+    figures.closes_s = closes([broker.log for broker in brokers], driven.topic.managed_ledger)
+    say(f"{figures.driver}: {figures.ledgers} ledgers are offloaded and gone from BookKeeper")
+    await driven.unload()
+    before = {broker: cpu_s(broker) for broker in brokers}
+    began = CLOCK.monotonic()
+    places = await asyncio.to_thread(read_all, url, topic, count)
+    figures.catch_up_s = CLOCK.monotonic() - began
+    figures.broker_cpu_s = sum(cpu_s(broker) - before[broker] for broker in brokers)
+    await driven.put("compaction")
+    while (await driven.get("compaction") or {}).get("status") == "RUNNING":
+        await CLOCK.sleep(1)
+    sought = await asyncio.to_thread(seek_and_compact, url, topic, places)
+    assert sought["by id"][0] in places
+    say(json.dumps(figures.shown()))
+    if faults is not None:
+        await driven.unload()
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(asyncio.to_thread(read_all, url, topic, count))
+            await faults.kill_a_daemon()
+            await faults.kill_a_broker()
+        assert reading.result() == places
+        assert await asyncio.to_thread(seek_and_compact, url, topic, places) == sought
+        say("the same after a daemon and a broker were killed while somebody read")
+    return figures
+
+
+@dataclass
+class Faults:
+    """Kills one of the servers and brings it back."""
+
+    stack: AsyncExitStack
+    sites: list[Site]
+    daemons: list[DaemonProcess]
+    brokers: Sequence[PulsarBroker]
+
+    async def kill_a_daemon(self) -> None:
+        """The first daemon dies, and comes back at its address."""
+        await CLOCK.sleep(3)
+        old = self.daemons[0]
+        old.signal(signal.SIGKILL)
+        await old.ended()
+        self.daemons[0] = new = DaemonProcess(self.sites[0])
+        new.grpc_port, new.http_port = old.grpc_port, old.http_port
+        await self.stack.enter_async_context(new)
+        await new.serving()
+        say("a daemon was killed and is back")
+
+    async def kill_a_broker(self) -> None:
+        """The second broker dies, and comes back."""
+        await self.brokers[1].kill()
+        await self.brokers[1].start()
+        say("a broker was killed and is back")
+
+
+def say(text: str) -> None:
+    """Tell how far it is."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+async def run(count: int, directory: Path) -> list[Figures]:
+    """Run it all. Raises AssertionError for the first message that is not what was sent."""
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(
+            bookkeeper_cluster(ClusterOptions(directory=directory / "cluster"), CLOCK)
+        )
+        master, volume, filer, s3 = free_ports(PORT_COUNT, CLOCK, grpc=True)
+        options = SeaweedOptions(
+            directory=directory / "seaweed", ports=(master, volume, filer, s3), access_key="a" * 20, secret_key="s" * 40
+        )
+        store = await stack.enter_async_context(seaweed(options, CLOCK))
+        server = S3Server(store.endpoint, options.access_key, options.secret_key)
+        bucket = stack.enter_context(bucket_at(server))
+        secrets = {"ACCESS_KEY_ID": server.access_key, "ACCESS_KEY_SECRET": server.secret_key}
+        brokers = [
+            await stack.enter_async_context(
+                pulsar_broker(
+                    BrokerOptions(
+                        directory=directory / name,
+                        cluster=cluster,
+                        offloaders=offloaders(directory / name / "offloaders"),
+                        name=name,
+                        settings=SETTINGS,
+                        environment=secrets,
+                        flags=["-XX:-TieredCompilation", "-XX:TieredStopAtLevel=4"],
+                    ),
+                    CLOCK,
+                )
+            )
+            for name in ("broker-1", "broker-2")
+        ]
+        sites, daemons = [], []
+        for name in ("one", "two"):
+            site = Site.at(directory, cluster.zookeeper, server, bucket)
+            site.cluster, site.daemon_id = "loop", name
+            site.settings["ledgers"] = {"kind": "bookkeeper"}
+            sites.append(site)
+            daemons.append(await stack.enter_async_context(DaemonProcess(site)))
+            await daemons[-1].serving()
+        stock: dict[str, object] = {
+            "managedLedgerOffloadDriver": "S3",
+            "managedLedgerOffloadBucket": bucket,
+            "managedLedgerOffloadServiceEndpoint": server.endpoint,
+            "managedLedgerOffloadMaxBlockSizeInBytes": 64 << 20,
+            "managedLedgerExtraConfigurations": {},
+        }
+        found = []
+        for policies in (stock, {}):
+            driven = Driven(brokers[0], cluster, daemons[0].address, others=brokers[1:])
+            faults = None if policies else Faults(stack, sites, daemons, brokers)
+            found.append(await loop_over(driven, brokers, count, policies, faults=faults))
+        return found
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--messages", type=int, default=1_000_000, help="through each driver, 1000 bytes each")
+    arguments = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="broker-run-"))
+    say(f"what the servers say is in {directory} until all is well")
+    asyncio.run(run(arguments.messages, directory))
+    shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""A namespace of a real broker that offloads through a daemon, and what a test does with its one topic."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pulsar
+
+from offloaderd.clock import SystemClock
+from offloaderd.model import TopicName
+from tests.real.pulsar_topics import KINDS, produce, pulsar_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tests.real.bookies import BookKeeperCluster
+    from tests.real.broker import PulsarBroker
+
+CLOCK = SystemClock()
+WAIT_S = 90.0
+RECEIVE_MS = 60_000
+"""Longer than any server takes to come back."""
+
+
+@dataclass
+class Driven:
+    """The namespace; `address` is that of its daemon, `others` are the cluster's other brokers."""
+
+    broker: PulsarBroker
+    cluster: BookKeeperCluster
+    address: str
+    extra: Mapping[str, str] = field(default_factory=dict)
+    others: Sequence[PulsarBroker] = ()
+    namespace: str = field(default_factory=lambda: f"d{CLOCK.uuid().hex[:10]}")
+
+    @property
+    def topic(self) -> TopicName:
+        """Its topic."""
+        return TopicName("public", self.namespace, "t")
+
+    @property
+    def path(self) -> str:
+        """Its topic in the admin API."""
+        return f"persistent/public/{self.namespace}/t"
+
+    async def create(self) -> None:
+        """Make the namespace."""
+        assert await self.broker.put(f"namespaces/public/{self.namespace}") == 204
+
+    async def offload(self, **values: object) -> None:
+        """Have the broker offload every ledger that is closed, and delete it from BookKeeper at once."""
+        said = {
+            "managedLedgerOffloadDriver": "offloaderd",
+            "managedLedgerOffloadBucket": "what-the-daemon-says",
+            "managedLedgerOffloadThresholdInBytes": 0,
+            "managedLedgerOffloadDeletionLagInMillis": 0,
+            "managedLedgerExtraConfigurations": {"Address": self.address, **self.extra},
+            **values,
+        }
+        assert await self.broker.send("POST", f"namespaces/public/{self.namespace}/offloadPolicies", said) == 204
+
+    async def unload(self) -> None:
+        """Have the topic closed, so that nothing of it is in the broker's memory."""
+        await self.put("unload")
+
+    async def put(self, what: str) -> None:
+        """PUT below the topic, to the broker that has it: the others would send us there."""
+        async with asyncio.timeout(WAIT_S):
+            while 204 not in [await broker.put(f"{self.path}/{what}") for broker in (self.broker, *self.others)]:
+                await CLOCK.sleep(0.2)
+
+    async def get(self, what: str) -> Any:  # noqa: ANN401 - any JSON
+        """GET below the topic, from the broker that has it; None where none answers."""
+        for broker in (self.broker, *self.others):
+            if (found := await broker.get(f"{self.path}/{what}")) is not None:
+                return found
+        return None
+
+    async def ledgers(self) -> list[dict[str, Any]]:
+        """Return what the broker says of the topic's ledgers, the open one last."""
+        stats = await self.get("internalStats")
+        return list(stats["ledgers"]) if stats is not None else []
+
+    async def in_bookkeeper(self, ledger_ids: list[int]) -> list[int]:
+        """Return those ledgers that BookKeeper has."""
+
+        def look() -> list[int]:
+            with self.cluster.zookeeper_client() as client:
+                return [one for one in ledger_ids if client.exists(ledger_path(one))]
+
+        return await asyncio.to_thread(look)
+
+    async def freed(self, least: int = 1) -> list[int]:
+        """Wait until all closed ledgers are offloaded and gone from BookKeeper, and the open one alone is there."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                ledgers = await self.ledgers()
+                ids = [int(one["ledgerId"]) for one in ledgers]
+                offloaded = len(ids) > least and all(one["offloaded"] for one in ledgers[:-1])
+                if offloaded and await self.in_bookkeeper(ids) == ids[-1:]:
+                    return ids[:-1]
+                await CLOCK.sleep(0.2)
+
+    async def write(self, *kinds: str, count: int = 60) -> None:
+        """Send messages of each kind, one kind after the other."""
+
+        def send() -> None:
+            with pulsar_client(self.broker.service_url) as client:
+                for name in kinds:
+                    produce(client, str(self.topic), KINDS[name], range(count))
+
+        await asyncio.to_thread(send)
+
+    async def read(self, count: int) -> list[tuple[object, bytes, str]]:
+        """Return the first `count` messages as a reader from the earliest one gets them."""
+
+        def receive() -> list[tuple[object, bytes, str]]:
+            with self.reader() as reader:
+                return [next(reader) for _ in range(count)]
+
+        return await asyncio.to_thread(receive)
+
+    def reader(self) -> Reader:
+        """Give a reader from the earliest message, to be used from one thread."""
+        return Reader(self.broker.service_url, str(self.topic))
+
+
+class Reader:
+    """A reader of a topic, message by message; a context manager."""
+
+    def __init__(self, service_url: str, topic: str) -> None:
+        self._client = pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        self._reader = self._client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=20)
+
+    def __enter__(self) -> Iterator[tuple[object, bytes, str]]:
+        """Yield place, data and key of one message after the other."""
+
+        def messages() -> Iterator[tuple[object, bytes, str]]:
+            while True:
+                message = self._reader.read_next(RECEIVE_MS)
+                place = message.message_id()
+                at = (place.ledger_id(), place.entry_id(), place.batch_index())
+                yield at, message.data(), message.partition_key()
+
+        return messages()
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._client.close()
+
+
+def ledger_path(ledger_id: int) -> str:
+    """Return a ledger's node, by BookKeeper's hierarchical layout."""
+    digits = f"{ledger_id:010d}"
+    return f"/ledgers/{digits[:2]}/{digits[2:6]}/L{digits[6:]}"
