@@ -195,6 +195,10 @@ async def killed(rig: Rig, target: Target, at: int) -> int:
         for one in (running, dying):
             one.cancel()
         await asyncio.wait([running, dying])
+        if kill.dead.is_set():
+            assert running.cancelled() or running.exception() is not None
+        else:
+            running.result()
     rig.objects = objects
     return kill.moments
 
