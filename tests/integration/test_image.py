@@ -21,6 +21,7 @@ import pytest
 
 from offloaderd import __version__
 from tests.integration.processes import DaemonProcess, Site
+from tests.unit.deploy.test_trust import made
 
 if TYPE_CHECKING:
     from tests.servers import S3Server
@@ -123,8 +124,13 @@ async def test_the_image_starts_a_daemon_that_is_healthy_and_drains(
     assert [*instruction("ENTRYPOINT"), *instruction("CMD")] == ["offloaderd", "serve"]
     site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
     settings = str(ROOT / "deploy" / "compose" / "offloaderd.toml")
+    (tmp_path / "certificates").mkdir()
+    certificates = made(tmp_path / "certificates")
     elsewhere = {
         "OFFLOADERD_CONFIG": settings,
+        "OFFLOADERD__TLS__CERT_FILE": str(certificates / "daemon.crt"),
+        "OFFLOADERD__TLS__KEY_FILE": str(certificates / "daemon.key"),
+        "OFFLOADERD__TLS__CLIENT_CA_FILE": str(certificates / "ca.crt"),
         "OFFLOADERD__GRPC__HOST": "127.0.0.1",
         "OFFLOADERD__HTTP__HOST": "127.0.0.1",
         "PATH": os.environ["PATH"],
