@@ -22,8 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "invariants.toml"
 COPIED = ("offloaderd", "tests", "protos", "pyproject.toml")
-TIMEOUT_S = 100.0
-"""A test that hangs without its guard has noticed as well; its own time limit should come first."""
+PATIENCE_S = 15.0
+"""How long a test waits for something, most often in vain."""
+TEST_TIMEOUT_S, TIMEOUT_S = 60, 100.0
+"""A test that hangs without its guard has noticed as well; its own time limit comes first."""
 FAILED_TESTS = 1
 """Exit code of pytest when tests ran and some failed; any other means that they could not run."""
 
@@ -120,12 +122,25 @@ def try_without(guard: Guard, root: Path = ROOT) -> Outcome:
 def _run(tests: list[str], tree: Path) -> subprocess.CompletedProcess[str] | None:
     """Run tests of a tree in a process of their own; None when they did not end in time."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-o",
+        f"timeout={TEST_TIMEOUT_S}",
+        *tests,
+    ]
     try:
         return subprocess.run(
             command,
             cwd=tree,
-            env=environment | {"PYTHONDONTWRITEBYTECODE": "1"},
+            env=environment | {"PYTHONDONTWRITEBYTECODE": "1", "TEST_PATIENCE_S": f"{PATIENCE_S:g}"},
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from offloaderd.clock import SystemClock
 from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
 from offloaderd.metadata.zookeeper import ZooKeeperStore
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -128,12 +129,12 @@ class Changes:
 
     async def next(self) -> None:
         """Return once there has been a change since the last call."""
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             await self._wakes.wait()
         self._wakes.clear()
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 90.0) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = PATIENCE_S) -> None:
     """Return once the condition holds; fails after `seconds`."""
     clock = SystemClock()
     async with asyncio.timeout(seconds):

@@ -13,6 +13,7 @@ from offloaderd.metadata.memory import MemoryMetadata
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Versioned
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from tests.conformance.metadata_stores import Changes, MemoryTrees, Tree, ZooKeeperTree, eventually
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -327,7 +328,7 @@ async def test_an_expired_session_is_lost_and_followed_by_another(tree: Tree) ->
     assert not session.lost.is_set()
     assert await store.session() is session
     await tree.expire(store)
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         await session.lost.wait()
         following = await store.session()
     assert following.session_id != session.session_id
@@ -443,7 +444,7 @@ async def test_a_change_is_never_missed(tree: Tree) -> None:
                     return seen
         return seen
 
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         following = group.create_task(follow())
         for number in range(last):
             await other.replace("/n", b"%d" % (number + 1), number)
@@ -535,7 +536,7 @@ async def test_a_watch_ends_with_its_store(tree: Tree) -> None:
         with pytest.raises(Closed):
             await changes.run()
 
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         group.create_task(run())
         await changes.next()
         await tree.disconnect(store)

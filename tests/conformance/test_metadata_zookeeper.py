@@ -24,6 +24,7 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, ZooKeeperServer, zookeeper
 from tests.conformance.metadata_stores import Changes, eventually, expire_session, zookeeper_store
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -213,14 +214,14 @@ async def test_a_session_is_lost_once_it_cannot_be_known_to_live(server: Private
         session = await store.session()
         await server.kill()
         started = CLOCK.monotonic()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             await session.lost.wait()
         assert 1.5 < CLOCK.monotonic() - started < 60
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await store.session()
         await server.start()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             following = await store.session()
         assert following.session_id != session.session_id
         await eventually(lambda: _gone(store, "/mine"))
@@ -296,7 +297,7 @@ async def test_a_connection_lost_in_the_middle_of_a_write_is_unknown(server: Pri
                 await store.get("/a")
             assert not isinstance(caught.value, OutcomeUnknown)
 
-        async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
             group.create_task(write())
             group.create_task(read())
             await CLOCK.sleep(0.2)

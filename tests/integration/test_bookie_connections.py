@@ -19,6 +19,7 @@ from offloaderd.ledgers.bookkeeper.entry import DigestType, EntryChecker
 from offloaderd.ledgers.bookkeeper.status import NotHere
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics
+from tests.patience import PATIENCE_S
 from tests.real.java_client import Ensemble, payload
 from tests.real.jvm import settings_text
 from tests.real.writer import Plan, ledger_writer
@@ -54,7 +55,7 @@ async def bookie_pool(cluster: BookKeeperCluster, options: BookieOptions | None 
 
 async def until_read(pool: BookiePool, bookie_id: str, ledger_id: int, entry_id: int) -> bytes:
     """Read an entry as soon as the bookie gives it."""
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 return await pool.read(bookie_id, ledger_id, entry_id)

@@ -22,6 +22,7 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics
 from offloaderd.model import Edge, TopicName
 from offloaderd.testing import payloads
+from tests.patience import PATIENCE_S
 from tests.real.java_client import Ensemble
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_ledger import flipped
@@ -349,7 +350,7 @@ async def test_an_explicit_lac_shows_what_a_quiet_writer_hides(stage: Stage, pla
     before = await stage.source.confirmed(topic.name, ledger.ledger_id)
     assert (before.last_entry_id, before.edge, before.hidden) == (8, Edge.NEXT_WRITE, 1)
     await ledger.tell_lac()
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         while (now := await stage.source.confirmed(topic.name, ledger.ledger_id)).edge is not Edge.EXPLICIT_LAC:
             await CLOCK.sleep(0.1)
     assert (now.last_entry_id, now.hidden) == (9, 0)
@@ -373,7 +374,7 @@ async def test_zookeeper_restarts_while_tailing(stage: Stage, bookkeeper: BookKe
         assert len(found) == 0
         await bookkeeper.heal()
         await topic.add(written[200:])
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
                     await topic.roll()

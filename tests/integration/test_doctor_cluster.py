@@ -12,6 +12,7 @@ from offloaderd.config import Settings
 from offloaderd.doctor.examination import examine
 from offloaderd.doctor.finding import Verdict
 from tests.integration.processes import CLOCK
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,7 +87,7 @@ async def test_one_that_is_gone_is_known_by_its_cookie(bookkeeper: BookKeeperClu
     """It is no longer registered: a warning with the command that takes it out for good."""
     gone = bookkeeper.bookies[0]
     await gone.stop()
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         while gone.bookie_id in bookkeeper.available():
             await CLOCK.sleep(0.1)
     found = await examination(settings(bookkeeper.zookeeper, tmp_path))

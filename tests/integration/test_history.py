@@ -19,6 +19,7 @@ from offloaderd.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.rpc.v1 import policy_pb2
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.real.audit import audit
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
@@ -155,7 +156,7 @@ async def test_a_daemon_that_is_killed_beside_its_history_leaves_nothing_undone(
             await enable(client)
             await append(client, entries(written, 60))
             written += 60
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(PATIENCE_S):
                 while True:
                     topic_map, parts = await look(site)
                     old = [one for one in topic_map.segments if topic_map.awaits(topic_map.history_end or one.begin)]
@@ -199,7 +200,7 @@ async def test_history_on_bookies_is_split_and_offloaded(
         await add(50)
         async with DaemonProcess(site) as daemon, daemon.client() as client:
             await client.enable(topic.name, policies=policy_pb2.OffloadPolicies(history_order="alongside"))
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(PATIENCE_S):
                 while not (await client.history(topic.name)).HasField("plan"):
                     await CLOCK.sleep(0.1)
                 await add(50)

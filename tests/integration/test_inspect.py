@@ -18,6 +18,7 @@ from offloaderd.model import Position
 from offloaderd.objects import keys
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_upkeep import PREFIX, TOPICS, append, entries, offload, read_all, stores
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from offloaderd.client import DaemonClient
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 TOPIC = TOPICS[0]
 COUNT = 2500
-PATIENCE_S = 90.0
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from offloaderd import daemon
 from offloaderd.clock import SystemClock
 from offloaderd.config import load
 from offloaderd.standalone.ports import free_ports
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +69,7 @@ async def test_a_daemon_that_waits_for_its_servers_can_be_stopped(tmp_path: Path
             await CLOCK.sleep(0.02)
         never.stop("test")
 
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         group.create_task(stop_soon())
         group.create_task(never.run())
     assert never.exit_code == 0

@@ -17,6 +17,7 @@ from offloaderd.ledgers.pulsar_admin import PulsarAdmin
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics
 from offloaderd.model import Edge, TopicName
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -68,7 +69,7 @@ async def test_the_end_of_a_burst_shows_by_the_admin_api(pulsar_server: PulsarSe
         assert known.edge is Edge.NEXT_WRITE
         assert known.hidden > 0
     async with PulsarAdmin(pulsar_server.admin_url) as admin, source_on(pulsar_server, admin) as source:
-        async with asyncio.timeout(90), aclosing(source.watch(topic)) as changes:
+        async with asyncio.timeout(PATIENCE_S), aclosing(source.watch(topic)) as changes:
             async for _ in changes:
                 if (await source.confirmed(topic, ledger_id)).edge is Edge.ADMIN:
                     break
@@ -80,7 +81,7 @@ async def test_the_end_of_a_burst_shows_by_the_admin_api(pulsar_server: PulsarSe
                 found += len(batch.payloads)
         assert found == now.last_entry_id + 1
         assert await pulsar_server.put(f"persistent/public/default/{topic.local.replace(' ', '%20')}/unload") == 204
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             while not (await source.ledgers(topic))[-1].closed:
                 await CLOCK.sleep(0.1)
         assert (await source.ledgers(topic))[-1].entries == found

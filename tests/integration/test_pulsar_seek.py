@@ -15,6 +15,7 @@ from offloaderd.model import Position, TopicName
 from offloaderd.read.seek_goal import Goal, SeekKind
 from offloaderd.rpc.v1 import common_pb2, read_pb2
 from tests.integration.processes import DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.real.pulsar import PulsarOptions, pulsar_standalone
 from tests.real.pulsar_topics import KINDS, TOPIC_SETTINGS, produce, pulsar_client
 
@@ -106,7 +107,7 @@ async def served_to_the_end(client: DaemonClient, server: PulsarServer, topic: T
     """Wait until the daemon sees all that the broker has confirmed."""
     path = f"persistent/{topic.tenant}/{topic.namespace}/{topic.local}/internalStats"
     wanted = Position.parse((await server.get(path))["lastConfirmedEntry"])
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             seen = (await client.last_positions(topic)).confirmed
             if (seen.ledger_id, seen.entry_id) == wanted:

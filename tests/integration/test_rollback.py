@@ -19,6 +19,7 @@ from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.stored import Site as Place
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_history import TOPIC, append, digest, entries, expected
+from tests.patience import PATIENCE_S
 from tests.real.audit import bucket_of
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ async def offloaded(client: DaemonClient) -> None:
 
 async def ordered(client: DaemonClient) -> None:
     """Order the conversion as soon as the topic is owned."""
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 await client.convert_topic(TOPIC)
@@ -92,7 +93,7 @@ async def test_a_streamed_topic_becomes_whole_ledgers_while_it_is_written_and_it
             await ordered(client)
             await append(client, entries(written, 40))
             written += 40
-            async with asyncio.timeout(90), aclosing(client.follow_rollback(TOPIC, timeout_s=60)) as reports:
+            async with asyncio.timeout(PATIENCE_S), aclosing(client.follow_rollback(TOPIC, timeout_s=60)) as reports:
                 async for report in reports:
                     if report.done > number or not report.left:
                         break

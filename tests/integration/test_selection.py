@@ -16,6 +16,7 @@ from offloaderd.offload.discovery import Discovery
 from offloaderd.offload.selector import Selector
 from offloaderd.patterns import TopicPattern
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.unit.offload.topic_source import TopicSource
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ async def test_two_daemons_enable_six_hundred_topics_between_them(
     monkeypatch.setattr(discovery, "JITTER_S", 0.001)
     names = {f"acme/web/topic-{number}" for number in range(600)}
     clock, root = SystemClock(), f"/{CLOCK.uuid().hex}"
-    async with AsyncExitStack() as stack, asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         stores = [await stack.enter_async_context(ZooKeeperStore(zookeeper, root)) for _ in range(3)]
         selectors = [Selector(store, TopicSource(names), clock) for store in stores]  # type: ignore[arg-type]
         tasks = [group.create_task(Discovery(selector).run()) for selector in selectors[:2]]

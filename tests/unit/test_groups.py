@@ -9,6 +9,7 @@ import pytest
 
 from offloaderd.errors import Transient, first_of
 from offloaderd.groups import Group
+from tests.patience import PATIENCE_S
 
 
 async def failing_when_cancelled() -> None:
@@ -47,7 +48,7 @@ async def test_a_loop_that_goes_on_after_errors_ends_when_it_is_cancelled() -> N
             except Transient:
                 continue
 
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         task = group.create_task(loop())
         await turns(3)
         task.cancel()
@@ -68,7 +69,7 @@ async def test_a_cancellation_that_is_on_its_way_when_a_group_begins_is_not_lost
                 await grouped(*work)
         await asyncio.Event().wait()
 
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         ended = group.create_task(loop())
     assert ended.cancelled()
 

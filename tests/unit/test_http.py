@@ -20,6 +20,7 @@ from offloaderd.health import Health
 from offloaderd.http import HttpServer
 from offloaderd.metrics import Metrics
 from tests.authority import Authority
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -200,7 +201,7 @@ async def test_https_with_certificates_that_change(tmp_path: Path) -> None:
 
 async def test_closing_waits_for_no_idle_connection_and_frees_the_port() -> None:
     """A client that connects and says nothing, or keeps its connection, delays neither the end nor the next start."""
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         async with HttpServer(HttpSettings(port=0), Metrics(), Health()) as server:
             port = server.port
             silent = await asyncio.open_connection("127.0.0.1", port)

@@ -26,6 +26,7 @@ from offloaderd.rpc.v1 import (
     read_pb2,
     read_pb2_grpc,
 )
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -151,7 +152,7 @@ async def serving() -> AsyncIterator[tuple[Server, str]]:
         yield answers, f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             while handlers():
                 await asyncio.wait(handlers(), timeout=0.1)
 
@@ -198,7 +199,7 @@ async def test_a_read_that_is_left_is_cancelled_at_the_server() -> None:
             assert answer.tier == common_pb2.TIER_OBJECTS
             break
         await answers.aclose()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             await server.gone.wait()
         [request] = [one for one in server.requests if isinstance(one, read_pb2.ReadRequest)]
         assert (request.first.entry_id, request.entries_max, request.read_priority) == (2, 3, "bookkeeper-first")
@@ -251,7 +252,7 @@ async def test_unavailable_is_only_unreachable_when_the_transport_says_it() -> N
 async def test_nobody_at_the_address_is_unreachable_at_once() -> None:
     """A refused connection is not waited for."""
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
-        async with asyncio.timeout(90), DaemonClient("127.0.0.1:1"):
+        async with asyncio.timeout(PATIENCE_S), DaemonClient("127.0.0.1:1"):
             pytest.fail("there is nobody there")
 
 

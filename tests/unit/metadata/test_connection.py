@@ -13,6 +13,7 @@ from offloaderd.errors import Closed, InvalidConfig, Transient
 from offloaderd.metadata import connection as module
 from offloaderd.metadata.connection import Connection
 from offloaderd.metadata.session import SessionState
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +114,7 @@ class Rig:
 
     async def until_clients(self, count: int) -> FakeClient:
         """Wait for the client of this number."""
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.clients) < count:
                 await CLOCK.sleep(0.005)
         return self.clients[count - 1]
@@ -223,7 +224,7 @@ async def test_a_session_given_up_never_comes_back() -> None:
     client = await rig.open()
     session = await rig.connection.session()
     client.suspended()
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         await session.lost.wait()
     assert rig.states == [CONNECTED, SUSPENDED, LOST]
     client.may_stop.clear()
@@ -252,7 +253,7 @@ async def test_a_session_given_up_that_did_expire_is_told_once() -> None:
     client = await rig.open()
     session = await rig.connection.session()
     client.suspended()
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         await session.lost.wait()
     client.expired()
     client.connected(2)
@@ -293,7 +294,7 @@ async def test_closing_wakes_whoever_waits() -> None:
         with pytest.raises(Closed):
             await call()  # type: ignore[misc]
 
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         group.create_task(wait(rig.connection.client))
         group.create_task(wait(rig.connection.session))
         await settle()
@@ -339,7 +340,7 @@ async def test_closing_gives_up_on_a_client_that_hangs(monkeypatch: pytest.Monke
     rig = Rig()
     client = await rig.open()
     client.may_stop.clear()
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         await rig.connection.close()
     assert not client.closed
     client.may_stop.set()

@@ -14,6 +14,7 @@ from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.engine import Engine
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
+from tests.patience import PATIENCE_S
 from tests.unit.offload.rig import TOPIC, Rig, turn
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ async def life(rig: Rig, name: str, plan: Plan | None = None, *, push_only: bool
     one = Life(rig, name, plan, push_only=push_only)
     task = asyncio.ensure_future(one.run())  # noqa: TID251 - it is to die alone
     try:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             yield one
     finally:
         await one.kill(task)

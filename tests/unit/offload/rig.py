@@ -33,6 +33,7 @@ from offloaderd.offload.workshop import HistoryRules, Workshop
 from offloaderd.policy.effective import Level, Origin
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.traces import NO_TRACES
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 TOPIC = TopicName.parse("public/default/orders")
 LAYOUT = SegmentLayout(block_bytes=4096, part_bytes=16_384)
-DEADLINE_S = 90.0
+DEADLINE_S = PATIENCE_S
 
 
 @dataclass

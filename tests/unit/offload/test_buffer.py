@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from offloaderd.model import EntryBatch, OfferResult, Position
 from offloaderd.offload.buffer import ENTRY_OVERHEAD_BYTES, START, Gap, TailingBuffer
 from offloaderd.offload.pool import BufferPool
+from tests.patience import PATIENCE_S
 from tests.unit.offload.rig import turn
 
 if TYPE_CHECKING:
@@ -276,14 +277,14 @@ async def test_who_waits_for_room_is_told_when_it_may_be_exceeded(end: str) -> N
         own, other = (group.create_task(buffer.wait_for_room()) for buffer in (one, two))
         await turn()
         one.starve()
-        await asyncio.wait([own], timeout=90)
+        await asyncio.wait([own], timeout=PATIENCE_S)
         assert own.done()
         assert not other.done()
         assert one.fill(entries(1, 11, 10), Position(1, 10))
         await turn()
         assert not other.done()
         getattr(one, end)()
-        await asyncio.wait([other], timeout=90)
+        await asyncio.wait([other], timeout=PATIENCE_S)
         assert other.done()
 
 
@@ -387,7 +388,7 @@ def test_a_commit_inside_a_batch_frees_its_committed_begin() -> None:
 async def test_a_commit_wakes_whoever_waits_for_room_even_if_it_frees_nothing() -> None:
     """All that was committed had been evicted before: a waiting tailer must ask again, and so press again."""
     pool, buffer, _ = make(rereadable=True, resume=Position(1, 0))
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         waiting = group.create_task(pool.freed.wait())
         await turn()
         buffer.release(Position(1, 0))

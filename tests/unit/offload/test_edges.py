@@ -18,6 +18,7 @@ from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import LEDGERS_MAX
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.faults import Faults, FaultyMetadata
+from tests.patience import PATIENCE_S
 from tests.unit.offload.owned import Owned, offloaded_topic
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, turn, until_offloaded
 
@@ -116,7 +117,7 @@ async def test_a_release_ends_with_the_session() -> None:
     store, _, claim = await _claimed(rig, faults)
     faults.fail("transact", Transient("away"), times=-1)
     session = await store.session()
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         group.create_task(ownership.release(store, claim, session, rig.clock))
         await turn()
         session.lost.set()

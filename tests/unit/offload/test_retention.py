@@ -29,6 +29,7 @@ from offloaderd.offload.retention import (
 from offloaderd.policy.effective import Level, Origin, effective
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
+from tests.patience import PATIENCE_S
 from tests.unit.metadata.test_removal import TOPIC as OTHER
 from tests.unit.metadata.test_removal import _made
 from tests.unit.offload.owned import Owned, offload_more, offloaded_topic
@@ -407,7 +408,7 @@ async def test_the_duty_goes_on_after_errors_and_ends_when_deposed() -> None:
         await Owned.claim(rig)
         register.answer = [2]
 
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         deposing = group.create_task(depose())
         with pytest.raises(Fenced):
             await retention.run(owned.offloader)

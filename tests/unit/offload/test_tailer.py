@@ -20,6 +20,7 @@ from offloaderd.offload.lag import LagTracker
 from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.tailer import LedgerTorn, Tailer
 from offloaderd.offload.troubles import Troubles
+from tests.patience import PATIENCE_S
 from tests.unit.offload.rig import TOPIC, memory_ledgers, payloads, turn, until
 
 LEFT = Position(0, 3)
@@ -101,7 +102,7 @@ class Tailing:
 
     async def until_at_end(self) -> list[Position]:
         """Tail until the newest entry can be taken; returns all that can."""
-        async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
             running = group.create_task(self.tailer.run())
             await until(lambda: END in self.held())
             running.cancel()

@@ -15,6 +15,7 @@ from offloaderd.errors import Conflict
 from offloaderd.metrics import Metrics
 from offloaderd.rpc.doctor import DoctorService
 from offloaderd.rpc.v1 import doctor_pb2, doctor_pb2_grpc
+from tests.patience import PATIENCE_S
 from tests.unit.rpc.serve import serving
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ async def test_a_client_that_goes_away_ends_the_examination() -> None:
         call = stub.Examine(doctor_pb2.ExamineRequest())
         await anext(aiter(call))
         call.cancel()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             await examination.closed.wait()
         examination.go_on.set()
         assert len([result async for result in stub.Examine(doctor_pb2.ExamineRequest())]) == 2

@@ -31,6 +31,7 @@ from offloaderd.read.errors import EntriesDeleted, EntriesMissing, OutOfRange, T
 from offloaderd.rpc.errors import CODES, DETAIL_KEY, code_of, detail_of, from_rpc_error, reason_of
 from offloaderd.rpc.interceptor import code_name, status_of
 from offloaderd.rpc.v1 import common_pb2, ledgers_pb2, ledgers_pb2_grpc, read_pb2, read_pb2_grpc
+from tests.patience import PATIENCE_S
 from tests.unit.read.build import sample
 from tests.unit.rpc.serve import serving
 
@@ -188,7 +189,7 @@ async def test_successes_choices_and_cancellations_are_counted() -> None:
         await call.read()
         await service.entered.wait()
         call.cancel()
-        await asyncio.wait_for(service.closed.wait(), 90)
+        await asyncio.wait_for(service.closed.wait(), PATIENCE_S)
         with pytest.raises(aio.AioRpcError):
             await channel.unary_unary("/offloaderd.v1.ReadService/NoSuchMethod")(b"")  # type: ignore[arg-type]
 

@@ -20,6 +20,7 @@ from offloaderd.rpc.convert import from_batch, from_position, to_batch, to_posit
 from offloaderd.rpc.errors import from_rpc_error
 from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.v1 import common_pb2, read_pb2, read_pb2_grpc
+from tests.patience import PATIENCE_S
 from tests.unit.read.build import TOPIC, Piece, make_house, payloads, put_segment, sample
 from tests.unit.rpc.serve import serving
 
@@ -56,7 +57,7 @@ async def big_house() -> House:
 async def until(condition: object) -> None:
     """Wait until a function says yes; at most 10 s."""
     assert callable(condition)
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.01)  # noqa: TID251 - what is awaited happens in gRPC's own threads
 

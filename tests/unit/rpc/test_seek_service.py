@@ -17,6 +17,7 @@ from offloaderd.read.seek_goal import Goal, SeekKind
 from offloaderd.rpc.convert import to_position
 from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.v1 import common_pb2, read_pb2, read_pb2_grpc
+from tests.patience import PATIENCE_S
 from tests.unit.read.build import TOPIC, make_house, sample
 from tests.unit.read.seek_topics import NOW, noted
 from tests.unit.read.shelf import Shelf
@@ -124,7 +125,7 @@ async def test_a_follower_from_a_time_to_come_gets_what_comes(entries: int) -> N
         while not sample(house.metrics, "offloaderd_seeks_total", {"kind": "time", "outcome": "nothing"}):
             await asyncio.sleep(0.01)  # noqa: TID251 - what is awaited happens in gRPC's own threads
         house.hot.add(EntryBatch(3, entries, [noted(NOW + 2000)]), Position(3, entries - 1) if entries else None)
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             answer = await reading
         assert isinstance(answer, read_pb2.ReadResponse)
         assert answer.batch.first_entry_id == entries

@@ -22,6 +22,7 @@ from offloaderd.spark.backfill_job import AlreadyDone, BackfillFailed, Progress,
 from offloaderd.spark.backfill_lease import Driven
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep import references
+from tests.patience import PATIENCE_S
 from tests.unit.offload.rig import TOPIC, enabled, offloader_of, payloads, until
 from tests.unit.offload.test_history import rig_with
 from tests.unit.spark.backfill_rig import Died, LocalRunner, backfill, map_of, planned, whole
@@ -39,7 +40,7 @@ async def test_history_is_written_side_by_side_and_committed_in_order() -> None:
     live = (await map_of(rig)).segments
     seen: list[Progress] = []
     runner = LocalRunner(rig)
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         ended = await backfill(rig, runner, progress=seen.append).run()
     found = await whole(rig)
     assert found.segments[-len(live) :] == live
@@ -66,7 +67,7 @@ async def test_executors_that_are_done_out_of_order_wait_for_their_turn() -> Non
             await gate.wait()
 
     job = backfill(rig, LocalRunner(rig, hold), slots=3, progress=seen.append)
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         running = group.create_task(job.run())
         await until(lambda: bool(seen) and seen[-1].waiting == 4)
         assert len((await map_of(rig)).segments) == 1
@@ -86,7 +87,7 @@ async def test_a_driver_that_dies_is_succeeded_by_one_that_writes_nothing_twice(
             await asyncio.Event().wait()
 
     store, first = rig.tree.connect(), LocalRunner(rig, hang)
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         running = group.create_task(backfill(rig, first, store=store, slots=3).run())
         if killed_at > 5:
             await running
@@ -101,7 +102,7 @@ async def test_a_driver_that_dies_is_succeeded_by_one_that_writes_nothing_twice(
         with pytest.raises(AlreadyDone):
             await backfill(rig, runner, me="second").run()
     else:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             await backfill(rig, runner, me="second").run()
         assert len(runner.ran) <= 6 - killed_at
         assert begun <= {str(one.segment_id) for one in (await map_of(rig)).segments}
@@ -120,7 +121,7 @@ async def test_an_executor_that_dies_is_replaced_and_its_parts_are_not_sent_agai
         if number in {1, 2, 3}:
             raise Died("the executor was killed")
 
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         ended = await backfill(rig, LocalRunner(rig, die), slots=1).run()
     assert sent[0] == sent[1] == sent[2] == sent[3]
     assert ended.retries == 3
@@ -138,7 +139,7 @@ async def test_an_executor_is_cut_off_in_the_middle_of_its_segment() -> None:
         if number > 1:
             faults.heal()
 
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         ended = await backfill(rig, LocalRunner(rig, mend), slots=1, patience_s=0.2).run()
     assert ended.retries >= 1
     await whole(rig, 600)
@@ -150,12 +151,12 @@ async def test_a_bucket_that_refuses_everything_ends_the_run_with_its_reason() -
     faults = Faults()
     rig.objects = FaultyStore(rig.store, faults)
     faults.fail("upload_part", Denied("no rights to write"), times=1_000_000)
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(BackfillFailed, match="no rights to write"):
             await backfill(rig, slots=1, patience_s=0.02).run()
     assert len((await map_of(rig)).segments) == 1
     faults.heal()
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         await backfill(rig, me="later").run()
     await whole(rig)
 
@@ -184,7 +185,7 @@ async def test_a_second_driver_is_refused_while_the_first_lives() -> None:
     async def hold(task: SegmentTask, number: int) -> None:
         await gate.wait()
 
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         runner = LocalRunner(rig, hold)
         running = group.create_task(backfill(rig, runner, me="first").run())
         await until(lambda: bool(runner.ran))
@@ -203,7 +204,7 @@ async def test_a_driver_that_was_deposed_commits_nothing() -> None:
     async def hold(task: SegmentTask, number: int) -> None:
         await gate.wait()
 
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         runner = LocalRunner(rig, hold)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(refused(rig, runner))
@@ -238,7 +239,7 @@ async def test_a_driver_whose_session_ends_stops() -> None:
         with pytest.raises(BackfillFailed, match="session"):
             await backfill(rig, runner, store=store).run()
 
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         group.create_task(ends())
         await until(lambda: len(runner.ran) == 2)
         store.expire()
@@ -254,7 +255,7 @@ async def test_the_live_edge_goes_on_beside_it() -> None:
         if number == 3:
             await gate.wait()
 
-    async with asyncio.timeout(90), rig.engine("two") as engine, asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), rig.engine("two") as engine, asyncio.TaskGroup() as group:
         topic = await offloader_of(engine)
         running = group.create_task(backfill(rig, LocalRunner(rig, hold), slots=1).run())
         await until(lambda: topic.map.history_end == Position(2, 19))
@@ -282,7 +283,7 @@ async def test_a_ledger_that_is_trimmed_under_an_executor_is_a_recorded_loss(tri
             for ledger_id in trimmed:
                 await ledgers.delete(TOPIC, ledger_id)
 
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         ended = await backfill(rig, LocalRunner(rig, trim)).run()
     found = await map_of(rig)
     assert found.unfinished is None
@@ -302,7 +303,7 @@ async def test_a_history_in_the_middle_of_which_ledgers_vanish_is_not_passed_ove
             for ledger_id in (0, 1, 2):
                 await ledgers.delete(TOPIC, ledger_id)
 
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         await backfill(rig, LocalRunner(rig, trim), slots=1).run()
     found = await map_of(rig)
     assert found.unfinished is None
@@ -322,7 +323,7 @@ async def test_a_segment_whose_objects_vanished_before_its_commit_is_written_aga
             await gate.wait()
 
     runner.before = hold
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         running = group.create_task(backfill(rig, runner, progress=seen.append).run())
         await until(lambda: bool(seen) and seen[-1].waiting > 0)
         key = next(one.key for one in [info async for info in rig.store.list()] if one.key.endswith("-index"))
@@ -367,7 +368,7 @@ async def test_a_topic_that_is_deleted_meanwhile_ends_the_run() -> None:
 
     job = backfill(rig, patience_s=0.05)
     job._source = Gone()  # type: ignore[assignment]
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(BackfillFailed, match="lists nothing"):
             await job.run()
     found = await map_of(rig)
@@ -396,7 +397,7 @@ async def test_ranges_and_attempts_show_who_works_on_what() -> None:
     async def hold(task: SegmentTask, number: int) -> None:
         await gate.wait()
 
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         runner = LocalRunner(rig, hold)
         running = group.create_task(backfill(rig, runner).run())
         await until(lambda: len(runner.ran) == 2)
@@ -417,7 +418,7 @@ async def test_ranges_and_attempts_show_who_works_on_what() -> None:
 async def test_new_entries_that_wait_for_history_begin_when_it_is_done() -> None:
     """PIP-76's order: the daemon streams nothing before the job has committed everything."""
     rig = await rig_with(200, daemon_bytes_max=0, order=HistoryOrder.HISTORY_FIRST)
-    async with asyncio.timeout(90), rig.engine() as engine:
+    async with asyncio.timeout(PATIENCE_S), rig.engine() as engine:
         topic = await enabled(engine)
         assert topic.map.unfinished is not None
         assert topic.map.segments == ()
@@ -446,7 +447,7 @@ async def test_an_executor_holds_a_few_parts_whatever_the_size_of_its_segment() 
         return replace(shop, uplink=replace(shop.uplink, budget=Watched(rig.upload_bytes)))
 
     rig.workshop = watched  # type: ignore[method-assign]
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         await backfill(rig, segment_bytes=1 << 30).run()
     assert (await map_of(rig)).segments[0].payload_bytes > 10 * rig.upload_bytes
     assert 0 < most <= rig.upload_bytes
@@ -468,7 +469,7 @@ async def test_a_driver_without_its_metadata_store_ends_all_the_same() -> None:
     runner.before = cut
     job = backfill(rig, runner)
     job._shop = replace(job._shop, metadata=FaultyMetadata(store, faults))
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(BackfillFailed, match="session"):
             await job.run()
     faults.heal()

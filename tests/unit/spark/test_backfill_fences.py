@@ -22,6 +22,7 @@ from offloaderd.spark.backfill_stores import RatedPace, Stores, share
 from offloaderd.spark.backfill_task import write_segment
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from offloaderd.upkeep import references
+from tests.patience import PATIENCE_S
 from tests.unit.offload.owned import Owned
 from tests.unit.offload.rig import TOPIC, until
 from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned, whole
@@ -37,7 +38,7 @@ async def stopped(rig: Rig, *, segments: int) -> LocalRunner:
         await asyncio.Event().wait()
 
     runner, store = LocalRunner(rig, hang), rig.tree.connect()
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         running = group.create_task(backfill(rig, runner, store=store, slots=segments).run())
         await until(lambda: len(runner.ran) == segments)
         store.expire()
@@ -119,7 +120,7 @@ async def test_an_executor_waits_for_another_that_writes_the_same_segment() -> N
     ledgers = rig.ledgers
     assert ledgers is not None
     store = rig.tree.connect()
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         writing = group.create_task(write_segment(rig.workshop(store, source=ledgers), ledgers, task))
         await rig.clock.sleep(5)
         assert not writing.done()
@@ -164,7 +165,7 @@ async def test_a_cancelled_backfill_is_gone_on_with_or_discarded(*, discard: boo
         assert await (await Owned.claim(rig)).empty_trash() == 0
         assert await rig.leftovers() == []
     next_run = LocalRunner(rig)
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         await backfill(rig, next_run, me="next").run()
     same = {one.segment_id for one in runner.ran} & {one.segment_id for one in next_run.ran}
     assert len(same) == (0 if discard else 2)
@@ -188,7 +189,7 @@ async def test_a_plan_says_what_a_run_then_does() -> None:
     ((_, state),) = await job.status(stores, job.Wanted(namespaces=[("public", "default")]))
     assert state is not None
     assert (state.driver, state.ranges, state.written, state.entries_left) == ("", 5, 1, 180)
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         await backfill(rig).run()
     ((_, refused),) = await job.plan(stores, job.Wanted(topics=[TOPIC]), 0)
     assert isinstance(refused, BackfillFailed)
@@ -206,7 +207,7 @@ async def test_one_topic_that_fails_does_not_end_the_others() -> None:
     assert str(unknown) in error.value.message
     assert str(other) in error.value.message
     driver = Driver(runner=LocalRunner(rig), slots=asyncio.Semaphore(2), me="driver")
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         ended = await job.drive(stores, [unknown, TOPIC], driver, 0)
     assert isinstance(ended[0].error, BackfillFailed)
     assert ended[1].progress is not None

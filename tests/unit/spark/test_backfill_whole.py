@@ -23,6 +23,7 @@ from offloaderd.spark.backfill_plan import plan_topic
 from offloaderd.spark.backfill_stores import Stores
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep import references
+from tests.patience import PATIENCE_S
 from tests.unit.offload.rig import TOPIC, enabled, offloader_of, payloads, until
 from tests.unit.offload.test_history import rig_with
 from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned, whole
@@ -87,7 +88,7 @@ async def test_closed_ledgers_become_objects_of_their_own_side_by_side() -> None
     plan = await plan_topic(stores, TOPIC)
     assert (plan.method, plan.origin, len(plan.ranges), plan.probes) == (WHOLE, Origin.NEW, 6, 0)
     runner = LocalRunner(rig)
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         ended = await run_of(rig, runner).run()
     assert (ended.committed, ended.ranges_done, runner.at_once_most) == (6, 6, 2)
     found = await map_of(rig)
@@ -125,7 +126,7 @@ async def test_a_driver_that_dies_is_succeeded_without_a_ledger_written_twice(ki
             await asyncio.Event().wait()
 
     store, first = rig.tree.connect(), LocalRunner(rig, hang)
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         running = group.create_task(backfill(rig, first, store=store, slots=3, method=WHOLE).run())
         await until(lambda: first.at_once > 0 and len(first.ran) - first.at_once == killed_at - 1)
         store.expire()
@@ -134,7 +135,7 @@ async def test_a_driver_that_dies_is_succeeded_without_a_ledger_written_twice(ki
     assert begun <= {str(one) for one in (await references.look(rig.tree.connect())).attempts}
     assert (await plan_topic(stores_of(rig), TOPIC)).split
     runner = LocalRunner(rig)
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         await run_of(rig, runner, me="second").run()
     assert len(runner.ran) <= 7 - killed_at
     assert begun <= {str(one.segment_id) for one in (await map_of(rig)).segments}
@@ -147,7 +148,7 @@ async def test_a_daemon_gives_its_ledgers_to_a_job_and_goes_on_behind_them() -> 
     faults = Faults()
     rig.objects = FaultyStore(rig.store, faults)
     faults.fail("complete_upload", Transient("slow"), times=1_000_000)
-    async with asyncio.timeout(90), rig.engine() as engine:
+    async with asyncio.timeout(PATIENCE_S), rig.engine() as engine:
         topic = await enabled(engine)
         await until(lambda: topic.attempt is not None and topic.attempt.seal is not None)
         begun = topic.attempt
@@ -165,7 +166,7 @@ async def test_a_daemon_gives_its_ledgers_to_a_job_and_goes_on_behind_them() -> 
 async def test_an_idle_owner_hears_of_the_plan() -> None:
     """It had nothing to write, and would never have been fenced: it claims the topic anew, and follows the job."""
     rig = await by_ledger()
-    async with asyncio.timeout(90), rig.engine() as engine:
+    async with asyncio.timeout(PATIENCE_S), rig.engine() as engine:
         await enabled(engine)
         await run_of(rig).run()
         await until(lambda: committed_by(engine) == [*range(6)])
@@ -199,7 +200,7 @@ async def test_a_ledger_that_was_streamed_in_part_is_streamed_to_its_end() -> No
     rig.policy = replace(rig.policy, method=WHOLE)
     plan = await plan_topic(stores_of(rig), TOPIC)
     assert [str(one.begin) for one in plan.ranges] == ["1:10", "2:0", "3:0", "4:0", "5:0"]
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         await run_of(rig).run()
     found = await map_of(rig)
     methods = {one.begin.ledger_id: one.method for one in found.segments if one.begin >= Position(1, 10)}
@@ -221,7 +222,7 @@ async def test_a_history_that_was_split_for_one_method_is_split_again_for_anothe
             await asyncio.Event().wait()
 
     store, first = rig.tree.connect(), LocalRunner(rig, hang)
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         running = group.create_task(backfill(rig, first, store=store, slots=1).run())
         await until(lambda: len(first.ran) == 2)
         store.expire()
@@ -229,7 +230,7 @@ async def test_a_history_that_was_split_for_one_method_is_split_again_for_anothe
     rig.policy = replace(rig.policy, method=WHOLE)
     plan = await plan_topic(stores_of(rig), TOPIC)
     assert (plan.split, str(plan.ranges[0].begin)) == (False, "1:10")
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         await run_of(rig, me="next").run()
     found = await whole(rig)
     assert [one.method for one in found.segments[2:6]] == [WHOLE] * 4
@@ -244,7 +245,7 @@ async def test_a_daemons_small_history_is_taken_over_with_what_it_has_begun() ->
     faults = Faults()
     rig.objects = FaultyStore(rig.store, faults)
     faults.fail("complete_upload", Transient("slow"), times=1_000_000)
-    async with asyncio.timeout(90), rig.engine() as engine:
+    async with asyncio.timeout(PATIENCE_S), rig.engine() as engine:
         topic = await enabled(engine)
         store = rig.tree.connect()
         while "attempt" not in await store.children(paths.history(TOPIC)):
@@ -272,7 +273,7 @@ async def test_taking_over_whose_answer_is_lost_is_done_once() -> None:
     store = LosesPlans(rig.tree.connect(), Faults())
     run = run_of(rig)
     run._shop = replace(run._shop, metadata=store)
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         await run.run()
     assert store.lost == 1
     found = await map_of(rig)
@@ -304,7 +305,7 @@ async def test_a_length_that_is_wrong_is_counted_at_the_second_try() -> None:
         return await true_length(TOPIC, ledger_id, entry_id) - (7 if ledger_id == 2 else 0)
 
     rig.ledgers.length_at = wrong  # type: ignore[method-assign]
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         ended = await run_of(rig).run()
     assert ended.retries == 1
     rig.ledgers.length_at = true_length  # type: ignore[method-assign]
@@ -321,7 +322,7 @@ async def test_a_ledger_that_is_trimmed_under_an_executor_is_a_loss_in_its_place
         if number == 1:
             await ledgers.delete(TOPIC, 0)
 
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         ended = await run_of(rig, LocalRunner(rig, trim), slots=1).run()
     assert (ended.losses, ended.committed) == (1, 5)
     assert [str(one.begin) for one in (await map_of(rig)).segments] == [f"{n}:0" for n in range(1, 6)]

@@ -20,6 +20,7 @@ from offloaderd.spark.convert_topic import TopicConversion
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep import rebuild, references
 from offloaderd.upkeep.stored import Site
+from tests.patience import PATIENCE_S
 from tests.unit.offload.owned import Owned
 from tests.unit.offload.rig import TOPIC, enabled, offloader_of, payloads, until
 from tests.unit.offload.test_history import rig_with
@@ -187,7 +188,7 @@ async def killed(rig: Rig, target: Target, at: int) -> int:
     shop = rig.workshop(store, source=None)
     driver = Driver(runner=convert.LocalRunner(shop), slots=asyncio.Semaphore(1), me=f"dies-{at}")
     wish = Wish(target=target, segment_bytes=2500, small_bytes=2500)
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_S):
         running = asyncio.ensure_future(TopicConversion(shop, TOPIC, driver, wish).run())  # noqa: TID251 - to be killed
         dying = asyncio.ensure_future(kill.dead.wait())  # noqa: TID251 - as above
         await asyncio.wait([running, dying], return_when=asyncio.FIRST_COMPLETED)
@@ -216,7 +217,7 @@ async def test_a_conversion_may_be_killed_at_any_write(target: Target) -> None:
         assert await stored(rig) == payloads(40)
         begun = set(await rig.tree.connect().children(paths.history_attempts(TOPIC)))
         assert begun <= {str(one) for one in (await references.look(rig.tree.connect())).attempts}
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             ended = await conversion(rig, target, me="next", segment_bytes=2500, small_bytes=2500).run()
         assert ended.failures == ()
         await whole(rig, 40)
@@ -247,7 +248,7 @@ async def test_an_exchange_whose_answer_is_lost_is_read_back(target: Target) -> 
 async def test_the_owner_follows_before_it_deletes_anything() -> None:
     """It reads what is there, empties the trash, and goes on writing at its end."""
     rig = await streamed()
-    async with asyncio.timeout(90), rig.engine("two") as engine:
+    async with asyncio.timeout(PATIENCE_S), rig.engine("two") as engine:
         topic = await offloader_of(engine)
         await conversion(rig, Target.LEDGER_BASED).run()
         await until(lambda: sum(one.method is WHOLE for one in topic.map.segments) == 6)
@@ -320,7 +321,7 @@ async def test_a_deposed_driver_exchanges_nothing() -> None:
         with pytest.raises(Fenced):
             await conversion(rig, Target.LEDGER_BASED, runner=runner).run()
 
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         runner = Runner(rig, hold)
         running = group.create_task(refused(runner))
         await until(lambda: len(runner.ran) == 2)
@@ -364,7 +365,7 @@ async def test_a_cancelled_conversion_leaves_nothing_behind() -> None:
         await asyncio.Event().wait()
 
     runner, store = Runner(rig, hang), rig.tree.connect()
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         running = group.create_task(conversion(rig, Target.LEDGER_BASED, runner=runner, store=store).run())
         await until(lambda: len(runner.ran) == 2)
         store.expire()

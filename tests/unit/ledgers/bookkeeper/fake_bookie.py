@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from offloaderd.errors import first_of
 from offloaderd.format.pb.bookkeeper import protocol_pb2 as pb
 from offloaderd.standalone.ports import LOOPBACK
+from tests.patience import PATIENCE_S
 from tests.unit.ledgers.bookkeeper import wire
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ class FakeBookie:
 
     async def asked(self, count: int = 1) -> list[Asked]:
         """Return all requests so far, once there are at least `count`."""
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.requests) < count:
                 self._came.clear()
                 await self._came.wait()

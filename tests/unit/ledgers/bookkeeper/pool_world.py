@@ -12,6 +12,7 @@ from offloaderd.ledgers.bookkeeper.entry import DigestType
 from offloaderd.metadata.port import Versioned
 from offloaderd.metrics import Metrics
 from offloaderd.testing.clock import FakeClock
+from tests.patience import PATIENCE_S
 from tests.unit.ledgers.bookkeeper.entries import package_all
 from tests.unit.ledgers.bookkeeper.fake_bookie import fake_bookie
 
@@ -28,7 +29,6 @@ LEDGER = 7
 ENTRIES = package_all(DigestType.CRC32C, LEDGER, 0, [bytes([number]) * 50 for number in range(10)])
 ROOM_S = 0.02
 """Enough for what has been sent on loopback to arrive, and to be acted on."""
-PATIENCE_S = 90
 
 
 class FakeZnodes:

@@ -13,6 +13,7 @@ from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions
 from offloaderd.ledgers.bookkeeper.connection import BookieConnection, ConnectionLost, TimedOut, Wire
 from offloaderd.ledgers.bookkeeper.status import BadAnswer, NotHere, Unsupported
 from offloaderd.testing.clock import FakeClock
+from tests.patience import PATIENCE_S
 from tests.unit.ledgers.bookkeeper import wire
 from tests.unit.ledgers.bookkeeper.fake_bookie import BUSY, fake_bookie
 from tests.unit.ledgers.bookkeeper.pool_world import ENTRIES, LEDGER, world
@@ -363,7 +364,7 @@ async def test_whatever_a_bookie_does_answers_are_right_or_errors_are_ours(seed:
                 group.create_task(reader())
         assert wrong == []
         it.release()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_S):
             while it.in_flight:
                 await it.settle()
         await it.clock.advance(1)

@@ -1,0 +1,6 @@
+"""How long tests wait for what has to come."""
+
+import os
+
+PATIENCE_S = float(os.environ.get("TEST_PATIENCE_S", "90"))
+"""Long, for a busy machine is no failure; tools/invariants.py has less of it, its tests wait for what never comes."""
