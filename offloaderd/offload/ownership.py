@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+LOOK_AGAIN_S = 60.0
+"""How long a claim waits for word of the owner: what was read may have been old, and then its end is not told again."""
 CUT_SHORT_S = 5.0
 """How long whoever is cancelled tries to release a topic: its session is about to end as well."""
 
@@ -58,19 +60,27 @@ async def claim(
     `ended` are sessions of former runs of this daemon: what they hold is taken at once.
     Cancellation may leave the claim with the session: see `let_go`.
     """
-    async with aclosing(store.watch(paths.owner(topic))) as changes:
-        backoff = Backoff(clock)
-        async for _ in changes:
-            while True:
-                try:
-                    claimed = await _try_claim(store, topic, me, session, clock, ended)
-                except (Transient, OutcomeUnknown) as error:
-                    await backoff.wait(error)
-                    continue
-                if claimed is not None or not wait:
-                    return claimed
-                break
-    raise Conflict(f"the watch on {topic}'s owner ended")
+    backoff, loop = Backoff(clock), asyncio.get_running_loop()
+    while True:
+        limit = asyncio.timeout(None)
+        try:
+            async with limit, aclosing(store.watch(paths.owner(topic))) as changes:
+                async for _ in changes:
+                    limit.reschedule(None)
+                    while True:
+                        try:
+                            claimed = await _try_claim(store, topic, me, session, clock, ended)
+                        except (Transient, OutcomeUnknown) as error:
+                            await backoff.wait(error)
+                            continue
+                        if claimed is not None or not wait:
+                            return claimed
+                        break
+                    limit.reschedule(loop.time() + LOOK_AGAIN_S)
+            raise Conflict(f"the watch on {topic}'s owner ended")
+        except TimeoutError:
+            if not limit.expired():
+                raise
 
 
 async def _try_claim(
