@@ -23,7 +23,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page audit notebook broker-driver test-broker
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page audit notebook broker-driver test-broker test-driver
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ broker-driver: ## Build the archive by which a stock Pulsar broker offloads thro
 
 test-broker: $(DEPENDENCIES)dev ## Put two stock brokers with the driver to the test, and measure it against Pulsar's own (MESSAGES=n)
 	$(BIN)/python -m tests.real.broker_run --messages $(MESSAGES)
+
+test-driver: $(DEPENDENCIES)dev ## Test the driver in a real stock broker (needs Maven and a JDK)
+	WITH_BROKER=1 $(BIN)/python -m pytest -n 0 tests/integration/test_stock_broker.py
 
 fuzz: $(DEPENDENCIES)fuzz ## Feed foreign bytes to every decoder that reads any, guided by coverage (MINUTES=n in all)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

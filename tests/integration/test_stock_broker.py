@@ -6,6 +6,7 @@ Every test has a namespace, a daemon and a bucket of its own.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from base64 import b64encode
 from contextlib import contextmanager
@@ -31,7 +32,13 @@ if TYPE_CHECKING:
     from tests.real.broker import PulsarBroker
     from tests.servers import S3Server
 
-pytestmark = [pytest.mark.bookies, pytest.mark.timeout(240, func_only=True)]
+pytestmark = [
+    pytest.mark.bookies,
+    pytest.mark.timeout(240, func_only=True),
+    pytest.mark.skipif(
+        "WITH_BROKER" not in os.environ, reason="minutes of waiting for a broker's own clocks: make test-driver"
+    ),
+]
 CLOCK = SystemClock()
 KINDS = ("unbatched", "batched", "batched zstd", "keyed", "chunked")
 SECRET = b"a-secret-for-tokens-of-brokers-0123456789"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.real.workload import Workload
 
 TIMEOUT_S = 90.0
-REST_WITHIN_S = 30.0
+REST_WITHIN_S = 8.0
 """A trash record may be younger than the last commit, and its objects go in their own time."""
 
 
