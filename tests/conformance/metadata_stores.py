@@ -93,18 +93,33 @@ def zookeeper_store(
 
 
 async def expire_session(store: ZooKeeperStore) -> None:
-    """Take the session over with a second client and close it there."""
+    """Take the session over with a second client and close it there; returns once the server knows it no more.
+
+    The store's own client takes its session back as soon as it is cut off, and a close that it overtakes is not sent.
+    So the session is taken until the server gives another one instead.
+    """
     from kazoo.client import KazooClient  # noqa: PLC0415 - only this needs it
+    from kazoo.handlers.threading import KazooTimeoutError  # noqa: PLC0415
 
     client = await store._connection.client()
-    thief = KazooClient(hosts=store._servers, timeout=SESSION_S, client_id=client.client_id)
+    stolen = client.client_id
+    assert stolen is not None
 
-    def steal() -> None:
-        thief.start(timeout=60)
-        thief.stop()
-        thief.close()
+    def has_ended() -> bool:
+        thief = KazooClient(hosts=store._servers, timeout=SESSION_S, client_id=stolen)
+        try:
+            thief.start(timeout=60)
+            assert thief.client_id is not None
+            return bool(thief.client_id[0] != stolen[0])
+        except KazooTimeoutError:  # cut off again before it could look
+            return False
+        finally:
+            thief.stop()
+            thief.close()
 
-    await asyncio.get_running_loop().run_in_executor(None, steal)
+    async with asyncio.timeout(PATIENCE_S):
+        while not await asyncio.to_thread(has_ended):
+            pass
 
 
 class Changes:
