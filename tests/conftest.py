@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import os
+import signal
 import threading
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,12 @@ FOREIGN_THREADS = (
 
 
 def pytest_configure() -> None:
-    """Give each worker ports of its own: what one has chosen, and nobody listens on yet, the other may not choose."""
+    """Give each worker ports of its own: what one has chosen, and nobody listens on yet, the other may not choose.
+
+    And have commands hear Ctrl-C even where a shell has started all this in the background, deaf to it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % workers  # a crashed one's heir: gw2
     share = (ports.PORT_MAX - ports.PORT_MIN + 1) // workers
