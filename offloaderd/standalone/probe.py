@@ -6,14 +6,14 @@ import asyncio
 
 from offloaderd.standalone.ports import LOOPBACK
 
-_ANSWER_TIMEOUT_S = 2.0
+ANSWER_WITHIN_S = 2.0
 _ANSWER_BYTES_MAX = 64 * 1024
 
 
-async def ask(port: int, question: bytes) -> bytes:
+async def ask(port: int, question: bytes, within_s: float = ANSWER_WITHIN_S) -> bytes:
     """Send `question` and return what is answered until the server closes; b"" when nobody answers."""
     try:
-        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+        async with asyncio.timeout(within_s):
             reader, writer = await asyncio.open_connection(LOOPBACK, port)
             try:
                 writer.write(question)
@@ -24,9 +24,9 @@ async def ask(port: int, question: bytes) -> bytes:
         return b""
 
 
-async def http_get(port: int, path: str) -> tuple[int, bytes]:
+async def http_get(port: int, path: str, within_s: float = ANSWER_WITHIN_S) -> tuple[int, bytes]:
     """GET a path; returns status and body, (0, b"") when nobody answers."""
-    answer = await ask(port, f"GET {path} HTTP/1.0\r\nHost: {LOOPBACK}:{port}\r\n\r\n".encode())
+    answer = await ask(port, f"GET {path} HTTP/1.0\r\nHost: {LOOPBACK}:{port}\r\n\r\n".encode(), within_s)
     head, _, body = answer.partition(b"\r\n\r\n")
     words = head.split(None, 2)
     if len(words) < 2 or not words[1].isdigit():

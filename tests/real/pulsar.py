@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from offloaderd.standalone.ports import LOOPBACK, free_ports
 from offloaderd.standalone.probe import ask, http_get
+from tests.patience import PATIENCE_S
 from tests.real.bookies import LEDGERS_ROOT, SMALL_BOOKIE
 from tests.real.jars import server_jars
 from tests.real.jvm import Server, java_command, settings_text
@@ -81,7 +82,7 @@ class Administered(Server):
 
     async def get(self, path: str) -> Any:  # noqa: ANN401 - any JSON
         """GET a path of the admin API, such as `persistent/public/default/t/internalStats`; None when it is not 200."""
-        status, body = await http_get(self.web, f"/admin/v2/{path}")
+        status, body = await http_get(self.web, f"/admin/v2/{path}", PATIENCE_S)
         return json.loads(body) if status == 200 else None
 
     async def put(self, path: str, body: object = None) -> int:
@@ -95,7 +96,7 @@ class Administered(Server):
             f"{method} /admin/v2/{path} HTTP/1.0\r\nHost: {LOOPBACK}:{self.web}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
         )
-        words = (await ask(self.web, head.encode() + text)).split(None, 2)
+        words = (await ask(self.web, head.encode() + text, PATIENCE_S)).split(None, 2)
         return int(words[1]) if len(words) > 1 else 0
 
 
