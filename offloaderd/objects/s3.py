@@ -237,7 +237,7 @@ class S3Store:
                     )
                 )
             for error in answer.get("Errors", []):
-                kind, hint = verdict_for(error.get("Code", ""), 500)
+                kind, hint = verdict_for("DeleteObjects", error.get("Code", ""), 500)
                 if not issubclass(kind, NotFound) and refused is None:
                     what = f"{error.get('Code')}: {error.get('Message')}"
                     refused = kind(f"delete {error.get('Key')} in {self._bucket_name}: {what}", hint=hint)
