@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048
 WHOLE_BYTES_MAX = 1 << 30
-"""What is read whole is an index or a manifest. That of 5 TiB, S3's largest object, has about 0.9 GiB with the usual blocks."""
+"""What is read whole is an index or a manifest; that of S3's largest object (5 TiB) has 0.9 GiB with usual blocks."""
 _METADATA_KEY = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _METADATA_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 

@@ -38,7 +38,7 @@ def produce(server: PulsarServer, topic: str) -> None:
 
 @pytest.mark.timeout(400, func_only=True)
 async def test_a_newcomer_gets_to_a_daemon_that_is_watched(pulsar_server: PulsarServer, tmp_path: Path) -> None:
-    """Each block in its order, with this machine's ports; the topic is offloaded, read back, and seen in the metrics."""
+    """Each block in its order, on these ports; the topic is offloaded, read back, and seen in the metrics."""
     grpc_port, http_port = free_ports(2, CLOCK)
     topic = f"orders-{CLOCK.uuid().hex[:12]}"
     (settings,) = [block.text for block in blocks(PAGE) if block.info == ("toml",)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +106,6 @@ async def refusals(server: S3Server, user: str, key: str) -> dict[str, str]:
             try:
                 await ask()
             except Denied as error:
-                assert "AccessDenied" in error.message or operation == "HeadObject"
                 found[operation] = error.hint
     return found
 
@@ -173,13 +172,13 @@ def queried(site: Site) -> list[bytes]:
 
 async def test_a_daemon_tells_which_right_it_lacks(site: Site) -> None:
     """Without the right to put, its topic stalls with the right's name; without that to delete, only gc fails."""
-    async with DaemonProcess(replace(site, access_key=user_without("s3:PutObject"))) as daemon:
-        async with daemon.client() as client:
-            await client.enable(TOPIC)
-            await append(client, TOPIC, entries(1000, TOPIC))
-            while not (reason := (await client.status(TOPIC)).topics[0].stalled_reason):
-                await CLOCK.sleep(0.05)
-            assert "allow s3:PutObject to" in reason
+    reads = replace(site, access_key=user_without("s3:PutObject"))
+    async with DaemonProcess(reads) as daemon, daemon.client() as client:
+        await client.enable(TOPIC)
+        await append(client, TOPIC, entries(1000, TOPIC))
+        while not (reason := (await client.status(TOPIC)).topics[0].stalled_reason):
+            await CLOCK.sleep(0.05)
+        assert "allow s3:PutObject to" in reason
     keeps = replace(site, access_key=user_without("s3:DeleteObject"), cluster=f"{site.cluster}-keeps")
     keeps.directory = site.directory / "keeps"
     keeps.directory.mkdir()
@@ -189,7 +188,5 @@ async def test_a_daemon_tells_which_right_it_lacks(site: Site) -> None:
         await offload(client, TOPIC)
         assert await read_all(client, TOPIC) == entries(10, TOPIC)
         with pytest.raises(OffloaderError) as caught:
-            async with aclosing(client.gc(apply=True, grace_s=0, timeout_s=30)) as events:
-                async for _ in events:
-                    pass
-        assert "allow s3:DeleteObject to" in str(caught.value)
+            await gc(client, apply=True)
+        assert "allow s3:DeleteObject to" in caught.value.hint

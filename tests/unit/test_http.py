@@ -16,6 +16,7 @@ import pytest
 from offloaderd import http
 from offloaderd.access.certificates import load_certificates
 from offloaderd.access.watched import Watched
+from offloaderd.clock import SystemClock
 from offloaderd.config import HttpSettings
 from offloaderd.errors import InvalidConfig
 from offloaderd.health import Health
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from tests.authority import Pair
 
     Get = Callable[[str], Awaitable[aiohttp.ClientResponse]]
+
+CLOCK = SystemClock()
 
 
 @asynccontextmanager
@@ -160,9 +163,9 @@ async def test_a_client_that_takes_no_answer_is_cut_off(monkeypatch: pytest.Monk
             client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
             async with asyncio.timeout(PATIENCE_S):
                 while open_.requests_count == 0:
-                    await asyncio.sleep(0.01)
+                    await CLOCK.sleep(0.01)
                 while open_.connections:
-                    await asyncio.sleep(0.01)
+                    await CLOCK.sleep(0.01)
 
 
 async def test_other_paths_are_not_found() -> None:
