@@ -440,7 +440,7 @@ async def test_a_client_that_takes_nothing_is_cut_off() -> None:
 )
 async def test_a_connection_that_says_nothing_is_closed(ca: Authority, tls: bool, opening: bytes) -> None:
     """Neither silence nor a beginning that goes nowhere holds a socket for longer than the limit."""
-    async with guarded(**({"files": ca.server()} if tls else {})) as site:
+    async with guarded(files=ca.server() if tls else None) as site:
         host, _, port = site.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(opening)
