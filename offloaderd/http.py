@@ -7,6 +7,7 @@ A scrape costs the loop a few milliseconds. aiohttp is here anyway, under the S3
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from typing import TYPE_CHECKING, Self
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable
 
+    from aiohttp.typedefs import Handler
+
     from offloaderd.access.certificates import Certificates
     from offloaderd.access.watched import Watched
     from offloaderd.config import HttpSettings
@@ -32,6 +35,12 @@ CLOSE_S = 0.5
 """How long answers in progress may take when the server closes."""
 
 HEADER_BYTES_MAX = 8192
+
+IDLE_S = 75.0
+"""How long a connection may be without a whole request; longer than the pause between two scrapes."""
+
+SEND_S = 30.0
+"""How long a client may take to take an answer."""
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +60,7 @@ class HttpServer:
         self._settings = settings
         self._certificates = certificates if settings.tls != "off" else None
         self._context: ssl.SSLContext | None = None
-        app = web.Application(client_max_size=0)
+        app = web.Application(client_max_size=0, middlewares=[_sent_in_time])
         app.router.add_get("/metrics", _page(metrics, topics=None if settings.topic_metrics else False))
         app.router.add_get("/metrics/topics", _page(metrics, topics=True))
         app.router.add_get("/healthz", _alive)
@@ -63,6 +72,7 @@ class HttpServer:
             access_log=None,
             handle_signals=False,
             shutdown_timeout=CLOSE_S,
+            keepalive_timeout=IDLE_S,
             max_line_size=HEADER_BYTES_MAX,
             max_field_size=HEADER_BYTES_MAX,
         )
@@ -117,6 +127,21 @@ class HttpServer:
     async def __aexit__(self, *_: object) -> None:
         """Stop listening; answers in progress get CLOSE_S, idle connections are closed."""
         await self._runner.cleanup()
+
+
+@web.middleware
+async def _sent_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Send the answer here, where it has a limit: who reads nothing would keep it in memory for ever."""
+    answer = await handler(request)
+    transport = request.transport
+    try:
+        async with asyncio.timeout(SEND_S):
+            await answer.prepare(request)
+            await answer.write_eof()
+    except TimeoutError:
+        if transport is not None:
+            transport.abort()
+    return answer
 
 
 async def _alive(_request: web.Request) -> web.Response:

@@ -65,6 +65,10 @@ def decode_local(encoded: str) -> str:
         raise InvalidInput(f"{encoded!r} is no encoded topic name: its bytes are not UTF-8") from None
 
 
+TOPIC_CHARS_MAX = 4096
+"""Far beyond what a broker's HTTP API takes. A name becomes a path, and ZooKeeper hangs up on requests of 1 MiB."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
     """A non-partitioned topic, or one partition of a partitioned one."""
@@ -81,6 +85,8 @@ class TopicName:
         Raises InvalidInput.
         """
         hint = "write persistent://TENANT/NAMESPACE/TOPIC, TENANT/NAMESPACE/TOPIC or TOPIC (in public/default)"
+        if len(text) > TOPIC_CHARS_MAX:
+            raise InvalidInput(f"a topic name of {len(text)} characters is too long: {TOPIC_CHARS_MAX} is the most")
         scheme, marker, rest = text.partition("://")
         if marker and scheme != "persistent":
             raise InvalidInput(f"topic {text!r}: only persistent topics are stored, not {scheme!r}", hint=hint)

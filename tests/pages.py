@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {"offloadctl": offloadctl, "offloaderd": offloaderd}
 NOT_RUN = {
+    "beside": "needs a Pulsar standalone; tests/integration/test_beside_pulsar.py runs it",
     "cluster": "needs a Pulsar cluster, or several machines",
     "docker": "needs a container engine",
     "kubernetes": "needs a cluster",

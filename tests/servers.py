@@ -16,12 +16,13 @@ from botocore.session import get_session
 
 from offloaderd.clock import SystemClock
 from offloaderd.standalone.ports import free_ports
-from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
+from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, SeaweedUser, seaweed
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
 T = TypeVar("T")
 
@@ -63,24 +64,32 @@ def zookeeper_address(zookeeper_server: str) -> str:
     return zookeeper_server
 
 
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A running S3 server."""
+@contextmanager
+def s3_server_in(directory: Path, users: tuple[SeaweedUser, ...] = ()) -> Iterator[S3Server]:
+    """Run an S3 server, for others than its owner as well."""
     clock = SystemClock()
     master, volume, filer, s3 = free_ports(PORT_COUNT, clock, grpc=True)
     options = SeaweedOptions(
-        directory=tmp_path_factory.mktemp("seaweed"),
+        directory=directory,
         ports=(master, volume, filer, s3),
         access_key=clock.uuid().hex,
         secret_key=clock.uuid().hex,
+        users=users,
     )
     with running(seaweed(options, clock)) as server:
         yield S3Server(server.endpoint, options.access_key, options.secret_key)
 
 
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A running S3 server."""
+    with s3_server_in(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
 @contextmanager
-def bucket_at(server: S3Server) -> Iterator[str]:
-    """Give a new, empty bucket, deleted with all that is in it afterwards."""
+def bucket_at(server: S3Server, name: str = "") -> Iterator[str]:
+    """Give a new, empty bucket, with a name of its own unless one is said; deleted with all in it afterwards."""
     client = get_session().create_client(
         "s3",
         region_name="us-east-1",
@@ -89,7 +98,7 @@ def bucket_at(server: S3Server) -> Iterator[str]:
         aws_secret_access_key=server.secret_key,
         config=Config(s3={"addressing_style": "path"}),
     )
-    name = f"test-{SystemClock().uuid().hex[:16]}"
+    name = name or f"test-{SystemClock().uuid().hex[:16]}"
     client.create_bucket(Bucket=name)
     try:
         yield name

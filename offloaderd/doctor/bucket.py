@@ -1,7 +1,7 @@
 """The object store: everything that the daemon does with it, once, on objects of the probe's own.
 
 The objects lie under `<prefix>offloaderd-doctor/<id>/` and are deleted whatever happens; keys of segments never look
-like that. Each check names the right that it needs, since stores only say that something was denied.
+like that.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from offloaderd.config.kinds import named_places
 from offloaderd.doctor.clocks import Reading
 from offloaderd.doctor.finding import Finding, fail, ok, skipped
-from offloaderd.errors import Denied, OffloaderError
+from offloaderd.errors import OffloaderError
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_errors import HINT_RIGHTS
 from offloaderd.stores import bucket_store
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 FOLDER = "offloaderd-doctor"
 HTTP_DATE_GRAIN_MS = 1000
-DELETE_RIGHTS = "s3:DeleteObject and s3:AbortMultipartUpload"
 
 
 async def bucket_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
@@ -50,25 +48,23 @@ async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, N
     """Try one place; `where` ends the name of each check."""
     store = bucket_store(case.settings, case.clock)
     probe = BucketProbe(case, store)
-    checks: tuple[tuple[str, Callable[[], Awaitable[Finding]], str], ...] = (
-        ("bucket write", probe.write, "s3:PutObject"),
-        ("bucket read", probe.read, "s3:GetObject"),
-        ("bucket list", probe.listing, "s3:ListBucket"),
-        ("bucket multipart", probe.multipart, "s3:PutObject, s3:ListMultipartUploadParts"),
-        ("bucket abort", probe.abort, "s3:AbortMultipartUpload, s3:ListBucketMultipartUploads"),
+    checks: tuple[tuple[str, Callable[[], Awaitable[Finding]]], ...] = (
+        ("bucket write", probe.write),
+        ("bucket read", probe.read),
+        ("bucket list", probe.listing),
+        ("bucket multipart", probe.multipart),
+        ("bucket abort", probe.abort),
     )
     async with AsyncExitStack() as stack:
-        reached = await case.check(
-            f"bucket{where}", _with_right(case.settings, "s3:ListBucket", _reached(case.settings, stack, store))
-        )
+        reached = await case.check(f"bucket{where}", _reached(case.settings, stack, store))
         yield reached
         if reached.failed:
-            for name in (*(name for name, _, _ in checks), "bucket delete"):
+            for name in (*(name for name, _ in checks), "bucket delete"):
                 yield skipped(f"{name}{where}", "the bucket cannot be used")
             return
         try:
-            for name, work, right in checks:
-                yield await case.check(f"{name}{where}", _with_right(case.settings, right, work()))
+            for name, work in checks:
+                yield await case.check(f"{name}{where}", work())
         finally:
             cleared = await case.check(f"bucket delete{where}", probe.clear())
         yield cleared
@@ -176,8 +172,7 @@ class BucketProbe:
             await self._store.delete(sorted(self._made))
             left = await self._keys()
         except OffloaderError as error:
-            right = f"allow {DELETE_RIGHTS}" if isinstance(error, Denied) else error.hint or "see above"
-            return fail(error.message, f"{right}; then delete {self._folder} by hand")
+            return fail(error.message, f"{error.hint or 'see above'}; then delete {self._folder} by hand")
         if left:
             return fail(f"{left} is still listed after it was deleted", f"delete {self._folder} by hand")
         return ok("nothing is left of the probe")
@@ -198,14 +193,3 @@ async def _reached(settings: Settings, stack: AsyncExitStack, store: BucketStore
     if objects.kind == "filesystem":
         return ok(f"directory {objects.directory}")
     return ok(f"{objects.bucket} at {objects.endpoint or f'S3 in {objects.region}'}")
-
-
-async def _with_right(settings: Settings, right: str, work: Awaitable[Finding]) -> Finding:
-    """Run a check; when the credentials are good but may not do it, say which right it takes."""
-    try:
-        return await work
-    except Denied as error:
-        if error.hint != HINT_RIGHTS:
-            raise
-        objects = settings.objects
-        return fail(error.message, f"allow {right} on bucket {objects.bucket}, keys {objects.prefix}*")

@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import InvalidInput
+from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.objects.port import PARTS_MAX
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048
+WHOLE_BYTES_MAX = 1 << 30
+"""What is read whole is an index or a manifest; that of S3's largest object (5 TiB) has 0.9 GiB with usual blocks."""
 _METADATA_KEY = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _METADATA_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 
@@ -34,12 +36,22 @@ def check_range(key: str, first: int, length: int | None) -> None:
         raise InvalidInput(f"range of {length} bytes from byte {first} of {key}: must be at least 1 byte from 0 on")
 
 
+def check_whole(key: str, size_bytes: int, first: int, length: int | None) -> None:
+    """Refuse to take all of an object that is none of ours, before it fills the memory. Raises CorruptData."""
+    if first == 0 and length is None and size_bytes > WHOLE_BYTES_MAX:
+        raise CorruptData(
+            key=key, offset=0, expected=f"an index or a manifest of at most {WHOLE_BYTES_MAX} bytes", found=size_bytes
+        )
+
+
 def cut_range(key: str, size_bytes: int, first: int, length: int | None) -> tuple[int, int]:
     """Return begin and end of the range within an object of that size.
 
-    Raises InvalidInput when it starts at or beyond the end; all of an empty object is (0, 0).
+    Raises InvalidInput when it starts at or beyond the end; all of an empty object is (0, 0). Raises CorruptData as
+    `check_whole`.
     """
     check_range(key, first, length)
+    check_whole(key, size_bytes, first, length)
     if first == 0 and length is None:
         return 0, size_bytes
     if first >= size_bytes:

@@ -67,7 +67,8 @@ class ObjectReader(Protocol):
         """Return `length` bytes from byte `first` (to the end when None), cut at the object's end.
 
         Raises NotFound for a missing key, InvalidInput for a range that starts at or beyond the end of the object
-        (an empty object read whole gives b"").
+        (an empty object read whole gives b""), and CorruptData, with nothing read, for an object of more than
+        `checks.WHOLE_BYTES_MAX` that is asked for whole.
         """
         ...
 

@@ -16,7 +16,14 @@ from botocore.exceptions import ClientError
 
 from offloaderd.clock import SystemClock
 from offloaderd.errors import BucketMissing, NotFound, OffloaderError, Transient
-from offloaderd.objects.checks import check_key, check_part_number, check_parts, check_range, checked_metadata
+from offloaderd.objects.checks import (
+    check_key,
+    check_part_number,
+    check_parts,
+    check_range,
+    check_whole,
+    checked_metadata,
+)
 from offloaderd.objects.port import ObjectInfo, PartInfo, UploadInfo
 from offloaderd.objects.s3_answers import bare, check_answered_range, date_ms
 from offloaderd.objects.s3_client import Clients
@@ -153,6 +160,7 @@ class S3Store:
             answer = call.note(await client.get_object(Bucket=self._options.bucket, Key=key, **ranged))
             call.extend(answer["ContentLength"] / self._options.bytes_per_s_min)
             async with answer["Body"] as body:
+                check_whole(key, answer["ContentLength"], first, length)
                 data: bytes = await body.read()
             call.bytes_in = len(data)
             if len(data) != answer["ContentLength"]:
@@ -237,7 +245,7 @@ class S3Store:
                     )
                 )
             for error in answer.get("Errors", []):
-                kind, hint = verdict_for(error.get("Code", ""), 500)
+                kind, hint = verdict_for("DeleteObjects", error.get("Code", ""), 500)
                 if not issubclass(kind, NotFound) and refused is None:
                     what = f"{error.get('Code')}: {error.get('Message')}"
                     refused = kind(f"delete {error.get('Key')} in {self._bucket_name}: {what}", hint=hint)

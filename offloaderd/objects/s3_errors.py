@@ -31,7 +31,7 @@ from offloaderd.errors import (
 )
 
 HINT_KEYS = "check objects.access_key and objects.secret_key"
-HINT_RIGHTS = "these credentials may not do this: compare them with the policy that offloaderd needs"
+HINT_RIGHTS = "allow {right} to these credentials; the policy that is needed is in deploy/s3"
 HINT_EXPIRED = "refresh the credentials where they come from (profile, role): they are read again at every try"
 HINT_BUCKET = "create the bucket, or correct objects.bucket and objects.endpoint"
 HINT_REGION = "set objects.region, or objects.endpoint, to where the bucket is"
@@ -39,6 +39,22 @@ HINT_CLOCK = "set this machine's clock: signatures hold for 15 minutes"
 HINT_SPACE = "free space or raise the quota on the store"
 HINT_ENDPOINT = "check that the server runs and that objects.endpoint is right"
 HINT_CREDENTIALS = "set objects.access_key and objects.secret_key, or give this machine a role"
+
+RIGHTS = {
+    "ListObjectsV2": "s3:ListBucket",
+    "GetObject": "s3:GetObject",
+    "HeadObject": "s3:GetObject",
+    "PutObject": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "DeleteObjects": "s3:DeleteObject",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "ListParts": "s3:ListMultipartUploadParts",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "CreateBucket": "s3:CreateBucket",
+}
+"""Which right each request takes, from AWS's service authorization reference: stores only say that it was denied."""
 
 
 class _Verdict(NamedTuple):
@@ -140,15 +156,15 @@ def invalid_options(error: Exception, where: str) -> InvalidConfig:
     return InvalidConfig(f"cannot make an S3 client for {where}: {error}", hint="check objects.endpoint and region")
 
 
-def verdict_for(code: str, status: int) -> tuple[type[OffloaderError], str]:
-    """Return class and hint for an answer's error code and HTTP status."""
+def verdict_for(operation: str, code: str, status: int) -> tuple[type[OffloaderError], str]:
+    """Return class and hint for a request's answer by its error code and HTTP status."""
     found = VERDICTS.get(code)
     if found is None and code == "400":
         found = _Verdict(Expired, HINT_EXPIRED)  # HEAD: all the reason there is; what else could be bad in it?
     found = found or STATUSES.get(status)
     if found is None:
         found = _Verdict(Transient) if status >= 500 else _Verdict(InvalidInput)
-    return found
+    return found.kind, found.hint.format(right=RIGHTS[operation])
 
 
 def _answered(error: boto.ClientError, request: Request) -> Failure:
@@ -156,7 +172,7 @@ def _answered(error: boto.ClientError, request: Request) -> Failure:
     details = error.response.get("Error", {})
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     code, words = str(details.get("Code", status)), str(details.get("Message", ""))
-    kind, hint = verdict_for(code, status)
+    kind, hint = verdict_for(request.operation, code, status)
     if kind is Transient and request.write and status in _UNSURE_STATUSES:
         kind = OutcomeUnknown
     said = f"{code}: {words}" if words and words != code else code

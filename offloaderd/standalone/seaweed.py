@@ -37,13 +37,26 @@ _ACTIONS = ["Admin", "Read", "Write", "List", "Tagging"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeaweedUser:
+    """Somebody who may do what an IAM policy, a JSON document, allows, and nothing else."""
+
+    access_key: str
+    secret_key: str
+    policy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SeaweedOptions:
-    """Where it keeps its data, its four ports (master, volume, filer, S3; see `ports.free_ports`), its one user."""
+    """Where it keeps its data, its four ports (master, volume, filer, S3; see `ports.free_ports`), who may use it.
+
+    The keys are those of its owner, who may do everything.
+    """
 
     directory: Path
     ports: tuple[int, int, int, int]
     access_key: str
     secret_key: str
+    users: tuple[SeaweedUser, ...] = ()
     volumes_max: int = 200
 
 
@@ -162,5 +175,14 @@ def _sockets(directory: Path) -> tuple[str, ...]:
 def _credentials(options: SeaweedOptions) -> str:
     """Return s3.json."""
     keys = {"accessKey": options.access_key, "secretKey": options.secret_key}
-    identity = {"name": "offloaderd", "credentials": [keys], "actions": _ACTIONS}
-    return json.dumps({"identities": [identity]}, indent=2) + "\n"
+    owner = {"name": "offloaderd", "credentials": [keys], "actions": _ACTIONS}
+    users = [
+        {
+            "name": user.access_key,
+            "credentials": [{"accessKey": user.access_key, "secretKey": user.secret_key}],
+            "policyNames": [user.access_key],
+        }
+        for user in options.users
+    ]
+    policies = [{"name": user.access_key, "content": user.policy} for user in options.users]
+    return json.dumps({"identities": [owner, *users], "policies": policies}, indent=2) + "\n"

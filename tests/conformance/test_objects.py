@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.clock import SystemClock
-from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.errors import CorruptData, InvalidInput, NotFound
+from offloaderd.objects import checks
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.port import PART_BYTES_MIN, PartInfo
@@ -175,6 +176,20 @@ async def test_keys_with_odd_characters(store: SegmentStore) -> None:
     assert sorted(info.key for info in await listed(store)) == sorted(keys)
     for key in keys:
         assert await store.get(key) == key.encode()
+
+
+async def test_what_is_too_large_for_a_table_is_not_read_whole(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody may have put a giant in the place of an index: its size refuses it, ranges of it are read."""
+    monkeypatch.setattr(checks, "WHOLE_BYTES_MAX", 1000)
+    await store.put(KEY, bytes(1000))
+    assert len(await store.get(KEY)) == 1000
+    await store.put(KEY, bytes(1001))
+    with pytest.raises(CorruptData, match="expected an index or a manifest of at most 1000 bytes, found 1001"):
+        await store.get(KEY)
+    assert len(await store.get(KEY, 0, 1001)) == 1001
+    assert len(await store.get(KEY, 1)) == 1000
 
 
 async def test_multipart(store: SegmentStore) -> None:

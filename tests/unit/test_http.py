@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import warnings
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
+from offloaderd import http
 from offloaderd.access.certificates import load_certificates
 from offloaderd.access.watched import Watched
+from offloaderd.clock import SystemClock
 from offloaderd.config import HttpSettings
 from offloaderd.errors import InvalidConfig
 from offloaderd.health import Health
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from tests.authority import Pair
 
     Get = Callable[[str], Awaitable[aiohttp.ClientResponse]]
+
+CLOCK = SystemClock()
 
 
 @asynccontextmanager
@@ -123,6 +128,44 @@ async def test_topics_have_a_page_of_their_own(together: bool) -> None:
     assert line in topics
     assert "offloaderd_ready" in page
     assert "offloaderd_ready" not in topics
+
+
+async def test_a_client_that_never_ends_its_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Header lines that come one by one, or none at all, hold a connection no longer than the limit."""
+    monkeypatch.setattr(http, "IDLE_S", 0.5)
+    async with served(Metrics(), Health()) as get:
+        host, port = (await get("/healthz")).url.host, (await get("/healthz")).url.port
+        for opening in (b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(opening)
+            async with asyncio.timeout(PATIENCE_S):
+                while not reader.at_eof():
+                    with contextlib.suppress(TimeoutError, ConnectionError):
+                        await asyncio.wait_for(reader.read(1), 0.05)
+                    if opening and not reader.at_eof():
+                        writer.write(b"X-More: 1\r\n")
+            writer.close()
+        assert (await get("/healthz")).status == 200
+
+
+async def test_a_client_that_takes_no_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was made for it is not kept for longer than the limit; others are served meanwhile."""
+    monkeypatch.setattr(http, "SEND_S", 0.5)
+    metrics = Metrics()
+    for number in range(20_000):
+        metrics.lag_bytes.labels(topic=f"persistent://public/default/topic-{number:0200}").set(1)
+    async with HttpServer(HttpSettings(port=0), metrics, Health()) as server:
+        open_ = server._runner.server
+        assert open_ is not None
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", server.port))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                while open_.requests_count == 0:
+                    await CLOCK.sleep(0.01)
+                while open_.connections:
+                    await CLOCK.sleep(0.01)
 
 
 async def test_other_paths_are_not_found() -> None:

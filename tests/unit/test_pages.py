@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 import pytest
 
 from tests.pages import NOT_RUN, ROOT, blocks, check, commands, pages, shell_lines
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+_TESTS = re.compile(r"`([\w/]*test_\w+\.py)`: ((?:`test_\w+`(?:, )?)+)")
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)")
 
 
@@ -42,6 +40,17 @@ def test_blocks_that_are_not_run_say_why(page: Path) -> None:
             assert set(block.info[1:]) <= set(NOT_RUN), f"{block.page}:{block.line}: {block.info}"
         if block.info[:1] == ("python",):
             compile(block.text, f"{block.page}:{block.line}", "exec")
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_tests_that_are_named_exist(page: Path) -> None:
+    """Who reads that something was tried must find where."""
+    missing = []
+    for file, names in _TESTS.findall(page.read_text(encoding="utf-8")):
+        (found,) = [path for path in (ROOT / "tests").rglob(Path(file).name) if path.match(file)]
+        source = found.read_text(encoding="utf-8")
+        missing += [name for name in re.findall(r"`(test_\w+)`", names) if f"def {name}(" not in source]
+    assert not missing
 
 
 @pytest.mark.parametrize("page", pages(), ids=named)

@@ -25,6 +25,7 @@ from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc, ledgers_pb2, offload_pb
 from offloaderd.rpc.v1.read_pb2 import ReadRequest
 from offloaderd.testing.clock import FakeClock
 from tests.authority import Authority, token
+from tests.patience import PATIENCE_S
 from tests.unit.rpc.guarded import guarded
 
 if TYPE_CHECKING:
@@ -426,15 +427,26 @@ async def test_a_client_that_takes_nothing_is_cut_off() -> None:
         await client.status()
 
 
-async def test_a_connection_that_says_nothing_is_closed(ca: Authority) -> None:
-    """Neither silence nor a handshake that stops half way holds a socket for longer than the limit."""
-    async with guarded(files=ca.server()) as site:
+@pytest.mark.parametrize(
+    ("tls", "opening"),
+    [
+        (True, b""),
+        (True, b"\x16\x03\x01\x02\x00\x01"),
+        (False, b""),
+        (False, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        (False, b"GET / HTTP/1.1\r\n\r\n"),
+    ],
+    ids=["silence", "half a handshake", "silence in the clear", "a preface alone", "another protocol"],
+)
+async def test_a_connection_that_says_nothing_is_closed(ca: Authority, tls: bool, opening: bytes) -> None:
+    """Neither silence nor a beginning that goes nowhere holds a socket for longer than the limit."""
+    async with guarded(files=ca.server() if tls else None) as site:
         host, _, port = site.address.rpartition(":")
-        for opening in (b"", b"\x16\x03\x01\x02\x00\x01"):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(opening)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(opening)
+        async with asyncio.timeout(PATIENCE_S):
             assert await _until_closed(reader) == b""
-            writer.close()
+        writer.close()
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> bytes:

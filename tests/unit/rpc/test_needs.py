@@ -141,7 +141,13 @@ def test_a_name_that_is_no_text_is_refused() -> None:
         TopicName.parse("public/default/\udcc6")
 
 
-@pytest.mark.parametrize("topic", ["../b/c", "a/../c", "a/b/..", "./b/c", "a/b/.", "a/b/../../x", "a/b/%2e%2e", ".."])
+@pytest.mark.parametrize(
+    "topic",
+    [
+        *("../b/c", "a/../c", "a/b/..", "./b/c", "a/b/.", "a/b/../../x", "a/b/%2e%2e", ".."),
+        *("a/b/x%2F..%2F..%2Fy", "a/b/%00", "a/b/x\\..\\y", "a/b/c?x#y", "a/b/\u202e", "a/b/" + "\U0010ffff" * 4000),
+    ],
+)
 def test_no_name_climbs_out_of_its_place(topic: str) -> None:
     """Names become paths in ZooKeeper: each stays with its tenant and namespace, and is found again by its path."""
     (where,) = NEEDS["/offloaderd.v1.ReadService/Read"].named(read_pb2.ReadRequest(topic=topic))
@@ -150,3 +156,15 @@ def test_no_name_climbs_out_of_its_place(topic: str) -> None:
     path = paths.topic(where.topic)
     assert not {".", "..", ""} & set(path.removeprefix("/").split("/"))
     assert paths.parse_topic(path) == where.topic
+
+
+@pytest.mark.parametrize("topic", ["a/b/x\0y", "a/b/x\ny", "a/b/\x7f", "a/b/" + "x" * 4093, "persistent://a", "/a/b/c"])
+def test_what_cannot_be_a_name_is_refused_before_anybody_is_asked(topic: str) -> None:
+    """Control characters, names without end, missing parts: InvalidInput, whichever call brings it."""
+    for call, request in (
+        ("ReadService/Read", read_pb2.ReadRequest(topic=topic)),
+        ("AdminService/EnableTopic", admin_pb2.EnableTopicRequest(topic=topic)),
+        ("AdminService/Status", admin_pb2.StatusRequest(topic=topic)),
+    ):
+        with pytest.raises(InvalidInput):
+            list(NEEDS[f"/offloaderd.v1.{call}"].named(request))
