@@ -18,10 +18,11 @@ import asyncio
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from bench import machine, plots
 from bench.appending import caught_up, pushed
@@ -45,7 +46,7 @@ from offloaderd import log
 from offloaderd.errors import OffloaderError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from bench.scale import Scale
@@ -79,6 +80,7 @@ ON_BROKER: dict[str, Callable[[Site, Scale, PulsarServer], Awaitable[list[Figure
     "live": live,
     "publishing": publishing,
 }
+Told = Callable[[list[Figure]], None]
 NAMES = [*ALONE, *ON_BOOKIES, *ON_BROKER]
 
 
@@ -90,6 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one round of little: less than three minutes")
     parser.add_argument("--only", choices=NAMES, action="append", help="run this one (may be repeated)")
     parser.add_argument("--runs", type=int, help="rounds of ours and its references (default: 3; quick: 1)")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="begin none behind so many minutes: they are missing (default: 60)"
+    )
     parser.add_argument("--sustained", type=float, help="seconds at full load of `memory`, each of two ways")
     parser.add_argument(
         "--report",
@@ -105,7 +110,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.configure("warning", "json")
     size = scale(quick=chosen.quick, runs=chosen.runs, sustained_s=chosen.sustained)
     started, load = CLOCK.monotonic(), machine.load()
-    figures = asyncio.run(run(chosen.only or NAMES, size))
+    figures: list[Figure] = []
+
+    def told(more: list[Figure]) -> None:
+        """Keep what there is, in case that the rest does not come."""
+        figures.extend(more)
+        write(chosen.report, _about(arguments, size, CLOCK.monotonic() - started, load), figures, [])
+
+    asyncio.run(run(chosen.only or NAMES, size, told, started + 60 * chosen.minutes))
     about = _about(arguments, size, CLOCK.monotonic() - started, load)
     write(chosen.report, about, figures, plots.draw(chosen.report, figures))
     print(f"{about[0]}\n\n{table(one for one in figures if not one.process)}\n\nwritten to {chosen.report}")
@@ -126,41 +138,52 @@ def _about(arguments: Sequence[str] | None, size: Scale, seconds: float, load: f
     ]
 
 
-async def run(names: Sequence[str], size: Scale) -> list[Figure]:
+class Given(NamedTuple):
+    """What every benchmark gets, and when (monotonic seconds) none begins any more."""
+
+    place: Site
+    size: Scale
+    until: float
+
+
+async def run(names: Sequence[str], size: Scale, told: Told, until: float) -> None:
     """Run benchmarks by name, one at a time; those that share servers of Java one behind the other."""
-    figures: list[Figure] = []
     async with site() as place:
-        for name in filter(names.__contains__, ALONE):
-            figures += await _one(name, partial(ALONE[name], place, size))
-        figures += await _beside(bookies(place), names, ON_BOOKIES, place, size)
-        figures += await _beside(broker(place, EXPLICIT_LAC), names, ON_BROKER, place, size)
-    return figures
+        given = Given(place, size, until)
+        for name, benchmark in _chosen(ALONE, names).items():
+            told(await _one(name, partial(benchmark, place, size), until))
+        await _beside(bookies(place), _chosen(ON_BOOKIES, names), given, told)
+        await _beside(broker(place, EXPLICIT_LAC), _chosen(ON_BROKER, names), given, told)
+
+
+def _chosen(benchmarks: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:
+    return {name: benchmark for name, benchmark in benchmarks.items() if name in names}
 
 
 async def _beside(
     server: AbstractAsyncContextManager[T],
-    names: Sequence[str],
     benchmarks: Mapping[str, Callable[[Site, Scale, T], Awaitable[list[Figure]]]],
-    place: Site,
-    size: Scale,
-) -> list[Figure]:
-    """Run those of the benchmarks that are wanted on one server; without it (no Java, no jars) they are missing."""
-    chosen = [name for name in benchmarks if name in names]
-    if not chosen:
-        return []
+    given: Given,
+    told: Told,
+) -> None:
+    """Run benchmarks on one server, if any are wanted; without it (no Java, no jars) they are missing."""
+    if not benchmarks:
+        return
     async with AsyncExitStack() as stack:
         try:
             running = await stack.enter_async_context(server)
         except OffloaderError as error:
-            return [_missing(name, error) for name in chosen]
-        return [
-            figure for name in chosen for figure in await _one(name, partial(benchmarks[name], place, size, running))
-        ]
+            told([_missing(name, error) for name in benchmarks])
+            return
+        for name, benchmark in benchmarks.items():
+            told(await _one(name, partial(benchmark, given.place, given.size, running), given.until))
 
 
-async def _one(name: str, measure: Callable[[], Awaitable[list[Figure]]]) -> list[Figure]:
+async def _one(name: str, measure: Callable[[], Awaitable[list[Figure]]], until: float) -> list[Figure]:
     """Run one; what it could not measure is missing, and the others still tell something."""
     started = CLOCK.monotonic()
+    if started > until:
+        return [_missing(name, TimeoutError("no time was left for it (--minutes)"))]
     print(f"{name} ...", end=" ", flush=True, file=sys.stderr)
     try:
         async with asyncio.timeout(BENCHMARK_S):

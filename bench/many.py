@@ -58,7 +58,7 @@ async def many(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
                 group.create_task(write(number))
         async with place.daemon(sections, name="many") as daemon:
             base, _ = memory_bytes(daemon.pid)
-            await daemon.client.enable(TopicPattern.parse("public/default/many-*"))
+            await daemon.client.enable(TopicPattern.parse("re:public/default/many-.*"))
             await _offloaded(daemon, topics)
             await CLOCK.sleep(QUICK_SETTLE_S if size.quick else SETTLE_S)
             async with measured(daemon) as idle:

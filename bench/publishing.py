@@ -43,7 +43,7 @@ WAYS = {
 
 async def publishing(site: Site, size: Scale, pulsar: PulsarServer) -> list[Figure]:
     """Measure all ways in turns, `size.runs` times; in a quick run those without a history."""
-    seconds = size.durable_s / 2
+    seconds = size.durable_s * 0.4
     ways = {way: limit for way, limit in WAYS.items() if "history" not in way or not size.quick}
     found: dict[str, list[list[float]]] = {way: [] for way in ways}
     histories = {
@@ -53,7 +53,7 @@ async def publishing(site: Site, size: Scale, pulsar: PulsarServer) -> list[Figu
         for number in range(size.runs)
     }
     for history in histories.values():
-        await _write(pulsar, history, size.segment_bytes)
+        await _write(pulsar, history, size.segment_bytes // 2)
     if histories:
         await CLOCK.sleep(SETTLE_S)  # what the bookie still has to flush of them is nobody's
     with publisher(pulsar.service_url, TOPIC.local) as producer:

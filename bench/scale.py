@@ -69,11 +69,11 @@ def scale(*, quick: bool, runs: int | None, sustained_s: float | None) -> Scale:
         reader_bytes=16 * MIB,
         stock_bytes=64 * MIB,
         random_reads=100,
-        durable_s=20,
+        durable_s=15,
         sustained_s=sustained_s or 30,
         idle_topics=500,
         slow_topics=1000,
-        slow_age_s=45,
+        slow_age_s=40,
         burst_messages=2000,
         quick=False,
     )

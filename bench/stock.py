@@ -8,8 +8,11 @@ reads of ours are those inside a process, as Pulsar's are; random reads go over 
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from bench import goals, library
 from bench.appending import everything_offloaded
@@ -21,7 +24,7 @@ from bench.site import CLOCK
 from bench.tailing import PLAN, distinct_entries
 from bench.usage import GIB, MIB, Measured, measured, process_figures, used_figures
 from offloaderd.model import Position, ReadPriority
-from tests.real.pulsar_offloader import OffloadTo, pulsar_offloader
+from tests.real.pulsar_offloader import OffloadTo, pulsar_offloader, refused
 from tests.real.writer import ledger_writer
 from tests.real.written_topic import written_topic
 from tests.servers import S3Server
@@ -72,6 +75,7 @@ class Ours(NamedTuple):
 
 async def stock(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figure]:
     """Measure both in turns."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it reports every object that is left when the JVM ends
     figures: list[Figure] = []
     directory = site.directory / "stock"
     async with (
@@ -98,14 +102,17 @@ async def _stock_round(site: Site, theirs: PulsarOffloader, ledger: Ledger) -> S
     async with site.bucket() as place:
         server = S3Server(place.s3.endpoint or "", place.s3.access_key or "", place.s3.secret_key or "")
         to = OffloadTo(server=server, bucket=place.s3.bucket, block_bytes_max=BLOCK_BYTES)
-        return await asyncio.to_thread(_in_jvm, theirs, ledger, to, CLOCK.uuid())
+        try:
+            return await asyncio.to_thread(_in_jvm, theirs, ledger, to, CLOCK.uuid())
+        except Py4JJavaError as error:
+            raise RuntimeError(" | ".join(refused(error))) from None  # while there is a JVM that can say it
 
 
 def _in_jvm(theirs: PulsarOffloader, ledger: Ledger, to: OffloadTo, object_id: UUID) -> Stock:
     pid = theirs.server.child.pid or 0
     forget_peak(pid)
     before, started = cpu_s(pid), CLOCK.monotonic()
-    theirs.offload(ledger.ledger_id, object_id, ledger.topic.path, to)
+    theirs.offload(ledger.ledger_id, object_id, ledger.topic.name.managed_ledger, to)
     offload_s, used = CLOCK.monotonic() - started, cpu_s(pid) - before
     handle = theirs.open_v1(ledger.ledger_id, object_id, to)
     random_s = sorted(_skimmed(handle, entry_id, entry_id) for entry_id in ledger.random)
