@@ -30,6 +30,7 @@ PARALLEL = 4
 PUSHED: Sections = {"ledgers": {"kind": "none"}}
 APPENDED: Sections = {"ledgers": {"kind": "embedded"}}
 CAUGHT_UP = ("1 KiB", "10 KiB")
+WARM, WARM_ENTRIES = TopicName.parse("warm"), Entries(10 * 1024, MIB)
 
 
 class Round(NamedTuple):
@@ -48,6 +49,7 @@ async def pushed(site: Site, size: Scale) -> list[Figure]:
         empty = await stack.enter_async_context(empty_server())
         place = await stack.enter_async_context(site.bucket())
         daemon = await stack.enter_async_context(place.daemon(PUSHED, name="pushed"))
+        await warm_up(daemon)
         for label, entry_bytes in size.entry_sizes.items():
             entries = Entries(entry_bytes, size.bytes_of(entry_bytes))
             rounds = []
@@ -64,6 +66,7 @@ async def caught_up(site: Site, size: Scale) -> list[Figure]:
     """Measure catching up from the daemon's own ledger store."""
     figures: list[Figure] = []
     async with site.bucket() as place, place.daemon(APPENDED, name="caught-up") as daemon:
+        await _catch_up(daemon, WARM, WARM_ENTRIES)
         for label in CAUGHT_UP:
             entries = Entries(ENTRY_SIZES[label], size.segment_bytes // 2)
             rounds = []
@@ -95,6 +98,11 @@ async def uploads(place: Site, stored: dict[str, int], *, parallel: int = PARALL
 async def objects_of(daemon: Daemon, topic: TopicName) -> dict[str, int]:
     """Return key and length of the topic's data objects."""
     return {one.data_key: one.object_bytes for one in await daemon.client.segments(topic)}
+
+
+async def warm_up(daemon: Daemon) -> None:
+    """Push something that is not measured: a daemon's first upload opens its connections."""
+    await _push(daemon, WARM, WARM_ENTRIES)
 
 
 async def _push(daemon: Daemon, topic: TopicName, entries: Entries) -> Measured:

@@ -31,7 +31,8 @@ async def in_child(module: str, task: Mapping[str, object]) -> Took:
 async def answer_of(module: str, task: Mapping[str, object]) -> Any:  # noqa: ANN401 - what the module prints
     """Run a task in a process of its own, and return the JSON that it prints."""
     pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(sys.executable, "-m", module, stdin=pipe, stdout=pipe)
+    command = [sys.executable, "-X", "faulthandler", "-m", module]
+    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     output, _ = await child.communicate(json.dumps(task).encode())
     if child.returncode:
         raise RuntimeError(f"{module} failed with code {child.returncode}")

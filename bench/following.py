@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.appending import PUSHED
+from bench.appending import PUSHED, warm_up
 from bench.load import DEADLINE_S, MIB, Entries, push
 from bench.report import Figure, spread
 from bench.site import CLOCK
@@ -34,6 +34,7 @@ async def following(site: Site, size: Scale) -> list[Figure]:
     entries = Entries(ENTRY_BYTES, size.segment_bytes // 2)
     rounds = []
     async with site.bucket() as place, place.daemon(PUSHED, name="following") as daemon:
+        await warm_up(daemon)
         for _ in range(size.runs):
             alone, _ = await _round(daemon, entries, followed=False)
             rounds.append(Round(alone, *await _round(daemon, entries, followed=True)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench import goals
 from bench.durable import quantile
+from bench.empty import empty_server
 from bench.load import MIB, PUSH_LEDGER, WRITTEN_MS, Entries
 from bench.report import Figure
 from bench.site import CLOCK
@@ -21,6 +22,7 @@ from offloaderd.model import Position, ReadPriority, TopicName
 from offloaderd.objects.s3 import S3Store
 
 if TYPE_CHECKING:
+    from bench.empty import Empty
     from bench.scale import Scale
     from bench.site import Daemon, Site
     from bench.stored import Stored
@@ -36,6 +38,7 @@ class Reads(NamedTuple):
     cold: list[float]
     bare: list[float]
     warm: list[float]
+    empty: list[float]
     gets: float
     get_bytes: float
 
@@ -58,14 +61,14 @@ async def random_reads(site: Site, size: Scale) -> list[Figure]:
         for number in range(size.random_reads)
     ]
     reads, seeks = [], []
-    async with stored(site, {TOPIC: entries}) as there:
+    async with stored(site, {TOPIC: entries}) as there, empty_server() as empty:
         for _ in range(size.runs):
-            reads.append(await _reads(there, places, entries.count - 1))
+            reads.append(await _reads(there, empty, places, entries.count - 1))
             seeks.append(await _seeks(there, places, entries.count - 1))
     return [*_read_figures(reads), *_seek_figures(seeks)]
 
 
-async def _reads(there: Stored, places: list[int], last: int) -> Reads:
+async def _reads(there: Stored, empty: Empty, places: list[int], last: int) -> Reads:
     (key,) = there.objects[TOPIC]
     cold, bare = [], []
     async with there.daemon() as daemon, S3Store(there.site.s3) as store:
@@ -77,8 +80,11 @@ async def _reads(there: Stored, places: list[int], last: int) -> Reads:
                 await store.get(key, place * ENTRY_BYTES // 2, GET_BYTES)
                 bare.append(CLOCK.monotonic() - started)
         warm = [await _read(daemon, place) for place in places]
+        nothing = [(await empty.read(ENTRY_BYTES, 1)).seconds for _ in places]
     gets = took.requests["GetObject"]
-    return Reads(sorted(cold), sorted(bare), sorted(warm), gets / len(places), took.s3_in_bytes / max(1, gets))
+    return Reads(
+        sorted(cold), sorted(bare), sorted(warm), sorted(nothing), gets / len(places), took.s3_in_bytes / max(1, gets)
+    )
 
 
 async def _read(daemon: Daemon, entry_id: int) -> float:
@@ -156,7 +162,7 @@ def _read_figures(rounds: list[Reads]) -> list[Figure]:
             unit="ms",
             goal=goals.WARM_P99_MS,
             more_is_better=False,
-            notes={"warm": _between(warm)},
+            notes={"warm": _between(warm), "gRPC with empty work": _between([one.empty for one in rounds])},
         ),
     ]
 

@@ -221,4 +221,7 @@ async def download(client: Bare, task: Task, key: str) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(run(json.load(sys.stdin)))))
+    print(json.dumps(asyncio.run(run(json.load(sys.stdin)))), flush=True)
+    os._exit(
+        0
+    )  # obstore's threads let go of Python's objects when they like: an interpreter that ends meanwhile aborts

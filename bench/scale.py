@@ -41,6 +41,11 @@ class Scale:
         labels = QUICK_LABELS if self.quick else ("1 KiB", *(label for label in ENTRY_SIZES if label != "1 KiB"))
         return {label: ENTRY_SIZES[label] for label in labels}
 
+    @property
+    def ledger_sizes(self) -> dict[str, int]:
+        """The same for ledgers on bookies, which take longer to write."""
+        return {label: ENTRY_SIZES[label] for label in (QUICK_LABELS[:1] if self.quick else QUICK_LABELS)}
+
     def bytes_of(self, entry_bytes: int) -> int:
         """Return the payload bytes of one measurement: fewer where every entry costs the same and is small."""
         return self.segment_bytes // 4 if entry_bytes < 1024 else self.segment_bytes

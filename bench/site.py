@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from offloaderd.standalone.probe import http_get
 from offloaderd.standalone.process import ChildProcess, Command
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
+from tests.servers import S3Server, bucket_at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -71,19 +72,14 @@ class Site:
 
     @asynccontextmanager
     async def bucket(self) -> AsyncIterator[Site]:
-        """Give the same site with a new bucket; what is in it goes with the site's directory."""
-        name = f"bench-{CLOCK.uuid().hex[:12]}"
-        options = S3Options(
-            bucket=name,
-            endpoint=self.s3.endpoint,
-            access_key=self.s3.access_key,
-            secret_key=self.s3.secret_key,
-        )
-        async with S3Store(options) as store:
-            await store.create_bucket()
-            # The first byte in a bucket makes the server allocate a volume: nobody's measurement should pay for it.
-            await store.put("warm", bytes(1024))
-        yield Site(self.directory, self.zookeeper, options, self.pids)
+        """Give the same site with a new bucket, which is deleted with all that is in it: a run writes many GiB."""
+        server = S3Server(self.s3.endpoint or "", self.s3.access_key or "", self.s3.secret_key or "")
+        with bucket_at(server) as name:
+            options = replace(self.s3, bucket=name)
+            async with S3Store(options) as store:
+                # The first byte in a bucket makes the server allocate a volume: nobody's measurement should pay for it.
+                await store.put("warm", bytes(1024))
+            yield Site(self.directory, self.zookeeper, options, self.pids)
 
     @asynccontextmanager
     async def daemon(self, sections: Sections, *, name: str) -> AsyncIterator[Daemon]:

@@ -19,7 +19,6 @@ from bench.appending import everything_offloaded
 from bench.durable import quantile
 from bench.machine import cpu_s, forget_peak, memory_bytes
 from bench.report import Figure, spread
-from bench.scale import ENTRY_SIZES
 from bench.site import CLOCK
 from bench.tailing import PLAN, distinct_entries
 from bench.usage import GIB, MIB, Measured, measured, process_figures, used_figures
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from tests.real.pulsar_offloader import PulsarOffloader, PulsarReadHandle
     from tests.real.written_topic import WrittenTopic
 
-LABELS = ("1 KiB", "10 KiB")
 JVM_FLAGS = ("-XX:TieredStopAtLevel=4", "-Xmx1g")
 BLOCK_BYTES = 64 * MIB
 
@@ -82,13 +80,13 @@ async def stock(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Fig
         ledger_writer(cluster.zookeeper, CLOCK) as writer,
         pulsar_offloader(cluster.metadata_uri, directory, CLOCK, flags=JVM_FLAGS) as theirs,
     ):
-        for label in LABELS:
-            count = size.stock_bytes // ENTRY_SIZES[label]
-            topic = await written_topic(writer, f"stock-{ENTRY_SIZES[label]}", plan=PLAN)
-            await topic.add(distinct_entries(count, ENTRY_SIZES[label]), window=256)
+        for label, entry_bytes in size.ledger_sizes.items():
+            count = size.stock_bytes // entry_bytes
+            topic = await written_topic(writer, f"stock-{entry_bytes}", plan=PLAN)
+            await topic.add(distinct_entries(count, entry_bytes), window=256)
             await topic.roll()
             random = [number * 7919 % count for number in range(1, max(5, size.random_reads // 5) + 1)]
-            ledger = Ledger(topic, topic.ledgers[0].ledger_id, count, ENTRY_SIZES[label], random)
+            ledger = Ledger(topic, topic.ledgers[0].ledger_id, count, entry_bytes, random)
             await _stock_round(site, theirs, ledger)  # warms the JVM and the bookies' caches
             rounds = [
                 (await _our_round(site, cluster, ledger), await _stock_round(site, theirs, ledger))
@@ -136,13 +134,12 @@ async def _our_round(site: Site, cluster: BookKeeperCluster, ledger: Ledger) -> 
     sections: Sections = {"ledgers": {"kind": "bookkeeper"}, "bookkeeper": {"servers": cluster.zookeeper}}
     name = f"stock{CLOCK.uuid().hex[:6]}"
     async with site.bucket() as place:
+        async with place.daemon(sections, name=name) as daemon, measured(daemon) as offload:
+            await daemon.client.enable(ledger.topic.name)
+            await daemon.claimed(ledger.topic.name)
+            await everything_offloaded(daemon, ledger.topic.name)
         async with place.daemon(sections, name=name) as daemon:
-            async with measured(daemon) as offload:
-                await daemon.client.enable(ledger.topic.name)
-                await daemon.claimed(ledger.topic.name)
-                await everything_offloaded(daemon, ledger.topic.name)
-            await daemon.client.disable(ledger.topic.name)
-        async with place.daemon(sections, name=name) as daemon:
+            await daemon.claimed(ledger.topic.name)
             await _read_one(daemon, ledger, ledger.entries - 1)  # index and manifest; Pulsar's handle has read its own
             random_s = sorted([await _read_one(daemon, ledger, entry_id) for entry_id in ledger.random])
         read = await library.measure(place, name, ledger.topic.name, ledger.entries)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
     from tests.real.bookies import BookKeeperCluster
 
-SIZES = {"10 KiB": 10 * 1024, "1 KiB": 1024}
 PLAN = Plan(ensemble=2, write_quorum=2, ack_quorum=2)
 
 
@@ -45,7 +44,7 @@ async def tail(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
     """Measure both sizes of entries."""
     figures: list[Figure] = []
     async with ledger_writer(cluster.zookeeper, CLOCK) as writer:
-        for label, entry_bytes in SIZES.items():
+        for label, entry_bytes in size.ledger_sizes.items():
             count = size.stock_bytes // entry_bytes
             topic = await written_topic(writer, f"tail-{entry_bytes}", plan=PLAN)
             await topic.add(distinct_entries(count, entry_bytes), window=256)

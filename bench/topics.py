@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from bench import goals
-from bench.appending import PUSHED, objects_of, uploads
+from bench.appending import PUSHED, objects_of, uploads, warm_up
 from bench.durable import quantile
 from bench.load import PUSH_LEDGER, Entries, message, push
 from bench.report import Figure, spread
@@ -37,6 +37,7 @@ async def fifty(site: Site, size: Scale) -> list[Figure]:
     gib = FIFTY * entries.payload_bytes / GIB
     rounds: list[tuple[Measured, list[Took]]] = []
     async with site.bucket() as place, place.daemon(PUSHED, name="fifty") as daemon:
+        await warm_up(daemon)
         for number in range(size.runs):
             topics = [TopicName.parse(f"fifty-{number}-{one}") for one in range(FIFTY)]
             for topic in topics:
