@@ -14,10 +14,11 @@ from bench.report import Figure, spread
 from bench.site import CLOCK
 from bench.usage import GIB, MIB, measured, process_figures
 from offloaderd.client import EntryBatch
+from offloaderd.errors import Transient
 from offloaderd.model import TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from bench.child import Took
     from bench.scale import Scale
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 FIFTY = 50
 ENTRY_BYTES = 1024
 TOGETHER = 4
+ENABLED_S = 120.0
 
 
 async def fifty(site: Site, size: Scale) -> list[Figure]:
@@ -40,10 +42,7 @@ async def fifty(site: Site, size: Scale) -> list[Figure]:
         await warm_up(daemon)
         for number in range(size.runs):
             topics = [TopicName.parse(f"fifty-{number}-{one}") for one in range(FIFTY)]
-            for topic in topics:
-                await daemon.client.enable(topic, segment_bytes_max=entries.segment_bytes)
-            for topic in topics:
-                await daemon.claimed(topic)
+            await _enable(daemon, topics, entries.segment_bytes)
             async with measured(daemon) as took, asyncio.TaskGroup() as group:
                 for topic in topics:
                     group.create_task(push(daemon.client, topic, entries), name=f"push {topic}")
@@ -80,10 +79,7 @@ async def slow(site: Site, size: Scale) -> list[Figure]:
     times: list[float] = []
     async with site.bucket() as place, place.daemon(sections, name="slow") as daemon:
         topics = [_Slow(TopicName.parse(f"slow-{number}"), times) for number in range(size.slow_topics)]
-        for one in topics:
-            await daemon.client.enable(one.topic)
-        for one in topics:
-            await daemon.claimed(one.topic)
+        await _enable(daemon, [one.topic for one in topics], MIB)
         begun = CLOCK.monotonic()
         async with measured(daemon) as took, asyncio.TaskGroup() as group:
             for number, one in enumerate(topics):
@@ -115,6 +111,27 @@ async def slow(site: Site, size: Scale) -> list[Figure]:
             notes={"peak": f"{took.peak_bytes['daemon'] / MIB:.0f} MiB, which includes the idle process"},
         ),
     ]
+
+
+async def _enable(daemon: Daemon, topics: Sequence[TopicName], segment_bytes: int) -> None:
+    """Enable topics, several at a time; returns once the daemon offloads all of them."""
+    slots = asyncio.Semaphore(TOGETHER)
+
+    async def enable(topic: TopicName) -> None:
+        async with slots:
+            await daemon.client.enable(topic, segment_bytes_max=segment_bytes)
+
+    async with asyncio.TaskGroup() as group:
+        for topic in topics:
+            group.create_task(enable(topic), name=f"enable {topic}")
+    waiting = set(map(str, topics))
+    until = CLOCK.monotonic() + ENABLED_S
+    while waiting:
+        found = (await daemon.client.status()).topics
+        waiting -= {one.topic for one in found if one.state == "offloading"}
+        if CLOCK.monotonic() > until:
+            raise Transient(f"{len(waiting)} topics were not claimed within {ENABLED_S:g} s")
+        await CLOCK.sleep(0.2)
 
 
 class _Slow:
