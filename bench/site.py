@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 CLOCK = SystemClock()
 START_S = 30.0
+CALL_S = 120.0
+"""No call takes this long, on a machine however busy."""
 Sections = Mapping[str, Mapping[str, object]]
 """Settings of a daemon, by section and name."""
 
@@ -100,7 +102,7 @@ class Site:
                 return (await http_get(http_port, "/readyz"))[0] == 200
 
             await child.ready(serves, START_S)
-            async with DaemonClient(f"127.0.0.1:{grpc_port}") as client:
+            async with DaemonClient(f"127.0.0.1:{grpc_port}", timeout_s=CALL_S) as client:
                 yield Daemon({"daemon": child.pid or 0, **self.pids}, client, http_port)
 
     def metadata_root(self, name: str) -> str:
