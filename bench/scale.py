@@ -78,7 +78,7 @@ def scale(*, quick: bool, runs: int | None, sustained_s: float | None) -> Scale:
         sustained_s=sustained_s or 30,
         idle_topics=500,
         slow_topics=1000,
-        slow_age_s=30,
+        slow_age_s=40,
         burst_messages=2000,
         quick=False,
     )

@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import aiohttp
+
 from bench.machine import cpu_s, forget_peak, memory_bytes
 from bench.report import CPU, PEAK, Figure
 from bench.site import CLOCK
-from offloaderd.standalone.probe import http_get
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -73,8 +74,9 @@ async def measured(daemon: Daemon) -> AsyncIterator[Measured]:
 
 
 async def _counters(daemon: Daemon) -> _Counters:
-    _, body = await http_get(daemon.http_port, "/metrics")
-    text = body.decode()
+    address = f"http://127.0.0.1:{daemon.http_port}/metrics"
+    async with aiohttp.ClientSession(raise_for_status=True) as session, session.get(address) as answer:
+        text = await answer.text()
     requests: Counter[str] = Counter()
     for operation, count in _REQUESTS.findall(text):
         requests[operation] += round(float(count))
