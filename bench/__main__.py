@@ -1,96 +1,207 @@
-"""Runs the benchmarks one after the other on servers of its own, and writes what came out."""
+"""Measure offloaderd on servers of its own, each figure beside its reference in the same run, and write a report.
+
+The report is a page with tables of min, median and max, goals and ratios; beside it are the same as JSON and pictures
+as SVG. The exit code says whether everything could be measured, not whether the goals were met: the report says that.
+
+examples:
+  python -m bench                              everything, three rounds: 15 to 20 minutes of a quiet machine
+  python -m bench --quick                      everything, one round of little: less than 3 minutes
+  python -m bench --only push --only read      some of it
+  python -m bench --only memory --sustained 600
+  python -m bench --report docs/speed-report.md   the page that is committed
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import os
-import platform
 import sys
 import traceback
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from bench import machine
+from bench import machine, plots
 from bench.appending import caught_up, pushed
 from bench.durable import time_to_durable
+from bench.following import following
 from bench.inside import inside
-from bench.live import live
+from bench.live import EXPLICIT_LAC, broker, live
 from bench.many import many
 from bench.memory import peak
 from bench.publishing import publishing
 from bench.random_reads import random_reads
+from bench.readers import readers
 from bench.reading import read_back
 from bench.report import Figure, table, write
 from bench.scale import scale
 from bench.site import CLOCK, site
-from bench.tailing import tail
+from bench.stock import stock
+from bench.tailing import bookies, tail
+from bench.topics import fifty, slow
 from offloaderd import log
+from offloaderd.errors import OffloaderError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from bench.scale import Scale
     from bench.site import Site
+    from tests.real.bookies import BookKeeperCluster
+    from tests.real.pulsar import PulsarServer
 
-BENCHMARK_S = 300.0
+T = TypeVar("T")
+BENCHMARK_S = 400.0
 """No benchmark takes longer; one that does is broken."""
 
-BENCHMARKS: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
+ALONE: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "inside": inside,
     "push": pushed,
     "catch-up": caught_up,
+    "fifty": fifty,
+    "follow": following,
     "read": read_back,
+    "readers": readers,
     "random": random_reads,
     "durable": time_to_durable,
+    "slow": slow,
     "memory": peak,
+}
+ON_BOOKIES: dict[str, Callable[[Site, Scale, BookKeeperCluster], Awaitable[list[Figure]]]] = {
     "tail": tail,
-    "live": live,
+    "stock": stock,
     "many": many,
+}
+ON_BROKER: dict[str, Callable[[Site, Scale, PulsarServer], Awaitable[list[Figure]]]] = {
+    "live": live,
     "publishing": publishing,
 }
+Told = Callable[[list[Figure]], None]
+NAMES = [*ALONE, *ON_BOOKIES, *ON_BROKER]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line and run; returns 1 when a goal was missed."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer bytes: about three minutes instead of ten")
-    parser.add_argument("--only", choices=BENCHMARKS, action="append", help="run this one (may be repeated)")
-    parser.add_argument("--runs", type=int, default=3, help="rounds of ours and the reference (default: 3)")
-    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="directory of report.md and report.json")
+    """Read the command line and run; returns 1 when something could not be measured."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one round of little: less than three minutes")
+    parser.add_argument("--only", choices=NAMES, action="append", help="run this one (may be repeated)")
+    parser.add_argument("--runs", type=int, help="rounds of ours and its references (default: 3; quick: 1)")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="begin none behind so many minutes: they are missing (default: 60)"
+    )
+    parser.add_argument("--sustained", type=float, help="seconds at full load of `memory`, each of two ways")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=Path("build/bench/report.md"),
+        help="page to write, with .json and .svg beside it (default: %(default)s)",
+    )
     chosen = parser.parse_args(arguments)
-    if chosen.runs < 1:
+    if chosen.runs is not None and chosen.runs < 1:
         parser.error("--runs must be 1 or more")
     for name in [name for name in os.environ if name.startswith("OFFLOADERD__")]:
         del os.environ[name]  # nobody's own settings should be measured
     log.configure("warning", "json")
-    names = chosen.only or list(BENCHMARKS)
-    started = CLOCK.monotonic()
-    figures = asyncio.run(run(names, scale(quick=chosen.quick, runs=chosen.runs)))
-    about = (
-        f"Python {platform.python_version()}, {machine.describe()}; {'quick' if chosen.quick else 'full'} run, "
-        f"{chosen.runs} rounds, {CLOCK.monotonic() - started:.0f} s. Goals are for the median."
-    )
-    write(chosen.out, about, figures)
-    print(f"{about}\n\n{table(figures)}\n\nwritten to {chosen.out}/report.md and report.json")
-    return 1 if any(one.met is False for one in figures) else 0
-
-
-async def run(names: Sequence[str], size: Scale) -> list[Figure]:
-    """Run benchmarks by name, one at a time."""
+    size = scale(quick=chosen.quick, runs=chosen.runs, sustained_s=chosen.sustained)
+    started, load = CLOCK.monotonic(), machine.load()
     figures: list[Figure] = []
+
+    def told(more: list[Figure]) -> None:
+        """Keep what there is, in case that the rest does not come."""
+        figures.extend(more)
+        write(chosen.report, _about(arguments, size, CLOCK.monotonic() - started, load), figures, [])
+
+    asyncio.run(run(chosen.only or NAMES, size, told, started + 60 * chosen.minutes))
+    about = _about(arguments, size, CLOCK.monotonic() - started, load)
+    write(chosen.report, about, figures, plots.draw(chosen.report, figures))
+    print(f"{about[0]}\n\n{table(one for one in figures if not one.process)}\n\nwritten to {chosen.report}")
+    return 1 if any(one.missing for one in figures) else 0
+
+
+def _about(arguments: Sequence[str] | None, size: Scale, seconds: float, load: float) -> list[str]:
+    """Return the paragraphs before the tables."""
+    command = " ".join(["python -m bench", *(sys.argv[1:] if arguments is None else arguments)])
+    return [
+        f"`{command}`: a {'quick' if size.quick else 'full'} run of {size.runs} "
+        f"round{'s' if size.runs > 1 else ''} in {seconds / 60:.0f} minutes. {machine.describe()}; client, daemon and "
+        f"all servers share the cores. {load:.1f} other processes wanted a core in the minute before.",
+        "S3 server: SeaweedFS. Each figure and its reference took turns. Goals are for the median; a figure without "
+        "one has none. [speed.md](speed.md) says what the figures mean, and why goals are missed."
+        if not size.quick
+        else "S3 server: SeaweedFS. So little is moved that what happens once weighs heavily: read a full run.",
+    ]
+
+
+class Given(NamedTuple):
+    """What every benchmark gets, and when (monotonic seconds) none begins any more."""
+
+    place: Site
+    size: Scale
+    until: float
+
+
+async def run(names: Sequence[str], size: Scale, told: Told, until: float) -> None:
+    """Run benchmarks by name, one at a time; those that share servers of Java one behind the other."""
     async with site() as place:
-        for name in names:
-            started = CLOCK.monotonic()
-            print(f"{name} ...", end=" ", flush=True, file=sys.stderr)
-            try:
-                async with asyncio.timeout(BENCHMARK_S):
-                    figures += await BENCHMARKS[name](place, size)
-            except Exception as error:  # noqa: BLE001 - the other benchmarks still tell something
-                figures.append(Figure(benchmark=name, figure="failed", values=[1.0], goal=0.0, more_is_better=False))
-                traceback.print_exception(error)
-            print(f"{CLOCK.monotonic() - started:.0f} s", file=sys.stderr)
-    return figures
+        given = Given(place, size, until)
+        for name, benchmark in _chosen(ALONE, names).items():
+            told(await _one(name, partial(benchmark, place, size), until))
+        await _beside(bookies(place), _chosen(ON_BOOKIES, names), given, told)
+        await _beside(broker(place, EXPLICIT_LAC), _chosen(ON_BROKER, names), given, told)
+
+
+def _chosen(benchmarks: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:
+    return {name: benchmark for name, benchmark in benchmarks.items() if name in names}
+
+
+async def _beside(
+    server: AbstractAsyncContextManager[T],
+    benchmarks: Mapping[str, Callable[[Site, Scale, T], Awaitable[list[Figure]]]],
+    given: Given,
+    told: Told,
+) -> None:
+    """Run benchmarks on one server, if any are wanted; without it (no Java, no jars) they are missing."""
+    if not benchmarks:
+        return
+    async with AsyncExitStack() as stack:
+        try:
+            running = await stack.enter_async_context(server)
+        except OffloaderError as error:
+            told([_missing(name, error) for name in benchmarks])
+            return
+        for name, benchmark in benchmarks.items():
+            told(await _one(name, partial(benchmark, given.place, given.size, running), given.until))
+
+
+async def _one(name: str, measure: Callable[[], Awaitable[list[Figure]]], until: float) -> list[Figure]:
+    """Run one; what it could not measure is missing, and the others still tell something."""
+    started = CLOCK.monotonic()
+    if started > until:
+        return [_missing(name, TimeoutError("no time was left for it (--minutes)"))]
+    print(f"{name} ...", end=" ", flush=True, file=sys.stderr)
+    try:
+        async with asyncio.timeout(BENCHMARK_S):
+            return await measure()
+    except Exception as error:  # noqa: BLE001 - whatever it was
+        traceback.print_exception(error)
+        return [_missing(name, error)]
+    finally:
+        print(f"{CLOCK.monotonic() - started:.0f} s", file=sys.stderr)
+
+
+def _missing(name: str, error: Exception) -> Figure:
+    return Figure(
+        benchmark=name,
+        figure="everything",
+        values=[],
+        missing=f"{type(error).__name__}: {' '.join(str(error).split())}",
+    )
 
 
 if __name__ == "__main__":

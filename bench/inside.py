@@ -11,13 +11,12 @@ import asyncio
 import json
 import sys
 from contextlib import aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
-from bench.appending import SIZES, spread
+from bench import goals
 from bench.child import Took, answer_of, used_s
 from bench.load import MIB, PUSH_LEDGER, Entries
-from bench.report import Figure
+from bench.report import Figure, spread
 from offloaderd import log
 from offloaderd.format.entries import ENTRY_HEAD
 from offloaderd.metadata import catalog
@@ -41,11 +40,9 @@ if TYPE_CHECKING:
 
 GIB = 1024 * MIB
 PART_BYTES = 8 * MIB
-CORE_MB_S = 500.0
-"""Goals are for a core on which the reference makes this many MB/s of entries of 1 KiB."""
-GOALS_MB_S = {"engine": {"10 KiB": 400.0, "1 KiB": 200.0}, "reader": {}}
 DISTINCT = 64
-"""Batches with entries of their own: far more than a core's cache holds, as no entry is seen twice."""
+"""Batches with entries of their own: far more than a core's cache holds, as no entry is seen twice. A quarter of it is
+enough where entries are small and slow to make."""
 
 
 class Task(TypedDict):
@@ -82,31 +79,37 @@ class Discard(MemoryStore):
 
 
 async def inside(site: Site, size: Scale) -> list[Figure]:
-    """Measure both sizes of entries; the servers are not used."""
+    """Measure every size of entries; the servers are not used."""
     del site
     figures: list[Figure] = []
     core: list[float] = []
-    for label in ("1 KiB", "10 KiB"):
-        task = Task(entry_bytes=SIZES[label][0], total_bytes=size.total_bytes, runs=size.runs)
+    for label, entry_bytes in size.entry_sizes.items():
+        total = size.bytes_of(entry_bytes)
+        task = Task(entry_bytes=entry_bytes, total_bytes=total, runs=size.runs)
         found = {
             what: [Took(*one) for one in rounds] for what, rounds in (await answer_of("bench.inside", task)).items()
         }
-        rates = {what: [size.total_bytes / 1e6 / one.cpu_s for one in rounds] for what, rounds in found.items()}
+        rates = {what: [total / 1e6 / one.cpu_s for one in rounds] for what, rounds in found.items()}
         core = core or rates["framing"]
-        figures += [_figure(f"{what} alone, {label}", rates[what], found[what], core, size) for what in GOALS_MB_S]
-        figures[-2] = replace(figures[-2], goal=GOALS_MB_S["engine"][label] / CORE_MB_S)
+        figures += [
+            _figure("engine", label, rates["engine"], core, goals.ENGINE_MB_S.get(label)),
+            _figure("reader", label, rates["reader"], core, None),
+        ]
     return figures
 
 
-def _figure(name: str, rates: list[float], took: list[Took], core: list[float], size: Scale) -> Figure:
+def _figure(what: str, label: str, rates: list[float], core: list[float], goal: float | None) -> Figure:
+    """Return MB a CPU second on a core that frames as many as the goal's: as they were here, over framing here."""
     return Figure(
-        benchmark=name,
-        figure="MB a CPU second, over framing 1 KiB in plain Python",
-        values=[rate / reference for rate, reference in zip(rates, core, strict=True)],
+        benchmark=f"{what} alone, {label}",
+        figure=f"MB a CPU second, were plain framing of 1 KiB {goals.CORE_MB_S:g}",
+        values=[goals.CORE_MB_S * rate / reference for rate, reference in zip(rates, core, strict=True)],
+        unit="MB/s",
+        goal=goal,
         notes={
-            "ours": spread(rates, "MB/s"),
-            "framing": spread(core, "MB/s"),
-            "CPU": spread([one.cpu_s / size.total_bytes * GIB for one in took], "s/GiB"),
+            "here": spread(rates, "MB/s"),
+            "framing here": spread(core, "MB/s"),
+            "CPU": spread([GIB / 1e6 / rate for rate in rates], "s/GiB"),
         },
     )
 
@@ -173,7 +176,9 @@ async def reader_alone(store: MemoryStore, entries: Entries, made: Rig, topic: T
 
 async def run(task: Task) -> Mapping[str, list[Took]]:
     """Take turns."""
-    entries = Entries(task["entry_bytes"], task["total_bytes"], distinct=DISTINCT)
+    entries = Entries(
+        task["entry_bytes"], task["total_bytes"], distinct=DISTINCT if task["entry_bytes"] >= 1024 else DISTINCT // 4
+    )
     clock = Rig().clock
     discard, kept = Discard(clock), MemoryStore(clock)
     made, stored = rig(discard, entries), rig(kept, entries)

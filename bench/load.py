@@ -31,7 +31,7 @@ WRITTEN, WRITTEN_MS = 1_000_000, 1_700_000_000_000
 DEADLINE_S = 200.0
 """No call of a benchmark takes this long, unless something is wrong."""
 
-_METHOD = "/offloaderd.v1.OffloadService/StreamingOffload"
+OFFLOAD_METHOD = "/offloaderd.v1.OffloadService/StreamingOffload"
 _BATCH_TAG = bytes([offload_pb2.StreamingOffloadRequest.BATCH_FIELD_NUMBER << 3 | 2])
 
 
@@ -46,6 +46,7 @@ class Entries:
         self, entry_bytes: int, total_bytes: int, *, segments: int = 1, batch_bytes: int = MIB, distinct: int = 1
     ) -> None:
         self.count = total_bytes // segments // entry_bytes * segments
+        self.entry_bytes = entry_bytes
         self.payload_bytes = self.count * entry_bytes
         self.segment_bytes = self.payload_bytes // segments
         self.per_batch = max(1, batch_bytes // entry_bytes)
@@ -104,7 +105,7 @@ async def push(
     async with aio.insecure_channel(client.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         opening = offload_pb2.StreamingOffloadRequest.Open(topic=str(topic))
         method: aio.StreamStreamMultiCallable[bytes, offload_pb2.StreamingOffloadResponse] = channel.stream_stream(
-            _METHOD, response_deserializer=offload_pb2.StreamingOffloadResponse.FromString
+            OFFLOAD_METHOD, response_deserializer=offload_pb2.StreamingOffloadResponse.FromString
         )
         call = method(timeout=DEADLINE_S)
         await call.write(offload_pb2.StreamingOffloadRequest(open=opening).SerializeToString())

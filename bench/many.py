@@ -1,22 +1,22 @@
 """Many topics on one daemon, on real bookies: what idle ones cost, and active ones beside them.
 
 Idle topics have one open ledger with entries that are offloaded, as most topics of a cluster do at any time. Active
-ones get an entry every tenth of a second.
+ones, a tenth of them, get an entry every tenth of a second.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from bench.machine import cpu_s
+from bench import goals
+from bench.machine import memory_bytes
 from bench.report import Figure
 from bench.site import CLOCK
-from bench.tailing import PLAN, bookies
+from bench.tailing import PLAN
+from bench.usage import BOOKIES, measured
 from offloaderd.model import Position
 from offloaderd.patterns import TopicPattern
-from offloaderd.standalone.probe import http_get
 from tests.real.writer import ledger_writer
 from tests.real.written_topic import written_topic
 
@@ -25,42 +25,49 @@ if TYPE_CHECKING:
 
     from bench.scale import Scale
     from bench.site import Daemon, Sections, Site
+    from bench.usage import Measured
+    from tests.real.bookies import BookKeeperCluster
     from tests.real.written_topic import WrittenTopic
 
-IDLE, ACTIVE = 500, 50
 RATE_S = 10
-SETTLE_S = 20.0
-"""The pauses between two looks at a quiet ledger have grown to their longest by then."""
-IDLE_CPU_GOAL = 0.10
+SETTLE_S, QUICK_SETTLE_S = 20.0, 3.0
+"""The pauses between two looks at a quiet ledger have grown to their longest by then; not so in a quick run."""
 READY_S = 120.0
+TOGETHER = 16
 ENTRY = bytes(1024)
-_REQUESTS = re.compile(r"^offloaderd_bookie_requests_total\{.*\} (\S+)$", re.MULTILINE)
 
 
-class Load(NamedTuple):
-    """What a daemon does in a second: shares of one core, and requests to bookies."""
-
-    cores: float
-    requests_s: float
-
-
-async def many(site: Site, size: Scale) -> list[Figure]:
+async def many(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figure]:
     """Measure the idle ones alone, then with the active ones; one round, as it is long."""
-    sections: Sections = {"ledgers": {"kind": "bookkeeper"}, "offload": {"segment_age_max_s": 5.0}}
-    async with bookies(site) as cluster, ledger_writer(cluster.zookeeper, CLOCK) as writer, site.bucket() as place:
-        topics = [await written_topic(writer, f"many-{number}", plan=PLAN) for number in range(IDLE + ACTIVE)]
-        for topic in topics:
-            await topic.add([ENTRY, ENTRY], window=1)
-        sections = {**sections, "bookkeeper": {"servers": cluster.zookeeper}}
+    sections: Sections = {
+        "ledgers": {"kind": "bookkeeper"},
+        "offload": {"segment_age_max_s": 2.0 if size.quick else 5.0},
+        "bookkeeper": {"servers": cluster.zookeeper},
+    }
+    count, busy = size.idle_topics, size.idle_topics // 10
+    async with ledger_writer(cluster.zookeeper, CLOCK) as writer, site.bucket() as place:
+        slots, topics = asyncio.Semaphore(TOGETHER), list["WrittenTopic"]()
+
+        async def write(number: int) -> None:
+            async with slots:
+                topics.append(await written_topic(writer, f"many-{number}", plan=PLAN))
+                await topics[-1].add([ENTRY, ENTRY], window=1)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                group.create_task(write(number))
         async with place.daemon(sections, name="many") as daemon:
-            await daemon.client.enable(TopicPattern.parse("public/default/*"))
+            base, _ = memory_bytes(daemon.pid)
+            await daemon.client.enable(TopicPattern.parse("re:public/default/many-.*"))
             await _offloaded(daemon, topics)
-            await CLOCK.sleep(SETTLE_S)
-            idle = await _load(daemon, size.durable_s)
-            active = await _active(daemon, topics[:ACTIVE], size.durable_s)
+            await CLOCK.sleep(QUICK_SETTLE_S if size.quick else SETTLE_S)
+            async with measured(daemon) as idle:
+                await CLOCK.sleep(size.durable_s)
+            resident, _ = memory_bytes(daemon.pid)
+            active = await _active(daemon, topics[:busy], size.durable_s)
     return [
-        *_figures(f"{IDLE + ACTIVE} idle topics", idle, goal=IDLE_CPU_GOAL),
-        *_figures(f"{ACTIVE} topics with {RATE_S} entries/s each, {IDLE} idle", active, goal=None),
+        *_idle_figures(count, idle, resident - base),
+        *_load_figures(f"{busy} topics with {RATE_S} entries/s each, {count - busy} idle", active, goal=None),
     ]
 
 
@@ -77,19 +84,7 @@ async def _offloaded(daemon: Daemon, topics: Sequence[WrittenTopic]) -> None:
         await CLOCK.sleep(0.5)
 
 
-async def _load(daemon: Daemon, seconds: float) -> Load:
-    requests, cpu, started = await _requests(daemon), cpu_s(daemon.pid), CLOCK.monotonic()
-    await CLOCK.sleep(seconds)
-    elapsed = CLOCK.monotonic() - started
-    return Load((cpu_s(daemon.pid) - cpu) / elapsed, (await _requests(daemon) - requests) / elapsed)
-
-
-async def _requests(daemon: Daemon) -> float:
-    _, body = await http_get(daemon.http_port, "/metrics")
-    return sum(map(float, _REQUESTS.findall(body.decode())))
-
-
-async def _active(daemon: Daemon, topics: Sequence[WrittenTopic], seconds: float) -> Load:
+async def _active(daemon: Daemon, topics: Sequence[WrittenTopic], seconds: float) -> Measured:
     """Keep the topics busy while the load is measured; all that was written before the last entry is offloaded."""
     stop = asyncio.Event()
 
@@ -101,8 +96,9 @@ async def _active(daemon: Daemon, topics: Sequence[WrittenTopic], seconds: float
     async with asyncio.TaskGroup() as group:
         for topic in topics:
             group.create_task(write(topic))
-        await CLOCK.sleep(5.0)
-        load = await _load(daemon, seconds)
+        await CLOCK.sleep(min(5.0, seconds))
+        async with measured(daemon) as load:
+            await CLOCK.sleep(seconds)
         stop.set()
     last = {str(topic.name): Position(topic.ledger.ledger_id, topic.ledger.next_entry_id - 2) for topic in topics}
     until = CLOCK.monotonic() + READY_S
@@ -116,14 +112,39 @@ async def _active(daemon: Daemon, topics: Sequence[WrittenTopic], seconds: float
     return load
 
 
-def _figures(name: str, load: Load, *, goal: float | None) -> list[Figure]:
+def _idle_figures(count: int, idle: Measured, grown_bytes: int) -> list[Figure]:
+    name = f"{count} idle topics"
+    return [
+        *_load_figures(name, idle, goal=goals.IDLE_CORES),
+        Figure(
+            benchmark=name,
+            figure="requests of one topic, to bookies and S3",
+            values=[60 * idle.requests.total() / idle.seconds / count],
+            unit="/min",
+            goal=goals.IDLE_REQUESTS_MIN,
+            more_is_better=False,
+            notes={"to S3": f"{idle.s3_requests}"},
+        ),
+        Figure(
+            benchmark=name,
+            figure="memory of one topic",
+            values=[grown_bytes / 1024 / count],
+            unit="KiB",
+            goal=goals.IDLE_KIB,
+            more_is_better=False,
+            notes={"with": "what the process got for the first uploads of all of them and did not give back"},
+        ),
+    ]
+
+
+def _load_figures(name: str, load: Measured, *, goal: float | None) -> list[Figure]:
     return [
         Figure(
             benchmark=name,
             figure="CPU of the daemon, share of a core",
-            values=[load.cores],
+            values=[load.cpu_s["daemon"] / load.seconds],
             goal=goal,
             more_is_better=False,
         ),
-        Figure(benchmark=name, figure="requests to bookies", values=[load.requests_s], unit="/s"),
+        Figure(benchmark=name, figure="requests to bookies", values=[load.requests[BOOKIES] / load.seconds], unit="/s"),
     ]

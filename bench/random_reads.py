@@ -1,66 +1,95 @@
-"""Reads of single entries here and there, over gRPC: cold (index and manifest cached, no block is) and warm.
+"""Reads of single entries here and there and seeks by time, over gRPC: cold (tables cached, no block is) and warm.
 
 The references are GETs of 64 KiB elsewhere in the same object by the adapter alone, in turns with the cold reads.
-Every cold read hits a block that nobody has read before.
+Every cold read hits a block that nobody has read before; so does every cold seek, for which the daemon is a new one.
 """
 
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from bench.appending import everything_offloaded, objects_of
+from bench import goals
 from bench.durable import quantile
-from bench.load import MIB, Entries, append
+from bench.empty import empty_server
+from bench.load import MIB, PUSH_LEDGER, WRITTEN_MS, Entries
 from bench.report import Figure
 from bench.site import CLOCK
+from bench.stored import stored
+from bench.usage import measured
+from offloaderd.client import Goal, SeekKind
 from offloaderd.model import Position, ReadPriority, TopicName
 from offloaderd.objects.s3 import S3Store
 
 if TYPE_CHECKING:
+    from bench.empty import Empty
     from bench.scale import Scale
     from bench.site import Daemon, Site
+    from bench.stored import Stored
 
 ENTRY_BYTES = 1024
 GET_BYTES = 64 * 1024
-TOTAL_BYTES = 32 * MIB
-"""Fewer entries than make the daemon's own store begin another ledger."""
 TOPIC = TopicName.parse("random-reads")
-COLD_GOAL, WARM_GOAL_MS = 2.0, 2.0
+
+
+class Reads(NamedTuple):
+    """One round: seconds of each read, ascending, and what a cold one fetched."""
+
+    cold: list[float]
+    bare: list[float]
+    warm: list[float]
+    empty: list[float]
+    gets: float
+    get_bytes: float
+
+
+class Seeks(NamedTuple):
+    """One round: seconds of each seek, ascending, and the ranges that a cold one fetched."""
+
+    cold: list[float]
+    warm: list[float]
+    gets: float
 
 
 async def random_reads(site: Site, size: Scale) -> list[Figure]:
     """Measure latencies, and the requests and bytes of a cold read."""
-    del size
-    entries = Entries(ENTRY_BYTES, TOTAL_BYTES)
-    sections = {"ledgers": {"kind": "embedded"}}
-    count = TOTAL_BYTES // MIB - 1
-    places = [(number * 13 % count) * MIB // ENTRY_BYTES + number * 131 % 900 for number in range(count)]
-    async with site.bucket() as place:
-        async with place.daemon(sections, name="random") as daemon:
-            await append(daemon.client, TOPIC, entries)
-            await daemon.client.enable(TOPIC, segment_bytes_max=entries.segment_bytes)
-            await everything_offloaded(daemon, TOPIC)
-            (key,) = await objects_of(daemon, TOPIC)
-            (ledger_id,) = {one.begin.ledger_id for one in await daemon.client.segments(TOPIC) if one.object_bytes}
-            await daemon.client.disable(TOPIC)
-        async with place.daemon(sections, name="random") as daemon, S3Store(place.s3) as store:
-            wanted = [Position(ledger_id, place) for place in places]
-            await _read(daemon, Position(ledger_id, entries.count - 1))  # index and manifest come with the first one
-            before = await daemon.spent()
-            cold, bare = [], []
-            for position in wanted:
-                cold.append(await _read(daemon, position))
+    blocks = size.random_reads + 1
+    entries = Entries(ENTRY_BYTES, blocks * MIB, distinct=blocks)
+    stride = next(one for one in (13, 7, 3, 1) if size.random_reads % one)
+    places = [
+        (number * stride % size.random_reads) * (MIB // ENTRY_BYTES) + number * 131 % 900
+        for number in range(size.random_reads)
+    ]
+    reads, seeks = [], []
+    async with stored(site, {TOPIC: entries}) as there, empty_server() as empty:
+        for _ in range(size.runs):
+            reads.append(await _reads(there, empty, places, entries.count - 1))
+            seeks.append(await _seeks(there, places, entries.count - 1))
+    return [*_read_figures(reads), *_seek_figures(seeks)]
+
+
+async def _reads(there: Stored, empty: Empty, places: list[int], last: int) -> Reads:
+    (key,) = there.objects[TOPIC]
+    cold, bare = [], []
+    async with there.daemon() as daemon, S3Store(there.site.s3) as store:
+        await _read(daemon, last)  # index and manifest come with the first one
+        async with measured(daemon) as took:
+            for place in places:
+                cold.append(await _read(daemon, place))
                 started = CLOCK.monotonic()
-                await store.get(key, position.entry_id * ENTRY_BYTES // 2, GET_BYTES)
+                await store.get(key, place * ENTRY_BYTES // 2, GET_BYTES)
                 bare.append(CLOCK.monotonic() - started)
-            spent = (await daemon.spent()).since(before)
-            warm = [await _read(daemon, position) for position in wanted]
-    return _figures(sorted(cold), sorted(bare), sorted(warm), spent.requests["GetObject"] / len(wanted))
+        warm = [await _read(daemon, place) for place in places]
+        nothing = [(await empty.read(ENTRY_BYTES, 1)).seconds for _ in places]
+    gets = took.requests["GetObject"]
+    return Reads(
+        sorted(cold), sorted(bare), sorted(warm), sorted(nothing), gets / len(places), took.s3_in_bytes / max(1, gets)
+    )
 
 
-async def _read(daemon: Daemon, position: Position) -> float:
+async def _read(daemon: Daemon, entry_id: int) -> float:
     """Return the seconds that one entry takes."""
+    position = Position(PUSH_LEDGER, entry_id)
     started = CLOCK.monotonic()
     priority = ReadPriority.TIERED_STORAGE_FIRST
     one = daemon.client.read(TOPIC, first=position, last=position, read_priority=priority)
@@ -71,29 +100,78 @@ async def _read(daemon: Daemon, position: Position) -> float:
     return CLOCK.monotonic() - started
 
 
-def _figures(cold: list[float], bare: list[float], warm: list[float], gets: float) -> list[Figure]:
+async def _seeks(there: Stored, places: list[int], last: int) -> Seeks:
+    async with there.daemon() as daemon:
+        await _seek(daemon, last)
+        found = [await _seek(daemon, place) for place in places]
+        warm = [(await _seek(daemon, place))[0] for place in places]
+    return Seeks(sorted(seconds for seconds, _ in found), sorted(warm), sum(gets for _, gets in found) / len(found))
+
+
+async def _seek(daemon: Daemon, entry_id: int) -> tuple[float, int]:
+    """Return the seconds that it takes to find an entry by its time, and the ranges that were fetched for it."""
+    started = CLOCK.monotonic()
+    answer = await daemon.client.seek(TOPIC, Goal(SeekKind.TIME, WRITTEN_MS + entry_id))
+    seconds = CLOCK.monotonic() - started
+    if answer.position.entry_id != entry_id:
+        raise RuntimeError(f"entry {answer.position.entry_id} was found, not {entry_id}")
+    return seconds, answer.gets
+
+
+def _ms(rounds: list[list[float]], share: float) -> list[float]:
+    return [1000 * quantile(one, share) for one in rounds]
+
+
+def _between(rounds: list[list[float]]) -> str:
+    """Return the median round's p50 and p99."""
+    low, high = (sorted(_ms(rounds, share))[len(rounds) // 2] for share in (0.5, 0.99))
+    return f"p50 {low:.1f} ms, p99 {high:.1f} ms"
+
+
+def _read_figures(rounds: list[Reads]) -> list[Figure]:
     name = "random reads of one entry, 1 KiB"
-    low, high = 1000 * quantile(bare, 0.5), 1000 * quantile(bare, 0.99)
+    cold, bare, warm = [one.cold for one in rounds], [one.bare for one in rounds], [one.warm for one in rounds]
     return [
         Figure(
             benchmark=name,
             figure="cold p50 over a bare GET of 64 KiB",
-            values=[quantile(cold, 0.5) / quantile(bare, 0.5)],
-            goal=COLD_GOAL,
+            values=[ours / theirs for ours, theirs in zip(_ms(cold, 0.5), _ms(bare, 0.5), strict=True)],
+            goal=goals.COLD_P50,
             more_is_better=False,
-            notes={
-                "ours": f"p50 {1000 * quantile(cold, 0.5):.1f} ms, p99 {1000 * quantile(cold, 0.99):.1f} ms",
-                "bare": f"p50 {low:.1f} ms, p99 {high:.1f} ms",
-            },
+            notes={"ours": _between(cold), "bare": _between(bare)},
         ),
-        Figure(benchmark=name, figure="GETs of a cold read", values=[gets], goal=1.0, more_is_better=False),
+        Figure(
+            benchmark=name,
+            figure="GETs of a cold read",
+            values=[one.gets for one in rounds],
+            goal=goals.COLD_GETS,
+            more_is_better=False,
+        ),
+        Figure(
+            benchmark=name,
+            figure="bytes of such a GET",
+            values=[one.get_bytes / 1024 for one in rounds],
+            unit="KiB",
+            goal=goals.COLD_GET_KIB,
+            more_is_better=False,
+        ),
         Figure(
             benchmark=name,
             figure="warm p99",
-            values=[1000 * quantile(warm, 0.99)],
+            values=_ms(warm, 0.99),
             unit="ms",
-            goal=WARM_GOAL_MS,
+            goal=goals.WARM_P99_MS,
             more_is_better=False,
-            notes={"p50": f"{1000 * quantile(warm, 0.5):.1f} ms"},
+            notes={"warm": _between(warm), "gRPC with empty work": _between([one.empty for one in rounds])},
         ),
+    ]
+
+
+def _seek_figures(rounds: list[Seeks]) -> list[Figure]:
+    name = "seek by time, entries of 1 KiB"
+    cold, warm = [one.cold for one in rounds], [one.warm for one in rounds]
+    return [
+        Figure(benchmark=name, figure="cold p50", values=_ms(cold, 0.5), unit="ms", notes={"cold": _between(cold)}),
+        Figure(benchmark=name, figure="warm p50", values=_ms(warm, 0.5), unit="ms", notes={"warm": _between(warm)}),
+        Figure(benchmark=name, figure="ranges fetched by a cold seek", values=[one.gets for one in rounds]),
     ]

@@ -1,7 +1,9 @@
-"""The reference: the same bytes moved by aiobotocore alone, in a process of its own, with the daemon's client options.
+"""The limits: the same bytes moved by a bare S3 client, in a process of its own. Two clients, measured apart.
 
-`python -m bench.raw` reads a task as JSON from standard input and prints what it took. `measure` runs it as a child.
-Making the bytes, starting the client and its first connection are not measured.
+`aiobotocore` with the daemon's options is the client that the daemon uses; `obstore` (Rust's object_store) is the
+fastest one for Python, and tells what another client could bring. `python -m bench.raw` reads a task as JSON from
+standard input and prints what it took; `measure` runs it as a child. Making the bytes, starting the client and its
+first connection are not measured.
 """
 
 from __future__ import annotations
@@ -10,27 +12,34 @@ import asyncio
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, TypedDict
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Literal, Protocol, TypedDict
 
+import obstore
 from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
 from aiobotocore.session import AioSession  # type: ignore[import-untyped]
+from obstore.store import S3Store as RustStore
 
-from bench.child import Took, in_child, used_s
+from bench.child import Took, in_child, peak_bytes, used_s
 from offloaderd.clock import SystemClock
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from types_aiobotocore_s3 import S3Client
 
     from offloaderd.objects.s3 import S3Options
 
 CLOCK = SystemClock()
-MIB = 1024 * 1024
+What = Literal["upload", "get"]
+ClientName = Literal["aiobotocore", "obstore"]
 
 
 class Task(TypedDict):
     """What to do: upload objects of these sizes under these keys, or get those keys in ranges."""
 
-    what: str
+    what: What
+    client: ClientName
     endpoint: str
     access_key: str
     secret_key: str
@@ -38,12 +47,25 @@ class Task(TypedDict):
     objects: dict[str, int]
     request_bytes: int
     parallel: int
+    """Parts or ranges of one object at a time."""
+    together: int
+    """Objects at a time."""
 
 
-async def measure(what: str, s3: S3Options, objects: dict[str, int], *, request_bytes: int, parallel: int) -> Took:
+async def measure(
+    what: What,
+    s3: S3Options,
+    objects: dict[str, int],
+    *,
+    client: ClientName = "aiobotocore",
+    request_bytes: int,
+    parallel: int,
+    together: int = 1,
+) -> Took:
     """Run a task in a process of its own."""
     task = Task(
         what=what,
+        client=client,
         endpoint=s3.endpoint or "",
         access_key=s3.access_key or "",
         secret_key=s3.secret_key or "",
@@ -51,12 +73,100 @@ async def measure(what: str, s3: S3Options, objects: dict[str, int], *, request_
         objects=objects,
         request_bytes=request_bytes,
         parallel=parallel,
+        together=together,
     )
     return await in_child("bench.raw", task)
 
 
-async def run(task: Task) -> Took:
-    """Do the task."""
+class Bare(Protocol):
+    """A client that is nothing else."""
+
+    async def upload(self, key: str, data: memoryview) -> None:
+        """Upload one object in parts, some side by side."""
+
+    async def get(self, key: str, first: int, length: int) -> int:
+        """Get a range, and drop the bytes; returns how many they were."""
+
+
+class Aiobotocore:
+    """The daemon's client."""
+
+    def __init__(self, client: S3Client, task: Task) -> None:
+        self._client = client
+        self._task = task
+
+    async def upload(self, key: str, data: memoryview) -> None:
+        """Upload one object."""
+        client, bucket, size = self._client, self._task["bucket"], self._task["request_bytes"]
+        upload_id = (await client.create_multipart_upload(Bucket=bucket, Key=key))["UploadId"]
+        slots = asyncio.Semaphore(self._task["parallel"])
+        etags: dict[int, str] = {}
+
+        async def part(number: int, body: bytes) -> None:
+            async with slots:
+                answer = await client.upload_part(
+                    Bucket=bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=body
+                )
+                etags[number] = answer["ETag"]
+
+        async with asyncio.TaskGroup() as group:
+            for number, at in enumerate(range(0, len(data), size), start=1):
+                group.create_task(part(number, bytes(data[at : at + size])))
+        await client.complete_multipart_upload(
+            Bucket=bucket,
+            Key=key,
+            UploadId=upload_id,
+            MultipartUpload={"Parts": [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]},
+        )
+
+    async def get(self, key: str, first: int, length: int) -> int:
+        """Get a range."""
+        said = f"bytes={first}-{first + length - 1}"
+        answer = await self._client.get_object(Bucket=self._task["bucket"], Key=key, Range=said)
+        async with answer["Body"] as body:
+            return len(await body.read())
+
+
+class Obstore:
+    """The second limit."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._store = RustStore(
+            task["bucket"],
+            endpoint=task["endpoint"],
+            access_key_id=task["access_key"],
+            secret_access_key=task["secret_key"],
+            region="us-east-1",
+            virtual_hosted_style_request=False,
+            unsigned_payload=True,
+            client_options={"allow_http": True},
+        )
+
+    async def upload(self, key: str, data: memoryview) -> None:
+        """Upload one object."""
+        await obstore.put_async(
+            self._store,
+            key,
+            data,
+            use_multipart=True,
+            chunk_size=self._task["request_bytes"],
+            max_concurrency=self._task["parallel"],
+        )
+
+    async def get(self, key: str, first: int, length: int) -> int:
+        """Get a range."""
+        return len(await obstore.get_range_async(self._store, key, start=first, length=length))
+
+
+@asynccontextmanager
+async def opened(task: Task) -> AsyncIterator[Bare]:
+    """Give the client, with its first request behind it."""
+    if task["client"] == "obstore":
+        client = Obstore(task)
+        await client.get("warm", 0, 1)
+        yield client
+        return
     config = AioConfig(
         s3={"addressing_style": "path", "payload_signing_enabled": False},
         request_checksum_calculation="when_required",
@@ -65,7 +175,7 @@ async def run(task: Task) -> Took:
         max_pool_connections=32,
         parameter_validation=False,
     )
-    client: S3Client
+    made: S3Client
     async with AioSession().create_client(
         "s3",
         region_name="us-east-1",
@@ -73,58 +183,45 @@ async def run(task: Task) -> Took:
         aws_access_key_id=task["access_key"],
         aws_secret_access_key=task["secret_key"],
         config=config,
-    ) as client:
-        await client.list_objects_v2(Bucket=task["bucket"], MaxKeys=1)
-        content = os.urandom(task["request_bytes"]) if task["what"] == "upload" else b""
-        before = used_s()
-        started = CLOCK.monotonic()
-        for key, size in task["objects"].items():
-            if task["what"] == "upload":
-                await upload(client, task, key, size, content)
-            else:
-                await download(client, task, key, size)
-        return Took(CLOCK.monotonic() - started, used_s() - before)
+    ) as made:
+        await made.list_objects_v2(Bucket=task["bucket"], MaxKeys=1)
+        yield Aiobotocore(made, task)
 
 
-async def upload(client: S3Client, task: Task, key: str, size: int, content: bytes) -> None:
-    """Upload one object in parts, some side by side."""
-    bucket = task["bucket"]
-    upload_id = (await client.create_multipart_upload(Bucket=bucket, Key=key))["UploadId"]
-    slots = asyncio.Semaphore(task["parallel"])
-    etags: dict[int, str] = {}
+async def run(task: Task) -> Took:
+    """Do the task."""
+    content = memoryview(os.urandom(max(task["objects"].values()) if task["what"] == "upload" else 0))
+    together = asyncio.Semaphore(task["together"])
 
-    async def part(number: int, data: bytes) -> None:
-        async with slots:
-            answer = await client.upload_part(Bucket=bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=data)
-            etags[number] = answer["ETag"]
+    async def one(client: Bare, key: str, size: int) -> None:
+        async with together:
+            await (client.upload(key, content[:size]) if task["what"] == "upload" else download(client, task, key))
 
-    async with asyncio.TaskGroup() as group:
-        for number, at in enumerate(range(0, size, len(content)), start=1):
-            group.create_task(part(number, content[: size - at]))
-    await client.complete_multipart_upload(
-        Bucket=bucket,
-        Key=key,
-        UploadId=upload_id,
-        MultipartUpload={"Parts": [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]},
-    )
+    async with opened(task) as client:
+        before, started = used_s(), CLOCK.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for key, size in task["objects"].items():
+                group.create_task(one(client, key, size))
+        return Took(CLOCK.monotonic() - started, used_s() - before, peak_bytes())
 
 
-async def download(client: S3Client, task: Task, key: str, size: int) -> None:
-    """Get one object range by range, some side by side, and drop the bytes."""
-    slots = asyncio.Semaphore(task["parallel"])
+async def download(client: Bare, task: Task, key: str) -> None:
+    """Get one object range by range, some side by side."""
+    slots, size, at_once = asyncio.Semaphore(task["parallel"]), task["objects"][key], task["request_bytes"]
 
     async def get(first: int) -> None:
         async with slots:
-            last = min(first + task["request_bytes"], size) - 1
-            answer = await client.get_object(Bucket=task["bucket"], Key=key, Range=f"bytes={first}-{last}")
-            async with answer["Body"] as body:
-                if len(await body.read()) != last - first + 1:
-                    raise RuntimeError(f"{key}: fewer bytes than asked for")
+            length = min(at_once, size - first)
+            if await client.get(key, first, length) != length:
+                raise RuntimeError(f"{key}: fewer bytes than asked for")
 
     async with asyncio.TaskGroup() as group:
-        for first in range(0, size, task["request_bytes"]):
+        for first in range(0, size, at_once):
             group.create_task(get(first))
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(run(json.load(sys.stdin)))))
+    print(json.dumps(asyncio.run(run(json.load(sys.stdin)))), flush=True)
+    os._exit(
+        0
+    )  # obstore's threads let go of Python's objects when they like: an interpreter that ends meanwhile aborts

@@ -1,8 +1,8 @@
-"""Read back from S3 over gRPC, cold, beside bare ranged GETs of the same objects.
+"""Read back from S3, cold, beside bare ranged GETs of the same objects: over gRPC, and inside a process.
 
-The daemon is started anew for every round, so its buffer is empty and its caches are cold; the topic is read by
-`DaemonClient.read` in this process, with the store asked first. The references get the same ranges as the reader does
-once it is at full speed: 8 MiB, one by one and (as it fetches one ahead) two at a time.
+The daemon is started anew for every round, so its caches are cold; a topic is read by `DaemonClient.read` in this
+process. The references get the same ranges as the reader does once it is at full speed: 8 MiB, two at a time (as it
+fetches one ahead) and one by one. Beside it goes the same read from a gRPC server that answers from memory.
 """
 
 from __future__ import annotations
@@ -10,106 +10,129 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench import raw
-from bench.appending import SIZES, everything_offloaded, objects_of, spread
-from bench.load import DEADLINE_S, MIB, Entries, append
-from bench.report import Figure
-from bench.site import CLOCK
+from bench import goals, library, raw
+from bench.empty import empty_server
+from bench.load import DEADLINE_S, MIB, Entries
+from bench.report import Figure, spread
+from bench.stored import stored
+from bench.usage import GIB, Measured, measured, process_figures, used_figures
 from offloaderd.model import ReadPriority, TopicName
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:
     from bench.child import Took
+    from bench.empty import Empty
     from bench.scale import Scale
-    from bench.site import Daemon, Site, Spent
+    from bench.site import Daemon, Site
+    from bench.stored import Stored
 
 REQUEST_BYTES = 8 * MIB
-GOALS = {"10 KiB": 0.5, "1 KiB": 0.3}
-TOPIC = TopicName.parse("read-back")
 
 
 class Round(NamedTuple):
-    """One read of ours and both references."""
+    """One read of ours and all references."""
 
-    seconds: float
-    spent: Spent
+    ours: Measured
+    library: Took
     one_by_one: Took
     two_at_once: Took
+    fastest: Took
+    empty: Took
 
 
 async def read_back(site: Site, size: Scale) -> list[Figure]:
     """Measure cold reads of a whole topic."""
-    figures = []
-    sections = {"ledgers": {"kind": "embedded"}}
-    for label, (entry_bytes, _) in SIZES.items():
-        entries = Entries(entry_bytes, size.total_bytes, segments=size.segments)
-        rounds: list[Round] = []
-        name = f"read{CLOCK.uuid().hex[:6]}"
-        async with site.bucket() as place:
-            async with place.daemon(sections, name=name) as daemon:
-                await append(daemon.client, TOPIC, entries)
-                await daemon.client.enable(TOPIC, segment_bytes_max=entries.segment_bytes)
-                await everything_offloaded(daemon, TOPIC)
-                stored = await objects_of(daemon, TOPIC)
-                await daemon.client.disable(TOPIC)
-            for _ in range(size.runs):
-                async with place.daemon(sections, name=name) as daemon:
-                    seconds, spent = await _read(daemon, entries)
-                references = [
-                    await raw.measure("get", place.s3, stored, request_bytes=REQUEST_BYTES, parallel=parallel)
-                    for parallel in (1, 2)
-                ]
-                rounds.append(Round(seconds, spent, *references))
-        figures += _figures(label, entries, rounds)
-    return figures
+    topics = {
+        TopicName.parse(f"read-{label.replace(' ', '-')}"): (label, Entries(entry_bytes, size.bytes_of(entry_bytes)))
+        for label, entry_bytes in size.entry_sizes.items()
+    }
+    rounds: dict[str, list[Round]] = {label: [] for label in size.entry_sizes}
+    entries = {topic: entries for topic, (_, entries) in topics.items()}
+    async with stored(site, entries) as there, empty_server() as empty:
+        for _ in range(size.runs):
+            async with there.daemon() as daemon:
+                for topic, (label, of) in topics.items():
+                    rounds[label].append(await _round(daemon, there, topic, of, empty))
+    return [figure for label, of in topics.values() for figure in _figures(label, of, rounds[label])]
 
 
-async def _read(daemon: Daemon, entries: Entries) -> tuple[float, Spent]:
-    before, started = await daemon.spent(), CLOCK.monotonic()
+async def _round(daemon: Daemon, there: Stored, topic: TopicName, entries: Entries, empty: Empty) -> Round:
+    async with measured(daemon) as ours:
+        await read_all(daemon, topic, entries)
+    objects = there.objects[topic]
+    kept = await library.measure(there.site, there.name, topic, entries.count)
+    one, two = [
+        await raw.measure("get", there.site.s3, objects, request_bytes=REQUEST_BYTES, parallel=parallel)
+        for parallel in (1, 2)
+    ]
+    fastest = await raw.measure(
+        "get", there.site.s3, objects, client="obstore", request_bytes=REQUEST_BYTES, parallel=2
+    )
+    return Round(ours, kept, one, two, fastest, await empty.read(entries.entry_bytes, entries.count))
+
+
+async def read_all(daemon: Daemon, topic: TopicName, entries: Entries) -> None:
+    """Read the whole topic from the store."""
     count = size_bytes = 0
     priority = ReadPriority.TIERED_STORAGE_FIRST
-    async with aclosing(daemon.client.read(TOPIC, read_priority=priority, timeout_s=DEADLINE_S)) as responses:
+    async with aclosing(daemon.client.read(topic, read_priority=priority, timeout_s=DEADLINE_S)) as responses:
         async for response in responses:
             payloads = response.batch.payloads
             count += len(payloads)
             size_bytes += sum(map(len, payloads))
             if response.tier != common_pb2.TIER_OBJECTS:
                 raise RuntimeError("read from another tier than the store")
-    seconds = CLOCK.monotonic() - started
     if (count, size_bytes) != (entries.count, entries.payload_bytes):
         raise RuntimeError(f"{count} entries came back, not {entries.count}")
-    return seconds, (await daemon.spent()).since(before)
 
 
 def _figures(label: str, entries: Entries, rounds: list[Round]) -> list[Figure]:
-    mib, gib = entries.payload_bytes / MIB, entries.payload_bytes / 1024**3
-    name = f"read back, {label}"
-    requests = sum(one.spent.requests.total() for one in rounds) / len(rounds) / gib
-    return [
+    mib, gib = entries.payload_bytes / MIB, entries.payload_bytes / GIB
+    name, inside = f"read back, {label}", f"read inside a process, {label}"
+    found = [
         Figure(
             benchmark=name,
             figure="rate over bare GETs, 8 MiB, two at a time",
-            values=[one.two_at_once.seconds / one.seconds for one in rounds],
-            goal=GOALS[label],
+            values=[one.two_at_once.seconds / one.ours.seconds for one in rounds],
+            goal=goals.READ_RATE.get(label),
             notes={
-                "ours": spread([mib / one.seconds for one in rounds], "MiB/s"),
-                "bare": spread([mib / one.two_at_once.seconds for one in rounds], "MiB/s"),
+                "ours": spread([mib / one.ours.seconds for one in rounds], "MiB/s"),
+                "aiobotocore": spread([mib / one.two_at_once.seconds for one in rounds], "MiB/s"),
             },
         ),
         Figure(
             benchmark=name,
             figure="rate over bare GETs, 8 MiB, one by one",
-            values=[one.one_by_one.seconds / one.seconds for one in rounds],
-            notes={"bare": spread([mib / one.one_by_one.seconds for one in rounds], "MiB/s")},
+            values=[one.one_by_one.seconds / one.ours.seconds for one in rounds],
+            notes={"aiobotocore": spread([mib / one.one_by_one.seconds for one in rounds], "MiB/s")},
         ),
         Figure(
             benchmark=name,
-            figure="CPU of the daemon",
-            values=[one.spent.cpu_s / gib for one in rounds],
-            unit="s/GiB",
-            notes={
-                "bare": spread([one.two_at_once.cpu_s / gib for one in rounds], "s/GiB"),
-                "requests": f"{requests:.0f}/GiB",
-            },
+            figure="rate over the fastest client's GETs, two at a time",
+            values=[one.fastest.seconds / one.ours.seconds for one in rounds],
+            notes={"obstore": spread([mib / one.fastest.seconds for one in rounds], "MiB/s")},
         ),
+        Figure(
+            benchmark=name,
+            figure="the same read from a server that has it in memory",
+            values=[mib / one.empty.seconds for one in rounds],
+            unit="MiB/s",
+        ),
+        Figure(
+            benchmark=inside,
+            figure="rate over bare GETs, 8 MiB, two at a time",
+            values=[one.two_at_once.seconds / one.library.seconds for one in rounds],
+            goal=goals.LIBRARY_RATE if label in goals.READ_RATE else None,
+            notes={"ours": spread([mib / one.library.seconds for one in rounds], "MiB/s")},
+        ),
+        *process_figures(name, gib, [one.ours for one in rounds]),
     ]
+    for benchmark, process, taken in (
+        (name, "bare client (aiobotocore)", [one.two_at_once for one in rounds]),
+        (name, "fastest client (obstore)", [one.fastest for one in rounds]),
+        (name, "gRPC with empty work", [one.empty for one in rounds]),
+        (inside, "reader", [one.library for one in rounds]),
+    ):
+        cpu, peak = [one.cpu_s / gib for one in taken], [one.peak_bytes for one in taken]
+        found += used_figures(benchmark, process, cpu=cpu, peak=peak)
+    return found

@@ -1,4 +1,4 @@
-"""What came out: values with the spread of their rounds, as a Markdown table and as JSON."""
+"""What came out: values with the spread of their rounds, as a Markdown page with its pictures, and as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Figure:
     """One measured figure: its value in each round, and what it should be (`goal` is met by the median).
 
-    `more_is_better` says on which side of the goal it should lie. Notes are shown beside it.
+    `more_is_better` says on which side of the goal it should lie. `process` names the process whose figure it is.
+    Notes are shown beside it. One without values is `missing`, for that reason.
     """
 
     benchmark: str
@@ -25,30 +26,76 @@ class Figure:
     unit: str = ""
     goal: float | None = None
     more_is_better: bool = True
+    process: str = ""
+    missing: str = ""
     notes: dict[str, str] = field(default_factory=dict)
 
     @property
     def met(self) -> bool | None:
-        """Whether the median meets the goal; None without a goal."""
-        if self.goal is None:
+        """Whether the median meets the goal; None without a goal, or without a figure."""
+        if self.goal is None or not self.values:
             return None
         middle = median(self.values)
         return middle >= self.goal if self.more_is_better else middle <= self.goal
 
 
-def table(figures: Sequence[Figure]) -> str:
+def page(about: Sequence[str], figures: Sequence[Figure], pictures: Sequence[tuple[str, str]]) -> str:
+    """Return the report; `about` are paragraphs, and pictures have a title and a file beside the page."""
+    whole = [one for one in figures if not one.process]
+    with_goal = [one for one in whole if one.goal is not None and one.values]
+    met = sum(1 for one in with_goal if one.met)
+    parts = [
+        "# Measured",
+        *about,
+        *(f"![{title}]({file})" for title, file in pictures),
+        f"## Goals\n\n{met} of {len(with_goal)} are met, by the median.",
+        table(with_goal),
+        "## Other figures",
+        table(one for one in whole if one not in with_goal),
+        "## Processes\n\nCPU seconds for a GiB of payload and the most memory, for each process of a measurement.",
+        processes([one for one in figures if one.process]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(figures: Iterable[Figure]) -> str:
     """Return a Markdown table of the figures."""
     lines = [
         "| benchmark | figure | min | median | max | goal | notes |",
         "|---|---|---|---|---|---|---|",
     ]
     for one in figures:
-        low, middle, high = (show(value, one.unit) for value in (min(one.values), median(one.values), max(one.values)))
+        low, middle, high = _range(one)
         goal = "" if one.goal is None else f"{'≥' if one.more_is_better else '≤'} {show(one.goal, one.unit)}"
         verdict = {True: " ✓", False: " **missed**", None: ""}[one.met]
-        notes = "; ".join(f"{name} {text}" for name, text in one.notes.items())
+        notes = "; ".join([*(f"{name} {text}" for name, text in one.notes.items()), *filter(None, [one.missing])])
         lines.append(f"| {one.benchmark} | {one.figure} | {low} | {middle} | {high} | {goal}{verdict} | {notes} |")
     return "\n".join(lines)
+
+
+def processes(figures: Sequence[Figure]) -> str:
+    """Return a Markdown table with a line for each process of each benchmark."""
+    lines = [
+        "| benchmark | process | CPU, min | median | max | peak RSS |",
+        "|---|---|---|---|---|---|",
+    ]
+    memory = {(one.benchmark, one.process): one for one in figures if one.figure == PEAK}
+    for one in figures:
+        if one.figure == CPU:
+            peak = memory.get((one.benchmark, one.process))
+            most = show(max(peak.values), peak.unit) if peak else ""
+            lines.append(f"| {one.benchmark} | {one.process} | {' | '.join(_range(one))} | {most} |")
+    return "\n".join(lines)
+
+
+CPU, PEAK = "CPU", "peak RSS"
+
+
+def _range(one: Figure) -> tuple[str, str, str]:
+    if not one.values:
+        return "-", "missing", "-"
+    low, middle, high = (show(value, one.unit) for value in (min(one.values), median(one.values), max(one.values)))
+    return low, middle, high
 
 
 def show(value: float, unit: str) -> str:
@@ -57,9 +104,19 @@ def show(value: float, unit: str) -> str:
     return f"{value:.{digits}f} {unit}".rstrip()
 
 
-def write(directory: Path, title: str, figures: Sequence[Figure]) -> None:
-    """Write report.md and report.json."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "report.md").write_text(f"# Benchmarks\n\n{title}\n\n{table(figures)}\n", encoding="utf-8")
-    content = {"about": title, "figures": [{**asdict(one), "met": one.met} for one in figures]}
-    (directory / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+def spread(values: Sequence[float], unit: str) -> str:
+    """Return least and greatest of some values."""
+    return f"{min(values):.1f} to {max(values):.1f} {unit}"
+
+
+def as_json(about: Sequence[str], figures: Sequence[Figure]) -> str:
+    """Return the same for machines."""
+    content = {"about": list(about), "figures": [{**asdict(one), "met": one.met} for one in figures]}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def write(path: Path, about: Sequence[str], figures: Sequence[Figure], pictures: Sequence[tuple[str, str]]) -> None:
+    """Write the page, and the JSON beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(about, figures, pictures), encoding="utf-8")
+    path.with_suffix(".json").write_text(as_json(about, figures), encoding="utf-8")

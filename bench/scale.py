@@ -1,30 +1,84 @@
-"""How much of everything: a full run, or a quick one with fewer bytes."""
+"""How much of everything: a full run of some 15 to 20 minutes, or a quick one of less than three."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MIB = 1024 * 1024
+ENTRY_SIZES = {"100 B": 100, "1 KiB": 1024, "10 KiB": 10 * 1024, "1 MiB": MIB}
+"""Entries of the benchmarks of throughput."""
+QUICK_LABELS = ("1 KiB", "10 KiB")
+"""Those that have goals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Bytes and seconds of one run, and how often everything is measured."""
+    """Bytes, seconds and numbers of topics of one run, and how often everything is measured."""
 
     runs: int
     segment_bytes: int
-    segments: int
+    """One topic's entries in one measurement of throughput; they are one segment."""
+    reader_bytes: int
+    """What each of several readers reads."""
+    stock_bytes: int
+    """A ledger that Pulsar's offloader and ours offload."""
+    random_reads: int
     durable_s: float
+    """How long streams of messages are watched."""
     sustained_s: float
+    """How long the daemon is kept at full load, in each of two ways."""
+    idle_topics: int
+    slow_topics: int
+    """Topics with an entry a second each."""
+    slow_age_s: float
+    """Largest age of their segments; they are watched for as long, and begin over as long a time."""
+    burst_messages: int
+    quick: bool
 
     @property
-    def total_bytes(self) -> int:
-        """Payload bytes of one measurement of throughput."""
-        return self.segment_bytes * self.segments
+    def entry_sizes(self) -> dict[str, int]:
+        """Sizes of entries by their labels; that of 1 KiB comes first, for others are compared with it."""
+        labels = QUICK_LABELS if self.quick else ("1 KiB", *(label for label in ENTRY_SIZES if label != "1 KiB"))
+        return {label: ENTRY_SIZES[label] for label in labels}
+
+    @property
+    def ledger_sizes(self) -> dict[str, int]:
+        """The same for ledgers on bookies, which take longer to write."""
+        return {label: ENTRY_SIZES[label] for label in (QUICK_LABELS[:1] if self.quick else QUICK_LABELS)}
+
+    def bytes_of(self, entry_bytes: int) -> int:
+        """Return the payload bytes of one measurement: fewer where every entry costs the same and is small."""
+        return self.segment_bytes // 4 if entry_bytes < 1024 else self.segment_bytes
 
 
-def scale(*, quick: bool, runs: int) -> Scale:
-    """Return the size of a run."""
+def scale(*, quick: bool, runs: int | None, sustained_s: float | None) -> Scale:
+    """Return the size of a run; None leaves its own."""
     if quick:
-        return Scale(runs=runs, segment_bytes=64 * MIB, segments=1, durable_s=20, sustained_s=12)
-    return Scale(runs=runs, segment_bytes=128 * MIB, segments=2, durable_s=60, sustained_s=40)
+        return Scale(
+            runs=runs or 1,
+            segment_bytes=12 * MIB,
+            reader_bytes=2 * MIB,
+            stock_bytes=8 * MIB,
+            random_reads=10,
+            durable_s=4,
+            sustained_s=sustained_s or 3,
+            idle_topics=40,
+            slow_topics=50,
+            slow_age_s=3,
+            burst_messages=200,
+            quick=True,
+        )
+    return Scale(
+        runs=runs or 3,
+        segment_bytes=128 * MIB,
+        reader_bytes=16 * MIB,
+        stock_bytes=64 * MIB,
+        random_reads=100,
+        durable_s=15,
+        sustained_s=sustained_s or 30,
+        idle_topics=500,
+        slow_topics=1000,
+        slow_age_s=40,
+        burst_messages=2000,
+        quick=False,
+    )

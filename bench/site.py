@@ -5,20 +5,19 @@ Everything listens on loopback and ends with the context that started it; data l
 
 from __future__ import annotations
 
-import re
+import os
 import shutil
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from bench.machine import cpu_s
 from offloaderd.client import DaemonClient
 from offloaderd.clock import SystemClock
+from offloaderd.config.sections_stores import MetadataSettings
 from offloaderd.errors import Transient
 from offloaderd.objects.s3 import S3Options, S3Store
 from offloaderd.standalone.ports import free_ports
@@ -26,6 +25,7 @@ from offloaderd.standalone.probe import http_get
 from offloaderd.standalone.process import ChildProcess, Command
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
+from tests.servers import S3Server, bucket_at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,38 +34,25 @@ if TYPE_CHECKING:
 
 CLOCK = SystemClock()
 START_S = 30.0
-_SAMPLE = re.compile(r'^offloaderd_s3_requests_total\{.*operation="(\w+)".*\} (\S+)$', re.MULTILINE)
-
+CALL_S = 120.0
+"""No call takes this long, on a machine however busy."""
 Sections = Mapping[str, Mapping[str, object]]
 """Settings of a daemon, by section and name."""
-
-
-class Spent(NamedTuple):
-    """What a daemon has used so far: CPU seconds, and requests to S3 by operation."""
-
-    cpu_s: float
-    requests: Counter[str]
-
-    def since(self, before: Spent) -> Spent:
-        """Return what was used since `before`."""
-        return Spent(self.cpu_s - before.cpu_s, self.requests - before.requests)
 
 
 @dataclass(slots=True)
 class Daemon:
     """A running `offloaderd serve`, and a client of it."""
 
-    pid: int
+    pids: Mapping[str, int]
+    """Process ids: of the "daemon", of the servers that it uses, and of this process, its "client"."""
     client: DaemonClient
     http_port: int
 
-    async def spent(self) -> Spent:
-        """Return what the daemon has used since its start."""
-        _, body = await http_get(self.http_port, "/metrics")
-        requests: Counter[str] = Counter()
-        for operation, count in _SAMPLE.findall(body.decode()):
-            requests[operation] += round(float(count))
-        return Spent(cpu_s(self.pid), requests)
+    @property
+    def pid(self) -> int:
+        """Process id of the daemon itself."""
+        return self.pids["daemon"]
 
     async def claimed(self, topic: TopicName) -> None:
         """Return once the daemon offloads the topic."""
@@ -83,22 +70,18 @@ class Site:
     directory: Path
     zookeeper: str
     s3: S3Options
+    pids: Mapping[str, int] = field(default_factory=dict)
 
     @asynccontextmanager
     async def bucket(self) -> AsyncIterator[Site]:
-        """Give the same site with a new bucket; what is in it goes with the site's directory."""
-        name = f"bench-{CLOCK.uuid().hex[:12]}"
-        options = S3Options(
-            bucket=name,
-            endpoint=self.s3.endpoint,
-            access_key=self.s3.access_key,
-            secret_key=self.s3.secret_key,
-        )
-        async with S3Store(options) as store:
-            await store.create_bucket()
-            # The first byte in a bucket makes the server allocate a volume: nobody's measurement should pay for it.
-            await store.put("warm", bytes(1024))
-        yield Site(self.directory, self.zookeeper, options)
+        """Give the same site with a new bucket, which is deleted with all that is in it: a run writes many GiB."""
+        server = S3Server(self.s3.endpoint or "", self.s3.access_key or "", self.s3.secret_key or "")
+        with bucket_at(server) as name:
+            options = replace(self.s3, bucket=name)
+            async with S3Store(options) as store:
+                # The first byte in a bucket makes the server allocate a volume: nobody's measurement should pay for it.
+                await store.put("warm", bytes(1024))
+            yield Site(self.directory, self.zookeeper, options, self.pids)
 
     @asynccontextmanager
     async def daemon(self, sections: Sections, *, name: str) -> AsyncIterator[Daemon]:
@@ -119,8 +102,12 @@ class Site:
                 return (await http_get(http_port, "/readyz"))[0] == 200
 
             await child.ready(serves, START_S)
-            async with DaemonClient(f"127.0.0.1:{grpc_port}") as client:
-                yield Daemon(child.pid or 0, client, http_port)
+            async with DaemonClient(f"127.0.0.1:{grpc_port}", timeout_s=CALL_S) as client:
+                yield Daemon({"daemon": child.pid or 0, **self.pids}, client, http_port)
+
+    def metadata_root(self, name: str) -> str:
+        """Return the node of ZooKeeper below which a daemon of that name keeps what it knows."""
+        return f"{MetadataSettings().root}/bench-{name}"
 
     def _environment(self, name: str, grpc_port: int, http_port: int, sections: Sections) -> Mapping[str, str]:
         given: dict[str, dict[str, object]] = {
@@ -166,6 +153,7 @@ async def site() -> AsyncIterator[Site]:
                 access_key=options.access_key,
                 secret_key=options.secret_key,
             )
-            yield Site(directory, metadata.address, reached)
+            pids = {"client": os.getpid(), "S3 server": objects.child.pid or 0, "ZooKeeper": metadata.child.pid or 0}
+            yield Site(directory, metadata.address, reached, pids)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

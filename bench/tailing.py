@@ -9,11 +9,13 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from bench.appending import everything_offloaded, spread
+from bench import goals
+from bench.appending import everything_offloaded
 from bench.bookie_reader import Task, measure
 from bench.load import MIB
-from bench.report import Figure
+from bench.report import Figure, spread
 from bench.site import CLOCK
+from bench.usage import GIB, measured
 from tests.real.bookies import ClusterOptions, bookkeeper_cluster
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
     from tests.real.bookies import BookKeeperCluster
 
-SIZES = {"10 KiB": 10 * 1024, "1 KiB": 1024}
-GOAL = 0.6
-GIB = 1024**3
 PLAN = Plan(ensemble=2, write_quorum=2, ack_quorum=2)
 
 
@@ -41,14 +40,14 @@ async def bookies(site: Site) -> AsyncIterator[BookKeeperCluster]:
         yield cluster
 
 
-async def tail(site: Site, size: Scale) -> list[Figure]:
+async def tail(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figure]:
     """Measure both sizes of entries."""
     figures: list[Figure] = []
-    async with bookies(site) as cluster, ledger_writer(cluster.zookeeper, CLOCK) as writer:
-        for label, entry_bytes in SIZES.items():
-            count = size.segment_bytes // entry_bytes
+    async with ledger_writer(cluster.zookeeper, CLOCK) as writer:
+        for label, entry_bytes in size.ledger_sizes.items():
+            count = size.stock_bytes // entry_bytes
             topic = await written_topic(writer, f"tail-{entry_bytes}", plan=PLAN)
-            await topic.add(_entries(count, entry_bytes), window=256)
+            await topic.add(distinct_entries(count, entry_bytes), window=256)
             await topic.roll()
             ledger = topic.ledgers[0]
             task = Task(
@@ -72,22 +71,21 @@ async def tail(site: Site, size: Scale) -> list[Figure]:
 async def _offload(site: Site, cluster: BookKeeperCluster, topic: TopicName, gib: float, label: str) -> Figure:
     """Measure what the whole way from bookies to S3 costs the daemon."""
     sections: Sections = {"ledgers": {"kind": "bookkeeper"}, "bookkeeper": {"servers": cluster.zookeeper}}
-    async with site.bucket() as place, place.daemon(sections, name=f"tail{CLOCK.uuid().hex[:6]}") as daemon:
-        before, started = await daemon.spent(), CLOCK.monotonic()
+    name = f"tail{CLOCK.uuid().hex[:6]}"
+    async with site.bucket() as place, place.daemon(sections, name=name) as daemon, measured(daemon) as took:
         await daemon.client.enable(topic)
         await daemon.claimed(topic)
         await everything_offloaded(daemon, topic)
-        seconds, spent = CLOCK.monotonic() - started, (await daemon.spent()).since(before)
     return Figure(
         benchmark=f"from bookies to S3, {label}",
         figure="CPU of the daemon",
-        values=[spent.cpu_s / gib],
+        values=[took.cpu_s["daemon"] / gib],
         unit="s/GiB",
-        notes={"rate": f"{gib * 1024 / seconds:.1f} MiB/s"},
+        notes={"rate": f"{gib * 1024 / took.seconds:.1f} MiB/s"},
     )
 
 
-def _entries(count: int, entry_bytes: int) -> Iterator[bytes]:
+def distinct_entries(count: int, entry_bytes: int) -> Iterator[bytes]:
     """Yield entries that differ in their first bytes."""
     rest = bytes(entry_bytes - 8)
     return (number.to_bytes(8, "big") + rest for number in range(count))
@@ -101,7 +99,7 @@ def _figures(name: str, count: int, entry_bytes: int, rounds: list[tuple[Took, T
             benchmark=name,
             figure="rate over the codec alone",
             values=[codec.seconds / source.seconds for source, codec in rounds],
-            goal=GOAL,
+            goal=goals.TAIL_RATE,
             notes={
                 "ours": _rates([source.seconds for source, _ in rounds], count, mib),
                 "codec": _rates([codec.seconds for _, codec in rounds], count, mib),

@@ -30,11 +30,18 @@ class RunningGateway(NamedTuple):
 
 
 @asynccontextmanager
-async def java_gateway(directory: Path, clock: Clock, classes: Sequence[str] = ()) -> AsyncIterator[RunningGateway]:
-    """Run a JVM with these parts of a class path beside its own. Raises InvalidConfig (no Java), ServerDied."""
+async def java_gateway(
+    directory: Path, clock: Clock, classes: Sequence[str] = (), *, flags: Sequence[str] = ()
+) -> AsyncIterator[RunningGateway]:
+    """Run a JVM with these parts of a class path, and flags, behind its own.
+
+    Raises InvalidConfig (no Java), ServerDied.
+    """
     gateway_jar = next(_pyspark_jars().glob("py4j-*.jar"))
     main = ["py4j.GatewayServer", "--enable-auth", "0"]
-    server = Server(java_command("java-gateway", directory, [gateway_jar, *classes], main, flags=["-Xmx256m"]), clock)
+    server = Server(
+        java_command("java-gateway", directory, [gateway_jar, *classes], main, flags=["-Xmx256m", *flags]), clock
+    )
     server.launch()
     try:
 

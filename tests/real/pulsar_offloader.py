@@ -83,6 +83,10 @@ class PulsarReadHandle:
         finally:
             entries.close()
 
+    def skim(self, first: int, last: int) -> None:
+        """Read [first, last] and leave the entries where they are, in the JVM. Raises Py4JJavaError."""
+        self._handle.readAsync(first, last).get().close()
+
     def close(self) -> None:
         """Let go of it."""
         self._handle.closeAsync().get()
@@ -212,10 +216,15 @@ def refused(error: Py4JJavaError) -> Iterable[str]:
 
 
 @asynccontextmanager
-async def pulsar_offloader(metadata_uri: str, directory: Path, clock: Clock) -> AsyncIterator[PulsarOffloader]:
-    """Run an offloader over the ledgers of a cluster. Raises FetchFailed, InvalidConfig (no Java), ServerDied."""
+async def pulsar_offloader(
+    metadata_uri: str, directory: Path, clock: Clock, *, flags: Sequence[str] = ()
+) -> AsyncIterator[PulsarOffloader]:
+    """Run an offloader over the ledgers of a cluster, in a JVM with these flags behind its own.
+
+    Raises FetchFailed, InvalidConfig (no Java), ServerDied.
+    """
     classes = [f"{server_jars('pulsar')}/*", f"{server_jars('offloader')}/*"]
-    async with java_gateway(directory, clock, classes) as gateway:
+    async with java_gateway(directory, clock, classes, flags=flags) as gateway:
         offloader = PulsarOffloader(gateway, metadata_uri, clock)
         try:
             yield offloader

@@ -1,0 +1,36 @@
+"""What the figures should be, in one place: ratios within one run, on two cores that all processes share."""
+
+from __future__ import annotations
+
+PUSH_RATE = {"10 KiB": 0.9, "1 KiB": 0.7}
+"""Streaming upload of one topic, over bare multipart upload of the same bytes in the same parts."""
+PUSH_CPU = {"10 KiB": 2.0, "1 KiB": 5.0}
+"""CPU seconds of the daemon for it, over the bare client's; at most."""
+ENGINE_MB_S = {"10 KiB": 400.0, "1 KiB": 200.0}
+"""Engine alone into a store that discards, on a core that frames entries of 1 KiB in plain Python at CORE_MB_S."""
+CORE_MB_S = 500.0
+READ_RATE = {"10 KiB": 0.8, "1 KiB": 0.6}
+"""Catch-up read over gRPC, over bare ranged GETs of the same ranges with as many at once."""
+LIBRARY_RATE = 0.9
+"""The same inside a process."""
+STOCK_OFFLOAD = {"1 KiB": 2.0, "10 KiB": 1.4}
+STOCK_READ, STOCK_RANDOM = 2.0, 15.0
+"""How many times as fast as Pulsar's own offloader: offload, sequential read, random read."""
+FOUR_READERS = 3.2
+"""Four readers of one segment over one; where there are cores for it."""
+FAIR_SHARE = 0.7
+FETCHED = 1.1
+"""Bytes fetched from S3 for them, over the segment; at most."""
+COLD_GETS, COLD_GET_KIB, COLD_P50, WARM_P99_MS = 1.0, 128.0, 2.0, 2.0
+"""A read of one entry of 1 KiB: GETs, their size, p50 over a bare GET of 64 KiB; p99 when its block is cached."""
+DURABLE_OVER_AGE_S = 2.0
+"""p99 of the time to durable beyond the largest age of a segment."""
+PEAK_OVER_BUDGET = 1.15
+IDLE_REQUESTS_MIN, IDLE_KIB = 1.0, 20.0
+"""An idle topic: requests a minute to anything, and memory."""
+IDLE_CORES = 0.1
+"""All idle topics of a daemon, as a share of a core."""
+TAIL_RATE = 0.6
+"""Tailing real bookies, over the bare loop of the wire codec."""
+SILENCE_S = 10.0
+"""The last message before a silence is durable."""

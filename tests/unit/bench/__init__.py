@@ -1,0 +1,1 @@
+"""The benchmarks' own arithmetic and pages; what they measure is run by `make bench`."""
