@@ -22,9 +22,9 @@ from offloaderd.metadata.each import each
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records.history import RangeState, Worker
 from offloaderd.offload.history import left_of
-from offloaderd.spark import backfill_lease
 from offloaderd.spark.backfill_eligible import enabled_map, plan_for_job, prospect
 from offloaderd.spark.backfill_job import PATIENCE_S, AlreadyDone, BackfillFailed, Driver, Progress
+from offloaderd.spark.backfill_lease import check_free, claimed
 from offloaderd.spark.backfill_plan import aim_of, plan_topic
 from offloaderd.spark.backfill_record import JobRecord
 from offloaderd.spark.backfill_spark import SparkRunner
@@ -166,7 +166,7 @@ async def checked(stores: Stores, wanted: Wanted) -> tuple[list[TopicName], list
     for topic in wanted.topics:
         try:
             await prospect(stores.shop, topic, await aim_of(stores, topic, 0))
-            await backfill_lease.check_free(store, topic)
+            await check_free(store, topic)
         except AlreadyDone:
             done.append(topic)
         except OffloaderError as error:
@@ -241,8 +241,7 @@ async def cancel(stores: Stores, topic: TopicName, *, discard: bool) -> tuple[in
     shop, clock = stores.shop, stores.shop.uplink.clock
     plan_for_job(await enabled_map(shop.metadata, topic))
     me = f"cancel-{clock.uuid().hex[:8]}"
-    claim = await backfill_lease.claim(shop.metadata, topic, me, clock, depose=True)
-    try:
+    async with claimed(shop.metadata, topic, me, clock, depose=True) as claim:
         record = await JobRecord.open(shop, stores.source, claim, me=me, patience_s=PATIENCE_S)
         if record.plan.ranges:
             await record.history.load()
@@ -252,8 +251,6 @@ async def cancel(stores: Stores, topic: TopicName, *, discard: bool) -> tuple[in
             if discard:
                 await record.give_up(attempt, attempts, "the backfill was cancelled")
         await record.let_go()
-    finally:
-        await backfill_lease.release(shop.metadata, claim)
     return begun, record.plan.method
 
 

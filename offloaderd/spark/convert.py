@@ -22,9 +22,9 @@ from offloaderd.offload.boundaries import segment_bytes_for
 from offloaderd.offload.rewriting import cut_of
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.rollback_read import PIECE_BYTES
-from offloaderd.spark import backfill_lease
 from offloaderd.spark.backfill_attempts import attempts_of
 from offloaderd.spark.backfill_job import PATIENCE_S
+from offloaderd.spark.backfill_lease import claimed
 from offloaderd.spark.backfill_stores import Share
 from offloaderd.spark.convert_job import ConversionFailed, Target, Wish, outlook
 from offloaderd.spark.convert_task import rewrite_segment
@@ -205,12 +205,9 @@ async def cancel(shop: Workshop, topic: TopicName) -> int:
             f"the history of {topic} is not all offloaded: nothing can be converting it",
             hint=f"to end that: offloadctl backfill cancel {topic}",
         )
-    claim = await backfill_lease.claim(shop.metadata, topic, f"cancel-{clock.uuid().hex[:8]}", clock, depose=True)
     begun = 0
-    try:
+    async with claimed(shop.metadata, topic, f"cancel-{clock.uuid().hex[:8]}", clock, depose=True) as claim:
         async for attempts, found in attempts_of(shop, claim):
             begun += 1
             await attempts.give_up(found, "the conversion was cancelled")
-    finally:
-        await backfill_lease.release(shop.metadata, claim)
     return begun
