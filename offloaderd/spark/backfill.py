@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from offloaderd.clock import SystemClock
 from offloaderd.errors import OffloaderError
-from offloaderd.groups import Group
 from offloaderd.metadata import catalog, history, paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.nodes import node
@@ -106,7 +105,7 @@ async def plan(
         except OffloaderError as error:
             return topic, error
 
-    return list(await each(await _topics(stores.shop.metadata, wanted), one, in_flight_max=TOPICS_AT_A_TIME))
+    return await each(await _topics(stores.shop.metadata, wanted), one, in_flight_max=TOPICS_AT_A_TIME)
 
 
 async def run(
@@ -136,24 +135,18 @@ async def run(
 
 async def drive(stores: Stores, topics: Sequence[TopicName], driver: Driver, segment_bytes: int) -> list[Ended]:
     """Offload the history of topics; one that fails does not end the others."""
-    turns = asyncio.Semaphore(TOPICS_AT_A_TIME)
-    ended: dict[TopicName, Ended] = {}
 
-    async def one(topic: TopicName) -> None:
-        async with turns:
-            try:
-                aim = await aim_of(stores, topic, segment_bytes)
-                job = TopicBackfill(stores.shop, stores.source, topic, driver, aim=aim)
-                ended[topic] = Ended(topic=topic, progress=await job.run())
-            except AlreadyDone:
-                ended[topic] = Ended(topic=topic, nothing=True)
-            except OffloaderError as error:
-                ended[topic] = Ended(topic=topic, error=error)
+    async def one(topic: TopicName) -> Ended:
+        try:
+            aim = await aim_of(stores, topic, segment_bytes)
+            job = TopicBackfill(stores.shop, stores.source, topic, driver, aim=aim)
+            return Ended(topic=topic, progress=await job.run())
+        except AlreadyDone:
+            return Ended(topic=topic, nothing=True)
+        except OffloaderError as error:
+            return Ended(topic=topic, error=error)
 
-    async with Group() as group:
-        for topic in topics:
-            group.create_task(one(topic), name=f"backfill {topic}")
-    return [ended[topic] for topic in topics]
+    return await each(topics, one, in_flight_max=TOPICS_AT_A_TIME)
 
 
 async def checked(stores: Stores, wanted: Wanted) -> tuple[list[TopicName], list[TopicName]]:
