@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import signal
-import sys
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -22,11 +18,13 @@ from offloaderd.model import TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.s3 import S3Options, S3Store
 from offloaderd.rpc.v1 import policy_pb2
+from tests.integration.commands import ran
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.servers import bucket_at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
+    from pathlib import Path
 
     from offloaderd.client import DaemonClient
     from offloaderd.metadata.port import MetadataStore
@@ -111,20 +109,9 @@ async def wipe(store: MetadataStore) -> None:
 
 async def command(site: Site, *words: str) -> tuple[int, Any]:
     """Run `offloaderd ... --json`; returns the exit code and the document, the last one of several lines."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
-    process = await asyncio.create_subprocess_exec(
-        str(Path(sys.executable).with_name("offloaderd")),
-        *words,
-        "--json",
-        env={**ours, **site.environment(7650, 7651)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert b"Traceback" not in err
-    return process.returncode or 0, json.loads(
-        out if out.startswith(b"{\n") else out.splitlines()[-1]
-    ) if out else err.decode()
+    code, out, err = await ran(site, "offloaderd", *words, "--json")
+    assert "Traceback" not in err
+    return code, json.loads(out if out.startswith("{\n") else out.splitlines()[-1]) if out else err
 
 
 async def test_the_bucket_alone_restores_the_map(site: Site) -> None:
