@@ -12,9 +12,10 @@ import pytest
 
 from offloaderd.model import Position
 from offloaderd.objects import keys
+from tests.integration.appending import append_to
 from tests.integration.commands import ran
 from tests.integration.processes import CLOCK, DaemonProcess, Site
-from tests.integration.test_upkeep import PREFIX, TOPICS, append, entries, offload, read_all, stores
+from tests.integration.test_upkeep import PREFIX, TOPICS, entries, offload, read_all, stores
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ async def test_bit_rot_is_found_by_all_and_served_by_none(site: Site) -> None:
     async with DaemonProcess(site) as daemon:
         async with daemon.client() as client:
             await client.enable(TOPIC)
-            await append(client, TOPIC, entries(COUNT, TOPIC))
+            await append_to(client, TOPIC, entries(COUNT, TOPIC))
             await offload(client, TOPIC)
             segments = list(await client.segments(TOPIC))
             await explained_to_the_byte(client, site, segments)

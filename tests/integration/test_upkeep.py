@@ -18,12 +18,13 @@ from offloaderd.model import TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.s3 import S3Options, S3Store
 from offloaderd.rpc.v1 import policy_pb2
+from tests.integration.appending import append_to
 from tests.integration.commands import ran
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.servers import bucket_at
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
@@ -63,16 +64,6 @@ async def stores(site: Site, *others: str) -> AsyncIterator[tuple[S3Store, ZooKe
 def entries(count: int, topic: TopicName) -> list[bytes]:
     """Make distinguishable entries."""
     return [f"{topic.local}/{number}/".encode().ljust(100, b"#") for number in range(count)]
-
-
-async def append(client: DaemonClient, topic: TopicName, payloads: Sequence[bytes]) -> None:
-    """Append entries in batches of 100."""
-
-    async def batches() -> AsyncIterator[Sequence[bytes]]:
-        for first in range(0, len(payloads), 100):
-            yield payloads[first : first + 100]
-
-    await client.append(topic, batches(), lambda _: None)
 
 
 async def offload(client: DaemonClient, topic: TopicName) -> None:
@@ -120,7 +111,7 @@ async def test_the_bucket_alone_restores_the_map(site: Site) -> None:
         async with daemon.client() as client:
             for topic in TOPICS:
                 await client.enable(topic)
-                await append(client, topic, entries(2500, topic))
+                await append_to(client, topic, entries(2500, topic))
                 await offload(client, topic)
         daemon.signal(signal.SIGTERM)
         assert await daemon.ended() == 0
@@ -144,7 +135,7 @@ async def test_the_bucket_alone_restores_the_map(site: Site) -> None:
     async with DaemonProcess(site) as daemon, daemon.client() as client:
         for topic in TOPICS:
             assert await read_all(client, topic) == entries(2500, topic)
-            await append(client, topic, entries(10, topic))
+            await append_to(client, topic, entries(10, topic))
             await offload(client, topic)
             segments = await client.segments(topic)
             assert sum(one.entries for one in segments) == 2510
@@ -157,9 +148,9 @@ async def test_garbage_goes_and_nothing_else(site: Site) -> None:
     stray, foreign = (UUID(int=number) for number in (1, 2))
     async with DaemonProcess(site) as daemon, daemon.client() as client, stores(site) as (objects, metadata):
         await client.enable(topic)
-        await append(client, topic, entries(1200, topic))
+        await append_to(client, topic, entries(1200, topic))
         await offload(client, topic)
-        await append(client, topic, entries(50, topic))
+        await append_to(client, topic, entries(50, topic))
         while (await client.status(topic)).topics[0].open_segment_entries < 50:
             await CLOCK.sleep(0.02)
         kept = {info.key async for info in objects.list()}
@@ -213,7 +204,7 @@ async def test_a_topic_lives_in_a_place_of_its_own(site: Site, other_bucket: str
             (TOPICS[1], policy_pb2.OffloadPolicies()),
         ):
             await client.enable(one, policies=policies)
-            await append(client, one, entries(1200, one))
+            await append_to(client, one, entries(1200, one))
             await offload(client, one)
         segments = await client.segments(topic)
         assert {one.bucket for one in segments} == {other_bucket}
