@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pytest
 from botocore.config import Config
@@ -88,8 +88,8 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @contextmanager
-def bucket_at(server: S3Server, name: str = "") -> Iterator[str]:
-    """Give a new, empty bucket, with a name of its own unless one is said; deleted with all in it afterwards."""
+def s3_client(server: S3Server) -> Iterator[Any]:
+    """Give a client of the S3 server."""
     client = get_session().create_client(
         "s3",
         region_name="us-east-1",
@@ -98,13 +98,22 @@ def bucket_at(server: S3Server, name: str = "") -> Iterator[str]:
         aws_secret_access_key=server.secret_key,
         config=Config(s3={"addressing_style": "path"}),
     )
-    name = name or f"test-{SystemClock().uuid().hex[:16]}"
-    client.create_bucket(Bucket=name)
     try:
-        yield name
+        yield client
     finally:
-        client.delete_bucket(Bucket=name)  # this server drops the content with it
         client.close()
+
+
+@contextmanager
+def bucket_at(server: S3Server, name: str = "") -> Iterator[str]:
+    """Give a new, empty bucket, with a name of its own unless one is said; deleted with all in it afterwards."""
+    name = name or f"test-{SystemClock().uuid().hex[:16]}"
+    with s3_client(server) as client:
+        client.create_bucket(Bucket=name)
+        try:
+            yield name
+        finally:
+            client.delete_bucket(Bucket=name)  # this server drops the content with it
 
 
 @pytest.fixture

@@ -174,14 +174,3 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InvalidConfig(f"cannot read {path}: {error.strerror}") from None
-
-
-def checked_address(text: str) -> str:
-    """Return `host:port` if it can be an address; raises InvalidInput."""
-    host, colon, port = text.rpartition(":")
-    hint = "write HOST:PORT, for instance 127.0.0.1:7650"
-    if not (colon and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65_536):
-        raise InvalidInput(f"not an address: {text!r}", hint=hint)
-    if "/" in host or host.startswith("[") != host.endswith("]") or (":" in host and not host.startswith("[")):
-        raise InvalidInput(f"not an address: {text!r}", hint=hint)
-    return text

@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import ssl
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Turn = Callable[[int], Awaitable[None]]
+
+AHEAD_BYTES = 1 << 16
+"""How much is read ahead of a handler, and how long what it reads up to a separator may be."""
 
 
 class Listener:
     """Serves each connection to a free port by a handler, until its context ends; then all are broken off.
 
     asyncio's own servers forget their handlers when they close (Server.wait_closed of Python 3.11 returns at once), so
-    their tasks are made and kept here.
+    their tasks are made and kept here. With `tls` clients speak TLS.
     """
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, *, ahead_bytes: int = AHEAD_BYTES, tls: ssl.SSLContext | None = None) -> None:
         self._handler = handler
+        self._ahead_bytes = ahead_bytes
+        self._server_tls = tls
         self._handlers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._over = False
 
@@ -41,7 +49,9 @@ class Listener:
 
     async def __aenter__(self) -> Self:
         """Listen."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(
+            self._accept, "127.0.0.1", 0, limit=self._ahead_bytes, ssl=self._server_tls
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

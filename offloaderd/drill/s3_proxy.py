@@ -15,10 +15,11 @@ import ssl
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from offloaderd.clock import SystemClock
+from offloaderd.drill.listener import Listener
 from offloaderd.objects import keys
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 CLOCK = SystemClock()
 SILENCE_MAX_S = 60.0
+HEAD_BYTES_MAX = 1 << 20
 
 
 class Fault(StrEnum):
@@ -156,7 +158,7 @@ class Counts:
         return kinds
 
 
-class S3Proxy:
+class S3Proxy(Listener):
     """Async context manager: listens on a free loopback port until it is left.
 
     It speaks TLS to an `endpoint` with https, and checks it by `tls` (None: the system's authorities). Keys are told
@@ -166,6 +168,7 @@ class S3Proxy:
     def __init__(
         self, endpoint: str, *, slow_s: float = 0.5, prefix: str = "", tls: ssl.SSLContext | None = None
     ) -> None:
+        super().__init__(self._answer_all, ahead_bytes=HEAD_BYTES_MAX)
         url = urlsplit(endpoint)
         secure = url.scheme == "https"
         self._host, self._port = url.hostname or "", url.port or (443 if secure else 80)
@@ -174,29 +177,7 @@ class S3Proxy:
         self._slow_s = slow_s
         self._planned: list[_Planned] = []
         self._shaking: Shaking | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
         self.counts = Counts()
-
-    @property
-    def endpoint(self) -> str:
-        """Where it listens, as a URL."""
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return f"http://{host}:{port}"
-
-    async def __aenter__(self) -> Self:
-        """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Drop everything."""
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        await self._server.wait_closed()
 
     def spoil(self, operation: str, fault: Fault, *, times: int = 1, skip: int = 0) -> None:
         """Do a fault to the next requests of an operation, after `skip` of them."""
@@ -228,11 +209,8 @@ class S3Proxy:
                 return one.fault
         return self._shaking.draw(operation) if self._shaking else None
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - a server's callback is one
-        self._tasks.add(task)
-        self._writers.add(writer)
+    async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of one connection, until a fault or either side ends it; it ends by a reset."""
         try:
             while (request := await receive_request(reader, writer)) is not None:
                 operation = operation_of(request.head[0].decode(), self._prefix)
@@ -248,8 +226,6 @@ class S3Proxy:
             pass  # the client is gone
         finally:
             writer.transport.abort()
-            self._tasks.discard(task)
-            self._writers.discard(writer)
 
     async def _answer(
         self, request: Message, fault: Fault | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -290,12 +266,10 @@ class S3Proxy:
     async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Connect to the server for one request."""
         reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
-        self._writers.add(writer)
         try:
             yield reader, writer
         finally:
             writer.transport.abort()
-            self._writers.discard(writer)
 
     async def _forward(self, request: Message) -> Message:
         """Have the server carry the request out; returns its answer."""

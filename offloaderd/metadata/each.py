@@ -1,4 +1,4 @@
-"""Many small requests side by side, under a limit."""
+"""The same asked for many things side by side, under a limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def each(items: Sequence[A], ask: Callable[[A], Awaitable[B]], *, in_fligh
     try:
         async with Group() as group:
             for _ in range(min(in_flight_max, len(items))):
-                group.create_task(work(), name="metadata request")
+                group.create_task(work(), name="one of each")
     except BaseExceptionGroup as errors:
         raise first_of(errors) from None
     return [answers[index] for index in range(len(items))]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from offloaderd.errors import Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
+from offloaderd.errors import Conflict, NotFound, OffloaderError
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import Check, Create, Delete, Replace
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import owner as owner_record
-from offloaderd.offload.budget import Backoff, until_answered
+from offloaderd.offload.budget import until_answered
 from offloaderd.offload.commit import Claim
 from offloaderd.offload.signal import race
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-LOOK_AGAIN_S = 60.0
-"""How long a claim waits for word of the owner: what was read may have been old, and then its end is not told again."""
 CUT_SHORT_S = 5.0
 """How long whoever is cancelled tries to release a topic: its session is about to end as well."""
 
@@ -60,27 +58,12 @@ async def claim(
     `ended` are sessions of former runs of this daemon: what they hold is taken at once.
     Cancellation may leave the claim with the session: see `let_go`.
     """
-    backoff, loop = Backoff(clock), asyncio.get_running_loop()
-    while True:
-        limit = asyncio.timeout(None)
-        try:
-            async with limit, aclosing(store.watch(paths.owner(topic))) as changes:
-                async for _ in changes:
-                    limit.reschedule(None)
-                    while True:
-                        try:
-                            claimed = await _try_claim(store, topic, me, session, clock, ended)
-                        except (Transient, OutcomeUnknown) as error:
-                            await backoff.wait(error)
-                            continue
-                        if claimed is not None or not wait:
-                            return claimed
-                        break
-                    limit.reschedule(loop.time() + LOOK_AGAIN_S)
-            raise Conflict(f"the watch on {topic}'s owner ended")
-        except TimeoutError:
-            if not limit.expired():
-                raise
+    async with aclosing(store.watch(paths.owner(topic))) as changes:
+        async for _ in changes:
+            claimed = await until_answered(clock, lambda: _try_claim(store, topic, me, session, clock, ended))
+            if claimed is not None or not wait:
+                return claimed
+    raise Conflict(f"the watch on {topic}'s owner ended")
 
 
 async def _try_claim(
@@ -127,16 +110,10 @@ async def release(store: MetadataStore, held: Claim, session: Session, clock: Cl
     steps: list[Step] = [Check(paths.epoch(held.topic), held.epoch_version), Delete(paths.owner(held.topic))]
 
     async def releasing() -> None:
-        backoff = Backoff(clock)
-        while True:
-            try:
-                await store.transact(steps)
-            except (Transient, OutcomeUnknown) as error:
-                await backoff.wait(error)
-                continue
-            except (Conflict, NotFound):
-                log.debug("topic.already_released", topic=str(held.topic))
-            return
+        try:
+            await until_answered(clock, lambda: store.transact(steps))
+        except (Conflict, NotFound):
+            log.debug("topic.already_released", topic=str(held.topic))
 
     await _while_held(releasing(), held.topic, session, clock)
 

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING
 
 from offloaderd.clock import SystemClock
 from offloaderd.errors import OffloaderError
-from offloaderd.groups import Group
 from offloaderd.metadata import catalog, history, paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records.history import RangeState, Worker
 from offloaderd.offload.history import left_of
-from offloaderd.spark import backfill_lease
 from offloaderd.spark.backfill_eligible import enabled_map, plan_for_job, prospect
 from offloaderd.spark.backfill_job import PATIENCE_S, AlreadyDone, BackfillFailed, Driver, Progress
+from offloaderd.spark.backfill_lease import check_free, claimed
 from offloaderd.spark.backfill_plan import aim_of, plan_topic
 from offloaderd.spark.backfill_record import JobRecord
 from offloaderd.spark.backfill_spark import SparkRunner
@@ -106,7 +105,7 @@ async def plan(
         except OffloaderError as error:
             return topic, error
 
-    return list(await each(await _topics(stores.shop.metadata, wanted), one, in_flight_max=TOPICS_AT_A_TIME))
+    return await each(await _topics(stores.shop.metadata, wanted), one, in_flight_max=TOPICS_AT_A_TIME)
 
 
 async def run(
@@ -136,24 +135,18 @@ async def run(
 
 async def drive(stores: Stores, topics: Sequence[TopicName], driver: Driver, segment_bytes: int) -> list[Ended]:
     """Offload the history of topics; one that fails does not end the others."""
-    turns = asyncio.Semaphore(TOPICS_AT_A_TIME)
-    ended: dict[TopicName, Ended] = {}
 
-    async def one(topic: TopicName) -> None:
-        async with turns:
-            try:
-                aim = await aim_of(stores, topic, segment_bytes)
-                job = TopicBackfill(stores.shop, stores.source, topic, driver, aim=aim)
-                ended[topic] = Ended(topic=topic, progress=await job.run())
-            except AlreadyDone:
-                ended[topic] = Ended(topic=topic, nothing=True)
-            except OffloaderError as error:
-                ended[topic] = Ended(topic=topic, error=error)
+    async def one(topic: TopicName) -> Ended:
+        try:
+            aim = await aim_of(stores, topic, segment_bytes)
+            job = TopicBackfill(stores.shop, stores.source, topic, driver, aim=aim)
+            return Ended(topic=topic, progress=await job.run())
+        except AlreadyDone:
+            return Ended(topic=topic, nothing=True)
+        except OffloaderError as error:
+            return Ended(topic=topic, error=error)
 
-    async with Group() as group:
-        for topic in topics:
-            group.create_task(one(topic), name=f"backfill {topic}")
-    return [ended[topic] for topic in topics]
+    return await each(topics, one, in_flight_max=TOPICS_AT_A_TIME)
 
 
 async def checked(stores: Stores, wanted: Wanted) -> tuple[list[TopicName], list[TopicName]]:
@@ -166,7 +159,7 @@ async def checked(stores: Stores, wanted: Wanted) -> tuple[list[TopicName], list
     for topic in wanted.topics:
         try:
             await prospect(stores.shop, topic, await aim_of(stores, topic, 0))
-            await backfill_lease.check_free(store, topic)
+            await check_free(store, topic)
         except AlreadyDone:
             done.append(topic)
         except OffloaderError as error:
@@ -241,8 +234,7 @@ async def cancel(stores: Stores, topic: TopicName, *, discard: bool) -> tuple[in
     shop, clock = stores.shop, stores.shop.uplink.clock
     plan_for_job(await enabled_map(shop.metadata, topic))
     me = f"cancel-{clock.uuid().hex[:8]}"
-    claim = await backfill_lease.claim(shop.metadata, topic, me, clock, depose=True)
-    try:
+    async with claimed(shop.metadata, topic, me, clock, depose=True) as claim:
         record = await JobRecord.open(shop, stores.source, claim, me=me, patience_s=PATIENCE_S)
         if record.plan.ranges:
             await record.history.load()
@@ -252,8 +244,6 @@ async def cancel(stores: Stores, topic: TopicName, *, discard: bool) -> tuple[in
             if discard:
                 await record.give_up(attempt, attempts, "the backfill was cancelled")
         await record.let_go()
-    finally:
-        await backfill_lease.release(shop.metadata, claim)
     return begun, record.plan.method
 
 

@@ -7,17 +7,21 @@ comes back changes nothing. The holder's node only spares two drivers the troubl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
-from offloaderd.errors import Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
+from offloaderd.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import Check, Create, Delete, Replace
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import Claim
+from offloaderd.offload.signal import race
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
     from offloaderd.clock import Clock
     from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.model import TopicName
@@ -43,6 +47,42 @@ def _driven(topic: TopicName, who: bytes) -> Driven:
     )
 
 
+async def as_driver(
+    store: MetadataStore,
+    topic: TopicName,
+    me: str,
+    clock: Clock,
+    work: Callable[[Claim], Coroutine[Any, Any, None]],
+    *,
+    job: str,
+    failed: type[OffloaderError],
+) -> None:
+    """Do a job's work as the topic's driver. Raises `failed` as soon as the session is lost, and as `claim` does."""
+    session = await store.session()
+
+    async def lost() -> None:
+        await session.lost.wait()
+        raise failed(
+            f"the driver lost its session with the metadata store, and with it the {job} of {topic}",
+            hint="run it again: it goes on where it stood",
+        )
+
+    async with claimed(store, topic, me, clock) as held:
+        await race(work(held), lost())
+
+
+@asynccontextmanager
+async def claimed(
+    store: MetadataStore, topic: TopicName, me: str, clock: Clock, *, depose: bool = False
+) -> AsyncIterator[Claim]:
+    """Be the topic's driver until the end of the context; see `claim`."""
+    held = await claim(store, topic, me, clock, depose=depose)
+    try:
+        yield held
+    finally:
+        await release(store, held)
+
+
 async def claim(store: MetadataStore, topic: TopicName, me: str, clock: Clock, *, depose: bool = False) -> Claim:
     """Become the topic's driver; `me` is an id that nobody else ever has.
 
@@ -54,7 +94,7 @@ async def claim(store: MetadataStore, topic: TopicName, me: str, clock: Clock, *
     for _ in range(TRIES):
         try:
             found = await _try(store, topic, me, clock, depose=depose)
-        except (OutcomeUnknown, Transient) as error:
+        except Transient as error:
             await backoff.wait(error)
             continue
         if found is not None:

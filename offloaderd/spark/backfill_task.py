@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from offloaderd.format.manifest import LedgerPart
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import LedgerEnd, LedgerInfo, Loss, TopicName
     from offloaderd.offload.workshop import Workshop
+    from offloaderd.spark.convert_job import RewriteTask
 
 log = structlog.get_logger(__name__)
 
@@ -80,20 +82,29 @@ class TaskView:
 
 async def write_segment(shop: Workshop, source: LedgerSource, task: SegmentTask) -> Written:
     """Write a segment; every outcome that can be told is returned, none of our errors raised."""
-    return await carried_out(shop, task.claim.topic, task.segment_id, lambda: _write(shop, source, task))
+    return await carried_out(shop, task, lambda attempts, attempt: _write(shop, source, task, attempts, attempt))
 
 
-async def carried_out(shop: Workshop, topic: TopicName, segment_id: UUID, act: Callable[[], Awaitable[int]]) -> Written:
-    """Carry out `act`, which returns payload bytes, as the only executor that writes a segment; tell how it ended."""
-    clock = shop.uplink.clock
+async def carried_out(
+    shop: Workshop, task: SegmentTask | RewriteTask, act: Callable[[AttemptLog, Attempt], Awaitable[int]]
+) -> Written:
+    """Bring a task's attempt to its end by `act`, as the only executor that writes it; tell how it ended.
+
+    `act` returns payload bytes. An attempt whose objects are stored already is left alone.
+    """
+    clock, topic = shop.uplink.clock, task.claim.topic
+    path = paths.history_job_attempt(topic, task.segment_id)
+    attempts = AttemptLog(shop.metadata, task.claim, clock=clock, metrics=shop.uplink.metrics, path=path)
     started = clock.monotonic()
     try:
         session = await shop.metadata.session()
         written: list[int] = []
 
         async def work() -> None:
-            async with _alone(shop.metadata, topic, segment_id, clock):
-                written.append(await act())
+            async with _alone(shop.metadata, topic, task.segment_id, clock):
+                attempt = await until_answered(clock, lambda: _known(attempts, task))
+                stored = attempt.status is AttemptStatus.OFFLOADED
+                written.append(0 if stored else await act(attempts, attempt))
 
         await race(work(), session.lost.wait())
         if not written:
@@ -107,16 +118,18 @@ async def carried_out(shop: Workshop, topic: TopicName, segment_id: UUID, act: C
     return Written(outcome=Outcome.READY, seconds=clock.monotonic() - started, payload_bytes=written[0])
 
 
-async def _write(shop: Workshop, source: LedgerSource, task: SegmentTask) -> int:
-    """Bring the attempt to its end; returns its payload bytes."""
-    clock, metrics, topic = shop.uplink.clock, shop.uplink.metrics, task.claim.topic
-    path = paths.history_job_attempt(topic, task.segment_id)
-    attempts = AttemptLog(shop.metadata, task.claim, clock=clock, metrics=metrics, path=path)
-    attempt = await until_answered(clock, attempts.load)
+async def _known(attempts: AttemptLog, task: SegmentTask | RewriteTask) -> Attempt:
+    attempt = await attempts.load()
     if attempt is None:
-        raise Fenced(f"segment {task.segment_id} of {topic} was given up or committed meanwhile")
-    if attempt.status is AttemptStatus.OFFLOADED:
-        return 0
+        raise Fenced(f"segment {task.segment_id} of {task.claim.topic} was given up or committed meanwhile")
+    return attempt
+
+
+async def _write(
+    shop: Workshop, source: LedgerSource, task: SegmentTask, attempts: AttemptLog, attempt: Attempt
+) -> int:
+    """Bring the attempt to its end; returns its payload bytes."""
+    clock, topic = shop.uplink.clock, task.claim.topic
     troubles = Troubles(topic, clock, lambda: None)
 
     def met(error: OffloaderError | None) -> None:

@@ -20,11 +20,11 @@ from offloaderd.metadata.records.history import RangeState
 from offloaderd.model import Loss, Position
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.history import left_of
-from offloaderd.offload.signal import Signal, race
+from offloaderd.offload.signal import Signal
 from offloaderd.offload.uploader import SegmentFailed
-from offloaderd.spark import backfill_lease
 from offloaderd.spark.backfill_eligible import prospect
 from offloaderd.spark.backfill_job import BackfillFailed, Outcome, Progress, SegmentTask, Written
+from offloaderd.spark.backfill_lease import as_driver
 from offloaderd.spark.backfill_record import JobRecord
 from offloaderd.spark.backfill_takeover import take_up
 
@@ -78,20 +78,8 @@ class TopicBackfill:
         """
         store, me = self._shop.metadata, self._driver.me
         await until_answered(self._clock, lambda: prospect(self._shop, self._topic, self._aim))
-        session = await store.session()
-        claim = await backfill_lease.claim(store, self._topic, me, self._clock)
-        try:
-            await race(self._run(claim), self._gone(session.lost))
-        finally:
-            await backfill_lease.release(store, claim)
+        await as_driver(store, self._topic, me, self._clock, self._run, job="backfill", failed=BackfillFailed)
         return self._standing()
-
-    async def _gone(self, lost: asyncio.Event) -> None:
-        await lost.wait()
-        raise BackfillFailed(
-            f"the driver lost its session with the metadata store, and with it the backfill of {self._topic}",
-            hint="run it again: it goes on where it stood",
-        )
 
     async def _run(self, claim: Claim) -> None:
         await take_up(self._shop, claim, self._aim, me=self._driver.me)

@@ -8,12 +8,10 @@ A run may be broken off at any time, by whatever: the next one goes on. Executor
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import OffloaderError
-from offloaderd.groups import Group
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.nodes import node
@@ -22,9 +20,9 @@ from offloaderd.offload.boundaries import segment_bytes_for
 from offloaderd.offload.rewriting import cut_of
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.rollback_read import PIECE_BYTES
-from offloaderd.spark import backfill_lease
 from offloaderd.spark.backfill_attempts import attempts_of
 from offloaderd.spark.backfill_job import PATIENCE_S
+from offloaderd.spark.backfill_lease import claimed
 from offloaderd.spark.backfill_stores import Share
 from offloaderd.spark.convert_job import ConversionFailed, Target, Wish, outlook
 from offloaderd.spark.convert_task import rewrite_segment
@@ -124,7 +122,7 @@ async def plan(
         except OffloaderError as error:
             return topic, error
 
-    return list(await each(topics, one, in_flight_max=TOPICS_AT_A_TIME))
+    return await each(topics, one, in_flight_max=TOPICS_AT_A_TIME)
 
 
 async def _plan(shop: Workshop, book: PolicyBook, topic: TopicName, options: Options) -> Plan:
@@ -152,20 +150,15 @@ async def run(
     shop: Workshop, book: PolicyBook, topics: Sequence[TopicName], options: Options, driver: Driver
 ) -> list[Ended]:
     """Rewrite topics' segments; one topic that fails does not end the others."""
-    turns, ended = asyncio.Semaphore(TOPICS_AT_A_TIME), dict[TopicName, Ended]()
 
-    async def one(topic: TopicName) -> None:
-        async with turns:
-            try:
-                wish = await wish_of(shop, book, topic, options)
-                ended[topic] = Ended(topic=topic, progress=await TopicConversion(shop, topic, driver, wish).run())
-            except OffloaderError as error:
-                ended[topic] = Ended(topic=topic, error=error)
+    async def one(topic: TopicName) -> Ended:
+        try:
+            wish = await wish_of(shop, book, topic, options)
+            return Ended(topic=topic, progress=await TopicConversion(shop, topic, driver, wish).run())
+        except OffloaderError as error:
+            return Ended(topic=topic, error=error)
 
-    async with Group() as group:
-        for topic in topics:
-            group.create_task(one(topic), name=f"convert {topic}")
-    return [ended[topic] for topic in topics]
+    return await each(topics, one, in_flight_max=TOPICS_AT_A_TIME)
 
 
 async def named(
@@ -205,12 +198,9 @@ async def cancel(shop: Workshop, topic: TopicName) -> int:
             f"the history of {topic} is not all offloaded: nothing can be converting it",
             hint=f"to end that: offloadctl backfill cancel {topic}",
         )
-    claim = await backfill_lease.claim(shop.metadata, topic, f"cancel-{clock.uuid().hex[:8]}", clock, depose=True)
     begun = 0
-    try:
+    async with claimed(shop.metadata, topic, f"cancel-{clock.uuid().hex[:8]}", clock, depose=True) as claim:
         async for attempts, found in attempts_of(shop, claim):
             begun += 1
             await attempts.give_up(found, "the conversion was cancelled")
-    finally:
-        await backfill_lease.release(shop.metadata, claim)
     return begun

@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Fenced
-from offloaderd.metadata import catalog, paths
+from offloaderd.metadata import catalog
 from offloaderd.metadata.records.attempt import AttemptStatus
 from offloaderd.offload.budget import until_answered
-from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.rewriting import Rewriting
 from offloaderd.offload.rollback_read import Unreadable
 from offloaderd.offload.signal import race
@@ -23,6 +21,8 @@ from offloaderd.spark.backfill_task import carried_out, out_of_patience
 from offloaderd.spark.convert_job import goal_at
 
 if TYPE_CHECKING:
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.workshop import Workshop
     from offloaderd.spark.backfill_job import Written
     from offloaderd.spark.convert_job import RewriteTask
@@ -30,19 +30,12 @@ if TYPE_CHECKING:
 
 async def rewrite_segment(shop: Workshop, task: RewriteTask) -> Written:
     """Write an object and prove it; every outcome that can be told is returned, none of our errors raised."""
-    return await carried_out(shop, task.claim.topic, task.segment_id, lambda: _rewrite(shop, task))
+    return await carried_out(shop, task, lambda attempts, attempt: _rewrite(shop, task, attempts, attempt))
 
 
-async def _rewrite(shop: Workshop, task: RewriteTask) -> int:
+async def _rewrite(shop: Workshop, task: RewriteTask, attempts: AttemptLog, attempt: Attempt) -> int:
     """Bring the attempt to its end; returns its payload bytes. Raises SegmentFailed, Fenced, Transient."""
-    clock, metrics, topic = shop.uplink.clock, shop.uplink.metrics, task.claim.topic
-    path = paths.history_job_attempt(topic, task.segment_id)
-    attempts = AttemptLog(shop.metadata, task.claim, clock=clock, metrics=metrics, path=path)
-    attempt = await until_answered(clock, attempts.load)
-    if attempt is None:
-        raise Fenced(f"object {task.segment_id} of {topic} was given up or exchanged meanwhile")
-    if attempt.status is AttemptStatus.OFFLOADED:
-        return 0
+    clock, topic = shop.uplink.clock, task.claim.topic
     topic_map = await until_answered(clock, lambda: catalog.load(shop.metadata, topic))
     goal = goal_at(topic_map, task)
     if goal is None:

@@ -25,13 +25,13 @@ from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.rewriting import Rewriting
 from offloaderd.offload.rollback_read import Unreadable
-from offloaderd.offload.signal import Signal, race
+from offloaderd.offload.signal import Signal
 from offloaderd.offload.troubles import Troubles
 from offloaderd.offload.uploader import SegmentFailed
-from offloaderd.spark import backfill_lease
 from offloaderd.spark.backfill_attempts import attempts_of
 from offloaderd.spark.backfill_job import Outcome, Written
 from offloaderd.spark.backfill_join import stored, verified
+from offloaderd.spark.backfill_lease import as_driver
 from offloaderd.spark.convert_job import ConversionFailed, Progress, RewriteTask, outlook
 
 if TYPE_CHECKING:
@@ -85,20 +85,8 @@ class TopicConversion:
         """
         store, me = self._shop.metadata, self._driver.me
         outlook(await self._load(), self._wish, self._shop.places.buckets)
-        session = await store.session()
-        claim = await backfill_lease.claim(store, self._topic, me, self._clock)
-        try:
-            await race(self._run(claim), self._gone(session.lost))
-        finally:
-            await backfill_lease.release(store, claim)
+        await as_driver(store, self._topic, me, self._clock, self._run, job="conversion", failed=ConversionFailed)
         return self._standing()
-
-    async def _gone(self, lost: asyncio.Event) -> None:
-        await lost.wait()
-        raise ConversionFailed(
-            f"the driver lost its session with the metadata store, and with it the conversion of {self._topic}",
-            hint="run it again: it goes on where it stood",
-        )
 
     async def _load(self) -> TopicMap:
         store = self._shop.metadata

@@ -75,6 +75,11 @@ class Site:
             for name, value in values.items()
         }
 
+    def process_environment(self, grpc_port: int, http_port: int) -> dict[str, str]:
+        """Return the environment of a child process: ours, with no settings but the site's."""
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
+        return {**ours, **self.environment(grpc_port, http_port)}
+
 
 class DaemonProcess:
     """`offloaderd serve` as a child process; its log goes to a file of the site."""
@@ -97,8 +102,7 @@ class DaemonProcess:
 
     async def __aenter__(self) -> Self:
         """Start it, without waiting for it to serve."""
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
-        environment = {**ours, **self.site.environment(self.grpc_port, self.http_port), **self._environment}
+        environment = {**self.site.process_environment(self.grpc_port, self.http_port), **self._environment}
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *self._program, "serve", env=environment, stderr=log, stdout=log

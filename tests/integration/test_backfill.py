@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
-import sys
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +17,7 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.model import OffloadMethod
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.rpc.v1 import policy_pb2
+from tests.integration.commands import ran, started
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_history import OLD, TOPIC, append, digest, enable, entries, expected, look, until_done
 from tests.real.audit import audit, bucket_of
@@ -29,8 +25,11 @@ from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
+    from tests.integration.commands import Command
     from tests.real.bookies import BookKeeperCluster
     from tests.servers import S3Server
 
@@ -56,51 +55,9 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
     return site
 
 
-class Command:
-    """One `offloadctl backfill` in a process of its own."""
-
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
-        self.process = process
-        self._log = log
-
-    async def answer(self) -> tuple[int, Any]:
-        """Wait for its end; returns the exit code and what it said in JSON, None for nothing."""
-        said, _ = await self.process.communicate()
-        assert self.process.returncode is not None
-        return self.process.returncode, json.loads(said) if said else None
-
-    def told(self) -> str:
-        """Return what it has said to people."""
-        return self._log.read_text()
-
-
-@asynccontextmanager
-async def backfill(
-    site: Site, *words: str, program: tuple[str, str] = ("offloadctl", "backfill")
-) -> AsyncIterator[Command]:
-    """Start a command; what still runs at the end is killed."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
-    log = site.directory / f"backfill-{CLOCK.uuid()}.log"
-    with log.open("wb") as stream:
-        process = await asyncio.create_subprocess_exec(
-            str(Path(sys.executable).with_name(program[0])),
-            *program[1:],
-            *words,
-            "--json",
-            env={**ours, **site.environment(1, 2)},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=stream,
-        )
-    command = Command(process, log)
-    try:
-        yield command
-    except Exception as error:
-        error.add_note(command.told()[-3000:])
-        raise
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+def backfill(site: Site, *words: str) -> AbstractAsyncContextManager[Command]:
+    """Start `offloadctl backfill`; what still runs at the end is killed."""
+    return started(site, "offloadctl", "backfill", *words, "--json")
 
 
 async def answered(site: Site, *words: str) -> tuple[int, Any]:
@@ -213,9 +170,8 @@ async def test_whole_ledgers_are_taken_over_from_a_daemon_by_a_job(site: Site) -
 async def digest_by_spark(site: Site) -> tuple[int, str]:
     """Export the topic by Spark; returns the number of entries and their hash, in the order of positions."""
     target = site.directory / "exported"
-    async with backfill(site, "export", str(TOPIC), str(target), program=("offloaderd", "spark")) as command:
-        await command.process.communicate()
-        assert command.process.returncode == 0, command.told()
+    code, _, told = await ran(site, "offloaderd", "spark", "export", str(TOPIC), str(target))
+    assert code == 0, told
     rows = parquet.read_table(target, columns=["ledger_id", "entry_id", "payload"], partitioning=None)
     found = sha256()
     for payload in rows.sort_by([("ledger_id", "ascending"), ("entry_id", "ascending")])["payload"]:

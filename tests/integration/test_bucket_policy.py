@@ -22,8 +22,9 @@ from offloaderd.objects.s3 import S3Options, S3Store
 from offloaderd.objects.s3_errors import RIGHTS
 from offloaderd.spark.source import SegmentSource
 from offloaderd.standalone.seaweed import SeaweedUser
+from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
-from tests.integration.test_upkeep import TOPICS, append, command, entries, gc, offload, read_all
+from tests.integration.test_upkeep import TOPICS, command, entries, gc, offload, read_all
 from tests.servers import bucket_at, s3_server_in
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ async def test_daemon_collector_and_readers_live_by_their_policies(site: Site, g
     ours = keys.segment_metadata(site.cluster)
     async with DaemonProcess(site) as daemon, daemon.client() as client, store_of(guarded, "") as owner:
         await client.enable(TOPIC)
-        await append(client, TOPIC, sent)
+        await append_to(client, TOPIC, sent)
         await offload(client, TOPIC)
         assert await read_all(client, TOPIC) == sent
         rubbish = [keys.SegmentKeys(f"{PREFIX}{site.cluster}/", UUID(int=number)).data for number in (1, 2)]
@@ -175,7 +176,7 @@ async def test_a_daemon_tells_which_right_it_lacks(site: Site) -> None:
     reads = replace(site, access_key=user_without("s3:PutObject"))
     async with DaemonProcess(reads) as daemon, daemon.client() as client:
         await client.enable(TOPIC)
-        await append(client, TOPIC, entries(1000, TOPIC))
+        await append_to(client, TOPIC, entries(1000, TOPIC))
         while not (reason := (await client.status(TOPIC)).topics[0].stalled_reason):
             await CLOCK.sleep(0.05)
         assert "allow s3:PutObject to" in reason
@@ -184,7 +185,7 @@ async def test_a_daemon_tells_which_right_it_lacks(site: Site) -> None:
     keeps.directory.mkdir()
     async with DaemonProcess(keeps) as daemon, daemon.client() as client:
         await client.enable(TOPIC)
-        await append(client, TOPIC, entries(10, TOPIC))
+        await append_to(client, TOPIC, entries(10, TOPIC))
         await offload(client, TOPIC)
         assert await read_all(client, TOPIC) == entries(10, TOPIC)
         with pytest.raises(OffloaderError) as caught:

@@ -14,11 +14,12 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.model import TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.port import PART_BYTES_MIN
+from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.real.audit import audit, bucket_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
@@ -51,12 +52,7 @@ def entries(first: int, count: int) -> list[bytes]:
 
 async def append(client: DaemonClient, payloads: Sequence[bytes]) -> None:
     """Append entries in batches that fit into a message."""
-
-    async def batches() -> AsyncIterator[Sequence[bytes]]:
-        for first in range(0, len(payloads), BATCH):
-            yield payloads[first : first + BATCH]
-
-    await client.append(TOPIC, batches(), lambda _: None)
+    await append_to(client, TOPIC, payloads, at_once=BATCH)
 
 
 async def record(site: Site) -> Attempt:

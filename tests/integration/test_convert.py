@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 import signal
-import sys
-from contextlib import asynccontextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,12 +20,13 @@ from offloaderd.spark import convert
 from offloaderd.spark.backfill_spark import execute
 from offloaderd.spark.backfill_stores import Share, open_shop
 from offloaderd.spark.convert_job import Driver, Target
+from tests.integration.commands import started
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_history import TOPIC, append, digest, entries, expected, look
 from tests.real.audit import bucket_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from offloaderd.client import DaemonClient
     from offloaderd.metadata.catalog import TopicMap
@@ -55,32 +52,6 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
         "part_bytes": PART_BYTES_MIN,
     }
     return site
-
-
-@asynccontextmanager
-async def converting(site: Site, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start `offloadctl convert`; what still runs at the end is killed."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
-    log = site.directory / f"convert-{CLOCK.uuid()}.log"
-    with log.open("wb") as stream:
-        process = await asyncio.create_subprocess_exec(
-            str(Path(sys.executable).with_name("offloadctl")),
-            "convert",
-            *words,
-            "--json",
-            env={**ours, **site.environment(1, 2)},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=stream,
-        )
-    try:
-        yield process
-    except Exception as error:
-        error.add_note(log.read_text()[-3000:])
-        raise
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 class Executors:
@@ -129,12 +100,13 @@ async def test_segments_are_rewritten_twice_beside_the_live_edge_by_jobs_of_whic
         async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
             pass
         slow = ("--parallel", "1", "--upload-rate", "2MiB")
-        async with converting(site, "run", str(TOPIC), "--to", "ledger-based", "--yes", *slow) as first:
+        words = ("run", str(TOPIC), "--to", "ledger-based", "--yes", "--json", *slow)
+        async with started(site, "offloadctl", "convert", *words) as first:
             while not any(one.method is OffloadMethod.LEDGER_BASED for one in (await look(site))[0].segments):
-                assert first.returncode is None
+                assert first.process.returncode is None
                 await CLOCK.sleep(0.05)
-            first.send_signal(signal.SIGKILL)
-            await first.wait()
+            first.process.send_signal(signal.SIGKILL)
+            await first.process.wait()
         await append(client, entries(450, 100))
         assert await digest(client) == expected(550)
         async for _ in client.offload(TOPIC, wait=True, timeout_s=100):

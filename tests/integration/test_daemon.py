@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.model import TopicName
+from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
@@ -36,12 +37,7 @@ def entries(count: int, *, seed: int = 0, size: int = 200) -> list[bytes]:
 
 async def append(client: DaemonClient, payloads: Sequence[bytes]) -> None:
     """Append entries in batches of 100."""
-
-    async def batches() -> AsyncIterator[Sequence[bytes]]:
-        for first in range(0, len(payloads), 100):
-            yield payloads[first : first + 100]
-
-    await client.append(TOPIC, batches(), lambda _: None)
+    await append_to(client, TOPIC, payloads)
 
 
 async def taken(client: DaemonClient, count: int) -> None:

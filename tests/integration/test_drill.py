@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,9 +15,12 @@ from offloaderd.drill.report import PROMISES, Outcome
 from offloaderd.drill.scratch import Scratch
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.stores import bucket_store
+from tests.integration.commands import ran
 from tests.integration.processes import CLOCK, Site
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from offloaderd.drill.ground import Ground
     from tests.servers import S3Server
 
@@ -84,23 +83,9 @@ async def test_a_drill_tries_every_promise_and_leaves_nothing(
     assert "Left behind: nothing" in report.markdown("now")
 
 
-async def offloadctl(site: Site, *words: str) -> tuple[int, str, str]:
-    """Run a command with the site's settings."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
-    process = await asyncio.create_subprocess_exec(
-        str(Path(sys.executable).with_name("offloadctl")),
-        *words,
-        env={**ours, **site.environment(7650, 7651)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return process.returncode or 0, out.decode(), err.decode()
-
-
 async def test_a_rehearsal_does_nothing_and_leftovers_can_be_taken_away(site: Site, scratch: Scratch) -> None:
     """What a drill would do is shown; what one that was killed has left goes by its name, and nothing else."""
-    code, out, err = await offloadctl(site, "drill", "--json")
+    code, out, err = await ran(site, "offloadctl", "drill", "--json")
     assert (code, err) == (0, "")
     assert {one["promise"] for one in json.loads(out)["plan"]} == PROMISES.keys()
     async with (
@@ -114,7 +99,7 @@ async def test_a_rehearsal_does_nothing_and_leftovers_can_be_taken_away(site: Si
         await store.create_upload(f"{scratch.prefix}open")
         for path in ("/beside", f"/{scratch.cluster}", f"/{scratch.cluster}/topics", f"/{scratch.cluster}/topics/t"):
             await records.create(path, b"")
-        code, out, err = await offloadctl(site, "drill", "--clean", WORD)
+        code, out, err = await ran(site, "offloadctl", "drill", "--clean", WORD)
         assert (code, err) == (0, "")
         assert "2 objects and 3 nodes were taken away" in out
         assert [info.key async for info in store.list()] == ["topics/beside"]

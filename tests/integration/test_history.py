@@ -18,6 +18,7 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.rpc.v1 import policy_pb2
+from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.patience import PATIENCE_S
 from tests.real.audit import audit
@@ -25,7 +26,7 @@ from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
@@ -65,12 +66,7 @@ def entries(first: int, count: int) -> list[bytes]:
 
 async def append(client: DaemonClient, payloads: Sequence[bytes]) -> None:
     """Append entries in batches that fit into a message."""
-
-    async def batches() -> AsyncIterator[Sequence[bytes]]:
-        for first in range(0, len(payloads), BATCH):
-            yield payloads[first : first + BATCH]
-
-    await client.append(TOPIC, batches(), lambda _: None)
+    await append_to(client, TOPIC, payloads, at_once=BATCH)
 
 
 async def look(site: Site) -> tuple[TopicMap, int]:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import signal
-import sys
 from contextlib import aclosing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -16,11 +12,15 @@ import pytest
 
 from offloaderd.model import Position
 from offloaderd.objects import keys
+from tests.integration.appending import append_to
+from tests.integration.commands import ran
 from tests.integration.processes import CLOCK, DaemonProcess, Site
-from tests.integration.test_upkeep import PREFIX, TOPICS, append, entries, offload, read_all, stores
+from tests.integration.test_upkeep import PREFIX, TOPICS, entries, offload, read_all, stores
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from offloaderd.client import DaemonClient
     from offloaderd.objects.port import SegmentStore
     from offloaderd.rpc.v1 import admin_pb2, inspect_pb2
@@ -63,7 +63,7 @@ async def test_bit_rot_is_found_by_all_and_served_by_none(site: Site) -> None:
     async with DaemonProcess(site) as daemon:
         async with daemon.client() as client:
             await client.enable(TOPIC)
-            await append(client, TOPIC, entries(COUNT, TOPIC))
+            await append_to(client, TOPIC, entries(COUNT, TOPIC))
             await offload(client, TOPIC)
             segments = list(await client.segments(TOPIC))
             await explained_to_the_byte(client, site, segments)
@@ -109,19 +109,9 @@ async def explained_to_the_byte(client: DaemonClient, site: Site, segments: list
 
 async def verify_lines(site: Site, *words: str) -> tuple[int, list[Any]]:
     """Run `offloaderd verify --json`; returns the exit code and the lines."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
-    process = await asyncio.create_subprocess_exec(
-        str(Path(sys.executable).with_name("offloaderd")),
-        "verify",
-        "--json",
-        *words,
-        env={**ours, **site.environment(7650, 7651)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert b"Traceback" not in err
-    return process.returncode or 0, [json.loads(line) for line in out.splitlines()]
+    code, out, err = await ran(site, "offloaderd", "verify", "--json", *words)
+    assert "Traceback" not in err
+    return code, [json.loads(line) for line in out.splitlines()]
 
 
 async def flaws_of(client: DaemonClient) -> dict[str, str]:

@@ -41,7 +41,6 @@ async def test_the_worked_example_runs_and_its_page_is_what_it_says(
     picture = tmp_path / "lag.svg"
     async with asyncio.timeout(DEADLINE_S), DaemonProcess(site) as daemon:
         await daemon.serving()
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         more = {"PATH": path, "OFFLOADCTL_ADDRESS": daemon.address, "PICTURE": str(picture), "MPLBACKEND": "svg"}
         with (tmp_path / "said").open("wb") as said:
@@ -50,7 +49,7 @@ async def test_the_worked_example_runs_and_its_page_is_what_it_says(
                 "-m",
                 "tools.notebook",
                 cwd=notebook.ROOT,
-                env={**ours, **site.environment(1, 2), **more, "MPLCONFIGDIR": str(tmp_path)},
+                env={**site.process_environment(1, 2), **more, "MPLCONFIGDIR": str(tmp_path)},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=said,
             )

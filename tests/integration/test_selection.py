@@ -15,12 +15,12 @@ from offloaderd.offload import discovery
 from offloaderd.offload.discovery import Discovery
 from offloaderd.offload.selector import Selector
 from offloaderd.patterns import TopicPattern
+from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.patience import PATIENCE_S
 from tests.unit.offload.topic_source import TopicSource
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     import pytest
@@ -34,11 +34,7 @@ POLICY = TopicPolicy(segment_bytes_max=1 << 20)
 
 async def append(client: DaemonClient, topic: str, count: int) -> None:
     """Append entries to a topic, which makes it."""
-
-    async def batches() -> AsyncIterator[Sequence[bytes]]:
-        yield [f"{topic}/{number}".encode() for number in range(count)]
-
-    await client.append(TopicName.parse(topic), batches(), lambda _: None)
+    await append_to(client, TopicName.parse(topic), [f"{topic}/{number}".encode() for number in range(count)])
 
 
 async def offloaded(client: DaemonClient, topic: str) -> int:

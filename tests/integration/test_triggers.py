@@ -14,10 +14,11 @@ import pytest
 
 from offloaderd.model import TopicName
 from offloaderd.rpc.v1 import policy_pb2
+from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from offloaderd.client import DaemonClient
     from tests.servers import S3Server
@@ -69,11 +70,7 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
 
 async def append(client: DaemonClient, payloads: Sequence[bytes]) -> None:
     """Append entries."""
-
-    async def batches() -> AsyncIterator[Sequence[bytes]]:
-        yield payloads
-
-    await client.append(TOPIC, batches(), lambda _: None)
+    await append_to(client, TOPIC, payloads)
 
 
 async def written(client: DaemonClient) -> list[int]:

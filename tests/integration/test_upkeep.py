@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import signal
-import sys
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -22,11 +18,14 @@ from offloaderd.model import TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.s3 import S3Options, S3Store
 from offloaderd.rpc.v1 import policy_pb2
+from tests.integration.appending import append_to
+from tests.integration.commands import ran
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.servers import bucket_at
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
     from offloaderd.client import DaemonClient
     from offloaderd.metadata.port import MetadataStore
@@ -67,16 +66,6 @@ def entries(count: int, topic: TopicName) -> list[bytes]:
     return [f"{topic.local}/{number}/".encode().ljust(100, b"#") for number in range(count)]
 
 
-async def append(client: DaemonClient, topic: TopicName, payloads: Sequence[bytes]) -> None:
-    """Append entries in batches of 100."""
-
-    async def batches() -> AsyncIterator[Sequence[bytes]]:
-        for first in range(0, len(payloads), 100):
-            yield payloads[first : first + 100]
-
-    await client.append(topic, batches(), lambda _: None)
-
-
 async def offload(client: DaemonClient, topic: TopicName) -> None:
     """Offload everything and wait."""
     async for _ in client.offload(topic, wait=True, timeout_s=60):
@@ -111,20 +100,9 @@ async def wipe(store: MetadataStore) -> None:
 
 async def command(site: Site, *words: str) -> tuple[int, Any]:
     """Run `offloaderd ... --json`; returns the exit code and the document, the last one of several lines."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADERD__")}
-    process = await asyncio.create_subprocess_exec(
-        str(Path(sys.executable).with_name("offloaderd")),
-        *words,
-        "--json",
-        env={**ours, **site.environment(7650, 7651)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert b"Traceback" not in err
-    return process.returncode or 0, json.loads(
-        out if out.startswith(b"{\n") else out.splitlines()[-1]
-    ) if out else err.decode()
+    code, out, err = await ran(site, "offloaderd", *words, "--json")
+    assert "Traceback" not in err
+    return code, json.loads(out if out.startswith("{\n") else out.splitlines()[-1]) if out else err
 
 
 async def test_the_bucket_alone_restores_the_map(site: Site) -> None:
@@ -133,7 +111,7 @@ async def test_the_bucket_alone_restores_the_map(site: Site) -> None:
         async with daemon.client() as client:
             for topic in TOPICS:
                 await client.enable(topic)
-                await append(client, topic, entries(2500, topic))
+                await append_to(client, topic, entries(2500, topic))
                 await offload(client, topic)
         daemon.signal(signal.SIGTERM)
         assert await daemon.ended() == 0
@@ -157,7 +135,7 @@ async def test_the_bucket_alone_restores_the_map(site: Site) -> None:
     async with DaemonProcess(site) as daemon, daemon.client() as client:
         for topic in TOPICS:
             assert await read_all(client, topic) == entries(2500, topic)
-            await append(client, topic, entries(10, topic))
+            await append_to(client, topic, entries(10, topic))
             await offload(client, topic)
             segments = await client.segments(topic)
             assert sum(one.entries for one in segments) == 2510
@@ -170,9 +148,9 @@ async def test_garbage_goes_and_nothing_else(site: Site) -> None:
     stray, foreign = (UUID(int=number) for number in (1, 2))
     async with DaemonProcess(site) as daemon, daemon.client() as client, stores(site) as (objects, metadata):
         await client.enable(topic)
-        await append(client, topic, entries(1200, topic))
+        await append_to(client, topic, entries(1200, topic))
         await offload(client, topic)
-        await append(client, topic, entries(50, topic))
+        await append_to(client, topic, entries(50, topic))
         while (await client.status(topic)).topics[0].open_segment_entries < 50:
             await CLOCK.sleep(0.02)
         kept = {info.key async for info in objects.list()}
@@ -226,7 +204,7 @@ async def test_a_topic_lives_in_a_place_of_its_own(site: Site, other_bucket: str
             (TOPICS[1], policy_pb2.OffloadPolicies()),
         ):
             await client.enable(one, policies=policies)
-            await append(client, one, entries(1200, one))
+            await append_to(client, one, entries(1200, one))
             await offload(client, one)
         segments = await client.segments(topic)
         assert {one.bucket for one in segments} == {other_bucket}

@@ -11,7 +11,7 @@ from collections import Counter
 import structlog
 
 from offloaderd.metrics import Metrics
-from tests.simulation.world import simulate
+from tests.simulation.run import simulate
 
 
 def main() -> int:

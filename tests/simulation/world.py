@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import Counter, deque
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from collections import deque
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from offloaderd.errors import Conflict, NotFound, OffloaderError
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import HistoryOrder, OffloadMethod, Position, TierRetention, TopicName
+from offloaderd.model import Position, TierRetention, TopicName
 from offloaderd.objects import keys
-from offloaderd.offload.retention import Limits
-from offloaderd.offload.roll import RollPolicy
-from offloaderd.offload.segment import SegmentLayout
-from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.read.errors import EntriesLost, EntriesMissing
 from tests.simulation import rebuilding
 from tests.simulation.bookies import Ledgers
-from tests.simulation.bucket import BUCKET, PREFIXES, Bucket, BucketClient, parsed
+from tests.simulation.bucket import PREFIXES, Bucket, BucketClient, parsed
 from tests.simulation.chance import Chance, Faults, Rng
 from tests.simulation.daemon import SITES, SimDaemon
-from tests.simulation.loop import Process, Stuck, VirtualLoop
+from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.nemesis import Nemesis
-from tests.simulation.oracle import START, Oracle, Violation
+from tests.simulation.options import Options
+from tests.simulation.oracle import START, Oracle
 from tests.simulation.pushing import Pusher
-from tests.simulation.wire import drained
 from tests.simulation.zookeeper import Tree
 
 if TYPE_CHECKING:
@@ -43,115 +38,6 @@ HEALED_S = 400.0
 """Longest that a healed world may take to bring everything into the bucket."""
 JUST_S = 1.0
 TAIL = 300
-
-TIERS = (
-    Limits(),
-    Limits(),
-    Limits(TierRetention.FOLLOW),
-    Limits(TierRetention.LIMITED, age_s=5.0),
-    Limits(TierRetention.LIMITED, size_bytes=4000),
-)
-
-
-METHODS = (None, OffloadMethod.STREAMING, OffloadMethod.LEDGER_BASED, OffloadMethod.LEDGER_BASED, OffloadMethod.NONE)
-"""What users change a topic's method to."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What one run's daemons are set to; drawn from the seed."""
-
-    daemons: int
-    topics: int
-    readback: bool
-    layout: SegmentLayout
-    policy: RollPolicy
-    buffer_bytes: int
-    upload_bytes: int
-    parts_in_flight_max: int
-    push: str
-    retention: str
-    tier: Limits
-    grants: bool
-    scrub: bool
-    busy_s: float
-    collect_s: float
-    grace_s: float
-    order: HistoryOrder
-    methods: tuple[OffloadMethod | None, ...]
-    late_s: float
-
-    @property
-    def policies(self) -> OffloadPolicies:
-        """What the daemons' settings say of topics."""
-        return OffloadPolicies(
-            segment_bytes_max=self.policy.segment_bytes_max,
-            segment_age_max_s=self.policy.segment_age_max_s,
-            segment_age_min_s=self.policy.segment_age_min_s,
-            threshold_bytes=0,
-            deletion_lag_s=2.0,
-            bucket=BUCKET,
-            prefix=PREFIXES[0],
-            history_order=self.order,
-            retention=self.tier.kind,
-            retention_age_s=self.tier.age_s,
-            retention_bytes=self.tier.size_bytes,
-        )
-
-    @classmethod
-    def draw(cls, rng: Rng, *, readback: bool) -> Options:
-        """Draw the settings of a run."""
-        block = rng.choice([200, 400, 1000])
-        retention = rng.choice(["keep", "keep", "offloaded", "blind", "granted", "granted"])
-        push = rng.choice(["no", "no", "no", "beside", "only"])
-        topics, part = rng.choice([1, 1, 2]), block * rng.choice([1, 2, 3])
-        if push == "only":
-            retention = "keep"
-        return cls(
-            daemons=rng.choice([1, 2, 2, 2, 3]),
-            topics=topics,
-            readback=readback or rng.random() < 0.2,
-            layout=SegmentLayout(block_bytes=block, part_bytes=part),
-            policy=RollPolicy(
-                segment_bytes_max=rng.choice([1500, 3000, 6000]),
-                segment_age_max_s=rng.choice([2.0, 4.0, 8.0]),
-                segment_age_min_s=rng.choice([0.0, 0.0, 0.5]),
-            ),
-            buffer_bytes=rng.choice([3000, 10_000, 100_000]),
-            upload_bytes=rng.choice([1500, 5000]),
-            parts_in_flight_max=rng.choice([1, 2, 3]),
-            push=push,
-            retention=retention,
-            tier=rng.choice(TIERS),
-            grants=retention == "granted" or rng.random() < 0.3,
-            scrub=rng.random() < 0.3,
-            busy_s=rng.choice([10.0, 15.0, 25.0]),
-            collect_s=rng.choice([2.0, 5.0, 1000.0]),
-            grace_s=rng.choice([0.0, 0.5, 3.0]),
-            order=rng.choice([HistoryOrder.HISTORY_FIRST, HistoryOrder.ALONGSIDE]),
-            methods=(None,) if push == "only" else rng.choice([(None,), METHODS]),
-            late_s=rng.choice([0.0, 0.0, 3.0, 8.0]),
-        )
-
-
-@dataclass(slots=True)
-class Report:
-    """What became of one run."""
-
-    seed: int
-    failure: str = ""
-    trace_hash: str = ""
-    virtual_s: float = 0.0
-    steps: int = 0
-    commits: int = 0
-    removed: int = 0
-    history: int = 0
-    granted: int = 0
-    entries: int = 0
-    reads: int = 0
-    kept: int = 0
-    fired: Counter[str] = field(default_factory=Counter)
-    tail: list[str] = field(default_factory=list)
 
 
 class ServerClock:
@@ -472,71 +358,3 @@ class World:
         held |= clocks & self.just_stored()
         if left := [*(set(self.bucket.names()) - held), *(upload.key for upload in self.bucket.uploads())]:
             self.oracle.fail("P5", f"nobody refers to {sorted(left)}, and one collection left it")
-
-
-def simulate(seed: int, metrics: Metrics, *, verbose: bool = False) -> Report:
-    """Run one seed and say what became of it."""
-    world = World(seed, metrics, verbose=verbose)
-    report = Report(seed)
-    loop = world.loop
-    asyncio.set_event_loop(loop)
-    life = loop.create_task(world.live())
-    life.add_done_callback(lambda _: loop.stop())
-    try:
-        loop.run_forever()
-        if life.done():
-            life.result()
-        elif world.oracle.broken is None:
-            report.failure = "the loop was stopped"
-    except Stuck as error:
-        report.failure = f"stuck: {error}"
-    except Violation as error:
-        report.failure = str(error)
-    except Exception as error:
-        report.failure = f"{type(error).__name__}: {error}"
-        if verbose:
-            raise
-    if world.oracle.broken is not None:
-        report.failure = str(world.oracle.broken)
-    elif not report.failure and loop.fault is not None:
-        report.failure = f"nobody caught {loop.fault!r}"
-    report.trace_hash = world.trace_hash()
-    report.virtual_s, report.steps = loop.time(), loop.steps
-    report.commits, report.entries, report.reads = world.oracle.commits, world.oracle.entries, world.oracle.reads
-    report.kept, report.granted, report.removed = world.oracle.kept, world.oracle.grants, world.oracle.removed
-    report.history = world.oracle.history
-    report.fired = world.faults.fired
-    report.tail = list(world.tail)
-    if not report.failure and not report.commits:
-        report.failure = "no segment was committed"
-    if not report.failure and not report.fired:
-        report.failure = "no fault fired"
-    _bury(world, life)
-    return report
-
-
-def _bury(world: World, life: asyncio.Task[None]) -> None:
-    """End what is left of a run, so that nothing of it lives on in the next."""
-    loop = world.loop
-    world.faults.on = False
-    for daemon in world.daemons:
-        daemon.crash()
-        daemon.reap()
-    life.cancel()
-    loop.call_later(60.0, loop.stop)
-    left = [task for daemon in world.daemons for task in daemon.tasks()] + [life]
-
-    async def ended() -> None:
-        await asyncio.wait(left)
-        loop.stop()
-
-    ending = loop.create_task(ended())
-    with suppress(Stuck):
-        loop.run_forever()
-    ending.cancel()
-    loop.run_until_complete(asyncio.wait([ending]))
-    asyncio.set_event_loop(None)
-    loop.close()
-
-
-__all__ = ["Report", "World", "drained", "simulate"]

@@ -4,13 +4,14 @@ What it keeps of the real one: a transaction is atomic; requests of one connecti
 connection that breaks leaves its last requests carried out or not, and whoever asked without an answer; the session
 outlives connections, until the servers have not heard of it for its time-out; a client that could not reach anybody
 for as long gives its session up. Reads are those of a server that may lag behind, but never behind what the client
-has seen before.
+has seen before. A watch is set at what that server shows then: what it shows later of the node is told, however long
+ago it came about.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from offloaderd.errors import Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
 from offloaderd.metadata import memory, rules
@@ -19,7 +20,7 @@ from offloaderd.metadata.port import Create, Delete, Replace, Versioned
 from offloaderd.metadata.session import StoreSession
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
     from offloaderd.metadata.port import Step
     from tests.simulation.loop import Process
@@ -34,13 +35,21 @@ LATENCY_S = 0.008
 LAG_S = 0.4
 
 
+class _State(NamedTuple):
+    """The nodes from a time on, and the paths whose watches that change is told."""
+
+    since: float
+    nodes: Nodes
+    told: set[str]
+
+
 class Tree(MemoryTree):
     """The nodes and their past: what servers that lag behind still show."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world = world
-        self.history: list[tuple[float, Nodes]] = [(0.0, self._nodes)]
+        self.history = [_State(0.0, self._nodes, set())]
         self.clients: list[ZooKeeper] = []
         self.writer = ""
 
@@ -58,9 +67,13 @@ class Tree(MemoryTree):
         """Return the number of the newest state that a server shows that lags behind so much."""
         limit = self._world.loop.time() - lag_s
         number = self.number
-        while number > at_least and self.history[number][0] > limit:
+        while number > at_least and self.history[number].since > limit:
             number -= 1
         return number
+
+    def changed_after(self, number: int, path: str) -> bool:
+        """Say whether a node, or what is below it, is another than in that state."""
+        return any(path in state.told for state in self.history[number + 1 :])
 
     def _commit(self, nodes: Nodes, gone: Sequence[str]) -> None:
         for path in gone:
@@ -69,10 +82,10 @@ class Tree(MemoryTree):
         changed = sorted(path for path in before.keys() | nodes.keys() if before.get(path) is not nodes.get(path))
         if not changed:
             return
-        self.history.append((self._world.loop.time(), nodes))
         listed = {rules.parent(path) for path in changed if (path in before) is not (path in nodes)}
+        self.history.append(_State(self._world.loop.time(), nodes, {*changed, *listed}))
         for client in self.clients:
-            client.changed({*changed, *listed}, self.number)
+            client.changed()
         self._world.oracle.changed(changed, before, nodes, self.writer)
 
 
@@ -160,6 +173,7 @@ class ZooKeeper:
         """See MetadataStore."""
         watch = _Watch(path)
         self._watches[watch] = None
+        self._set([watch])
         try:
             while True:
                 yield
@@ -240,12 +254,20 @@ class ZooKeeper:
         self._connection += 1
         self._loop.in_world(SESSION_TIMEOUT_S, self._server_gives_up, self._server_session, self._connection)
 
-    def changed(self, paths: set[str], number: int) -> None:
-        """Tell the watches of a change, when the server that this client is connected to shows it."""
-        told = [watch for watch in self._watches if watch.path in paths]
+    def changed(self) -> None:
+        """Tell the watches of the last change, when the server that this client is connected to shows it."""
+        told = [watch for watch in self._watches if watch.path in self._tree.history[-1].told]
         if told:
             delay = self._lag_s + LATENCY_S * (0.2 + self._rng.random())
-            self._loop.in_world(delay, self._fire, told, number, self._connection)
+            self._loop.in_world(delay, self._fire, told, self._tree.number, self._connection)
+
+    def _set(self, watches: Iterable[_Watch]) -> None:
+        """Set watches at what the server shows now, and tell them of all else when it shows that."""
+        self._seen = self._tree.seen(self._lag_s, self._seen)
+        told = [watch for watch in watches if self._tree.changed_after(self._seen, watch.path)]
+        if told:
+            delay = self._lag_s + LATENCY_S
+            self._loop.in_world(delay, self._fire, told, self._tree.number, self._connection)
 
     def _fire(self, watches: list[_Watch], number: int, connection: int) -> None:
         if self.heard(connection) and self._connected.is_set():
@@ -288,10 +310,7 @@ class ZooKeeper:
         self._connected.set()
         for watch in self._watches:
             watch.event.set()
-        if self._lag_s:
-            self._loop.in_world(
-                self._lag_s + LATENCY_S, self._fire, list(self._watches), self._tree.number, self._connection
-            )
+        self._set(self._watches)
 
     def _server_gives_up(self, session: StoreSession | None, connection: int) -> None:
         """End a session of which nothing was heard for its time-out."""
@@ -323,7 +342,7 @@ class ZooKeeper:
             if number != self._tree.number:
                 self._world.faults.count("zk stale read")
             self._seen = number
-            return look(self._tree.history[number][1])
+            return look(self._tree.history[number].nodes)
 
         return await self._call(what, act, write=False)
 

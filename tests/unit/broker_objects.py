@@ -9,7 +9,8 @@ from offloaderd.format import v1
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.format.index_entries import IndexEntry
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
-from offloaderd.model import LedgerInfo, LedgerOffload
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.model import LedgerInfo, LedgerOffload, OffloadMethod
 from offloaderd.objects import keys
 from offloaderd.testing import ledger_blocks
 
@@ -76,6 +77,21 @@ class BrokerLedger:
                 offloaded_ms=7,
                 source_deleted=self.source_deleted,
             ),
+        )
+
+    @property
+    def adopted(self) -> CommittedSegment:
+        """The segment as its adoption records it."""
+        return CommittedSegment(
+            segment_id=self.object_id,
+            slices=(LedgerSlice(self.ledger_id, 0, len(self.payloads) - 1, sum(map(len, self.payloads))),),
+            object_bytes=len(self.objects()[0]),
+            assigned_ms=1,
+            offloaded_ms=2,
+            bucket=self.bucket,
+            prefix="",
+            method=OffloadMethod.LEDGER_BASED,
+            driver=self.driver,
         )
 
     def objects(self) -> tuple[bytes, bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,22 +12,22 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import backfill_words as words
 from offloaderd.cli.ctl import options
+from offloaderd.cli.ctl.job_options import MASTER, PATIENCE, SPARK_CONF, TOPICS, UPLOAD_RATE, Given, settings_of
 from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.program import FAILED, OK, report
-from offloaderd.errors import InvalidConfig, InvalidInput, OffloaderError
-from offloaderd.model import TopicName
+from offloaderd.errors import OffloaderError
 from offloaderd.policy.cost import Prices
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from offloaderd.cli.ctl.options import Session
     from offloaderd.config import Settings
+    from offloaderd.model import TopicName
     from offloaderd.spark.backfill import Options, Wanted
     from offloaderd.spark.backfill_stores import Stores
 
-TOPICS = click.argument("names", nargs=-1, metavar="[TOPIC...]")
 NAMESPACE = click.option(
     "--namespace",
     "namespaces",
@@ -39,7 +38,6 @@ NAMESPACE = click.option(
 SEGMENT_SIZE = click.option(
     "--segment-size", metavar="SIZE", help="Instead of the topic's policy's, where history is not split yet."
 )
-RATE_MIN = 64 * 1024
 
 
 @click.group(short_help="Offload a large history with Spark.")
@@ -97,20 +95,14 @@ async def _plan(session: Session, settings: Settings, wanted: Wanted, chosen: Op
 @TOPICS
 @NAMESPACE
 @SEGMENT_SIZE
-@click.option("--master", metavar="URL", help="Spark's master. [default: that of spark-submit, else local[*]]")
-@click.option("--spark-conf", "conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. May be repeated.")
+@MASTER
+@SPARK_CONF
 @click.option(
     "--parallel", metavar="N", help="Segments written at a time. [default: the cores that Spark has when it starts]"
 )
 @click.option("--source-rate", metavar="SIZE", help="Bytes a second from all bookies together. [default: as settings]")
-@click.option(
-    "--upload-rate", metavar="SIZE", help="Bytes a second to the bucket, from all together. [default: no limit]"
-)
-@click.option(
-    "--patience",
-    metavar="SECONDS",
-    help="How long a request may fail before an executor gives up. [default: 300]",
-)
+@UPLOAD_RATE
+@PATIENCE
 @CONFIG
 @options.common
 def run(
@@ -130,10 +122,9 @@ def run(
       offloadctl backfill run --namespace public/default --config offloaderd.toml --parallel 32 --source-rate 400MiB
       offloadctl backfill run orders --config offloaderd.toml --master spark://spark:7077 --parallel 32
     """
-    wanted, chosen = Given(names, namespaces, **given).checked()
-    settings = settings_of(session, config)
-    master, conf = given["master"], dict(one.split("=", 1) for one in given["conf"])
-    return _run(session, settings, wanted, chosen, master=master, conf=conf)
+    said = Given(names, namespaces, **given)
+    wanted, chosen = said.checked()
+    return _run(session, settings_of(session, config), wanted, chosen, master=given["master"], conf=said.conf)
 
 
 def _run(
@@ -232,103 +223,3 @@ async def _stores(settings: Settings) -> AsyncIterator[Stores]:
 
     async with open_stores(settings, SystemClock()) as stores:
         yield stores
-
-
-def settings_of(session: Session, config: Path | None) -> Settings:
-    """Return the daemon's settings, of a standalone or as a daemon would load them; the log tells of errors alone.
-
-    Raises InvalidConfig, NotFound.
-    """
-    from offloaderd import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
-    from offloaderd.config import load  # noqa: PLC0415 - as above
-    from offloaderd.standalone import state  # noqa: PLC0415
-    from offloaderd.standalone.stack import settings_for  # noqa: PLC0415
-
-    log.configure("error")
-    if session.standalone is not None:
-        return settings_for(state.load(session.standalone), session.standalone, config, os.environ)
-    return load(config, os.environ)
-
-
-class Given:
-    """What was given on the command line; looked at as a whole, so that all mistakes are named at once."""
-
-    def __init__(self, names: Sequence[str], namespaces: Sequence[str], **given: Any) -> None:  # noqa: ANN401
-        self._names = names
-        self._namespaces = namespaces
-        self._given = given
-        self._wrong: list[str] = []
-        self.small_bytes = 0
-        """What counts as small, once it was looked at; 0 where nothing was said."""
-
-    def checked(self) -> tuple[Wanted, Options]:
-        """Return what is wanted and how. Raises InvalidConfig."""
-        from offloaderd.spark.backfill import Options, Wanted  # noqa: PLC0415 - as above
-        from offloaderd.spark.backfill_job import PATIENCE_S  # noqa: PLC0415
-        from offloaderd.spark.backfill_stores import Share  # noqa: PLC0415
-
-        topics = [self._read("TOPIC", one, TopicName.parse) for one in self._names]
-        namespaces = [self._read("--namespace", one, _namespace) for one in self._namespaces]
-        if not self._names and not self._namespaces:
-            self._wrong.append("name a TOPIC, or a --namespace")
-        for one in self._given.get("conf") or ():
-            if not one.partition("=")[0] or "=" not in one:
-                self._wrong.append(f"--spark-conf {one!r} is not KEY=VALUE")
-        self.small_bytes = self._size("small", 1) or 0
-        chosen = Options(
-            segment_bytes=self._size("segment_size", 1) or 0,
-            share=Share(
-                slots=self._number("parallel") or 0,
-                source_bytes_per_s=self._size("source_rate", RATE_MIN) or 0,
-                upload_bytes_per_s=self._size("upload_rate", RATE_MIN) or 0,
-            ),
-            patience_s=self._number("patience") or PATIENCE_S,
-        )
-        if self._wrong:
-            raise InvalidConfig("\n".join(self._wrong), hint="see --help")
-        known = [one for one in topics if one is not None]
-        return Wanted(topics=known, namespaces=[one for one in namespaces if one is not None]), chosen
-
-    def _read(self, what: str, value: str, parse: Callable[[str], Any]) -> Any:  # noqa: ANN401 - whatever is parsed
-        try:
-            return parse(value)
-        except (InvalidInput, ValueError) as error:
-            self._wrong.append(f"{what} {value!r}: {error.message if isinstance(error, InvalidInput) else error}")
-            return None
-
-    def _size(self, name: str, least: int) -> int | None:
-        value = self._given.get(name)
-        if value is None:
-            return None
-        from offloaderd.config.units import parse_bytes  # noqa: PLC0415 - the package takes longer to load than a call
-
-        found: int | None = self._read(_flag(name), value, parse_bytes)
-        if found is not None and found < least:
-            self._wrong.append(f"{_flag(name)} {value} is less than {least} bytes")
-        return found
-
-    def _number(self, name: str) -> int | None:
-        value = self._given.get(name)
-        if value is None:
-            return None
-        found: int | None = self._read(_flag(name), value, _whole)
-        if found is not None and found < 1:
-            self._wrong.append(f"{_flag(name)} {value} is less than 1")
-        return found
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _whole(value: str) -> int:
-    if not (value.isascii() and value.isdecimal()):
-        raise ValueError("write a whole number")
-    return int(value)
-
-
-def _namespace(value: str) -> tuple[str, str]:
-    tenant, slash, namespace = value.partition("/")
-    if not tenant or not namespace or "/" in namespace or not slash:
-        raise ValueError("write TENANT/NAMESPACE")
-    return tenant, namespace

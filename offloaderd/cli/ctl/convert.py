@@ -13,7 +13,7 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import convert_words as words
 from offloaderd.cli.ctl import options
-from offloaderd.cli.ctl.backfill import Given, settings_of
+from offloaderd.cli.ctl.job_options import MASTER, PATIENCE, SPARK_CONF, TOPICS, UPLOAD_RATE, Given, settings_of
 from offloaderd.cli.ctl.rollback import confirm
 from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.program import FAILED, OK, report
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from offloaderd.spark.backfill import Wanted
     from offloaderd.spark.convert import Ended, Options
 
-TOPICS = click.argument("names", nargs=-1, metavar="[TOPIC...]")
 NAMESPACE = click.option(
     "--namespace",
     "namespaces",
@@ -88,7 +87,7 @@ def plan(
       offloadctl convert plan orders --to merged --config offloaderd.toml
       offloadctl convert plan --namespace public/default --to ledger-based --config offloaderd.toml --json
     """
-    wanted, chosen = _checked(names, namespaces, target, given)
+    wanted, chosen = _checked(Given(names, namespaces, **given), target)
     return session.run(_plan(session, settings_of(session, config), wanted, chosen))
 
 
@@ -116,11 +115,11 @@ async def _plan(session: Session, settings: Settings, wanted: Wanted, chosen: Op
 @click.option("--dry-run", is_flag=True, help="Change nothing; show the plan.")
 @click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
 @click.option("--spark", is_flag=True, help="Have Spark's executors write, instead of this process.")
-@click.option("--master", metavar="URL", help="Spark's master. [default: that of spark-submit, else local[*]]")
-@click.option("--spark-conf", "conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. May be repeated.")
+@MASTER
+@SPARK_CONF
 @click.option("--parallel", metavar="N", help="Objects written at a time. [default: 2, with Spark the cores it has]")
-@click.option("--upload-rate", metavar="SIZE", help="Bytes a second to the bucket, in all. [default: no limit]")
-@click.option("--patience", metavar="SECONDS", help="How long a request may fail before it is given up. [default: 300]")
+@UPLOAD_RATE
+@PATIENCE
 @CONFIG
 @options.common
 def run(
@@ -143,15 +142,15 @@ def run(
       offloadctl convert run orders --to streaming --yes --config offloaderd.toml
       offloadctl convert run --namespace public/default --to ledger-based --yes --spark --parallel 16
     """
-    wanted, chosen = _checked(names, namespaces, target, given)
+    said = Given(names, namespaces, **given)
+    wanted, chosen = _checked(said, target)
     settings = settings_of(session, config)
     if dry_run:
         return session.run(_plan(session, settings, wanted, chosen))
     if not yes:
         confirm(f"Rewrite segments --to {target}? The old objects are deleted once the new ones are proven")
     if given["spark"]:
-        conf = dict(one.split("=", 1) for one in given["conf"])
-        ended = _with_spark(settings, wanted, chosen, given["master"], conf)
+        ended = _with_spark(settings, wanted, chosen, given["master"], said.conf)
     else:
         ended = asyncio.run(_here(settings, wanted, chosen))
     if session.json:
@@ -273,14 +272,11 @@ async def _cancel(session: Session, settings: Settings, topic: TopicName) -> Non
         )
 
 
-def _checked(
-    names: Sequence[str], namespaces: Sequence[str], target: str, given: dict[str, Any]
-) -> tuple[Wanted, Options]:
+def _checked(said: Given, target: str) -> tuple[Wanted, Options]:
     """Return what is wanted and how. Raises InvalidConfig with all that is wrong."""
     from offloaderd.spark.convert import Options  # noqa: PLC0415 - as above
     from offloaderd.spark.convert_job import Target  # noqa: PLC0415
 
-    said = Given(names, namespaces, **given)
     wanted, common = said.checked()
     return wanted, Options(
         target=Target(target),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from offloaderd.cli import show
+from offloaderd.cli.ctl.job_options import MASTER
 from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.daemon.verify import LEVELS
 from offloaderd.cli.program import OK
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from offloaderd.spark.export import Round
     from offloaderd.spark.export_iceberg import IcebergTable
 
-MASTER = click.option(
-    "--master", metavar="URL", help="Spark's master. [default: what spark-submit says, else all cores of this machine]"
-)
 TABLE = "offload.topic"
 JSON = click.option("--json", "as_json", is_flag=True, help="Answer in JSON, one object a line.")
 METADATA = click.option(

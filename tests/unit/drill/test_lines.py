@@ -11,6 +11,7 @@ import pytest
 
 from offloaderd.clock import SystemClock
 from offloaderd.drill.link import Link
+from offloaderd.drill.listener import Listener
 from offloaderd.drill.s3_proxy import Fault, S3Proxy
 from offloaderd.errors import Transient
 from offloaderd.objects.s3 import S3Options, S3Store
@@ -41,12 +42,8 @@ async def server(ca: Authority) -> AsyncIterator[tuple[int, list[str]]]:
         finally:
             writer.transport.abort()
 
-    listening = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
-    try:
-        yield listening.sockets[0].getsockname()[1], heads
-    finally:
-        listening.close()
-        await listening.wait_closed()
+    async with Listener(answer, tls=context) as listening:
+        yield listening.port, heads
 
 
 def trusting(ca: Authority) -> ssl.SSLContext:

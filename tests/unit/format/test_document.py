@@ -10,13 +10,12 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-from google.protobuf import descriptor_pool
-from google.protobuf.descriptor import FieldDescriptor
 
 import offloaderd.format
 from offloaderd.format import broker_entry, manifest, v1, v2
 from offloaderd.format.pb.storage import manifest_pb2
 from tests.unit.format import builders
+from tests.unit.messages import fields_of
 
 PACKAGE = Path(offloaderd.format.__file__).parent
 CODES = {"I": "u32", "i": "i32", "q": "i64", "Q": "u64", "s": "bytes"}
@@ -100,24 +99,11 @@ def test_fixed_fields_have_the_values_that_are_written(name: str) -> None:
             assert int.from_bytes(written, "big") == int(row["meaning"].split(",")[0])
 
 
-def kind_of(field: FieldDescriptor) -> str:
-    """Return a field's type as the document writes it."""
-    if field.message_type is not None:
-        return field.message_type.name
-    names = {
-        value: name.removeprefix("TYPE_").lower()
-        for name, value in vars(FieldDescriptor).items()
-        if name.startswith("TYPE_") and isinstance(value, int)
-    }
-    return names[field.type]
-
-
 @pytest.mark.parametrize("name", MESSAGES)
 def test_table_is_the_message(name: str) -> None:
     """Numbers, types and names of a table are those of the protobuf message."""
-    fields = descriptor_pool.Default().FindMessageTypeByName(name).fields
     rows = [(int(row["number"]), row["type"], row["field"]) for row in MESSAGES[name]]
-    assert rows == [(field.number, kind_of(field), field.name) for field in fields]
+    assert rows == fields_of(name)
 
 
 def test_every_message_of_ours_has_its_table() -> None:

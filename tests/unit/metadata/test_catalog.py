@@ -13,33 +13,21 @@ from hypothesis import strategies as st
 from offloaderd.errors import Conflict, CorruptData, InvalidInput, Transient
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.catalog import TopicMap
-from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
 from offloaderd.metadata.port import Create, Replace, Versioned
 from offloaderd.metadata.records import context, policy
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import LedgerEnd, Loss, Position, SegmentRange, TopicName
+from tests.unit.metadata.segments import made
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import Step
 
 TOPIC = TopicName("public", "default", "orders")
-
-
-def _made(number: int, *slices: tuple[int, int, int]) -> CommittedSegment:
-    """A segment of (ledger, first, last) slices; a payload byte an entry."""
-    return CommittedSegment(
-        segment_id=UUID(int=number << 64 | 0xF << 60 | number),
-        slices=tuple(LedgerSlice(ledger, first, last, last - first + 1) for ledger, first, last in slices),
-        object_bytes=1000 + number,
-        assigned_ms=number,
-        offloaded_ms=number + 1,
-        bucket="bucket",
-        prefix="p/",
-    )
 
 
 def _apply(contexts: dict[int, Versioned], steps: Sequence[Step]) -> None:
@@ -78,7 +66,7 @@ def histories(draw: st.DrawFn) -> tuple[list[CommittedSegment], list[int]]:
             for ledger_id in ledger_ids
             if (ids := [entry.entry_id for entry in held if entry.ledger_id == ledger_id])
         ]
-        segments.append(_made(number, *slices))
+        segments.append(made(number, *slices))
     turn = draw(st.integers(0, len(segments) - 1))
     order = list(range(len(segments)))
     return segments, order[turn:] + order[:turn][::-1]
@@ -138,7 +126,7 @@ def test_an_empty_map_knows_nothing() -> None:
 
 def test_a_segment_knows_its_range_and_sizes() -> None:
     """Range, entries and payload bytes sum over all slices."""
-    segment = _made(1, (3, 5, 9), (7, 0, 1))
+    segment = made(1, (3, 5, 9), (7, 0, 1))
     assert segment.range == SegmentRange(Position(3, 5), Position(7, 1))
     assert segment.entries == 7
     assert segment.payload_bytes == 7
@@ -146,8 +134,8 @@ def test_a_segment_knows_its_range_and_sizes() -> None:
 
 def test_a_commit_creates_new_contexts_and_replaces_known_ones() -> None:
     """One step a touched ledger: replace at the version known, create where there is none."""
-    _, first = TopicMap(TOPIC).with_commit(_made(1, (3, 0, 9)))
-    steps, second = first.with_commit(_made(2, (3, 10, 12), (4, 0, 5)))
+    _, first = TopicMap(TOPIC).with_commit(made(1, (3, 0, 9)))
+    steps, second = first.with_commit(made(2, (3, 10, 12), (4, 0, 5)))
     assert isinstance(steps[0], Replace)
     assert (steps[0].path, steps[0].version) == (paths.ledger(TOPIC, 3), 0)
     assert isinstance(steps[1], Create)
@@ -158,18 +146,18 @@ def test_a_commit_creates_new_contexts_and_replaces_known_ones() -> None:
 @pytest.mark.parametrize(
     "segment",
     [
-        _made(9, (3, 11, 12)),
-        _made(9, (3, 1, 2)),
-        _made(9, (3, 12, 20)),
-        _made(9, (5, 1, 1)),
-        _made(9, (5, 6, 7)),
+        made(9, (3, 11, 12)),
+        made(9, (3, 1, 2)),
+        made(9, (3, 12, 20)),
+        made(9, (5, 1, 1)),
+        made(9, (5, 6, 7)),
     ],
     ids=lambda segment: str(segment.range),
 )
 def test_a_gap_inside_a_ledger_is_refused(segment: CommittedSegment) -> None:
     """A commit that would leave entries between two segments of one ledger never becomes a transaction."""
     current = TopicMap(TOPIC)
-    for known in (_made(1, (3, 4, 9)), _made(2, (5, 3, 4))):
+    for known in (made(1, (3, 4, 9)), made(2, (5, 3, 4))):
         _, current = current.with_commit(known)
     with pytest.raises(Conflict, match="gap in ledger"):
         current.with_commit(segment)
@@ -178,19 +166,19 @@ def test_a_gap_inside_a_ledger_is_refused(segment: CommittedSegment) -> None:
 @pytest.mark.parametrize(
     "segment",
     [
-        _made(9, (3, 4, 9)),
-        _made(9, (3, 9, 12)),
-        _made(9, (3, 0, 4)),
-        _made(9, (2, 0, 1), (3, 0, 20)),
-        _made(9, (2, 0, 1), (6, 0, 0)),
-        _made(9, (5, 0, 3)),
+        made(9, (3, 4, 9)),
+        made(9, (3, 9, 12)),
+        made(9, (3, 0, 4)),
+        made(9, (2, 0, 1), (3, 0, 20)),
+        made(9, (2, 0, 1), (6, 0, 0)),
+        made(9, (5, 0, 3)),
     ],
     ids=lambda segment: str(segment.range),
 )
 def test_an_overlap_is_refused(segment: CommittedSegment) -> None:
     """A commit of entries that are committed already, or around them, never becomes a transaction."""
     current = TopicMap(TOPIC)
-    for known in (_made(1, (3, 4, 9)), _made(2, (5, 3, 4))):
+    for known in (made(1, (3, 4, 9)), made(2, (5, 3, 4))):
         _, current = current.with_commit(known)
     with pytest.raises(Conflict, match="overlaps"):
         current.with_commit(segment)
@@ -198,9 +186,9 @@ def test_an_overlap_is_refused(segment: CommittedSegment) -> None:
 
 def test_a_segment_is_committed_once() -> None:
     """The same id at another range is refused as well."""
-    _, current = TopicMap(TOPIC).with_commit(_made(1, (3, 0, 9)))
+    _, current = TopicMap(TOPIC).with_commit(made(1, (3, 0, 9)))
     with pytest.raises(Conflict, match="already part"):
-        current.with_commit(_made(1, (3, 10, 12)))
+        current.with_commit(made(1, (3, 10, 12)))
 
 
 @pytest.mark.parametrize(
@@ -209,15 +197,15 @@ def test_a_segment_is_committed_once() -> None:
 def test_slices_that_are_no_segment_are_refused(slices: tuple[tuple[int, int, int], ...]) -> None:
     """Nothing, reversed entries, a ledger twice, ledgers out of order, a later ledger not from its start."""
     with pytest.raises(InvalidInput):
-        TopicMap(TOPIC).with_commit(_made(1, *slices))
+        TopicMap(TOPIC).with_commit(made(1, *slices))
 
 
 def test_foreign_fields_of_a_context_survive_a_commit() -> None:
     """A commit rewrites the node of a ledger without losing what another program put there."""
-    _, current = TopicMap(TOPIC).with_commit(_made(1, (3, 0, 9)))
+    _, current = TopicMap(TOPIC).with_commit(made(1, (3, 0, 9)))
     foreign = b"\xfa\x7f\x03new"
     nodes = {3: Versioned(current.contexts[3].value + foreign, 4)}
-    steps, _ = TopicMap.build(TOPIC, nodes).with_commit(_made(2, (3, 10, 11)))
+    steps, _ = TopicMap.build(TOPIC, nodes).with_commit(made(2, (3, 10, 11)))
     assert isinstance(steps[0], Replace)
     assert foreign in steps[0].value
     assert steps[0].version == 4
@@ -245,13 +233,13 @@ def _node(*segments: CommittedSegment, ledger: int) -> Versioned:
 
 def test_contexts_that_contradict_each_other_are_corrupt() -> None:
     """A segment in two pieces, one that differs between ledgers, and one that goes on in mid-ledger are told."""
-    whole, other = _made(1, (3, 0, 4), (7, 0, 2)), _made(2, (5, 0, 1))
+    whole, other = made(1, (3, 0, 4), (7, 0, 2)), made(2, (5, 0, 1))
     sound = {3: _node(whole, ledger=3), 7: _node(whole, ledger=7)}
     assert TopicMap.build(TOPIC, sound).segments == (whole,)
     two_pieces = {**sound, 5: _node(other, ledger=5)}
     differing = {3: sound[3], 7: _node(replace(whole, object_bytes=9), ledger=7)}
-    late = {3: sound[3], 7: _node(_made(1, (7, 1, 2)), ledger=7)}
-    twice = {3: _node(whole, _made(1, (3, 5, 6)), ledger=3)}
+    late = {3: sound[3], 7: _node(made(1, (7, 1, 2)), ledger=7)}
+    twice = {3: _node(whole, made(1, (3, 5, 6)), ledger=3)}
     for contexts in (two_pieces, differing, late, twice):
         with pytest.raises(CorruptData, match=paths.ledgers(TOPIC)):
             TopicMap.build(TOPIC, contexts)
@@ -263,7 +251,7 @@ async def test_a_loaded_map_is_what_was_committed() -> None:
     assert await catalog.load(store, TOPIC) == TopicMap(TOPIC)
     await store.create(paths.ledgers(TOPIC), b"")
     current = TopicMap(TOPIC)
-    for segment in (_made(1, (3, 2, 9), (10, 0, 4)), _made(2, (10, 5, 6)), _made(3, (10, 7, 7), (11, 0, 0))):
+    for segment in (made(1, (3, 2, 9), (10, 0, 4)), made(2, (10, 5, 6)), made(3, (10, 7, 7), (11, 0, 0))):
         steps, current = current.with_commit(segment)
         await store.transact(steps)
     assert await catalog.load(store, TOPIC) == current
@@ -290,7 +278,7 @@ class _Busy(MemoryMetadata):
             number = len(self.current.segments) + 1
             begin = self.current.offloaded or Position(1, -1)
             ledger = begin.ledger_id
-            segment = _made(number, (ledger, begin.entry_id + 1, begin.entry_id + 2), (ledger + 1, 0, 1))
+            segment = made(number, (ledger, begin.entry_id + 1, begin.entry_id + 2), (ledger + 1, 0, 1))
             steps, self.current = self.current.with_commit(segment)
             await self.transact(steps)
         return names
@@ -320,9 +308,9 @@ class _Deleting(MemoryMetadata):
 async def test_a_context_that_vanishes_during_the_load_is_left_out() -> None:
     """The other ledgers are loaded as if it had never been there."""
     store = _Deleting(MemoryTree())
-    await store.create(paths.ledger(TOPIC, 3), _node(_made(1, (3, 0, 4)), ledger=3).value)
-    await store.create(paths.ledger(TOPIC, 5), _node(_made(2, (5, 0, 4)), ledger=5).value)
-    assert (await catalog.load(store, TOPIC)).segments == (_made(1, (3, 0, 4)),)
+    await store.create(paths.ledger(TOPIC, 3), _node(made(1, (3, 0, 4)), ledger=3).value)
+    await store.create(paths.ledger(TOPIC, 5), _node(made(2, (5, 0, 4)), ledger=5).value)
+    assert (await catalog.load(store, TOPIC)).segments == (made(1, (3, 0, 4)),)
 
 
 async def test_a_map_that_never_stands_still_is_given_up() -> None:
@@ -381,12 +369,12 @@ async def test_ends_are_recorded_with_the_commit_that_reaches_them() -> None:
     """Only for ledgers that are offloaded to their end; a later commit adds what was not known before."""
     store = await _stored()
     steps, first = TopicMap(TOPIC).with_commit(
-        _made(1, (3, 0, 9), (4, 0, 4)), {3: LedgerEnd(10, 4), 4: LedgerEnd(6, None), 8: LedgerEnd(1, None)}
+        made(1, (3, 0, 9), (4, 0, 4)), {3: LedgerEnd(10, 4), 4: LedgerEnd(6, None), 8: LedgerEnd(1, None)}
     )
     await store.transact(steps)
     assert first.ends == {3: LedgerEnd(10, 4)}
     assert await catalog.load(store, TOPIC) == first
-    steps, second = first.with_commit(_made(2, (4, 5, 5)), {4: LedgerEnd(6, None)})
+    steps, second = first.with_commit(made(2, (4, 5, 5)), {4: LedgerEnd(6, None)})
     await store.transact(steps)
     assert second.ends == {3: LedgerEnd(10, 4), 4: LedgerEnd(6, None)}
     steps, third = second.with_ends({3: LedgerEnd(10, 4), 4: LedgerEnd(6, 7)})
@@ -431,7 +419,7 @@ async def test_what_turns_up_after_all_is_lost_no_more() -> None:
     ):
         again = await _stored()
         await again.transact(TopicMap(TOPIC).with_loss(late)[0])
-        steps, after = narrowed.with_commit(_made(1, *slices))
+        steps, after = narrowed.with_commit(made(1, *slices))
         await again.transact(steps)
         assert (await catalog.load(again, TOPIC)).losses == after.losses == left
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from uuid import UUID
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,6 @@ from offloaderd.errors import Conflict, CorruptData
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext
 from offloaderd.metadata import catalog, paths, removal
 from offloaderd.metadata.catalog import TopicMap
-from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
 from offloaderd.metadata.port import Create, Versioned
 from offloaderd.metadata.records import floor as floor_record
@@ -21,20 +20,12 @@ from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.records.trash import Trash
 from offloaderd.model import LedgerEnd, Loss, Position, TopicName
+from tests.unit.metadata.segments import made
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.committed import CommittedSegment
 
 TOPIC = TopicName("public", "default", "orders")
-
-
-def _made(number: int, *slices: tuple[int, int, int]) -> CommittedSegment:
-    return CommittedSegment(
-        segment_id=UUID(int=number << 64 | 0xF << 60 | number),
-        slices=tuple(LedgerSlice(ledger, first, last, last - first + 1) for ledger, first, last in slices),
-        object_bytes=1000 + number,
-        assigned_ms=number,
-        offloaded_ms=number + 1,
-        bucket="bucket",
-        prefix="p/",
-    )
 
 
 async def _stored() -> MemoryMetadata:
@@ -52,7 +43,7 @@ async def _committed(store: MemoryMetadata, *segments: CommittedSegment, ends: d
     return current
 
 
-A, B, C = _made(1, (3, 0, 9), (4, 0, 4)), _made(2, (4, 5, 9)), _made(3, (4, 10, 12), (6, 0, 3))
+A, B, C = made(1, (3, 0, 9), (4, 0, 4)), made(2, (4, 5, 9)), made(3, (4, 10, 12), (6, 0, 3))
 ENDS = {3: LedgerEnd(10, 4), 4: LedgerEnd(13, 6)}
 
 
@@ -99,10 +90,10 @@ async def test_what_is_offloaded_never_falls_and_goes_on_behind_the_floor() -> N
     assert not current.contexts
     assert await store.children(paths.ledgers(TOPIC)) == []
     assert len(await store.children(paths.trash(TOPIC))) == 3
-    for wrong in (_made(8, (6, 5, 9)), _made(8, (6, 3, 9)), _made(8, (4, 13, 14))):
+    for wrong in (made(8, (6, 5, 9)), made(8, (6, 3, 9)), made(8, (4, 13, 14))):
         with pytest.raises(Conflict):
             current.with_commit(wrong)
-    steps, current = current.with_commit(_made(8, (6, 4, 9)))
+    steps, current = current.with_commit(made(8, (6, 4, 9)))
     await store.transact(steps)
     assert current.offloaded == Position(6, 9)
     assert await catalog.load(store, TOPIC) == current
@@ -111,7 +102,7 @@ async def test_what_is_offloaded_never_falls_and_goes_on_behind_the_floor() -> N
 async def test_how_the_last_ledger_ended_survives_its_context() -> None:
     """The floor keeps its ledger's end, and takes one that is known later; else a vanished ledger looks lost."""
     store = await _stored()
-    current = await _committed(store, A, B, _made(3, (4, 10, 12)), ends=ENDS)
+    current = await _committed(store, A, B, made(3, (4, 10, 12)), ends=ENDS)
     for segment in current.segments:
         steps, current = removal.without_oldest(current, segment, reason="r", now_ms=1)
         await store.transact(steps)
@@ -126,7 +117,7 @@ async def test_how_the_last_ledger_ended_survives_its_context() -> None:
 async def test_losses_below_the_floor_go_and_those_at_it_stay() -> None:
     """A loss that directly follows the floor still tells where the stream went on."""
     store = await _stored()
-    first, second = _made(1, (5, 0, 9)), _made(2, (8, 0, 9))
+    first, second = made(1, (5, 0, 9)), made(2, (8, 0, 9))
     current = TopicMap(TOPIC)
     steps, current = current.with_loss(Loss(Position(-1, -1), Position(5, 0), 4))
     await store.transact(steps)
@@ -199,7 +190,7 @@ def test_any_removal_leaves_what_a_rebuild_gives(lengths: list[int], cuts: set[i
             ledgers = sorted({one.ledger_id for one in held})
             ids = [[one.entry_id for one in held if one.ledger_id == ledger] for ledger in ledgers]
             slices = [(ledger, min(found), max(found)) for ledger, found in zip(ledgers, ids, strict=True)]
-            steps, current = current.with_commit(_made(number, *slices), ends)
+            steps, current = current.with_commit(made(number, *slices), ends)
             carry_out([*steps])
     newest = current.offloaded
     for segment in current.segments[:gone]:

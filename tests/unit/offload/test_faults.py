@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,7 @@ from offloaderd.model import Position, TopicName
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
+from tests.unit.offload.crashing import crash
 from tests.unit.offload.rig import (
     TOPIC,
     Rig,
@@ -25,7 +27,6 @@ from tests.unit.offload.rig import (
     memory_ledgers,
     offloader_of,
     payloads,
-    turn,
     until,
     until_offloaded,
 )
@@ -279,14 +280,14 @@ async def test_an_upload_that_was_never_recorded_is_found_and_dropped() -> None:
         return None
 
     rig.objects = FaultyStore(real, plan)
-    died = asyncio.ensure_future(_run_until_done(rig, "one", session, plan))  # noqa: TID251
+    died = asyncio.ensure_future(_run_until_done(rig, "one", FaultyMetadata(session, plan)))  # noqa: TID251
     await crashed.wait()
     died.cancel()
     await asyncio.wait([died])
     session.expire()
     assert len([upload async for upload in real.list_uploads()]) == 1
     rig.objects = real
-    await _run_until_done(rig, "two", rig.tree.connect(), None)
+    await _run_until_done(rig, "two", None)
     assert [payload for _, payload in await rig.committed()] == payloads(30)
     assert await rig.leftovers() == []
 
@@ -303,32 +304,15 @@ async def _crash_and_restart(crashes: list[int], size: int) -> None:
     assert rig.ledgers is not None
     entries = payloads(size)
     await rig.ledgers.append(TOPIC, entries)
-    real = rig.store
     for number, calls in enumerate(crashes):
-        left = calls
-
-        def plan(operation: str, key: str, when: str) -> Exception | None:
-            nonlocal left
-            left -= 1
-            return asyncio.CancelledError() if left < 0 else None  # type: ignore[return-value]
-
-        rig.objects = FaultyStore(real, plan)
-        session = rig.tree.connect()
-        died = asyncio.ensure_future(_run_until_done(rig, f"run-{number}", session, plan))  # noqa: TID251
-        while not died.done() and left >= 0:
-            await turn()
-        died.cancel()
-        await asyncio.wait([died])
-        session.expire()
-    rig.objects = real
-    await _run_until_done(rig, "last", rig.tree.connect(), None)
+        await crash(rig, calls, partial(_run_until_done, rig, f"run-{number}"))
+    await _run_until_done(rig, "last", None)
     assert [payload for _, payload in await rig.committed()] == entries
     assert await rig.leftovers() == []
 
 
-async def _run_until_done(rig: Rig, name: str, session: object, plan: object) -> None:
-    metadata = FaultyMetadata(session, plan) if plan is not None else session  # type: ignore[arg-type]
-    async with rig.engine(name, metadata=metadata) as engine:  # type: ignore[arg-type]
+async def _run_until_done(rig: Rig, name: str, metadata: FaultyMetadata | None) -> None:
+    async with rig.engine(name, metadata=metadata) as engine:
         topic = await enabled(engine)
         target = await topic.request_roll()
         await until_offloaded(topic, target or Position(0, 0))

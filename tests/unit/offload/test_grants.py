@@ -19,7 +19,7 @@ from offloaderd.offload.copy_check import Unsound, segments_of
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
-from tests.unit.metadata.test_removal import _made
+from tests.unit.metadata.segments import made
 from tests.unit.offload.owned import Owned, offload_more, offloaded_topic
 from tests.unit.offload.rig import TOPIC
 
@@ -164,13 +164,13 @@ ENDS = {3: LedgerEnd(10, 5), 5: LedgerEnd(10, 8)}
 @pytest.mark.parametrize(
     ("topic_map", "ledger_id", "reason"),
     [
-        (_joined(_made(1, (3, 0, 9)), ends={}), 3, "not_offloaded"),
-        (_joined(_made(1, (3, 0, 8)), ends=ENDS), 3, "not_offloaded"),
-        (_joined(_made(1, (3, 1, 9)), ends=ENDS), 3, "gap"),
-        (replace(_joined(_made(1, (3, 0, 9)), ends=ENDS), deleted={3: 1}), 3, "not_offloaded"),
-        (_joined(_made(1, (2, 0, 4)), _made(2, (3, 0, 9)), ends=ENDS), 3, "gap"),
-        (_joined(_made(1, (3, 0, 9)), _made(2, (5, 2, 9)), ends=ENDS), 3, "gap"),
-        (replace(_joined(_made(1, (3, 0, 9)), ends=ENDS), ends={3: LedgerEnd(11, 5)}), 3, "gap"),
+        (_joined(made(1, (3, 0, 9)), ends={}), 3, "not_offloaded"),
+        (_joined(made(1, (3, 0, 8)), ends=ENDS), 3, "not_offloaded"),
+        (_joined(made(1, (3, 1, 9)), ends=ENDS), 3, "gap"),
+        (replace(_joined(made(1, (3, 0, 9)), ends=ENDS), deleted={3: 1}), 3, "not_offloaded"),
+        (_joined(made(1, (2, 0, 4)), made(2, (3, 0, 9)), ends=ENDS), 3, "gap"),
+        (_joined(made(1, (3, 0, 9)), made(2, (5, 2, 9)), ends=ENDS), 3, "gap"),
+        (replace(_joined(made(1, (3, 0, 9)), ends=ENDS), ends={3: LedgerEnd(11, 5)}), 3, "gap"),
     ],
 )
 def test_a_ledger_must_be_whole_and_join_its_neighbours(topic_map: TopicMap, ledger_id: int, reason: str) -> None:
@@ -182,7 +182,7 @@ def test_a_ledger_must_be_whole_and_join_its_neighbours(topic_map: TopicMap, led
 
 def test_a_recorded_loss_joins_two_segments() -> None:
     """What is known to be lost is no gap: the ledgers around it are whole."""
-    a, b = _made(1, (2, 0, 4)), _made(2, (3, 0, 9))
+    a, b = made(1, (2, 0, 4)), made(2, (3, 0, 9))
     loss = Loss(Position(2, 4), Position(3, 0), 0)
     assert segments_of(_joined(a, b, ends=ENDS, losses=(loss,)), 3) == [b]
 

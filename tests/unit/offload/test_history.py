@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +25,7 @@ from offloaderd.offload.workshop import HistoryRules
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.upkeep import rebuild, references
 from offloaderd.upkeep.stored import Site
+from tests.unit.offload.crashing import crash
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until
 from tests.unit.offload.test_faults import QuickClock
 
@@ -293,24 +295,8 @@ def test_crashes_at_any_moment_lose_and_double_nothing(crashes: list[int], size:
 
 async def _crash_and_restart(crashes: list[int], size: int) -> None:
     rig = await rig_with(size)
-    real = rig.store
     for number, calls in enumerate(crashes):
-        left = calls
-
-        def plan(operation: str, key: str, when: str) -> Exception | None:
-            nonlocal left
-            left -= 1
-            return asyncio.CancelledError() if left < 0 else None  # type: ignore[return-value]
-
-        rig.objects = FaultyStore(real, plan)
-        session = rig.tree.connect()
-        died = asyncio.ensure_future(_run_until_done(rig, f"run-{number}", FaultyMetadata(session, plan)))  # noqa: TID251
-        while not died.done() and left >= 0:
-            await turn()
-        died.cancel()
-        await asyncio.wait([died])
-        session.expire()
-    rig.objects = real
+        await crash(rig, calls, partial(_run_until_done, rig, f"run-{number}"))
     await _run_until_done(rig, "last", None)
     await checked(rig, size)
 

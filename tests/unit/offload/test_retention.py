@@ -30,8 +30,8 @@ from offloaderd.policy.effective import Level, Origin, effective
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from tests.patience import PATIENCE_S
+from tests.unit.metadata.segments import made
 from tests.unit.metadata.test_removal import TOPIC as OTHER
-from tests.unit.metadata.test_removal import _made
 from tests.unit.offload.owned import Owned, offload_more, offloaded_topic
 from tests.unit.offload.rig import TOPIC, Rig, turn
 
@@ -65,7 +65,7 @@ class Register:
 def _map() -> TopicMap:
     current = TopicMap(OTHER)
     for number, ledger in enumerate((3, 5, 8), start=1):
-        _, current = current.with_commit(_made(number, (ledger, 0, 9)), {3: LedgerEnd(10, 5), 5: LedgerEnd(10, 8)})
+        _, current = current.with_commit(made(number, (ledger, 0, 9)), {3: LedgerEnd(10, 5), 5: LedgerEnd(10, 8)})
     return current
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,7 @@ from offloaderd.offload.open_segment import OpenSegment
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep import references
+from tests.unit.offload.crashing import crash
 from tests.unit.offload.rig import TOPIC, Rig, enabled, payloads, turn, until, until_offloaded
 from tests.unit.offload.rolling import map_of, read_all, rolling, shape, streamed
 
@@ -379,24 +381,8 @@ def test_crashes_at_any_moment_lose_and_leave_nothing(crashes: list[int]) -> Non
 async def crash_and_restart(crashes: list[int]) -> None:
     """Let owners die after so many calls each; the last one ends what they began."""
     rig, written = await streamed(15, 20, 10)
-    real = rig.store
     for number, calls in enumerate(crashes):
-        left = calls
-
-        def plan(operation: str, key: str, when: str) -> Exception | None:
-            nonlocal left
-            left -= 1
-            return asyncio.CancelledError() if left < 0 else None  # type: ignore[return-value]
-
-        rig.objects = FaultyStore(real, plan)
-        session = rig.tree.connect()
-        died = asyncio.ensure_future(carry_out(rig, f"run-{number}", FaultyMetadata(session, plan)))  # noqa: TID251
-        while not died.done() and left >= 0:
-            await turn()
-        died.cancel()
-        await asyncio.wait([died])
-        session.expire()
-        rig.objects = real
+        await crash(rig, calls, partial(carry_out, rig, f"run-{number}"))
         assert await read_all(rig) == written
     await carry_out(rig, "last", None)
     assert shape(await map_of(rig)) == WHOLE

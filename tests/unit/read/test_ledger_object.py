@@ -14,19 +14,20 @@ from offloaderd.errors import CorruptData, NotFound
 from offloaderd.format.v1_index import decode_index
 from offloaderd.format.v1_scan import BlockScan, block_spans
 from offloaderd.ledgers.memory import MemoryLedgers
-from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metrics import Metrics
-from offloaderd.model import OffloadMethod, Position, ReadPriority
+from offloaderd.model import Position, ReadPriority
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.read import ledger_object
 from offloaderd.read.fetch import RetryPolicy
 from offloaderd.read.plan import Tier
 from offloaderd.read.segment import Pace, SegmentOptions, SegmentReader
-from tests.unit.broker_objects import BUCKET, BrokerLedger
+from tests.unit.broker_objects import BrokerLedger
 from tests.unit.read.build import TOPIC, FastClock, make_house
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from offloaderd.metadata.committed import CommittedSegment
 
 OBJECT = uuid.UUID(int=77)
 PIECE = 400
@@ -45,21 +46,6 @@ def ledger(sizes: list[int], **others: int) -> BrokerLedger:
     for name, value in others.items():
         setattr(made, name, value)
     return made
-
-
-def committed(one: BrokerLedger) -> CommittedSegment:
-    """Return the segment as its adoption records it."""
-    return CommittedSegment(
-        segment_id=one.object_id,
-        slices=(LedgerSlice(one.ledger_id, 0, len(one.payloads) - 1, sum(map(len, one.payloads))),),
-        object_bytes=len(one.objects()[0]),
-        assigned_ms=1,
-        offloaded_ms=2,
-        bucket=BUCKET,
-        prefix="",
-        method=OffloadMethod.LEDGER_BASED,
-        driver=one.driver,
-    )
 
 
 @pytest.fixture
@@ -101,7 +87,7 @@ async def test_every_range(reader: SegmentReader, store: MemoryStore, every: int
     one = ledger(SIZES, index_every=every)
     await one.put(store)
     everything = list(enumerate(one.payloads))
-    segment = committed(one)
+    segment = one.adopted
     for first in range(0, 60, 7):
         for last in (first, first + 1, 59):
             assert await entries(reader, segment, first, min(last, 59)) == everything[first : min(last, 59) + 1]
@@ -111,8 +97,8 @@ async def test_large_entries_and_empty_ones(reader: SegmentReader, store: Memory
     """Entries over many pieces, of no bytes, and one that has a block of its own."""
     one = ledger([0, 0, 5000, 0, 900, 871, 872, 873, 0, 3 * PIECE, 1])
     await one.put(store)
-    assert await entries(reader, committed(one), 0, 10) == list(enumerate(one.payloads))
-    assert await entries(reader, committed(one), 9, 9) == [(9, one.payloads[9])]
+    assert await entries(reader, one.adopted, 0, 10) == list(enumerate(one.payloads))
+    assert await entries(reader, one.adopted, 9, 9) == [(9, one.payloads[9])]
 
 
 async def test_places_are_remembered(
@@ -121,7 +107,7 @@ async def test_places_are_remembered(
     """A second read near the end of a large block asks for what is near, not for the block."""
     one = ledger([50] * 300, block_bytes_max=1 << 20)
     await one.put(store)
-    segment = committed(one)
+    segment = one.adopted
     await entries(reader, segment, 0, 299)
     asked: list[int] = []
     get = store.get
@@ -140,7 +126,7 @@ async def test_pieces_fetched_ahead_stay_within_the_budget(reader: SegmentReader
     one = ledger([50] * 1000, block_bytes_max=1 << 20)
     await one.put(store)
     most = 0
-    async for _ in reader.read(TOPIC, committed(one), Position(9, 0), Position(9, 999), Pace()):
+    async for _ in reader.read(TOPIC, one.adopted, Position(9, 0), Position(9, 999), Pace()):
         most = max(most, reader.used_bytes)
     length = len(one.objects()[0])
     table = ledger_object.TABLE_BYTES + ledger_object.PLACE_BYTES * (1 + length // PIECE)
@@ -173,7 +159,7 @@ async def test_damage(reader: SegmentReader, store: MemoryStore, name: str) -> N
     await store.put(one.keys.data, change(data))
     found: list[tuple[int, bytes]] = []
     with pytest.raises(CorruptData, match=said) as error:
-        await read_into(found, reader, committed(one))
+        await read_into(found, reader, one.adopted)
     assert error.value.key == one.keys.data
     assert found == list(enumerate(one.payloads))[: len(found)]
 
@@ -186,11 +172,11 @@ async def test_index_of_another_ledger(reader: SegmentReader, store: MemoryStore
     for content in (index, one.objects()[1][:-1], b""):
         await store.put(one.keys.index, content)
         with pytest.raises(CorruptData) as error:
-            await entries(reader, committed(one), 0, 0)
+            await entries(reader, one.adopted, 0, 0)
         assert error.value.key == one.keys.index
     await store.delete([one.keys.index])
     with pytest.raises(NotFound):
-        await entries(reader, committed(one), 0, 0)
+        await entries(reader, one.adopted, 0, 0)
 
 
 @pytest.mark.parametrize("priority", list(ReadPriority))
@@ -206,7 +192,7 @@ async def test_the_other_tier_makes_up_for_it(priority: ReadPriority, damage: st
     one.ledger_id = info.ledger_id
     house = make_house(source=source)
     await one.put(house.store)
-    house.map.segments, house.map.priority, house.map.enabled = [committed(one)], priority, True
+    house.map.segments, house.map.priority, house.map.enabled = [one.adopted], priority, True
     if damage == "missing":
         await house.store.delete([one.keys.data, one.keys.index])
     elif damage != "none":

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.metadata.catalog import TopicMap
-from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-from offloaderd.model import OffloadMethod, Position
+from offloaderd.model import Position
 from offloaderd.offload.past import past_of
 from offloaderd.read import ledger_object, seek_ledgers
 from offloaderd.read.plan import Tier
 from offloaderd.read.seek import seek
 from offloaderd.read.seek_goal import Goal, SeekKind, Unseekable
-from tests.unit.broker_objects import BUCKET, BrokerLedger
+from tests.unit.broker_objects import BrokerLedger
 from tests.unit.read.build import TOPIC, Piece, make_house, put_segment
 from tests.unit.read.seek_topics import NOW, message, noted
 from tests.unit.read.shelf import Shelf
@@ -23,6 +22,7 @@ from tests.unit.read.shelf import Shelf
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.metadata.committed import CommittedSegment
     from tests.unit.read.build import House
 
 
@@ -38,17 +38,7 @@ async def put_ledger(house: House, ledger_id: int, payloads: Sequence[bytes], in
         topic=TOPIC, ledger_id=ledger_id, object_id=uuid.UUID(int=ledger_id), payloads=payloads, index_every=index_every
     )
     await one.put(house.store)
-    return CommittedSegment(
-        segment_id=one.object_id,
-        slices=(LedgerSlice(ledger_id, 0, len(payloads) - 1, sum(map(len, payloads))),),
-        object_bytes=len(one.objects()[0]),
-        assigned_ms=1,
-        offloaded_ms=2,
-        bucket=BUCKET,
-        prefix="",
-        method=OffloadMethod.LEDGER_BASED,
-        driver=one.driver,
-    )
+    return one.adopted
 
 
 async def mixed(index_every: int) -> tuple[House, dict[Position, bytes]]:

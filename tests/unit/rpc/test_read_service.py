@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 import zlib
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -18,30 +17,15 @@ from offloaderd.format.pb.pulsar import messages_pb2 as pb
 from offloaderd.model import EntryBatch, Position
 from offloaderd.rpc.convert import from_batch, from_position, to_batch, to_position
 from offloaderd.rpc.errors import from_rpc_error
-from offloaderd.rpc.read import ReadService
-from offloaderd.rpc.v1 import common_pb2, read_pb2, read_pb2_grpc
+from offloaderd.rpc.v1 import common_pb2, read_pb2
 from tests.patience import PATIENCE_S
 from tests.unit.read.build import TOPIC, Piece, make_house, payloads, put_segment, sample
-from tests.unit.rpc.serve import serving
+from tests.unit.rpc.serve_reads import served
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from tests.unit.read.build import House
 
 MIB = 1024 * 1024
-
-
-@asynccontextmanager
-async def served(house: House, readers_max: int = 8) -> AsyncIterator[read_pb2_grpc.ReadServiceAsyncStub]:
-    """Serve a house's reader; gives a stub."""
-
-    def register(server: aio.Server) -> None:
-        service = ReadService(house.reader, readers_max, metrics=house.metrics)
-        read_pb2_grpc.add_ReadServiceServicer_to_server(service, server)
-
-    async with house.reader, serving(house.metrics, register) as channel:
-        yield read_pb2_grpc.ReadServiceStub(channel)
 
 
 async def big_house() -> House:

@@ -19,8 +19,8 @@ from offloaderd.offload.ledger_list import deletion_plan, ledger_rows
 from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.rpc.retention import RetentionService
 from offloaderd.rpc.v1 import retention_pb2_grpc
+from tests.unit.metadata.segments import made
 from tests.unit.metadata.test_removal import TOPIC as OTHER
-from tests.unit.metadata.test_removal import _made
 from tests.unit.offload.owned import Owned, offloaded_topic
 from tests.unit.offload.rig import TOPIC
 from tests.unit.offload.test_grants import OPTIONS
@@ -157,7 +157,7 @@ def test_every_state_of_a_ledger() -> None:
     """Marked before revoked before granted before offloaded; without a source only the newest may still be open."""
     current = TopicMap(OTHER)
     for number, ledger in enumerate((3, 5, 8), start=1):
-        _, current = current.with_commit(_made(number, (ledger, 0, 9)), {3: LedgerEnd(10, 5)})
+        _, current = current.with_commit(made(number, (ledger, 0, 9)), {3: LedgerEnd(10, 5)})
     grants = {3: Grant(ledger_id=3, verified_ms=1)}
 
     def states(topic_map: TopicMap, source: list[LedgerInfo] | None, known: dict[int, Grant]) -> list[str]:
@@ -180,7 +180,7 @@ def test_a_plan_tells_of_waiting_only_where_something_waits() -> None:
     """Ledgers that nobody marked are no obstacle to anything while no marked one lies behind them."""
     current = TopicMap(OTHER)
     for number, ledger in enumerate((3, 5, 8), start=1):
-        _, current = current.with_commit(_made(number, (ledger, 0, 9)))
+        _, current = current.with_commit(made(number, (ledger, 0, 9)))
     assert deletion_plan(current, [3]).waits_for == ()
     assert [one.begin.ledger_id for one in deletion_plan(current, [3, 5, 8]).segments] == [3, 5, 8]
     assert deletion_plan(current, [8]).waits_for == (3,)

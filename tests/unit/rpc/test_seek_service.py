@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -15,30 +14,15 @@ from offloaderd.errors import InvalidInput
 from offloaderd.model import EntryBatch, Position
 from offloaderd.read.seek_goal import Goal, SeekKind
 from offloaderd.rpc.convert import to_position
-from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.v1 import common_pb2, read_pb2, read_pb2_grpc
 from tests.patience import PATIENCE_S
 from tests.unit.read.build import TOPIC, make_house, sample
 from tests.unit.read.seek_topics import NOW, noted
 from tests.unit.read.shelf import Shelf
-from tests.unit.rpc.serve import serving
+from tests.unit.rpc.serve_reads import served
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from tests.unit.read.build import House
-
-
-@asynccontextmanager
-async def served(house: House, readers_max: int = 8) -> AsyncIterator[read_pb2_grpc.ReadServiceAsyncStub]:
-    """Serve a house's reader; gives a stub."""
-
-    def register(server: aio.Server) -> None:
-        service = ReadService(house.reader, readers_max, metrics=house.metrics)
-        read_pb2_grpc.add_ReadServiceServicer_to_server(service, server)
-
-    async with house.reader, serving(house.metrics, register) as channel:
-        yield read_pb2_grpc.ReadServiceStub(channel)
 
 
 def topic_of(entries: int) -> House:

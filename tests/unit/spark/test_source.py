@@ -28,7 +28,6 @@ from tests.unit.offload.test_engine import appended
 from tests.unit.offload.test_ledger_based import LEDGER_BASED, STREAMING
 from tests.unit.read.build import PREFIX, TOPIC, put_segment
 from tests.unit.read.build import Piece as LedgerPiece
-from tests.unit.read.test_ledger_object import committed
 from tests.unit.spark.lake import (
     BASE_MS,
     CountingStore,
@@ -205,7 +204,7 @@ async def test_ledger_of_a_broker(index_every: int, partition_bytes: int) -> Non
     held = payloads(150, ledger_id=3)
     ledger = BrokerLedger(topic=TOPIC, ledger_id=3, object_id=THREE, payloads=held, index_every=index_every)
     await ledger.put(store)
-    segment = committed(ledger)
+    segment = ledger.adopted
     assert segment.foreign
     store.asked.clear()
     every = [(3, entry, data) for entry, data in enumerate(held)]

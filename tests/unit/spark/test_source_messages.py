@@ -18,7 +18,6 @@ from offloaderd.spark.value_schema import read_schema
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.format.test_pulsar_message import COMPRESSED, batch, entry
 from tests.unit.read.build import PREFIX, TOPIC, Piece, put_segment
-from tests.unit.read.test_ledger_object import committed
 from tests.unit.spark.lake import CountingStore, options, read_all, snapshot
 from tests.unit.spark.test_value_schema import record, written
 
@@ -197,5 +196,5 @@ async def test_chunks_in_a_ledger_of_a_broker() -> None:
     held = [entry(b"#" * 300), parts[0], entry(b"#" * 700), parts[1], entry(b"#" * 800), parts[2]]
     ledger = BrokerLedger(topic=TOPIC, ledger_id=3, object_id=ONE, payloads=held, block_bytes_max=1000)
     await ledger.put(store)
-    rows = await read_all(store, snapshot([committed(ledger)]), options(messages=True, partition_bytes=900))
+    rows = await read_all(store, snapshot([ledger.adopted]), options(messages=True, partition_bytes=900))
     assert rows[-1]["value"] == b"0123456789" * 30

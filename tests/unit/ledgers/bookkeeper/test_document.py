@@ -8,10 +8,9 @@ import re
 import struct
 from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from google.protobuf import descriptor_pool
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 import offloaderd.ledgers.bookkeeper
 from offloaderd.format.pb.bookkeeper import protocol_pb2, registration_pb2
@@ -19,6 +18,10 @@ from offloaderd.ledgers.bookkeeper import v2
 from offloaderd.ledgers.bookkeeper.entry import DigestType
 from offloaderd.ledgers.bookkeeper.layout import Layout
 from offloaderd.ledgers.bookkeeper.status import V2_CODES, V3_CODES, Status, failure, reaction_to
+from tests.unit.messages import fields_of
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor
 
 NAME = "offloaderd.ledgers.bookkeeper"
 PACKAGE = Path(offloaderd.ledgers.bookkeeper.__file__).parent
@@ -88,24 +91,11 @@ def test_fixed_fields_have_the_values_that_are_sent(name: str, request_bytes: by
         assert int.from_bytes(request_bytes[at : at + size], "big") == int(row["meaning"])
 
 
-def kind_of(field: FieldDescriptor) -> str:
-    """Return a field's type as the document writes it."""
-    if field.message_type is not None:
-        return field.message_type.name
-    names = {
-        value: name.removeprefix("TYPE_").lower()
-        for name, value in vars(FieldDescriptor).items()
-        if name.startswith("TYPE_") and isinstance(value, int)
-    }
-    return names[field.type]
-
-
 @pytest.mark.parametrize("name", MESSAGES)
 def test_table_is_the_message(name: str) -> None:
     """Numbers, types and names of a table are those of the protobuf message."""
-    fields = descriptor_pool.Default().FindMessageTypeByName(name).fields
     rows = [(int(row["number"]), row["type"], row["field"]) for row in MESSAGES[name]]
-    assert rows == [(field.number, kind_of(field), field.name) for field in fields]
+    assert rows == fields_of(name)
 
 
 def messages(descriptor: Descriptor) -> set[str]:

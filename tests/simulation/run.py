@@ -1,0 +1,101 @@
+"""One seed from its beginning to its end, and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.simulation.loop import Stuck
+from tests.simulation.oracle import Violation
+from tests.simulation.world import World
+
+if TYPE_CHECKING:
+    from offloaderd.metrics import Metrics
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of one run."""
+
+    seed: int
+    failure: str = ""
+    trace_hash: str = ""
+    virtual_s: float = 0.0
+    steps: int = 0
+    commits: int = 0
+    removed: int = 0
+    history: int = 0
+    granted: int = 0
+    entries: int = 0
+    reads: int = 0
+    kept: int = 0
+    fired: Counter[str] = field(default_factory=Counter)
+    tail: list[str] = field(default_factory=list)
+
+
+def simulate(seed: int, metrics: Metrics, *, verbose: bool = False) -> Report:
+    """Run one seed and say what became of it."""
+    world = World(seed, metrics, verbose=verbose)
+    report = Report(seed)
+    loop = world.loop
+    asyncio.set_event_loop(loop)
+    life = loop.create_task(world.live())
+    life.add_done_callback(lambda _: loop.stop())
+    try:
+        loop.run_forever()
+        if life.done():
+            life.result()
+        elif world.oracle.broken is None:
+            report.failure = "the loop was stopped"
+    except Stuck as error:
+        report.failure = f"stuck: {error}"
+    except Violation as error:
+        report.failure = str(error)
+    except Exception as error:
+        report.failure = f"{type(error).__name__}: {error}"
+        if verbose:
+            raise
+    if world.oracle.broken is not None:
+        report.failure = str(world.oracle.broken)
+    elif not report.failure and loop.fault is not None:
+        report.failure = f"nobody caught {loop.fault!r}"
+    report.trace_hash = world.trace_hash()
+    report.virtual_s, report.steps = loop.time(), loop.steps
+    report.commits, report.entries, report.reads = world.oracle.commits, world.oracle.entries, world.oracle.reads
+    report.kept, report.granted, report.removed = world.oracle.kept, world.oracle.grants, world.oracle.removed
+    report.history = world.oracle.history
+    report.fired = world.faults.fired
+    report.tail = list(world.tail)
+    if not report.failure and not report.commits:
+        report.failure = "no segment was committed"
+    if not report.failure and not report.fired:
+        report.failure = "no fault fired"
+    _bury(world, life)
+    return report
+
+
+def _bury(world: World, life: asyncio.Task[None]) -> None:
+    """End what is left of a run, so that nothing of it lives on in the next."""
+    loop = world.loop
+    world.faults.on = False
+    for daemon in world.daemons:
+        daemon.crash()
+        daemon.reap()
+    life.cancel()
+    loop.call_later(60.0, loop.stop)
+    left = [task for daemon in world.daemons for task in daemon.tasks()] + [life]
+
+    async def ended() -> None:
+        await asyncio.wait(left)
+        loop.stop()
+
+    ending = loop.create_task(ended())
+    with suppress(Stuck):
+        loop.run_forever()
+    ending.cancel()
+    loop.run_until_complete(asyncio.wait([ending]))
+    asyncio.set_event_loop(None)
+    loop.close()
