@@ -12,7 +12,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.offload.test_traces import facts, traced
 from tests.unit.spark.backfill_rig import backfill, map_of, planned
 
-BUCKET = {"OFFLOADERD__OBJECTS__BUCKET": "b"}
+BUCKET = {"OFFLOADERD__OBJECTS__BUCKET": "bucket"}
 STEPS = {"segment": 1, "open": 1, "seal": 1, "complete": 1, "verify": 1}
 
 
