@@ -24,6 +24,7 @@ from bench.reading import read_back
 from bench.report import Figure, table, write
 from bench.scale import scale
 from bench.site import CLOCK, site
+from bench.spark import backfill_bookies, backfill_embedded, data_source
 from bench.tailing import tail
 from offloaderd import log
 
@@ -48,6 +49,9 @@ BENCHMARKS: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "live": live,
     "many": many,
     "publishing": publishing,
+    "spark": backfill_embedded,
+    "spark-bookies": backfill_bookies,
+    "spark-read": data_source,
 }
 
 

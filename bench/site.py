@@ -111,7 +111,7 @@ class Site:
             program=Path(sys.executable).with_name("offloaderd"),
             arguments=("serve",),
             directory=directory,
-            environment=self._environment(name, grpc_port, http_port, sections),
+            environment=self.environment(name, grpc_port, http_port, sections),
         )
         async with ChildProcess(command, CLOCK) as child:
 
@@ -122,7 +122,7 @@ class Site:
             async with DaemonClient(f"127.0.0.1:{grpc_port}") as client:
                 yield Daemon(child.pid or 0, client, http_port)
 
-    def _environment(self, name: str, grpc_port: int, http_port: int, sections: Sections) -> Mapping[str, str]:
+    def environment(self, name: str, grpc_port: int, http_port: int, sections: Sections) -> Mapping[str, str]:
         given: dict[str, dict[str, object]] = {
             "daemon": {"id": name, "cluster": f"bench-{name}"},
             "grpc": {"port": grpc_port},

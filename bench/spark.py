@@ -1,0 +1,298 @@
+"""Spark's jobs beside what the daemon does with the same bytes: backfills and the data source.
+
+A backfill is measured in a session whose Python workers have written a segment before, as in a longer job;
+what the first one costs more is a figure of its own. Spark, the servers and the bookies share the machine's cores. The
+daemon's own upload path is a topic of the same size that it catches up with, in turns with the job; so are the bare
+uploads of the same objects.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bench import raw
+from bench.appending import PARALLEL, PART_BYTES, everything_offloaded, objects_of, spread
+from bench.load import DEADLINE_S, MIB, Entries, append
+from bench.report import Figure
+from bench.site import CLOCK
+from bench.spark_child import spark
+from bench.tailing import PLAN, bookies
+from offloaderd.model import ReadPriority, TopicName
+from offloaderd.rpc.v1 import policy_pb2
+from tests.real.writer import ledger_writer
+from tests.real.written_topic import written_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from bench.scale import Scale
+    from bench.site import Daemon, Sections, Site
+    from bench.spark_child import Spark
+
+ENTRY_BYTES = 10 * 1024
+LEDGERS = 8
+SEGMENTS = 4
+"""Into how many segments a topic is split: two for each of two cores."""
+
+GOAL_DAEMON, GOAL_SCALING = 0.7, 1.6
+GOAL_GROWTH = 1.25
+"""How much more memory a worker may have held for segments that are four times as large."""
+
+GIB = 1024**3
+TOPIC = TopicName.parse("read-by-spark")
+
+
+@dataclass
+class Measured:
+    """What came out, round by round: seconds, and of the last one CPU seconds and peaks of memory."""
+
+    payload_bytes: int
+    job: list[float] = field(default_factory=list)
+    daemon: list[float] = field(default_factory=list)
+    bare: list[float] = field(default_factory=list)
+    job_cpu: list[float] = field(default_factory=list)
+    daemon_cpu: list[float] = field(default_factory=list)
+
+    def rates(self, seconds: list[float]) -> str:
+        """Return how fast that was."""
+        return spread([self.payload_bytes / MIB / one for one in seconds], "MiB/s")
+
+    def cpu(self, used: list[float]) -> str:
+        """Return what it took of a core."""
+        return spread([one / self.payload_bytes * GIB for one in used], "s/GiB")
+
+
+async def planned(daemon: Daemon, topic: TopicName) -> int:
+    """Enable a topic whose history is a job's; returns how many bytes of payload that has."""
+    await daemon.client.enable(topic, policies=policy_pb2.OffloadPolicies(history_order="alongside"))
+    until = CLOCK.monotonic() + DEADLINE_S
+    while not (found := await daemon.client.history(topic)).HasField("plan"):
+        if CLOCK.monotonic() > until:
+            raise RuntimeError(f"nobody has planned the history of {topic}")
+        await CLOCK.sleep(0.1)
+    return found.plan.payload_bytes
+
+
+async def _by_daemon(daemon: Daemon, topic: TopicName, segment_bytes: int) -> tuple[float, float]:
+    """Have a daemon catch up with a topic; returns seconds and CPU seconds."""
+    before, started = await daemon.spent(), CLOCK.monotonic()
+    await daemon.client.enable(topic, segment_bytes_max=segment_bytes)
+    await everything_offloaded(daemon, topic)
+    return CLOCK.monotonic() - started, (await daemon.spent()).since(before).cpu_s
+
+
+async def _round(
+    found: Measured, place: Site, job: Spark, daemon: Daemon, topics: tuple[TopicName, TopicName], segment_bytes: int
+) -> None:
+    """Measure the job with one topic, the daemon with the other, and the bare client with the same objects."""
+    theirs, ours = topics
+    told = await job.ask(what="backfill", topic=str(theirs), slots=1, segment_bytes=segment_bytes)
+    found.job.append(told["seconds"])
+    found.job_cpu.append(told["cpu_s"])
+    seconds, cpu = await _by_daemon(daemon, ours, segment_bytes)
+    found.daemon.append(seconds)
+    found.daemon_cpu.append(cpu)
+    copies = {f"raw-{ours.local}-{key}": size for key, size in (await objects_of(daemon, ours)).items()}
+    took = await raw.measure("upload", place.s3, copies, request_bytes=PART_BYTES, parallel=PARALLEL)
+    found.bare.append(took.seconds)
+
+
+def _beside(name: str, found: Measured) -> list[Figure]:
+    return [
+        Figure(
+            benchmark=name,
+            figure="rate of one core over the daemon's own upload",
+            values=[daemon / job for job, daemon in zip(found.job, found.daemon, strict=True)],
+            goal=GOAL_DAEMON,
+            notes={"ours": found.rates(found.job), "daemon": found.rates(found.daemon)},
+        ),
+        Figure(
+            benchmark=name,
+            figure="rate of one core over bare multipart upload",
+            values=[bare / job for job, bare in zip(found.job, found.bare, strict=True)],
+            notes={"bare": found.rates(found.bare)},
+        ),
+        Figure(
+            benchmark=name,
+            figure="CPU of the Python worker",
+            values=[one / found.payload_bytes * GIB for one in found.job_cpu],
+            unit="s/GiB",
+            notes={"daemon": found.cpu(found.daemon_cpu)},
+        ),
+    ]
+
+
+async def backfill_embedded(site: Site, size: Scale) -> list[Figure]:
+    """Measure backfills from the embedded store: one core, two cores, and segments four times as large."""
+    entries = Entries(ENTRY_BYTES, size.total_bytes + ENTRY_BYTES)
+    segment_bytes = size.total_bytes // SEGMENTS
+    theirs: Sections = {
+        "ledgers": {"kind": "embedded", "ledger_entries_max": (entries.count - 1) // LEDGERS},
+        "history": {"daemon_bytes_max": 0},
+    }
+    own: Sections = {"ledgers": {"kind": "embedded"}}
+    name, other = f"job{CLOCK.uuid().hex[:6]}", f"own{CLOCK.uuid().hex[:6]}"
+    rounds = range(size.runs)
+    one = [TopicName.parse(f"one-{number}") for number in rounds]
+    two = [TopicName.parse(f"two-{number}") for number in rounds]
+    warm, large = [TopicName.parse(f"warm-{number}") for number in range(3)], TopicName.parse("large")
+    async with AsyncExitStack() as stack:
+        place = await stack.enter_async_context(site.bucket())
+        daemon = await stack.enter_async_context(place.daemon(theirs, name=name))
+        beside = await stack.enter_async_context(place.daemon(own, name=other))
+        found = Measured(0)
+        for topic in (*one, *two, *warm, large):
+            await append(daemon.client, topic, entries)
+            found.payload_bytes = await planned(daemon, topic)
+        for topic in one:
+            await append(beside.client, topic, entries)
+        environment = place.environment(name, 1, 2, theirs)
+        scaling: list[float] = []
+        async with spark("local[1]", environment) as single:
+            first = await single.ask(what="backfill", topic=str(warm[0]), slots=1, segment_bytes=segment_bytes)
+            async with spark("local[2]", environment) as double:
+                await double.ask(what="backfill", topic=str(warm[1]), slots=2, segment_bytes=segment_bytes)
+                for number in rounds:
+                    await _round(found, place, single, beside, (one[number], one[number]), segment_bytes)
+                    told = await double.ask(
+                        what="backfill", topic=str(two[number]), slots=2, segment_bytes=segment_bytes
+                    )
+                    scaling.append(told["seconds"])
+            small = await single.ask(what="backfill", topic=str(warm[2]), slots=1, segment_bytes=segment_bytes)
+            started_s = single.started_s
+        async with spark("local[1]", environment) as third:
+            big = await third.ask(what="backfill", topic=str(large), slots=1, segment_bytes=SEGMENTS * segment_bytes)
+        plan = (await daemon.client.history(one[0])).plan
+    return [
+        *_beside("backfill from the embedded store", found),
+        Figure(
+            benchmark="backfill from the embedded store",
+            figure="rate of local[2] over local[1]",
+            values=[single_s / double_s for single_s, double_s in zip(found.job, scaling, strict=True)],
+            goal=GOAL_SCALING,
+            notes={"local[2]": found.rates(scaling), "cores": "the servers have the same"},
+        ),
+        Figure(
+            benchmark="backfill from the embedded store",
+            figure="the first topic of a session",
+            values=[first["seconds"]],
+            unit="s",
+            notes={"later ones": spread(found.job, "s"), "Spark itself": f"{started_s:.1f} s before"},
+        ),
+        Figure(
+            benchmark="backfill from the embedded store",
+            figure="probes for a boundary",
+            values=[plan.probes / max(1, plan.ranges - 1)],
+            goal=math.ceil(math.log2(plan.entries)),
+            more_is_better=False,
+            notes={"boundaries": str(plan.ranges - 1), "entries": str(plan.entries)},
+        ),
+        Figure(
+            benchmark="backfill from the embedded store",
+            figure="peak memory of a Python worker, segments four times as large over small ones",
+            values=[big["worker_bytes"] / small["worker_bytes"]],
+            goal=GOAL_GROWTH,
+            more_is_better=False,
+            notes={
+                f"{segment_bytes / MIB:.0f} MiB": f"{small['worker_bytes'] / MIB:.0f} MiB",
+                f"{SEGMENTS * segment_bytes / MIB:.0f} MiB": f"{big['worker_bytes'] / MIB:.0f} MiB",
+                "Java": f"{big['java_bytes'] / MIB:.0f} MiB",
+            },
+        ),
+    ]
+
+
+async def backfill_bookies(site: Site, size: Scale) -> list[Figure]:
+    """Measure backfills from real bookies, one core."""
+    total_bytes = size.total_bytes // 2
+    segment_bytes = total_bytes // SEGMENTS
+    name, other = f"job{CLOCK.uuid().hex[:6]}", f"own{CLOCK.uuid().hex[:6]}"
+    async with AsyncExitStack() as stack:
+        place = await stack.enter_async_context(site.bucket())
+        cluster = await stack.enter_async_context(bookies(site))
+        writer = await stack.enter_async_context(ledger_writer(cluster.zookeeper, CLOCK))
+        theirs: Sections = {
+            "ledgers": {"kind": "bookkeeper"},
+            "bookkeeper": {"servers": cluster.zookeeper},
+            "history": {"daemon_bytes_max": 0},
+        }
+        own = {section: values for section, values in theirs.items() if section != "history"}
+        daemon = await stack.enter_async_context(place.daemon(theirs, name=name))
+        beside = await stack.enter_async_context(place.daemon(own, name=other))
+        found, topics = Measured(0), []
+        for number in range(size.runs + 1):
+            topic = await written_topic(writer, f"spark-{number}", plan=PLAN)
+            count = total_bytes // ENTRY_BYTES // LEDGERS
+            for _ in range(LEDGERS):
+                await topic.add(
+                    (entry_id.to_bytes(8, "big") * (ENTRY_BYTES // 8) for entry_id in range(count)), window=256
+                )
+                await topic.roll()
+            found.payload_bytes = await planned(daemon, topic.name)
+            topics.append(topic.name)
+        async with spark("local[1]", place.environment(name, 1, 2, theirs)) as job:
+            await job.ask(what="backfill", topic=str(topics[0]), slots=1, segment_bytes=segment_bytes)
+            for topic_name in topics[1:]:
+                await _round(found, place, job, beside, (topic_name, topic_name), segment_bytes)
+    return _beside("backfill from bookies", found)
+
+
+async def data_source(site: Site, size: Scale) -> list[Figure]:
+    """Measure `sum(length(payload))` over a topic in local[2], beside the same over gRPC and in Parquet."""
+    entries = Entries(ENTRY_BYTES, size.total_bytes, segments=size.segments)
+    sections: Sections = {"ledgers": {"kind": "embedded"}}
+    name, target = f"source{CLOCK.uuid().hex[:6]}", site.directory / f"parquet-{CLOCK.uuid().hex[:6]}"
+    async with site.bucket() as place, place.daemon(sections, name=name) as daemon:
+        await append(daemon.client, TOPIC, entries)
+        await daemon.client.enable(TOPIC, segment_bytes_max=entries.segment_bytes)
+        await everything_offloaded(daemon, TOPIC)
+        async with spark("local[2]", place.environment(name, 1, 2, sections)) as job:
+            await job.ask(what="write", topic=str(TOPIC), target=str(target))
+
+            async def by_source() -> float:
+                told = await job.ask(what="read", topic=str(TOPIC), payload_bytes=entries.payload_bytes)
+                return float(told["seconds"])
+
+            async def by_parquet() -> float:
+                told = await job.ask(what="parquet", target=str(target), payload_bytes=entries.payload_bytes)
+                return float(told["seconds"])
+
+            ways: tuple[Callable[[], Awaitable[float]], ...] = (
+                by_source,
+                by_parquet,
+                lambda: _by_grpc(daemon, entries),
+            )
+            for way in ways:
+                await way()
+            rounds = [[await way() for way in ways] for _ in range(size.runs)]
+    ours, parquet, grpc = (list(column) for column in zip(*rounds, strict=True))
+    told = Measured(entries.payload_bytes)
+    return [
+        Figure(
+            benchmark="data source, local[2], 10 KiB",
+            figure="rate over the read by gRPC",
+            values=[other / one for one, other in zip(ours, grpc, strict=True)],
+            notes={"ours": told.rates(ours), "gRPC": told.rates(grpc)},
+        ),
+        Figure(
+            benchmark="data source, local[2], 10 KiB",
+            figure="rate over Spark's of the same bytes in Parquet",
+            values=[other / one for one, other in zip(ours, parquet, strict=True)],
+            notes={"Parquet": told.rates(parquet)},
+        ),
+    ]
+
+
+async def _by_grpc(daemon: Daemon, entries: Entries) -> float:
+    """Read the topic from the store through the daemon; returns the seconds."""
+    started, found = CLOCK.monotonic(), 0
+    priority = ReadPriority.TIERED_STORAGE_FIRST
+    async with aclosing(daemon.client.read(TOPIC, read_priority=priority, timeout_s=DEADLINE_S)) as responses:
+        async for response in responses:
+            found += sum(map(len, response.batch.payloads))
+    if found != entries.payload_bytes:
+        raise RuntimeError(f"{found} bytes were read, not {entries.payload_bytes}")
+    return CLOCK.monotonic() - started
