@@ -1,9 +1,8 @@
 """Spark's jobs beside what the daemon does with the same bytes: backfills and the data source.
 
-A backfill is measured in a session whose Python workers have written a segment before, as in a longer job;
-what the first one costs more is a figure of its own. Spark, the servers and the bookies share the machine's cores. The
-daemon's own upload path is a topic of the same size that it catches up with, in turns with the job; so are the bare
-uploads of the same objects.
+A backfill is measured with Python workers that have imported all they need, as in a longer job; what the first one of a
+session takes is a figure of its own. In turns with the job the daemon catches up with the same topic, its own way, and a
+bare client uploads the same objects. Spark, the servers and the bookies share the machine's cores.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ TOPIC = TopicName.parse("read-by-spark")
 
 @dataclass
 class Measured:
-    """What came out, round by round: seconds, and of the last one CPU seconds and peaks of memory."""
+    """What came out, round by round: seconds and CPU seconds; and how much memory the job's Python has held."""
 
     payload_bytes: int
     job: list[float] = field(default_factory=list)
@@ -55,6 +54,7 @@ class Measured:
     bare: list[float] = field(default_factory=list)
     job_cpu: list[float] = field(default_factory=list)
     daemon_cpu: list[float] = field(default_factory=list)
+    worker_bytes: float = 0
 
     def rates(self, seconds: list[float]) -> str:
         """Return how fast that was."""
@@ -85,19 +85,19 @@ async def _by_daemon(daemon: Daemon, topic: TopicName, segment_bytes: int) -> tu
 
 
 async def _round(
-    found: Measured, place: Site, job: Spark, daemon: Daemon, topics: tuple[TopicName, TopicName], segment_bytes: int
+    found: Measured, place: Site, job: Spark, daemon: Daemon, topic: TopicName, segment_bytes: int
 ) -> None:
-    """Measure the job with one topic, the daemon with the other, and the bare client with the same objects."""
-    theirs, ours = topics
-    told = await job.ask(what="backfill", topic=str(theirs), slots=1, segment_bytes=segment_bytes)
+    """Measure job and daemon with a topic, and the bare client with the same objects."""
+    told = await job.backfill(topic, segment_bytes)
     found.job.append(told["seconds"])
     found.job_cpu.append(told["cpu_s"])
-    seconds, cpu = await _by_daemon(daemon, ours, segment_bytes)
+    seconds, cpu = await _by_daemon(daemon, topic, segment_bytes)
     found.daemon.append(seconds)
     found.daemon_cpu.append(cpu)
-    copies = {f"raw-{ours.local}-{key}": size for key, size in (await objects_of(daemon, ours)).items()}
+    copies = {f"raw-{topic.local}-{key}": size for key, size in (await objects_of(daemon, topic)).items()}
     took = await raw.measure("upload", place.s3, copies, request_bytes=PART_BYTES, parallel=PARALLEL)
     found.bare.append(took.seconds)
+    found.worker_bytes = told["worker_bytes"]
 
 
 def _beside(name: str, found: Measured) -> list[Figure]:
@@ -138,13 +138,13 @@ async def backfill_embedded(site: Site, size: Scale) -> list[Figure]:
     rounds = range(size.runs)
     one = [TopicName.parse(f"one-{number}") for number in rounds]
     two = [TopicName.parse(f"two-{number}") for number in rounds]
-    warm, large = [TopicName.parse(f"warm-{number}") for number in range(3)], TopicName.parse("large")
+    cold, large = TopicName.parse("cold"), TopicName.parse("large")
     async with AsyncExitStack() as stack:
         place = await stack.enter_async_context(site.bucket())
         daemon = await stack.enter_async_context(place.daemon(theirs, name=name))
         beside = await stack.enter_async_context(place.daemon(own, name=other))
         found = Measured(0)
-        for topic in (*one, *two, *warm, large):
+        for topic in (*one, *two, cold, large):
             await append(daemon.client, topic, entries)
             found.payload_bytes = await planned(daemon, topic)
         for topic in one:
@@ -152,19 +152,13 @@ async def backfill_embedded(site: Site, size: Scale) -> list[Figure]:
         environment = place.environment(name, 1, 2, theirs)
         scaling: list[float] = []
         async with spark("local[1]", environment) as single:
-            first = await single.ask(what="backfill", topic=str(warm[0]), slots=1, segment_bytes=segment_bytes)
+            first, started_s = await single.backfill(cold, segment_bytes, warm=False), single.started_s
             async with spark("local[2]", environment) as double:
-                await double.ask(what="backfill", topic=str(warm[1]), slots=2, segment_bytes=segment_bytes)
                 for number in rounds:
-                    await _round(found, place, single, beside, (one[number], one[number]), segment_bytes)
-                    told = await double.ask(
-                        what="backfill", topic=str(two[number]), slots=2, segment_bytes=segment_bytes
-                    )
-                    scaling.append(told["seconds"])
-            small = await single.ask(what="backfill", topic=str(warm[2]), slots=1, segment_bytes=segment_bytes)
-            started_s = single.started_s
+                    await _round(found, place, single, beside, one[number], segment_bytes)
+                    scaling.append((await double.backfill(two[number], segment_bytes, slots=2))["seconds"])
         async with spark("local[1]", environment) as third:
-            big = await third.ask(what="backfill", topic=str(large), slots=1, segment_bytes=SEGMENTS * segment_bytes)
+            big = await third.backfill(large, SEGMENTS * segment_bytes)
         plan = (await daemon.client.history(one[0])).plan
     return [
         *_beside("backfill from the embedded store", found),
@@ -193,11 +187,11 @@ async def backfill_embedded(site: Site, size: Scale) -> list[Figure]:
         Figure(
             benchmark="backfill from the embedded store",
             figure="peak memory of a Python worker, segments four times as large over small ones",
-            values=[big["worker_bytes"] / small["worker_bytes"]],
+            values=[big["worker_bytes"] / found.worker_bytes],
             goal=GOAL_GROWTH,
             more_is_better=False,
             notes={
-                f"{segment_bytes / MIB:.0f} MiB": f"{small['worker_bytes'] / MIB:.0f} MiB",
+                f"{segment_bytes / MIB:.0f} MiB": f"{found.worker_bytes / MIB:.0f} MiB",
                 f"{SEGMENTS * segment_bytes / MIB:.0f} MiB": f"{big['worker_bytes'] / MIB:.0f} MiB",
                 "Java": f"{big['java_bytes'] / MIB:.0f} MiB",
             },
@@ -223,7 +217,7 @@ async def backfill_bookies(site: Site, size: Scale) -> list[Figure]:
         daemon = await stack.enter_async_context(place.daemon(theirs, name=name))
         beside = await stack.enter_async_context(place.daemon(own, name=other))
         found, topics = Measured(0), []
-        for number in range(size.runs + 1):
+        for number in range(size.runs):
             topic = await written_topic(writer, f"spark-{number}", plan=PLAN)
             count = total_bytes // ENTRY_BYTES // LEDGERS
             for _ in range(LEDGERS):
@@ -234,9 +228,8 @@ async def backfill_bookies(site: Site, size: Scale) -> list[Figure]:
             found.payload_bytes = await planned(daemon, topic.name)
             topics.append(topic.name)
         async with spark("local[1]", place.environment(name, 1, 2, theirs)) as job:
-            await job.ask(what="backfill", topic=str(topics[0]), slots=1, segment_bytes=segment_bytes)
-            for topic_name in topics[1:]:
-                await _round(found, place, job, beside, (topic_name, topic_name), segment_bytes)
+            for topic_name in topics:
+                await _round(found, place, job, beside, topic_name, segment_bytes)
     return _beside("backfill from bookies", found)
 
 

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.machine import cpu_s, memory_bytes
+from bench.machine import memory_bytes
 from offloaderd import log
 from offloaderd.clock import SystemClock
 from offloaderd.config import load
 from offloaderd.model import TopicName
 from offloaderd.spark import backfill
+from offloaderd.spark.backfill_spark import on_executor
 from offloaderd.spark.backfill_stores import Share
 from offloaderd.spark.session import spark_session
 from offloaderd.spark.source import register
@@ -52,6 +53,14 @@ class Spark:
             raise RuntimeError(f"Spark's process ended at {wish.get('what', 'its start')}; see what it said above")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    async def backfill(
+        self, topic: TopicName, segment_bytes: int, *, slots: int = 1, warm: bool = True
+    ) -> dict[str, Any]:
+        """Have a topic's history offloaded, by Python workers that have imported what they need unless not `warm`."""
+        if warm:
+            await self.ask(what="warm", slots=slots)
+        return await self.ask(what="backfill", topic=str(topic), slots=slots, segment_bytes=segment_bytes)
 
 
 @asynccontextmanager
@@ -93,6 +102,12 @@ def _say(**answer: float) -> None:
     sys.stdout.flush()
 
 
+def _warm(session: SparkSession, settings: Settings, *, slots: int) -> None:
+    """Have so many Python workers import what a backfill needs: Spark ends those that were idle for a minute."""
+    del settings
+    session.sparkContext.parallelize([], slots).mapPartitions(on_executor).collect()
+
+
 def _backfill(session: SparkSession, settings: Settings, *, topic: str, slots: int, segment_bytes: int) -> None:
     """Offload a topic's history."""
     options = backfill.Options(segment_bytes=segment_bytes, share=Share(slots=slots))
@@ -104,14 +119,17 @@ def _backfill(session: SparkSession, settings: Settings, *, topic: str, slots: i
 def _read(session: SparkSession, settings: Settings, *, topic: str, payload_bytes: int) -> None:
     """Sum up the lengths of all payloads by the data source."""
     del settings
-    _summed(session.read.format("offload").schema("payload BINARY").load(topic), payload_bytes)
+    _summed(_payloads(session, topic), payload_bytes)
 
 
 def _write(session: SparkSession, settings: Settings, *, topic: str, target: str) -> None:
     """Write the same payloads to Parquet, as they are."""
     del settings
-    rows = session.read.format("offload").schema("payload BINARY").load(topic)
-    rows.write.option("compression", "none").parquet(target)
+    _payloads(session, topic).write.option("compression", "none").parquet(target)
+
+
+def _payloads(session: SparkSession, topic: str) -> DataFrame:
+    return session.read.format("offload").schema("payload BINARY").option("topic", topic).load()
 
 
 def _parquet(session: SparkSession, settings: Settings, *, target: str, payload_bytes: int) -> None:
@@ -126,7 +144,13 @@ def _summed(rows: DataFrame, expected: int) -> None:
         raise RuntimeError(f"{found[0]} bytes were read, not {expected}")
 
 
-DO: dict[str, Callable[..., None]] = {"backfill": _backfill, "read": _read, "write": _write, "parquet": _parquet}
+DO: dict[str, Callable[..., None]] = {
+    "warm": _warm,
+    "backfill": _backfill,
+    "read": _read,
+    "write": _write,
+    "parquet": _parquet,
+}
 
 
 def _used() -> tuple[float, int, int]:
@@ -135,12 +159,18 @@ def _used() -> tuple[float, int, int]:
     for pid, name in _descendants():
         try:
             if name.startswith("python"):
-                cpu, worker = cpu + cpu_s(pid), max(worker, memory_bytes(pid)[1])
+                cpu, worker = cpu + _cpu_s(pid), max(worker, memory_bytes(pid)[1])
             elif name == "java":
                 java = max(java, memory_bytes(pid)[1])
         except (OSError, KeyError):  # it has just ended
             continue
     return cpu, worker, java
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process and of its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _descendants() -> list[tuple[int, str]]:
