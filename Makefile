@@ -89,7 +89,7 @@ test-driver: $(DEPENDENCIES)dev ## Test the driver in a real stock broker (needs
 	WITH_BROKER=1 $(BIN)/python -m pytest -n 0 tests/integration/test_stock_broker.py
 
 test-cluster: $(DEPENDENCIES)dev ## Submit jobs with a packed environment to a standalone cluster of Spark, on real bookies
-	WITH_CLUSTER=1 $(BIN)/python -m pytest -n 0 tests/integration/test_spark_cluster.py
+	WITH_CLUSTER=1 $(BIN)/python -m pytest -n 0 -o faulthandler_timeout=1800 tests/integration/test_spark_cluster.py
 
 fuzz: $(DEPENDENCIES)fuzz ## Feed foreign bytes to every decoder that reads any, guided by coverage (MINUTES=n in all)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

@@ -1,8 +1,8 @@
 """Spark's jobs beside what the daemon does with the same bytes: backfills and the data source.
 
-A backfill is measured with Python workers that have imported all they need, as in a longer job; what the first one of a
-session takes is a figure of its own. In turns with the job the daemon catches up with the same topic, its own way, and a
-bare client uploads the same objects. Spark, the servers and the bookies share the machine's cores.
+A backfill is measured with Python workers that have imported all they need, as in a longer job; the first one has a
+figure of its own. In turns with the job the daemon catches up with the same topic, its own way, and a bare client
+uploads the same objects. Spark, the servers and the bookies share the cores of the machine.
 """
 
 from __future__ import annotations
