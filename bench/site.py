@@ -123,6 +123,7 @@ class Site:
                 yield Daemon(child.pid or 0, client, http_port)
 
     def environment(self, name: str, grpc_port: int, http_port: int, sections: Sections) -> Mapping[str, str]:
+        """Return the settings of a daemon of that name, as an environment."""
         given: dict[str, dict[str, object]] = {
             "daemon": {"id": name, "cluster": f"bench-{name}"},
             "grpc": {"port": grpc_port},

@@ -125,75 +125,96 @@ def _beside(name: str, found: Measured) -> list[Figure]:
     ]
 
 
+@dataclass
+class Embedded:
+    """What came out of backfills from the embedded store."""
+
+    one: Measured
+    segment_bytes: int
+    two: list[float] = field(default_factory=list)
+    """Seconds of two cores."""
+    cold_s: float = 0
+    started_s: float = 0
+    large: dict[str, float] = field(default_factory=dict)
+    """What was told of the job with segments four times as large."""
+    boundaries: int = 0
+    probes: int = 0
+    entries: int = 0
+
+
 async def backfill_embedded(site: Site, size: Scale) -> list[Figure]:
     """Measure backfills from the embedded store: one core, two cores, and segments four times as large."""
     entries = Entries(ENTRY_BYTES, size.total_bytes + ENTRY_BYTES)
-    segment_bytes = size.total_bytes // SEGMENTS
     theirs: Sections = {
         "ledgers": {"kind": "embedded", "ledger_entries_max": (entries.count - 1) // LEDGERS},
         "history": {"daemon_bytes_max": 0},
     }
-    own: Sections = {"ledgers": {"kind": "embedded"}}
-    name, other = f"job{CLOCK.uuid().hex[:6]}", f"own{CLOCK.uuid().hex[:6]}"
-    rounds = range(size.runs)
-    one = [TopicName.parse(f"one-{number}") for number in rounds]
-    two = [TopicName.parse(f"two-{number}") for number in rounds]
+    name = f"job{CLOCK.uuid().hex[:6]}"
+    one = [TopicName.parse(f"one-{number}") for number in range(size.runs)]
+    two = [TopicName.parse(f"two-{number}") for number in range(size.runs)]
     cold, large = TopicName.parse("cold"), TopicName.parse("large")
+    found = Embedded(Measured(0), size.total_bytes // SEGMENTS)
     async with AsyncExitStack() as stack:
         place = await stack.enter_async_context(site.bucket())
         daemon = await stack.enter_async_context(place.daemon(theirs, name=name))
-        beside = await stack.enter_async_context(place.daemon(own, name=other))
-        found = Measured(0)
+        own: Sections = {"ledgers": {"kind": "embedded"}}
+        beside = await stack.enter_async_context(place.daemon(own, name=f"own{name}"))
         for topic in (*one, *two, cold, large):
             await append(daemon.client, topic, entries)
-            found.payload_bytes = await planned(daemon, topic)
+            found.one.payload_bytes = await planned(daemon, topic)
         for topic in one:
             await append(beside.client, topic, entries)
         environment = place.environment(name, 1, 2, theirs)
-        scaling: list[float] = []
         async with spark("local[1]", environment) as single:
-            first, started_s = await single.backfill(cold, segment_bytes, warm=False), single.started_s
+            first = await single.backfill(cold, found.segment_bytes, warm=False)
+            found.cold_s, found.started_s = first["seconds"], single.started_s
             async with spark("local[2]", environment) as double:
-                for number in rounds:
-                    await _round(found, place, single, beside, one[number], segment_bytes)
-                    scaling.append((await double.backfill(two[number], segment_bytes, slots=2))["seconds"])
+                for single_topic, double_topic in zip(one, two, strict=True):
+                    await _round(found.one, place, single, beside, single_topic, found.segment_bytes)
+                    told = await double.backfill(double_topic, found.segment_bytes, slots=2)
+                    found.two.append(told["seconds"])
         async with spark("local[1]", environment) as third:
-            big = await third.backfill(large, SEGMENTS * segment_bytes)
+            found.large = await third.backfill(large, SEGMENTS * found.segment_bytes)
         plan = (await daemon.client.history(one[0])).plan
+        found.boundaries, found.probes, found.entries = plan.ranges - 1, plan.probes, plan.entries
+    return [*_beside("backfill from the embedded store", found.one), *_embedded_figures(found)]
+
+
+def _embedded_figures(found: Embedded) -> list[Figure]:
+    name, segment_mib, large = "backfill from the embedded store", found.segment_bytes / MIB, found.large
     return [
-        *_beside("backfill from the embedded store", found),
         Figure(
-            benchmark="backfill from the embedded store",
+            benchmark=name,
             figure="rate of local[2] over local[1]",
-            values=[single_s / double_s for single_s, double_s in zip(found.job, scaling, strict=True)],
+            values=[one / two for one, two in zip(found.one.job, found.two, strict=True)],
             goal=GOAL_SCALING,
-            notes={"local[2]": found.rates(scaling), "cores": "the servers have the same"},
+            notes={"local[2]": found.one.rates(found.two)},
         ),
         Figure(
-            benchmark="backfill from the embedded store",
+            benchmark=name,
             figure="the first topic of a session",
-            values=[first["seconds"]],
+            values=[found.cold_s],
             unit="s",
-            notes={"later ones": spread(found.job, "s"), "Spark itself": f"{started_s:.1f} s before"},
+            notes={"later ones": spread(found.one.job, "s"), "Spark itself": f"{found.started_s:.1f} s before"},
         ),
         Figure(
-            benchmark="backfill from the embedded store",
+            benchmark=name,
             figure="probes for a boundary",
-            values=[plan.probes / max(1, plan.ranges - 1)],
-            goal=math.ceil(math.log2(plan.entries)),
+            values=[found.probes / max(1, found.boundaries)],
+            goal=math.ceil(math.log2(found.entries)),
             more_is_better=False,
-            notes={"boundaries": str(plan.ranges - 1), "entries": str(plan.entries)},
+            notes={"boundaries": str(found.boundaries), "entries": str(found.entries)},
         ),
         Figure(
-            benchmark="backfill from the embedded store",
+            benchmark=name,
             figure="peak memory of a Python worker, segments four times as large over small ones",
-            values=[big["worker_bytes"] / found.worker_bytes],
+            values=[large["worker_bytes"] / found.one.worker_bytes],
             goal=GOAL_GROWTH,
             more_is_better=False,
             notes={
-                f"{segment_bytes / MIB:.0f} MiB": f"{found.worker_bytes / MIB:.0f} MiB",
-                f"{SEGMENTS * segment_bytes / MIB:.0f} MiB": f"{big['worker_bytes'] / MIB:.0f} MiB",
-                "Java": f"{big['java_bytes'] / MIB:.0f} MiB",
+                f"{segment_mib:.0f} MiB": f"{found.one.worker_bytes / MIB:.0f} MiB",
+                f"{SEGMENTS * segment_mib:.0f} MiB": f"{large['worker_bytes'] / MIB:.0f} MiB",
+                "Java": f"{large['java_bytes'] / MIB:.0f} MiB",
             },
         ),
     ]
