@@ -20,7 +20,7 @@ from bench.site import CLOCK
 from bench.spark_child import spark
 from bench.tailing import PLAN, bookies
 from offloaderd.model import ReadPriority, TopicName
-from offloaderd.rpc.v1 import policy_pb2
+from offloaderd.rpc.v1 import common_pb2, policy_pb2
 from tests.real.writer import ledger_writer
 from tests.real.written_topic import written_topic
 
@@ -39,6 +39,9 @@ SEGMENTS = 2
 GOAL_DAEMON, GOAL_SCALING = 0.7, 1.6
 GOAL_GROWTH = 1.25
 """How much more memory a worker may have held for segments that are twice as large."""
+
+CACHE_BYTES = 16 * MIB
+"""Of the daemon that is read from: far less than the topic, so that each read gets it all from the store."""
 
 GIB = 1024**3
 TOPIC = TopicName.parse("read-by-spark")
@@ -256,7 +259,7 @@ async def backfill_bookies(site: Site, size: Scale) -> list[Figure]:
 async def data_source(site: Site, size: Scale) -> list[Figure]:
     """Measure `sum(length(payload))` over a topic in local[2], beside the same over gRPC and in Parquet."""
     entries = Entries(ENTRY_BYTES, size.total_bytes, segments=size.segments)
-    sections: Sections = {"ledgers": {"kind": "embedded"}}
+    sections: Sections = {"ledgers": {"kind": "embedded"}, "memory": {"cache_bytes": CACHE_BYTES}}
     name, target = f"source{CLOCK.uuid().hex[:6]}", site.directory / f"parquet-{CLOCK.uuid().hex[:6]}"
     async with site.bucket() as place, place.daemon(sections, name=name) as daemon:
         await append(daemon.client, TOPIC, entries)
@@ -306,6 +309,8 @@ async def _by_grpc(daemon: Daemon, entries: Entries) -> float:
     async with aclosing(daemon.client.read(TOPIC, read_priority=priority, timeout_s=DEADLINE_S)) as responses:
         async for response in responses:
             found += sum(map(len, response.batch.payloads))
+            if response.tier != common_pb2.TIER_OBJECTS:
+                raise RuntimeError("read from another tier than the store")
     if found != entries.payload_bytes:
         raise RuntimeError(f"{found} bytes were read, not {entries.payload_bytes}")
     return CLOCK.monotonic() - started

@@ -27,7 +27,7 @@ from offloaderd.spark.session import spark_session
 from offloaderd.spark.source import register
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -105,7 +105,16 @@ def _say(**answer: float) -> None:
 def _warm(session: SparkSession, settings: Settings, *, slots: int) -> None:
     """Have so many Python workers import what a backfill needs: Spark ends those that were idle for a minute."""
     del settings
-    session.sparkContext.parallelize([], slots).mapPartitions(on_executor).collect()
+    session.sparkContext.parallelize(range(slots), slots).barrier().mapPartitions(_together).collect()
+
+
+def _together(numbers: Iterable[int]) -> Iterable[object]:
+    """Wait for the other tasks, so that each has a worker of its own, and write nothing."""
+    from pyspark import BarrierTaskContext  # noqa: PLC0415 - of the worker
+
+    del numbers
+    BarrierTaskContext.get().barrier()
+    return on_executor([])
 
 
 def _backfill(session: SparkSession, settings: Settings, *, topic: str, slots: int, segment_bytes: int) -> None:
