@@ -23,7 +23,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page audit notebook broker-driver test-broker test-driver
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page audit notebook broker-driver test-broker test-driver test-cluster
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ test-broker: $(DEPENDENCIES)dev ## Put two stock brokers with the driver to the 
 test-driver: $(DEPENDENCIES)dev ## Test the driver in a real stock broker (needs Maven and a JDK)
 	WITH_BROKER=1 $(BIN)/python -m pytest -n 0 tests/integration/test_stock_broker.py
 
+test-cluster: $(DEPENDENCIES)dev ## Submit jobs with a packed environment to a standalone cluster of Spark, on real bookies
+	WITH_CLUSTER=1 $(BIN)/python -m pytest -n 0 -o faulthandler_timeout=1800 tests/integration/test_spark_cluster.py
+
 fuzz: $(DEPENDENCIES)fuzz ## Feed foreign bytes to every decoder that reads any, guided by coverage (MINUTES=n in all)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
@@ -110,6 +113,7 @@ lock: $(DEPENDENCIES)dev ## Resolve the requirements again (UPGRADE=--upgrade fo
 	$(UV_COMPILE) -c requirements/dev.txt -o requirements/runtime.txt pyproject.toml
 	$(UV_COMPILE) -c requirements/dev.txt --extra fuzz -o requirements/fuzz.txt pyproject.toml requirements/build.in
 	$(UV_COMPILE) -c requirements/dev.txt -o requirements/build.txt requirements/build.in
+	$(UV_COMPILE) -c requirements/dev.txt -o requirements/pack.txt requirements/pack.in
 
 clean: ## Remove .venv and everything that tools have written; data/ stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*

@@ -4,10 +4,11 @@ The report is a page with tables of min, median and max, goals and ratios; besid
 as SVG. The exit code says whether everything could be measured, not whether the goals were met: the report says that.
 
 examples:
-  python -m bench                              everything, three rounds: 15 to 20 minutes of a quiet machine
-  python -m bench --quick                      everything, one round of little: less than 3 minutes
+  python -m bench                              all but Spark's jobs, three rounds: 15 to 20 minutes of a quiet machine
+  python -m bench --quick                      the same, one round of little: less than 3 minutes
   python -m bench --only push --only read      some of it
   python -m bench --only memory --sustained 600
+  python -m bench --only spark --only spark-bookies --only spark-read --runs 2    Spark's jobs, about 6 minutes
   python -m bench --report docs/speed-report.md   the page that is committed
 """
 
@@ -39,6 +40,7 @@ from bench.reading import read_back
 from bench.report import Figure, table, write
 from bench.scale import scale
 from bench.site import CLOCK, site
+from bench.spark import backfill_bookies, backfill_embedded, data_source
 from bench.stock import stock
 from bench.tailing import bookies, tail
 from bench.topics import fifty, slow
@@ -70,11 +72,14 @@ ALONE: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "durable": time_to_durable,
     "slow": slow,
     "memory": peak,
+    "spark": backfill_embedded,
+    "spark-read": data_source,
 }
 ON_BOOKIES: dict[str, Callable[[Site, Scale, BookKeeperCluster], Awaitable[list[Figure]]]] = {
     "tail": tail,
     "stock": stock,
     "many": many,
+    "spark-bookies": backfill_bookies,
 }
 ON_BROKER: dict[str, Callable[[Site, Scale, PulsarServer], Awaitable[list[Figure]]]] = {
     "live": live,
@@ -82,6 +87,8 @@ ON_BROKER: dict[str, Callable[[Site, Scale, PulsarServer], Awaitable[list[Figure
 }
 Told = Callable[[list[Figure]], None]
 NAMES = [*ALONE, *ON_BOOKIES, *ON_BROKER]
+NAMED = ("spark", "spark-read", "spark-bookies")
+"""Those of Spark's jobs take as long as all others and have a page of their own: they run when they are named."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -117,7 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures.extend(more)
         write(chosen.report, _about(arguments, size, CLOCK.monotonic() - started, load), figures, [])
 
-    asyncio.run(run(chosen.only or NAMES, size, told, started + 60 * chosen.minutes))
+    asyncio.run(
+        run(chosen.only or [name for name in NAMES if name not in NAMED], size, told, started + 60 * chosen.minutes)
+    )
     about = _about(arguments, size, CLOCK.monotonic() - started, load)
     write(chosen.report, about, figures, plots.draw(chosen.report, figures))
     print(f"{about[0]}\n\n{table(one for one in figures if not one.process)}\n\nwritten to {chosen.report}")

@@ -20,6 +20,8 @@ class Scale:
     """One topic's entries in one measurement of throughput; they are one segment."""
     reader_bytes: int
     """What each of several readers reads."""
+    backfill_bytes: int
+    """One topic's history for a Spark job, or what the data source reads."""
     stock_bytes: int
     """A ledger that Pulsar's offloader and ours offload."""
     random_reads: int
@@ -58,6 +60,7 @@ def scale(*, quick: bool, runs: int | None, sustained_s: float | None) -> Scale:
             runs=runs or 1,
             segment_bytes=12 * MIB,
             reader_bytes=2 * MIB,
+            backfill_bytes=24 * MIB,
             stock_bytes=8 * MIB,
             random_reads=10,
             durable_s=4,
@@ -72,6 +75,7 @@ def scale(*, quick: bool, runs: int | None, sustained_s: float | None) -> Scale:
         runs=runs or 3,
         segment_bytes=128 * MIB,
         reader_bytes=16 * MIB,
+        backfill_bytes=256 * MIB,
         stock_bytes=64 * MIB,
         random_reads=100,
         durable_s=15,

@@ -94,7 +94,7 @@ class Site:
             program=Path(sys.executable).with_name("offloaderd"),
             arguments=("serve",),
             directory=directory,
-            environment=self._environment(name, grpc_port, http_port, sections),
+            environment=self.environment(name, grpc_port, http_port, sections),
         )
         async with ChildProcess(command, CLOCK) as child:
 
@@ -109,7 +109,8 @@ class Site:
         """Return the node of ZooKeeper below which a daemon of that name keeps what it knows."""
         return f"{MetadataSettings().root}/bench-{name}"
 
-    def _environment(self, name: str, grpc_port: int, http_port: int, sections: Sections) -> Mapping[str, str]:
+    def environment(self, name: str, grpc_port: int, http_port: int, sections: Sections) -> Mapping[str, str]:
+        """Return the settings of a daemon of that name, as an environment."""
         given: dict[str, dict[str, object]] = {
             "daemon": {"id": name, "cluster": f"bench-{name}"},
             "grpc": {"port": grpc_port},

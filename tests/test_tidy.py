@@ -278,7 +278,7 @@ def test_only_the_root_imports_settings() -> None:
 def test_every_requirement_is_pinned_and_hashed() -> None:
     """Each line of a compiled requirements file is one exact version with its hashes."""
     files = [name for name in tracked() if re.fullmatch(r"requirements/\w+\.txt", name)]
-    assert {Path(name).stem for name in files} == {"build", "dev", "fuzz", "runtime", "spark", "standalone"}
+    assert {Path(name).stem for name in files} == {"build", "dev", "fuzz", "pack", "runtime", "spark", "standalone"}
     for name in files:
         blocks = re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n?", "", text(name)).strip())
         loose = [block for block in blocks if not re.match(r"[\w.-]+==\S+ \\\n\s+--hash=sha256:", block)]

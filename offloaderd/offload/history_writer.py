@@ -2,7 +2,7 @@
 
 A segment of history is made, stored, continued and given up as a live one is; only where its entries come from differs
 (`history_filler.py`). A range whose lengths were wrong becomes several segments; one that the source has lost becomes
-none.
+none. A history that a job has split into whole ledgers, and given back, is written as whole ledgers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.history_filler import HistoryFiller
 from offloaderd.offload.history_record import HistoryRecord
+from offloaderd.offload.ledger_layout import layout_in_history
 from offloaderd.offload.open_segment import OpenSegment
 from offloaderd.offload.uploader import SegmentFailed
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from offloaderd.errors import OffloaderError
+    from offloaderd.format.layout import LedgerLayout, SegmentLayout
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import LedgerInfo
@@ -151,9 +153,12 @@ class HistoryWriter:
         if step is None:
             return None
         place = await until_answered(self._clock, self._place, met=self._met)
-        return self._shop.attempt(
-            step.first, self._shop.layout, place, epoch=self._offloader.claim.epoch, failures=self._failures
-        )
+        layout = await until_answered(self._clock, partial(self._layout, step.first), met=self._met)
+        return self._shop.attempt(step.first, layout, place, epoch=self._offloader.claim.epoch, failures=self._failures)
+
+    async def _layout(self, begin: Position) -> LedgerLayout | SegmentLayout:
+        info, plan = self._history.chain.ledgers.get(begin.ledger_id), self._history.plan
+        return await layout_in_history(self._shop, self._topic, plan, begin, info, count=bool(self._failures[0]))
 
     async def _place(self) -> Place:
         return self._shop.place_for(self._offloader.policy)
@@ -223,5 +228,5 @@ class HistoryWriter:
             parts,
             behind=self._history.standing,
             end=self._history.ranges.ranges[index].end if index is not None else plan.last,
-            limit=plan.segment_bytes + plan.segment_bytes // 4,
+            limit=None if segment.attempt.whole else plan.segment_bytes + plan.segment_bytes // 4,
         )

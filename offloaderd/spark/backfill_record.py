@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from offloaderd.errors import Conflict, Fenced, NotFound, OffloaderError, Transient
+from offloaderd.errors import Conflict, Fenced, OffloaderError, Transient
 from offloaderd.metadata import catalog, paths
-from offloaderd.model import Loss, OffloadMethod, Position
+from offloaderd.metadata.records.history import Worker
+from offloaderd.model import Loss, Position
 from offloaderd.offload import recovery
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.history_record import HistoryRecord
-from offloaderd.offload.ledger_layout import ledger_layout
+from offloaderd.offload.ledger_layout import layout_in_history
 from offloaderd.offload.record import TopicRecord
 from offloaderd.offload.signal import race
 from offloaderd.spark.backfill_attempts import attempts_of
@@ -189,24 +190,17 @@ class JobRecord:
 
     def _unfit(self, found: Attempt) -> str:
         """Say why an attempt does not go with the way in which history is split now; empty: it does."""
-        if (found.ledger_id is not None) is not self._goes_whole(found.begin):
+        if (found.ledger_id is not None) is not self.plan.goes_whole(found.begin):
             return "it was begun by another method"
         if found.end is not None and found.end > self.end_of(found.begin):
             return "it reaches over the end of its range"
         return ""
 
-    def _goes_whole(self, begin: Position) -> bool:
-        return self.plan.method is OffloadMethod.LEDGER_BASED and not begin.entry_id
-
     async def _layout(self, begin: Position, tries: int) -> SegmentLayout | LedgerLayout:
-        """Say how what begins there is cut. A ledger that is being deleted goes as it comes, if at all."""
         info = self.history.chain.ledgers.get(begin.ledger_id)
-        if not self._goes_whole(begin) or info is None:
-            return self._shop.layout
-        try:
-            return await self._patiently(lambda: ledger_layout(self._shop, self.claim.topic, info, count=bool(tries)))
-        except NotFound:
-            return self._shop.layout
+        return await self._patiently(
+            lambda: layout_in_history(self._shop, self.claim.topic, self.plan, begin, info, count=bool(tries))
+        )
 
     async def begin(self, begin: Position, place: Place, failures: tuple[int, str]) -> tuple[AttemptLog, Attempt]:
         """Record an attempt before its first byte. Raises Fenced."""
@@ -242,6 +236,11 @@ class JobRecord:
             payload_bytes=segment.payload_bytes,
             object_bytes=segment.object_bytes,
         )
+
+    async def hand_back(self) -> None:
+        """Make what is left the daemon's; nothing may be begun of it. Raises Fenced."""
+        rest = replace(self.plan, worker=Worker.DAEMON, holder="", holder_until_ms=0)
+        await self._locked(lambda: self._record.change_plan(rest))
 
     async def finish(self) -> None:
         """Record that all of history is offloaded, or known to be lost. Raises Fenced, HistoryTorn."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from offloaderd import log
+from offloaderd import log, wiring
 from offloaderd.clock import SystemClock
 from offloaderd.errors import OffloaderError, Transient
 from offloaderd.spark.backfill_job import Outcome, SegmentTask, Written
@@ -20,15 +21,17 @@ from offloaderd.spark.backfill_stores import Share, open_shop, open_stores
 from offloaderd.spark.backfill_task import write_segment
 from offloaderd.spark.convert_job import RewriteTask
 from offloaderd.spark.convert_task import rewrite_segment
+from offloaderd.tracing import opened_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
     from types import TracebackType
     from typing import Self
 
     from pyspark.sql import SparkSession
 
     from offloaderd.config import Settings
+    from offloaderd.offload.workshop import Workshop
 
 Task: TypeAlias = SegmentTask | RewriteTask
 
@@ -90,12 +93,22 @@ async def execute(settings: Settings, share: Share, task: Task, *, again: bool =
     task, clock = replace(task, again=task.again or again), SystemClock()
     try:
         if isinstance(task, RewriteTask):
-            async with open_shop(own, clock, upload_bytes_per_s=rate, rewriting=True) as (shop, _):
-                return await rewrite_segment(shop, task)
-        async with open_stores(own, clock, upload_bytes_per_s=rate) as stores:
-            return await write_segment(stores.shop, stores.source, task)
+            async with (
+                open_shop(own, clock, upload_bytes_per_s=rate, rewriting=True) as (shop, _),
+                traced(own, shop) as to,
+            ):
+                return await rewrite_segment(to, task)
+        async with open_stores(own, clock, upload_bytes_per_s=rate) as stores, traced(own, stores.shop) as to:
+            return await write_segment(to, stores.source, task)
     except OffloaderError as error:
         return Written(outcome=Outcome.HINDERED, error=str(error))
+
+
+@asynccontextmanager
+async def traced(settings: Settings, shop: Workshop) -> AsyncIterator[Workshop]:
+    """Yield the same with its segments traced where the settings say so; what waits is sent at the end."""
+    async with opened_traces(settings, shop.uplink.metrics) as traces:
+        yield wiring.traced(shop, traces)
 
 
 def _first_line(error: Exception) -> str:

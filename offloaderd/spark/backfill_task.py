@@ -152,7 +152,9 @@ async def _write(
         await segment.finish()
         await attempts.update(replace(segment.attempt, status=AttemptStatus.OFFLOADED, parts=()))
 
-    await race(store(), out_of_patience(troubles, clock, task.patience_s))
+    with segment.trace as trace:
+        trace.say(history=True, job=True)
+        await race(store(), out_of_patience(troubles, clock, task.patience_s))
     return segment.builder.payload_bytes
 
 

@@ -50,7 +50,9 @@ async def _rewrite(shop: Workshop, task: RewriteTask, attempts: AttemptLog, atte
         await attempts.update(replace(segment.attempt, status=AttemptStatus.OFFLOADED, parts=()))
 
     try:
-        await race(store(), out_of_patience(troubles, clock, task.patience_s))
+        with segment.trace as trace:
+            trace.say(rewriting=True, job=True)
+            await race(store(), out_of_patience(troubles, clock, task.patience_s))
     except Unreadable as error:
         raise SegmentFailed(str(error)) from error
     return goal.payload_bytes

@@ -59,7 +59,8 @@ def _started(stack: ExitStack, app: str, master: str | None, options: Mapping[st
     builder = builder.appName(app)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started Java, and said where to run
         os.environ["JAVA_HOME"] = str(stack.enter_context(java_home()))
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        named = options.get("spark.pyspark.python")  # which only spark-submit looks at, before it starts the driver
+        os.environ["PYSPARK_PYTHON"] = named or os.environ.get("PYSPARK_PYTHON", sys.executable)
         master = master or LOCAL
         if master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else needs to reach it

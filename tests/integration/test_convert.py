@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
+import json
 import signal
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -17,8 +17,7 @@ from offloaderd.model import OffloadMethod
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.rpc.v1 import policy_pb2
 from offloaderd.spark import convert
-from offloaderd.spark.backfill_spark import execute
-from offloaderd.spark.backfill_stores import Share, open_shop
+from offloaderd.spark.backfill_stores import open_shop
 from offloaderd.spark.convert_job import Driver, Target
 from tests.integration.commands import started
 from tests.integration.processes import CLOCK, DaemonProcess, Site
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 
     from offloaderd.client import DaemonClient
     from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.spark.backfill_job import Written
-    from offloaderd.spark.convert_job import Progress, RewriteTask, Runner
+    from offloaderd.spark.convert_job import Progress
     from tests.servers import S3Server
 
 pytestmark = pytest.mark.timeout(400)
@@ -54,23 +52,11 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
     return site
 
 
-class Executors:
-    """Has each task carried out as Spark's executors do: unpacked there, with stores opened for it alone."""
-
-    def __init__(self, site: Site) -> None:
-        self._settings = load(None, site.environment(1, 2))
-
-    async def run(self, task: RewriteTask) -> Written:
-        """Carry a task out; see Runner."""
-        return await execute(self._settings, Share(), pickle.loads(pickle.dumps(task)))  # noqa: S301 - our own
-
-
-async def converted(site: Site, target: Target, runner: Runner | None = None) -> Progress:
+async def converted(site: Site, target: Target) -> Progress:
     """Run a conversion to its end in this process: segments of up to 32 MiB."""
     settings = load(None, site.environment(1, 2))
     async with open_shop(settings, CLOCK, rewriting=True) as (shop, book):
-        chosen = runner or convert.LocalRunner(shop)
-        driver = Driver(runner=chosen, slots=asyncio.Semaphore(2), me=str(CLOCK.uuid()))
+        driver = Driver(runner=convert.LocalRunner(shop), slots=asyncio.Semaphore(2), me=str(CLOCK.uuid()))
         options = convert.Options(target=target, segment_bytes=32 << 20)
         (ended,) = await convert.run(shop, book, [TOPIC], options, driver)
     assert ended.error is None
@@ -93,7 +79,10 @@ async def clean(site: Site, client: DaemonClient) -> TopicMap:
 
 
 async def test_segments_are_rewritten_twice_beside_the_live_edge_by_jobs_of_which_one_is_killed(site: Site) -> None:
-    """V2 as V1, killed in the middle and gone on with, V1 as one V2: equal hashes, and nothing is left over."""
+    """V2 as V1, killed in the middle and gone on with, V1 as one V2: equal hashes, and nothing is left over.
+
+    The first is done by this process, the second by Spark's executors.
+    """
     async with asyncio.timeout(DEADLINE_S), DaemonProcess(site) as daemon, daemon.client() as client:
         await append(client, entries(0, 450))
         await client.enable(TOPIC, policies=policy_pb2.OffloadPolicies(history_order="history-first"))
@@ -120,8 +109,12 @@ async def test_segments_are_rewritten_twice_beside_the_live_edge_by_jobs_of_whic
         whole = [one.begin.ledger_id for one in found.segments if one.method is OffloadMethod.LEDGER_BASED]
         assert whole == [0, 1, 2, 3, 4]
         assert await digest(client) == expected(550)
-        done = await converted(site, Target.STREAMING, Executors(site))
-        assert (done.done, done.failures) == (1, ())
+        again = ("run", str(TOPIC), "--to", "streaming", "--yes", "--json", "--spark", "--master", "local[2]")
+        async with started(site, "offloadctl", "convert", *again, "--segment-size", "32MiB") as second:
+            code, said = await second.ended()
+            assert code == 0
+        (told,) = json.loads(said)["topics"]
+        assert (told["done"], told["failures"]) == (1, [])
         found = await clean(site, client)
         assert str(found.segments[0].range) == "0:0..4:99"
         assert all(found.joined(one.end, two.begin) for one, two in pairwise(found.segments))

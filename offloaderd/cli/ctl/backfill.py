@@ -188,19 +188,26 @@ async def _status(session: Session, settings: Settings, wanted: Wanted) -> None:
 @backfill.command(short_help="End a run, from anywhere.")
 @click.argument("topic", type=options.TOPIC)
 @click.option("--discard", is_flag=True, help="Put what was begun on the trash list, for no later run to go on with.")
+@click.option("--to-daemon", is_flag=True, help="Have the topic's daemon offload the rest, however much it is.")
 @CONFIG
 @options.common
-def cancel(session: Session, topic: TopicName, discard: bool, config: Path | None) -> int:
+def cancel(session: Session, topic: TopicName, discard: bool, to_daemon: bool, config: Path | None) -> int:
     """Depose the driver of a topic's backfill: it and its executors change nothing any more, and end.
 
-    What is committed stays. What was begun is gone on with by the next run, or goes with --discard.
+    What is committed stays. What was begun is gone on with by the next run, or goes with --discard. With --to-daemon
+    there need be no next run: what is whole is committed, and the daemon goes on behind it, one segment or whole ledger
+    at a time.
 
     \b
     Examples:
       offloadctl backfill cancel orders --config offloaderd.toml
       offloadctl backfill cancel orders --discard --config offloaderd.toml
+      offloadctl backfill cancel orders --to-daemon --config offloaderd.toml
     """
-    return session.run(_cancel(session, settings_of(session, config), topic, discard=discard))
+    settings = settings_of(session, config)
+    if to_daemon:
+        return session.run(_hand_back(session, settings, topic))
+    return session.run(_cancel(session, settings, topic, discard=discard))
 
 
 async def _cancel(session: Session, settings: Settings, topic: TopicName, *, discard: bool) -> None:
@@ -214,6 +221,17 @@ async def _cancel(session: Session, settings: Settings, topic: TopicName, *, dis
     what = "are on the trash list" if discard else "are gone on with by the next run"
     units = words.units(method, begun)
     click.echo(f"nobody drives the {method} backfill of {topic} any more; {units} begun {what}")
+
+
+async def _hand_back(session: Session, settings: Settings, topic: TopicName) -> None:
+    from offloaderd.spark.backfill_handback import hand_back  # noqa: PLC0415 - as above
+
+    async with _stores(settings) as stores:
+        found = await hand_back(stores, topic)
+    if session.json:
+        show.document({"topic": str(topic), **words.handed_back_json(found)})
+    else:
+        words.show_handed_back(topic, found)
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
     from offloaderd.policy.cost import Prices
     from offloaderd.spark.backfill import Ended, Status
+    from offloaderd.spark.backfill_handback import HandedBack
     from offloaderd.spark.backfill_job import Progress
     from offloaderd.spark.backfill_plan import TopicPlan
 
@@ -232,4 +233,25 @@ def status_json(topic: TopicName, one: Status | None) -> dict[str, object]:
             "bytes_per_s": round(one.bytes_per_s),
             "seconds_left": round(one.seconds_left, 1) if one.seconds_left is not None else None,
         },
+    }
+
+
+def show_handed_back(topic: TopicName, found: HandedBack) -> None:
+    """Say what became of a history that its daemon goes on with."""
+    done = f"{units(found.method, found.committed)} that were whole are committed"
+    vain = f"{units(found.method, found.discarded)} begun are on the trash list"
+    rest = (
+        f"its daemon offloads the rest, {show.size(found.left.payload_bytes)}" if found.left.entries else "all is done"
+    )
+    click.echo(f"nobody drives the {found.method} backfill of {topic} any more: {done}, {vain}; {rest}")
+
+
+def handed_back_json(found: HandedBack) -> dict[str, object]:
+    """Return the same as JSON shows it."""
+    return {
+        "method": found.method.value,
+        "committed": found.committed,
+        "discarded": found.discarded,
+        "entries_left": found.left.entries,
+        "bytes_left": found.left.payload_bytes,
     }

@@ -89,6 +89,10 @@ class HistoryPlan:
         """How the last ledger of history ended."""
         return LedgerEnd(self.last.entry_id + 1, self.boundary)
 
+    def goes_whole(self, begin: Position) -> bool:
+        """Say whether what begins there is a ledger that is to be an object of its own, not what is left of one."""
+        return self.method is OffloadMethod.LEDGER_BASED and not begin.entry_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRange:

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Transient
+from offloaderd.errors import Fenced, Transient
 from offloaderd.metadata import catalog, history, paths
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import history as history_record
 from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.spark import backfill as job
 from offloaderd.spark import backfill_lease
+from offloaderd.spark.backfill_handback import hand_back
 from offloaderd.spark.backfill_job import BackfillFailed, Driver, Outcome, SegmentTask
 from offloaderd.spark.backfill_lease import Driven
 from offloaderd.spark.backfill_plan import plan_topic
+from offloaderd.spark.backfill_record import JobRecord
 from offloaderd.spark.backfill_stores import RatedPace, Stores, share
 from offloaderd.spark.backfill_task import write_segment
 from offloaderd.testing.faults import Faults, FaultyMetadata
@@ -144,6 +146,28 @@ async def test_an_executor_of_a_deposed_driver_is_fenced() -> None:
     written = await write_segment(rig.workshop(rig.tree.connect(), source=ledgers), ledgers, task)
     assert written.outcome is Outcome.FENCED
     assert await store.get(path) == before
+
+
+async def test_a_history_that_was_given_back_is_out_of_the_jobs_reach() -> None:
+    """A driver that was paused meanwhile, and its executors, change nothing of what is the daemon's."""
+    rig = await planned()
+    (task,) = (await stopped(rig, segments=1)).ran
+    stores = stores_of(rig)
+    store, ledgers = stores.shop.metadata, rig.ledgers
+    assert ledgers is not None
+    claim = await backfill_lease.claim(rig.tree.connect(), TOPIC, "paused", rig.clock)
+    record = await JobRecord.open(stores.shop, ledgers, claim, me="paused", patience_s=5.0)
+    await record.hold()
+    await hand_back(stores_of(rig), TOPIC)
+    before = (await map_of(rig)).history
+    assert before is not None
+    assert (before.worker, before.holder) == (history_record.Worker.DAEMON, "")
+    with pytest.raises(Fenced):
+        await record.hold()
+    written = await write_segment(rig.workshop(store, source=ledgers), ledgers, replace(task, claim=claim))
+    assert written.outcome is Outcome.FENCED
+    assert (await map_of(rig)).history == before
+    assert await store.children(paths.history_attempts(TOPIC)) == []
 
 
 @pytest.mark.parametrize("discard", [False, True])

@@ -1,0 +1,205 @@
+"""Spark in a process of its own: `python -m bench.spark_child` reads a line of JSON for each thing to do, and answers.
+
+The first line names Spark's master and the daemon's settings, as an environment; the answer is how long Spark took to
+start. What Python workers have used and held is read from /proc: they live as long as the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.machine import memory_bytes
+from offloaderd import log
+from offloaderd.clock import SystemClock
+from offloaderd.config import load
+from offloaderd.model import TopicName
+from offloaderd.spark import backfill
+from offloaderd.spark.backfill_spark import on_executor
+from offloaderd.spark.backfill_stores import Share
+from offloaderd.spark.session import spark_session
+from offloaderd.spark.source import register
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from offloaderd.config import Settings
+
+CLOCK = SystemClock()
+
+
+@dataclass(slots=True)
+class Spark:
+    """A child and the lines to and from it."""
+
+    process: asyncio.subprocess.Process
+    started_s: float = 0.0
+
+    async def ask(self, **wish: object) -> dict[str, Any]:
+        """Have something done; returns the answer. Raises RuntimeError when the child has failed."""
+        assert self.process.stdin is not None  # noqa: S101 - it has pipes
+        assert self.process.stdout is not None  # noqa: S101 - as above
+        self.process.stdin.write(json.dumps(wish).encode() + b"\n")
+        line = await self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"Spark's process ended at {wish.get('what', 'its start')}; see what it said above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    async def backfill(
+        self, topic: TopicName, segment_bytes: int, *, slots: int = 1, warm: bool = True
+    ) -> dict[str, Any]:
+        """Have a topic's history offloaded, by Python workers that have imported what they need unless not `warm`."""
+        if warm:
+            await self.ask(what="warm", slots=slots)
+        return await self.ask(what="backfill", topic=str(topic), slots=slots, segment_bytes=segment_bytes)
+
+
+@asynccontextmanager
+async def spark(master: str, environment: Mapping[str, str]) -> AsyncIterator[Spark]:
+    """Run Spark with the settings of a daemon until the context ends."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.spark_child", stdin=pipe, stdout=pipe)
+    child = Spark(process)
+    try:
+        child.started_s = (await child.ask(master=master, environment=environment))["seconds"]
+        yield child
+        assert process.stdin is not None  # noqa: S101 - it has pipes
+        process.stdin.close()
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def main() -> None:
+    """Start Spark and do what is asked, until nothing more is."""
+    first = json.loads(sys.stdin.readline())
+    settings, started = load(None, first["environment"]), CLOCK.monotonic()
+    os.environ.update(first["environment"])
+    with spark_session("bench", master=first["master"]) as session:
+        register(session)
+        _say(seconds=CLOCK.monotonic() - started)
+        for line in sys.stdin:
+            wish = json.loads(line)
+            before, started = _used(), CLOCK.monotonic()
+            DO[wish.pop("what")](session, settings, **wish)
+            seconds, after = CLOCK.monotonic() - started, _used()
+            _say(seconds=seconds, cpu_s=after[0] - before[0], worker_bytes=after[1], java_bytes=after[2])
+
+
+def _say(**answer: float) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def _warm(session: SparkSession, settings: Settings, *, slots: int) -> None:
+    """Have so many Python workers import what a backfill needs: Spark ends those that were idle for a minute."""
+    del settings
+    session.sparkContext.parallelize(range(slots), slots).barrier().mapPartitions(_together).collect()
+
+
+def _together(numbers: Iterable[int]) -> Iterable[object]:
+    """Wait for the other tasks, so that each has a worker of its own, and write nothing."""
+    from pyspark import BarrierTaskContext  # noqa: PLC0415 - of the worker
+
+    del numbers
+    BarrierTaskContext.get().barrier()
+    return on_executor([])
+
+
+def _backfill(session: SparkSession, settings: Settings, *, topic: str, slots: int, segment_bytes: int) -> None:
+    """Offload a topic's history."""
+    options = backfill.Options(segment_bytes=segment_bytes, share=Share(slots=slots))
+    (ended,) = asyncio.run(backfill.run(settings, session, [TopicName.parse(topic)], options))
+    if ended.error is not None:
+        raise ended.error
+
+
+def _read(session: SparkSession, settings: Settings, *, topic: str, payload_bytes: int) -> None:
+    """Sum up the lengths of all payloads by the data source."""
+    del settings
+    _summed(_payloads(session, topic), payload_bytes)
+
+
+def _write(session: SparkSession, settings: Settings, *, topic: str, target: str) -> None:
+    """Write the same payloads to Parquet, as they are."""
+    del settings
+    _payloads(session, topic).write.option("compression", "none").parquet(target)
+
+
+def _payloads(session: SparkSession, topic: str) -> DataFrame:
+    return session.read.format("offload").schema("payload BINARY").option("topic", topic).load()
+
+
+def _parquet(session: SparkSession, settings: Settings, *, target: str, payload_bytes: int) -> None:
+    """Sum up the lengths of all payloads in Parquet, read as they are."""
+    del settings
+    _summed(session.read.parquet(target), payload_bytes)
+
+
+def _summed(rows: DataFrame, expected: int) -> None:
+    (found,) = rows.selectExpr("sum(length(payload))").collect()
+    if found[0] != expected:
+        raise RuntimeError(f"{found[0]} bytes were read, not {expected}")
+
+
+DO: dict[str, Callable[..., None]] = {
+    "warm": _warm,
+    "backfill": _backfill,
+    "read": _read,
+    "write": _write,
+    "parquet": _parquet,
+}
+
+
+def _used() -> tuple[float, int, int]:
+    """Return the CPU seconds of all Python workers, the peak memory of the largest, and Java's."""
+    cpu, worker, java = 0.0, 0, 0
+    for pid, name in _descendants():
+        try:
+            if name.startswith("python"):
+                cpu, worker = cpu + _cpu_s(pid), max(worker, memory_bytes(pid)[1])
+            elif name == "java":
+                java = max(java, memory_bytes(pid)[1])
+        except (OSError, KeyError):  # it has just ended
+            continue
+    return cpu, worker, java
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process and of its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _descendants() -> list[tuple[int, str]]:
+    """Return the processes that come from this one, with what they run."""
+    parents: dict[int, tuple[int, str]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            head, _, rest = path.read_text().rpartition(")")
+        except OSError:  # it has just ended
+            continue
+        pid, _, name = head.partition(" (")
+        parents[int(pid)] = (int(rest.split()[1]), name)
+    known, grown = {os.getpid()}, True
+    while grown:
+        more = {pid for pid, (parent, _) in parents.items() if parent in known} - known
+        known |= more
+        grown = bool(more)
+    return [(pid, parents[pid][1]) for pid in known - {os.getpid()} if pid in parents]
+
+
+if __name__ == "__main__":
+    log.configure("error", "json")
+    main()

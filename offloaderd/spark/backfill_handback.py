@@ -1,0 +1,83 @@
+"""How what a job has not offloaded becomes the daemon's: the takeover (`backfill_takeover.py`) the other way round.
+
+A job writes many segments side by side and a daemon one after the other, so what was begun does not change hands: what
+is whole and comes next is committed, the rest goes to the trash. Then one write of the plan, under the driver's claim,
+names the daemon as its worker. The topic's owner follows the plan, and goes on with the ranges as they are split, into
+whole ledgers where the job had split it so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.metadata.records.attempt import AttemptStatus
+from offloaderd.offload.chain import Run
+from offloaderd.offload.history import left_of
+from offloaderd.offload.uploader import SegmentFailed
+from offloaderd.spark import backfill_lease
+from offloaderd.spark.backfill_eligible import enabled_map, plan_for_job
+from offloaderd.spark.backfill_job import PATIENCE_S
+from offloaderd.spark.backfill_plan import aim_of
+from offloaderd.spark.backfill_record import JobRecord
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.model import OffloadMethod, TopicName
+    from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.history import Left
+    from offloaderd.spark.backfill_stores import Stores
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedBack:
+    """What became of a history: segments that were whole, those that were begun in vain, what the daemon has left."""
+
+    method: OffloadMethod
+    committed: int
+    discarded: int
+    left: Left
+
+
+async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
+    """Depose whoever drives a topic's backfill, and leave what is not offloaded to the topic's daemon.
+
+    Raises BackfillFailed for a history that is not a job's, AlreadyDone, CorruptData, Conflict, HistoryTorn.
+    """
+    shop, clock = stores.shop, stores.shop.uplink.clock
+    plan_for_job(await enabled_map(shop.metadata, topic))
+    aim = await aim_of(stores, topic, 0)
+    me = f"hand-back-{clock.uuid().hex[:8]}"
+    async with backfill_lease.claimed(shop.metadata, topic, me, clock, depose=True) as claim:
+        record = await JobRecord.open(shop, stores.source, claim, me=me, patience_s=PATIENCE_S)
+        await record.split(aim)
+        begun = [one async for one in record.left_behind()]
+        committed = 0
+        for attempts, attempt in sorted(begun, key=lambda one: one[1].begin):
+            if await _is_committed(record, attempts, attempt):
+                committed += 1
+            else:
+                await record.give_up(attempt, attempts, "the history was given back to the topic's daemon")
+        if record.next_after(record.standing) is None:
+            await record.finish()
+        else:
+            await record.hand_back()
+    left = left_of(record.history.map)
+    log.info("backfill.handed_back", topic=str(topic), entries_left=left.entries, committed=committed)
+    return HandedBack(method=record.plan.method, committed=committed, discarded=len(begun) - committed, left=left)
+
+
+async def _is_committed(record: JobRecord, attempts: AttemptLog, attempt: Attempt) -> bool:
+    """Commit a segment if it is whole and comes next; say whether it was. Raises Fenced, HistoryTorn."""
+    step = record.next_after(record.standing)
+    if attempt.status is not AttemptStatus.OFFLOADED or not isinstance(step, Run) or step.first != attempt.begin:
+        return False
+    try:
+        await record.commit(attempt, attempts)
+    except SegmentFailed:
+        return False
+    return True
