@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from offloaderd.standalone.ports import LOOPBACK, free_ports
 from tests.real.jars import cache_directory, server_jars
 from tests.real.jvm import java_command, settings_text
-from tests.real.pulsar import SMALL_BROKER, Administered
+from tests.real.pulsar import SMALL_BROKER, START_S, Administered
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "deploy" / "pulsar-offloader"
 PROTOS = ROOT / "protos" / "offloaderd" / "v1"
 BUILD_S = 480.0
+CLUSTER = "tests"
 STOCK_DRIVER = """name: jcloud
 description: Pulsar's own
 offloaderFactoryClass: org.apache.bookkeeper.mledger.offload.jcloud.JCloudLedgerOffloaderFactory
@@ -122,10 +123,7 @@ class PulsarBroker(Administered):
         self.service_url = f"pulsar://{LOOPBACK}:{broker}"
         """What Pulsar's clients are configured with."""
         config = options.directory / f"{options.name}.conf"
-        main = [
-            *("org.apache.pulsar.PulsarStandaloneStarter", "--config", str(config), "--advertised-address", LOOPBACK),
-            *("--only-broker", "--no-functions-worker", "--no-stream-storage"),
-        ]
+        main = ["org.apache.pulsar.PulsarBrokerStarter", "--broker-conf", str(config)]
         flags = [
             "-Xmx384m",
             "-XX:MaxDirectMemorySize=384m",
@@ -138,7 +136,7 @@ class PulsarBroker(Administered):
         )
         super().__init__(command, clock, web)
         settings: dict[str, object] = {
-            "clusterName": "standalone",
+            "clusterName": CLUSTER,
             "bindAddress": LOOPBACK,
             "advertisedAddress": LOOPBACK,
             "metadataStoreUrl": f"zk:{options.cluster.zookeeper}",
@@ -157,6 +155,19 @@ class PulsarBroker(Administered):
             **options.settings,
         }
         config.write_text(settings_text(settings))
+
+    async def start(self) -> None:
+        """Start it unless it runs, and wait until topics can be made, on a cluster that knows itself."""
+
+        async def answers() -> bool:
+            return await self.get("clusters") is not None
+
+        self.launch()
+        await self.child.ready(answers, START_S)
+        await self.put(f"clusters/{CLUSTER}", {"serviceUrl": self.admin_url, "brokerServiceUrl": self.service_url})
+        await self.put("tenants/public", {"allowedClusters": [CLUSTER]})
+        await self.put("namespaces/public/default")
+        await super().start()
 
 
 @asynccontextmanager

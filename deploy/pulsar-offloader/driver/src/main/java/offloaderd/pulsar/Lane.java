@@ -230,7 +230,7 @@ final class Lane {
             stream = null;
             if (Failures.passes(error)) {
                 LOG.info("[{}] Ledger {}: reading on from entry {} in {} ms, {}", ledger.getTopic(),
-                        ledger.getLedgerId(), next + ahead.size(), pauseMs, error.getMessage());
+                        ledger.getLedgerId(), next + ahead.size(), pauseMs, Failures.told(error));
                 paused = true;
                 daemons.timer().schedule(this::resume, pauseMs, TimeUnit.MILLISECONDS);
                 pauseMs = Math.min(2 * pauseMs, PAUSE_MS_MAX);
