@@ -129,14 +129,13 @@ def driven_broker_session(
         pytest.skip(lacking)
     directory = tmp_path_factory.mktemp("broker")
     try:
-        drivers = offloaders(directory / "offloaders")
+        offloaders(directory)
     except (CannotBuild, FetchFailed) as error:
         pytest.fail(str(error), pytrace=False)
     secrets = {"ACCESS_KEY_ID": s3_server.access_key, "ACCESS_KEY_SECRET": s3_server.secret_key}  # of Pulsar's own
     options = BrokerOptions(
         directory=directory,
         cluster=bookkeeper_servers,
-        offloaders=drivers,
         settings={
             **TOPIC_SETTINGS,
             "forceDeleteNamespaceAllowed": True,

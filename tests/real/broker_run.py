@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tests.real.broker import PulsarBroker
 
 CLOCK = SystemClock()
+NAMES = "broker-1", "broker-2"
 KEYS = 500
 MESSAGE_BYTES = 1000
 SETTINGS = {
@@ -287,13 +288,14 @@ async def run(count: int, rounds: int, ledger_mib: int, directory: Path) -> list
         server = S3Server(store.endpoint, options.access_key, options.secret_key)
         bucket = stack.enter_context(bucket_at(server))
         secrets = {"ACCESS_KEY_ID": server.access_key, "ACCESS_KEY_SECRET": server.secret_key}
+        for name in NAMES:
+            offloaders(directory / name)
         brokers = [
             await stack.enter_async_context(
                 pulsar_broker(
                     BrokerOptions(
                         directory=directory / name,
                         cluster=cluster,
-                        offloaders=offloaders(directory / name / "offloaders"),
                         name=name,
                         settings={**SETTINGS, "managedLedgerMaxSizePerLedgerMbytes": ledger_mib},
                         environment=secrets,
@@ -302,7 +304,7 @@ async def run(count: int, rounds: int, ledger_mib: int, directory: Path) -> list
                     CLOCK,
                 )
             )
-            for name in ("broker-1", "broker-2")
+            for name in NAMES
         ]
         sites, daemons = [], []
         for name in ("one", "two"):
