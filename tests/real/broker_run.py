@@ -26,7 +26,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pulsar
 
@@ -69,8 +69,8 @@ class Figures:
     payload_bytes: int
     closes_s: list[float] = field(default_factory=list)
     catch_up_s: float = 0.0
-    offload_cpu_s: float = 0.0
-    catch_up_cpu_s: float = 0.0
+    offload_cpu_s: Mapping[str, float] = field(default_factory=dict)
+    catch_up_cpu_s: Mapping[str, float] = field(default_factory=dict)
     direct_bytes: int = 0
 
     def shown(self) -> dict[str, Any]:
@@ -84,10 +84,8 @@ class Figures:
                 "max": round(max(self.closes_s), 3),
             },
             "catch_up_mib_per_s": round(self.payload_bytes / 2**20 / self.catch_up_s, 1),
-            "broker_cpu_s": {
-                "produce_and_offload": round(self.offload_cpu_s, 2),
-                "catch_up": round(self.catch_up_cpu_s, 2),
-            },
+            "produce_and_offload_cpu_s": self.offload_cpu_s,
+            "catch_up_cpu_s": self.catch_up_cpu_s,
             "broker_direct_mib": round(self.direct_bytes / 2**20, 1),
         }
 
@@ -171,9 +169,23 @@ def closes(logs: Sequence[str], managed_ledger: str) -> list[float]:
     return [(ended[ledger] - begun[ledger]) % 86_400 for ledger in begun if ledger in ended]
 
 
-def cpu_s(broker: PulsarBroker) -> float:
-    """Return the CPU seconds that a broker has used."""
-    fields = Path(f"/proc/{broker.child.pid}/stat").read_text().rpartition(")")[2].split()
+class Spent(NamedTuple):
+    """CPU seconds that processes have used."""
+
+    brokers_s: float
+    daemons_s: float
+
+    def since(self, before: Spent) -> dict[str, float]:
+        """Return what was used in between."""
+        return {
+            "brokers": round(self.brokers_s - before.brokers_s, 2),
+            "daemons": round(self.daemons_s - before.daemons_s, 2),
+        }
+
+
+def cpu_s(pid: int | None) -> float:
+    """Return the CPU seconds that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -184,36 +196,36 @@ async def direct_bytes(broker: PulsarBroker) -> int:
     return int(float(found[1])) if found else 0
 
 
-async def measured(
-    driven: Driven, brokers: Sequence[PulsarBroker], count: int, policies: Mapping[str, object]
-) -> Figures:
+async def measured(driven: Driven, servers: Servers, count: int, policies: Mapping[str, object]) -> Figures:
     """Produce, offload, free and read one topic."""
+    brokers = servers.brokers
     topic, url = str(driven.topic), service_url(brokers)
     figures = Figures(str(policies.get("managedLedgerOffloadDriver", "offloaderd")), count * MESSAGE_BYTES)
     await driven.create()
     await driven.offload(**policies)
-    before = sum(map(cpu_s, brokers))
+    before = servers.spent()
     await asyncio.to_thread(send, url, topic, range(count))
     await driven.freed()
-    figures.offload_cpu_s = sum(map(cpu_s, brokers)) - before
+    figures.offload_cpu_s = servers.spent().since(before)
     figures.closes_s = closes([broker.log for broker in brokers], driven.topic.managed_ledger)
     await driven.unload()
-    before = sum(map(cpu_s, brokers))
+    before = servers.spent()
     figures.catch_up_s = await asyncio.to_thread(catch_up, url, topic, count)
-    figures.catch_up_cpu_s = sum(map(cpu_s, brokers)) - before
+    figures.catch_up_cpu_s = servers.spent().since(before)
     figures.direct_bytes = sum([await direct_bytes(broker) for broker in brokers])
     say(json.dumps(figures.shown()))
     return figures
 
 
-async def tried(driven: Driven, brokers: Sequence[PulsarBroker], count: int, faults: Faults) -> None:
+async def tried(driven: Driven, servers: Servers, count: int) -> None:
     """Send and read one topic through our driver, whatever happens. Raises AssertionError."""
+    brokers = servers.brokers
     topic, url = str(driven.topic), service_url(brokers)
     await driven.create()
     await driven.offload()
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.to_thread(send, url, topic, range(count)))
-        await faults.kill_a_daemon()
+        await servers.kill_a_daemon()
     say(f"{len(await driven.freed())} ledgers are offloaded and gone from BookKeeper")
     places = await asyncio.to_thread(read_all, url, topic, count)
     await driven.put("compaction")
@@ -228,8 +240,8 @@ async def tried(driven: Driven, brokers: Sequence[PulsarBroker], count: int, fau
     await driven.unload()
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(asyncio.to_thread(read_all, url, topic, count))
-        await faults.kill_a_daemon()
-        await faults.kill_a_broker()
+        await servers.kill_a_daemon()
+        await servers.kill_a_broker()
     assert reading.result() == places
     assert await asyncio.to_thread(seek_and_compact, url, topic, places) == sought
     say("the same after a daemon and a broker were killed while somebody read")
@@ -241,13 +253,20 @@ def service_url(brokers: Sequence[PulsarBroker]) -> str:
 
 
 @dataclass
-class Faults:
-    """Kills one of the servers and brings it back."""
+class Servers:
+    """Brokers and daemons; kills one of them and brings it back."""
 
     stack: AsyncExitStack
     sites: list[Site]
     daemons: list[DaemonProcess]
     brokers: Sequence[PulsarBroker]
+
+    def spent(self) -> Spent:
+        """Return what they have used so far."""
+        return Spent(
+            sum(cpu_s(broker.child.pid) for broker in self.brokers),
+            sum(cpu_s(daemon.process.pid) for daemon in self.daemons),
+        )
 
     async def kill_a_daemon(self) -> None:
         """The first daemon dies, and comes back at its address."""
@@ -321,12 +340,12 @@ async def run(count: int, rounds: int, ledger_mib: int, directory: Path) -> list
             "managedLedgerOffloadMaxBlockSizeInBytes": 64 << 20,
             "managedLedgerExtraConfigurations": {},
         }
-        found = []
+        servers, found = Servers(stack, sites, daemons, brokers), []
         for policies in (stock, {}) * rounds:
             driven = Driven(brokers[0], cluster, daemons[0].address, others=brokers[1:])
-            found.append(await measured(driven, brokers, count, policies))
+            found.append(await measured(driven, servers, count, policies))
         driven = Driven(brokers[0], cluster, daemons[0].address, others=brokers[1:])
-        await tried(driven, brokers, count, Faults(stack, sites, daemons, brokers))
+        await tried(driven, servers, count)
         return found
 
 
