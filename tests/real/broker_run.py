@@ -25,7 +25,9 @@ import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from hashlib import sha256
+from math import inf
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pulsar
@@ -59,6 +61,15 @@ SETTINGS = {
 }
 CLOSED = re.compile(r"^(\S+) INFO +OpAddEntry: \[(\S+)\] Closing ledger (\d+) for being full", re.MULTILINE)
 OFFLOADED = re.compile(r"^(\S+) INFO +ManagedLedgerImpl: \[(\S+)\] End Offload\. ledger=(\d+)", re.MULTILINE)
+
+
+class Scale(NamedTuple):
+    """How much goes through each driver: messages, at most so many a second, in ledgers of so many MiB, in turns."""
+
+    messages: int
+    rate: float
+    ledger_mib: int
+    rounds: int
 
 
 @dataclass
@@ -97,8 +108,8 @@ def content(number: int) -> bytes:
     return (head + noise).ljust(MESSAGE_BYTES, b".")
 
 
-def send(service_url: str, topic: str, numbers: range) -> None:
-    """Send messages in compressed batches."""
+def send(service_url: str, topic: str, numbers: range, rate: float = inf) -> None:
+    """Send messages in compressed batches, so many a second at most."""
     with pulsar_client(service_url) as client:
         producer = client.create_producer(
             topic,
@@ -109,7 +120,9 @@ def send(service_url: str, topic: str, numbers: range) -> None:
             compression_type=pulsar.CompressionType.LZ4,
             max_pending_messages=5000,
         )
+        began, never = CLOCK.monotonic(), Event()
         for number in numbers:
+            never.wait(max(0.0, began + number / rate - CLOCK.monotonic()))
             producer.send_async(content(number), None, partition_key=f"key-{number % KEYS}")
         producer.flush()
 
@@ -196,15 +209,16 @@ async def direct_bytes(broker: PulsarBroker) -> int:
     return int(float(found[1])) if found else 0
 
 
-async def measured(driven: Driven, servers: Servers, count: int, policies: Mapping[str, object]) -> Figures:
+async def measured(driven: Driven, servers: Servers, scale: Scale, policies: Mapping[str, object]) -> Figures:
     """Produce, offload, free and read one topic."""
+    count = scale.messages
     brokers = servers.brokers
     topic, url = str(driven.topic), service_url(brokers)
     figures = Figures(str(policies.get("managedLedgerOffloadDriver", "offloaderd")), count * MESSAGE_BYTES)
     await driven.create()
     await driven.offload(**policies)
     before = servers.spent()
-    await asyncio.to_thread(send, url, topic, range(count))
+    await asyncio.to_thread(send, url, topic, range(count), scale.rate)
     await driven.freed()
     figures.offload_cpu_s = servers.spent().since(before)
     figures.closes_s = closes([broker.log for broker in brokers], driven.topic.managed_ledger)
@@ -293,7 +307,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-async def run(count: int, rounds: int, ledger_mib: int, directory: Path) -> list[Figures]:
+async def run(scale: Scale, directory: Path) -> list[Figures]:
     """Run it all. Raises AssertionError for the first message that is not what was sent."""
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(
@@ -316,7 +330,7 @@ async def run(count: int, rounds: int, ledger_mib: int, directory: Path) -> list
                         directory=directory / name,
                         cluster=cluster,
                         name=name,
-                        settings={**SETTINGS, "managedLedgerMaxSizePerLedgerMbytes": ledger_mib},
+                        settings={**SETTINGS, "managedLedgerMaxSizePerLedgerMbytes": scale.ledger_mib},
                         environment=secrets,
                         flags=["-XX:-TieredCompilation", "-XX:TieredStopAtLevel=4"],
                     ),
@@ -341,11 +355,11 @@ async def run(count: int, rounds: int, ledger_mib: int, directory: Path) -> list
             "managedLedgerExtraConfigurations": {},
         }
         servers, found = Servers(stack, sites, daemons, brokers), []
-        for policies in (stock, {}) * rounds:
+        for policies in (stock, {}) * scale.rounds:
             driven = Driven(brokers[0], cluster, daemons[0].address, others=brokers[1:])
-            found.append(await measured(driven, servers, count, policies))
+            found.append(await measured(driven, servers, scale, policies))
         driven = Driven(brokers[0], cluster, daemons[0].address, others=brokers[1:])
-        await tried(driven, servers, count)
+        await tried(driven, servers, scale.messages)
         return found
 
 
@@ -369,12 +383,14 @@ def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--messages", type=int, default=1_000_000, help="through each driver, 1000 bytes each")
+    parser.add_argument("--rate", type=float, default=inf, help="messages a second while it is measured")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each driver")
     parser.add_argument("--ledger-mib", type=int, default=32, help="size of a ledger")
     arguments = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="broker-run-"))
     say(f"what the servers say is in {directory} until all is well")
-    say(compared(asyncio.run(run(arguments.messages, arguments.rounds, arguments.ledger_mib, directory))))
+    scale = Scale(arguments.messages, arguments.rate, arguments.ledger_mib, arguments.rounds)
+    say(compared(asyncio.run(run(scale, directory))))
     shutil.rmtree(directory)
 
 
