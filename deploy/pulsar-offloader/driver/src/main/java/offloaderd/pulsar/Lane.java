@@ -92,23 +92,19 @@ final class Lane {
         return read.done;
     }
 
-    /** Ends everything; reads that wait fail. */
-    void close() {
-        List<Waiting> left;
-        synchronized (this) {
-            closed = true;
+    /** Takes no more reads; those that wait get their entries, as a broker closes handles that are being read. */
+    synchronized void close() {
+        closed = true;
+        if (reads.isEmpty()) {
             stop();
-            left = new ArrayList<>(reads);
-            reads.clear();
         }
-        fail(left, new ManagedLedgerException.OffloadReadHandleClosedException());
     }
 
     /** Gives the reads what is here, and asks for what is not. Futures are completed outside the lock. */
     private void serve() {
         List<Waiting> served = new ArrayList<>();
         synchronized (this) {
-            while (!closed && !reads.isEmpty()) {
+            while (!reads.isEmpty()) {
                 Waiting read = reads.peek();
                 place(read.wanted);
                 while (!ahead.isEmpty() && read.wanted <= read.last) {
@@ -120,7 +116,9 @@ final class Lane {
                 served.add(reads.poll());
             }
             usedNs = System.nanoTime();
-            if (!closed) {
+            if (closed && reads.isEmpty()) {
+                stop();
+            } else {
                 ask();
             }
         }
