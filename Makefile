@@ -86,7 +86,7 @@ test-broker: $(DEPENDENCIES)dev ## Put two stock brokers with the driver to the 
 	$(BIN)/python -m tests.real.broker_run --messages $(MESSAGES)
 
 test-driver: $(DEPENDENCIES)dev ## Test the driver in a real stock broker (needs Maven and a JDK)
-	WITH_BROKER=1 $(BIN)/python -m pytest -n 0 tests/integration/test_stock_broker.py
+	$(BIN)/python -m pytest -n 0 tests/integration/test_stock_broker.py
 
 test-cluster: $(DEPENDENCIES)dev ## Submit jobs with a packed environment to a standalone cluster of Spark, on real bookies
 	WITH_CLUSTER=1 $(BIN)/python -m pytest -n 0 -o faulthandler_timeout=1800 tests/integration/test_spark_cluster.py

@@ -25,6 +25,7 @@ from tests.servers import running
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
     from tests.real.bookies import BookKeeperCluster
     from tests.real.broker import PulsarBroker
@@ -44,6 +45,7 @@ DOWNLOADING = {
 }
 """Fixtures whose first use on a machine downloads, under a deadline of its own."""
 TEST_TIMEOUT_S = 300
+TOKEN = "token"
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
@@ -127,18 +129,28 @@ def driven_broker_session(
         pytest.skip(lacking)
     directory = tmp_path_factory.mktemp("broker")
     try:
-        drivers = offloaders(directory / "offloaders")
+        offloaders(directory)
     except (CannotBuild, FetchFailed) as error:
         pytest.fail(str(error), pytrace=False)
     secrets = {"ACCESS_KEY_ID": s3_server.access_key, "ACCESS_KEY_SECRET": s3_server.secret_key}  # of Pulsar's own
     options = BrokerOptions(
         directory=directory,
         cluster=bookkeeper_servers,
-        offloaders=drivers,
-        settings=TOPIC_SETTINGS,
+        settings={
+            **TOPIC_SETTINGS,
+            "forceDeleteNamespaceAllowed": True,
+            "managedLedgerOffloadDriver": "offloaderd",
+            "managedLedgerOffloadExtraConfigTokenFile": directory / TOKEN,
+        },
         environment=secrets,
     )
+    (directory / TOKEN).write_text("nobody's")
     yield from started(lambda: pulsar_broker(options, SystemClock()))
+
+
+def token_of(broker: PulsarBroker) -> Path:
+    """Return the file of the token that a broker shows to daemons; most of them ask for none."""
+    return broker.command.directory / TOKEN
 
 
 @pytest.fixture

@@ -75,7 +75,8 @@ class Adoption:
         new = (info for info in found if info.ledger_id > taken.ledger_id)
         self._found = {info.ledger_id: info for info in new if info.ledger_id not in self._left}
         gone = {info.ledger_id: info for info in found if info.ledger_id not in self._readable | self._left}
-        self._copies = {one: info for one, info in gone.items() if Position(one, info.entries - 1) > taken}
+        # The last one that was taken is among them as well: what the list has next to it follows it.
+        self._copies = {one: info for one, info in gone.items() if Position(one, info.entries - 1) >= taken}
         return sorted([*infos, *self._copies.values()], key=lambda info: info.ledger_id)
 
     async def read(

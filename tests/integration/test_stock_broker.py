@@ -6,39 +6,30 @@ Every test has a namespace, a daemon and a bucket of its own.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from base64 import b64encode
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from botocore.config import Config
-from botocore.session import get_session
 
 from offloaderd.client import Trust
 from offloaderd.clock import SystemClock
 from offloaderd.ledgers.pulsar import decode
 from offloaderd.rpc.v1 import policy_pb2
 from tests.authority import Authority, token
+from tests.bookkeeper_servers import token_of
 from tests.integration.processes import DaemonProcess, Proxy, Site
 from tests.real.driven import Driven
+from tests.servers import s3_client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.real.bookies import BookKeeperCluster
     from tests.real.broker import PulsarBroker
     from tests.servers import S3Server
 
-pytestmark = [
-    pytest.mark.bookies,
-    pytest.mark.timeout(240, func_only=True),
-    pytest.mark.skipif(
-        "WITH_BROKER" not in os.environ, reason="minutes of waiting for a broker's own clocks: make test-driver"
-    ),
-]
+pytestmark = [pytest.mark.bookies, pytest.mark.timeout(300, func_only=True)]
 CLOCK = SystemClock()
 KINDS = ("unbatched", "batched", "batched zstd", "keyed", "chunked")
 SECRET = b"a-secret-for-tokens-of-brokers-0123456789"
@@ -66,23 +57,6 @@ async def killed(daemon: DaemonProcess) -> None:
     """End a daemon as a crash does."""
     daemon.signal(signal.SIGKILL)
     await daemon.ended()
-
-
-@contextmanager
-def s3_client(server: S3Server) -> Iterator[Any]:
-    """Give a client of the S3 server."""
-    client = get_session().create_client(
-        "s3",
-        region_name="us-east-1",
-        endpoint_url=server.endpoint,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        config=Config(s3={"addressing_style": "path"}),
-    )
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 def keys_in(server: S3Server, bucket: str) -> set[str]:
@@ -113,7 +87,7 @@ async def emptied(server: S3Server, bucket: str) -> None:
 async def test_consumers_read_what_was_offloaded_and_bookkeeper_is_freed(
     site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster, s3_server: S3Server, s3_bucket: str
 ) -> None:
-    """Messages are the same before and after BookKeeper's copies are gone; the topic's end empties the bucket."""
+    """Messages are the same before and after BookKeeper's copies are gone; the namespace's end empties the bucket."""
     async with DaemonProcess(site) as daemon:
         await daemon.serving()
         driven = Driven(driven_broker, bookkeeper, daemon.address)
@@ -121,12 +95,34 @@ async def test_consumers_read_what_was_offloaded_and_bookkeeper_is_freed(
         await driven.offload()
         await driven.write(*KINDS)
         written = await driven.read(60 * len(KINDS))
-        assert len(await driven.freed(5)) >= 5
+        freed = await driven.freed(5)
         await driven.unload()
         assert await driven.read(len(written)) == written
-        assert "from offload driver offloaderd" in driven_broker.log
-        assert await driven_broker.send("DELETE", f"{driven.path}?force=true") == 204
+        assert set(freed) <= set(await driven.opened_in_tier())
+        assert await driven_broker.send("DELETE", f"namespaces/public/{driven.namespace}?force=true") == 204
         await emptied(s3_server, s3_bucket)
+
+
+async def test_the_read_priority_of_the_namespace_counts(
+    site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster
+) -> None:
+    """While both have a ledger it is read from BookKeeper or from the tier, as the namespace says."""
+    async with DaemonProcess(site) as daemon:
+        await daemon.serving()
+        driven = Driven(driven_broker, bookkeeper, daemon.address)
+        await driven.create()
+        both: dict[str, object] = {"managedLedgerOffloadDeletionLagInMillis": -1}
+        await driven.offload(**both, managedLedgerOffloadedReadPriority="BOOKKEEPER_FIRST")
+        await driven.write("unbatched", "keyed")
+        ledgers = await driven.offloaded(2)
+        await driven.unload()
+        written = await driven.read(120)
+        assert await driven.opened_in_tier() == []
+        await driven.offload(**both, managedLedgerOffloadedReadPriority="TIERED_STORAGE_FIRST")
+        await driven.unload()
+        assert await driven.read(120) == written
+        assert set(await driven.opened_in_tier()) >= set(ledgers)
+        assert await driven.in_bookkeeper(ledgers) == ledgers
 
 
 async def test_crashes_and_outages_lose_nothing(
@@ -158,7 +154,7 @@ async def test_crashes_and_outages_lose_nothing(
             await driven_broker.kill()
             await driven_broker.start()
             assert await driven.read(240) == written
-            await driven.freed(4)
+            await driven.offloaded(4)
             await driven.unload()
             with driven.reader() as reader:
                 found = [await asyncio.to_thread(next, reader) for _ in range(30)]
@@ -175,8 +171,8 @@ async def test_crashes_and_outages_lose_nothing(
 async def test_what_is_not_streamed_is_pushed(
     site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster, tmp_path: Path
 ) -> None:
-    """A ledger begun by a daemon with bookies and ended by one without is whole; over TLS, with a token."""
-    ca, token_file = Authority(tmp_path), tmp_path / "token"
+    """A ledger begun by a daemon with bookies and ended by one without is whole; by TLS, with broker.conf's token."""
+    ca, token_file = Authority(tmp_path), token_of(driven_broker)
     server = ca.server()
     token_file.write_text(token(SECRET, "broker"))
     site.settings["tls"] = {"cert_file": server.cert, "key_file": server.key}
@@ -186,8 +182,7 @@ async def test_what_is_not_streamed_is_pushed(
     }
     trust = Trust(tls=True, ca_file=ca.file, token_file=token_file)
     async with DaemonProcess(site) as daemon, daemon.client(trust) as client:
-        extra = {"Tls": "true", "TlsTrustCertsFile": str(ca.file), "TokenFile": str(token_file)}
-        driven = Driven(driven_broker, bookkeeper, daemon.address, extra)
+        driven = Driven(driven_broker, bookkeeper, daemon.address, {"Tls": "true", "TlsTrustCertsFile": str(ca.file)})
         await driven.create()
         await driven.offload()
         for _ in range(2):  # the second burst shows what of the first was in flight

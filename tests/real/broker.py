@@ -1,6 +1,6 @@
 """Pulsar brokers on a BookKeeper cluster, each a process of its own, with our LedgerOffloader and Pulsar's own.
 
-    async with pulsar_broker(BrokerOptions(directory=..., cluster=cluster, offloaders=directory), clock) as broker: ...
+    async with pulsar_broker(BrokerOptions(directory=..., cluster=cluster), clock) as broker: ...
 
 `driver_archive` has Maven build ours (deploy/pulsar-offloader) once for a state of its sources; what comes of it is
 kept beside the servers' jars. Pulsar's own, which is no archive in its registry, is put together from its jars.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from offloaderd.standalone.ports import LOOPBACK, free_ports
 from tests.real.jars import cache_directory, server_jars
 from tests.real.jvm import java_command, settings_text
-from tests.real.pulsar import SMALL_BROKER, Administered
+from tests.real.pulsar import SMALL_BROKER, START_S, Administered
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "deploy" / "pulsar-offloader"
 PROTOS = ROOT / "protos" / "offloaderd" / "v1"
 BUILD_S = 480.0
+CLUSTER = "tests"
 STOCK_DRIVER = """name: jcloud
 description: Pulsar's own
 offloaderFactoryClass: org.apache.bookkeeper.mledger.offload.jcloud.JCloudLedgerOffloaderFactory
@@ -85,8 +86,9 @@ def driver_archive() -> Path:
     return kept
 
 
-def offloaders(directory: Path) -> Path:
-    """Fill a directory with both drivers, and return it. Raises CannotBuild, FetchFailed."""
+def offloaders(home: Path) -> None:
+    """Put both drivers into a broker's directory. Raises CannotBuild, FetchFailed."""
+    directory = home / "offloaders"
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copy(driver_archive(), directory / "offloaderd.nar")
     known = {path.name for path in server_jars("pulsar").iterdir()}
@@ -95,19 +97,17 @@ def offloaders(directory: Path) -> Path:
         for jar in server_jars("offloader").glob("*.jar"):
             if jar.name not in known:
                 archive.write(jar, f"META-INF/bundled-dependencies/{jar.name}")
-    return directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerOptions:
-    """Where it keeps its files, on which cluster, with which drivers; more settings, variables and flags of the JVM.
+    """Where it keeps its files, and on which cluster; more settings, variables and flags of the JVM.
 
-    The drivers have to be in `offloaders` below its directory: a namespace's policies say `./offloaders`, always.
+    Its drivers have to be in `offloaders` below its directory: a namespace's policies say `./offloaders`, always.
     """
 
     directory: Path
     cluster: BookKeeperCluster
-    offloaders: Path
     name: str = "broker"
     settings: Mapping[str, object] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -122,10 +122,7 @@ class PulsarBroker(Administered):
         self.service_url = f"pulsar://{LOOPBACK}:{broker}"
         """What Pulsar's clients are configured with."""
         config = options.directory / f"{options.name}.conf"
-        main = [
-            *("org.apache.pulsar.PulsarStandaloneStarter", "--config", str(config), "--advertised-address", LOOPBACK),
-            *("--only-broker", "--no-functions-worker", "--no-stream-storage"),
-        ]
+        main = ["org.apache.pulsar.PulsarBrokerStarter", "--broker-conf", str(config)]
         flags = [
             "-Xmx384m",
             "-XX:MaxDirectMemorySize=384m",
@@ -138,25 +135,39 @@ class PulsarBroker(Administered):
         )
         super().__init__(command, clock, web)
         settings: dict[str, object] = {
-            "clusterName": "standalone",
+            "clusterName": CLUSTER,
             "bindAddress": LOOPBACK,
             "advertisedAddress": LOOPBACK,
             "metadataStoreUrl": f"zk:{options.cluster.zookeeper}",
             "configurationMetadataStoreUrl": f"zk:{options.cluster.zookeeper}",
-            "metadataStoreSessionTimeoutMillis": 6000,
+            "metadataStoreSessionTimeoutMillis": 10_000,
             "brokerServicePort": broker,
             "webServicePort": web,
             **SMALL_BROKER,
             "managedLedgerDefaultEnsembleSize": 2,
             "managedLedgerDefaultWriteQuorum": 2,
             "managedLedgerDefaultAckQuorum": 2,
-            "offloadersDirectory": options.offloaders,
+            "offloadersDirectory": "./offloaders",
             "narExtractionDirectory": options.directory / "tmp",
             "retentionCheckIntervalInSeconds": 1,
             "triggerOffloadOnTopicLoad": True,
             **options.settings,
         }
         config.write_text(settings_text(settings))
+
+    async def start(self) -> None:
+        """Start it unless it runs, and wait until topics can be made, on a cluster that knows itself."""
+
+        async def answers() -> bool:
+            return await self.get("clusters") is not None
+
+        self.launch()
+        await self.child.ready(answers, START_S)
+        if CLUSTER not in (await self.get("clusters") or []):
+            await self.put(f"clusters/{CLUSTER}", {"serviceUrl": self.admin_url, "brokerServiceUrl": self.service_url})
+            await self.put("tenants/public", {"allowedClusters": [CLUSTER]})
+            await self.put("namespaces/public/default")
+        await super().start()
 
 
 @asynccontextmanager

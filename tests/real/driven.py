@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ import pulsar
 
 from offloaderd.clock import SystemClock
 from offloaderd.model import TopicName
-from tests.real.pulsar_topics import KINDS, produce, pulsar_client
+from offloaderd.standalone.ports import LOOPBACK
+from tests.patience import PATIENCE_S
+from tests.real.pulsar_topics import KINDS, OPERATION_S, produce, pulsar_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from tests.real.broker import PulsarBroker
 
 CLOCK = SystemClock()
-WAIT_S = 90.0
+BUNDLE = "0x00000000_0xffffffff"
 RECEIVE_MS = 60_000
 """Longer than any server takes to come back."""
 
@@ -46,8 +49,9 @@ class Driven:
         return f"persistent/public/{self.namespace}/t"
 
     async def create(self) -> None:
-        """Make the namespace."""
-        assert await self.broker.put(f"namespaces/public/{self.namespace}") == 204
+        """Make the namespace, of one bundle."""
+        bundles = {"boundaries": BUNDLE.split("_"), "numBundles": 1}
+        assert await self.broker.put(f"namespaces/public/{self.namespace}", {"bundles": bundles}) == 204
 
     async def offload(self, **values: object) -> None:
         """Have the broker offload every ledger that is closed, and delete it from BookKeeper at once."""
@@ -65,9 +69,26 @@ class Driven:
         """Have the topic closed, so that nothing of it is in the broker's memory."""
         await self.put("unload")
 
+    async def move(self, to: PulsarBroker) -> None:
+        """Have another broker own the topic: the leader is told which, and whoever has the bundle lets go of it."""
+        path = f"namespaces/public/{self.namespace}/{BUNDLE}/unload"
+        async with asyncio.timeout(PATIENCE_S):
+            while await to.get(f"{self.path}/internalStats") is None:
+                for broker in (self.broker, *self.others):
+                    await broker.put(f"{path}?destinationBroker={LOOPBACK}:{to.web}")
+                for broker in (self.broker, *self.others):
+                    await broker.put(path)
+                await asyncio.to_thread(self._load)
+
+    def _load(self) -> None:
+        """Have the topic loaded by whoever is to own it."""
+        urls = ",".join(broker.service_url.removeprefix("pulsar://") for broker in (self.broker, *self.others))
+        with pulsar_client(f"pulsar://{urls}") as client:
+            client.create_reader(str(self.topic), pulsar.MessageId.latest)
+
     async def put(self, what: str) -> None:
         """PUT below the topic, to the broker that has it: the others would send us there."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while 204 not in [await broker.put(f"{self.path}/{what}") for broker in (self.broker, *self.others)]:
                 await CLOCK.sleep(0.2)
 
@@ -77,6 +98,12 @@ class Driven:
             if (found := await broker.get(f"{self.path}/{what}")) is not None:
                 return found
         return None
+
+    async def opened_in_tier(self) -> list[int]:
+        """Return the ledgers that the broker has opened through its offloader since its start, in that order."""
+        opened = re.escape(f"[{self.topic.managed_ledger}] Opening ledger ") + r"(\d+) from offload driver"
+        log = await asyncio.to_thread(lambda: self.broker.log)
+        return [int(found) for found in re.findall(opened, log)]
 
     async def ledgers(self) -> list[dict[str, Any]]:
         """Return what the broker says of the topic's ledgers, the open one last."""
@@ -92,16 +119,24 @@ class Driven:
 
         return await asyncio.to_thread(look)
 
-    async def freed(self, least: int = 1) -> list[int]:
-        """Wait until all closed ledgers are offloaded and gone from BookKeeper, and the open one alone is there."""
-        async with asyncio.timeout(WAIT_S):
+    async def offloaded(self, least: int = 1) -> list[int]:
+        """Wait until all closed ledgers are offloaded; returns them."""
+        async with asyncio.timeout(PATIENCE_S):
             while True:
-                ledgers = await self.ledgers()
-                ids = [int(one["ledgerId"]) for one in ledgers]
-                offloaded = len(ids) > least and all(one["offloaded"] for one in ledgers[:-1])
-                if offloaded and await self.in_bookkeeper(ids) == ids[-1:]:
-                    return ids[:-1]
+                *closed, _ = await self.ledgers() or [{}]
+                if len(closed) >= least and all(one["offloaded"] for one in closed):
+                    return [int(one["ledgerId"]) for one in closed]
                 await CLOCK.sleep(0.2)
+
+    async def freed(self, least: int = 1) -> list[int]:
+        """Wait until all closed ledgers are offloaded and gone from BookKeeper, of a broker that was not killed.
+
+        One that is killed between writing down that a ledger is deleted and deleting it never comes back to that.
+        """
+        async with asyncio.timeout(PATIENCE_S):
+            while await self.in_bookkeeper(ids := await self.offloaded(least)):
+                await CLOCK.sleep(0.2)
+        return ids
 
     async def write(self, *kinds: str, count: int = 60) -> None:
         """Send messages of each kind, one kind after the other."""
@@ -131,7 +166,8 @@ class Reader:
     """A reader of a topic, message by message; a context manager."""
 
     def __init__(self, service_url: str, topic: str) -> None:
-        self._client = pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+        self._client = pulsar.Client(service_url, logger=logger, operation_timeout_seconds=OPERATION_S)
         self._reader = self._client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=20)
 
     def __enter__(self) -> Iterator[tuple[object, bytes, str]]:

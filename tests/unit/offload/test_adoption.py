@@ -273,6 +273,23 @@ async def test_rest_of_a_ledger_from_the_brokers_copy(rig: Rig, brokers: Brokers
     assert [one for position, one in await rig.committed() if position.ledger_id == a] == content
 
 
+async def test_what_follows_a_ledger_that_was_taken_whole_is_what_the_list_says(rig: Rig, brokers: Brokers) -> None:
+    """An empty ledger that a broker's crash left behind is gone from the list: nothing was lost with it."""
+    content = payloads(10)
+    await brokers.ledgers.append(TOPIC, content)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        (a,) = await ids(brokers)
+        await until_offloaded(topic, Position(a, 9))
+    await brokers.ledgers.roll(TOPIC)
+    await brokers.ledgers.append(TOPIC, payloads(3, seed=9))
+    await brokers.offload(a, content)
+    await brokers.trim(a)
+    async with rig.engine() as engine:
+        await until_offloaded(await enabled(engine), Position(a + 1, 2))
+    assert (await committed(rig)).losses == ()
+
+
 async def test_rest_of_a_ledger_that_no_tier_has(rig: Rig, brokers: Brokers) -> None:
     """The broker's objects are gone as well: what was not offloaded of it is lost, and said so."""
     await brokers.ledgers.append(TOPIC, payloads(10))

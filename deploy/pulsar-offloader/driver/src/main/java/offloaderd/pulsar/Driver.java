@@ -44,6 +44,10 @@ public final class Driver implements LedgerOffloader {
         this.stats = stats;
     }
 
+    Settings settings() {
+        return settings;
+    }
+
     @Override
     public String getOffloadDriverName() {
         return NAME;

@@ -11,13 +11,17 @@ import org.apache.pulsar.common.policies.data.OffloadPoliciesImpl;
 /**
  * Makes the offloader of each namespace.
  *
- * <p>A broker gives the extra configuration of broker.conf to its default offloader alone, which it makes first: what it
- * merges for a namespace has none of it ({@code OffloadPoliciesImpl.mergeConfiguration} in Pulsar 4.0). So the first one
- * is remembered, and holds for namespaces unless they say something else.
+ * <p>A broker gives the extra configuration of broker.conf to its default offloader alone, which it makes while it starts
+ * ({@code PulsarService.start} in Pulsar 4.0): what it merges for a namespace has none of it
+ * ({@code OffloadPoliciesImpl.mergeConfiguration}). So that one is remembered, and holds for namespaces unless they say
+ * something else. A broker whose default driver is another makes ours for namespaces alone; what one of them says is
+ * nothing to the next.
  */
 public final class DriverFactory implements LedgerOffloaderFactory<Driver> {
+    private static final String BROKER = "org.apache.pulsar.broker.PulsarService";
+
     private final Daemons daemons = new Daemons();
-    private Map<String, String> ofBroker;
+    private Map<String, String> ofBroker = Map.of();
 
     @Override
     public boolean isDriverSupported(String driverName) {
@@ -39,12 +43,18 @@ public final class DriverFactory implements LedgerOffloaderFactory<Driver> {
             throws IOException {
         Map<String, String> own = policies.getManagedLedgerExtraConfigurations();
         own = own != null ? own : Map.of();
-        if (ofBroker == null) {
+        if (brokerStarts()) {
             ofBroker = Map.copyOf(own);
         }
         Map<String, String> configured = new HashMap<>(ofBroker);
         configured.putAll(own);
         return new Driver(Settings.read(configured), policies, daemons, stats);
+    }
+
+    /** Nothing in the arguments tells the default offloader from a namespace's; who calls does. */
+    private static boolean brokerStarts() {
+        return StackWalker.getInstance().walk(frames -> frames.anyMatch(
+                frame -> frame.getClassName().equals(BROKER) && frame.getMethodName().equals("start")));
     }
 
     @Override

@@ -47,17 +47,23 @@ final class Failures {
             ErrorDetail found = answer.getTrailers().get(DETAIL);
             detail = found != null ? found : detail;
         }
-        String said = status.getCode() == Status.Code.UNKNOWN && status.getDescription() == null
-                ? cause.toString()
-                : status.getDescription();
-        String message = what + ": " + (said != null ? said : status.getCode())
-                + (detail.getHint().isEmpty() ? "" : " (" + detail.getHint() + ")");
+        String message = what + ": " + told(error) + (detail.getHint().isEmpty() ? "" : " (" + detail.getHint() + ")");
         return switch (detail.getReason()) {
             case "NOT_FOUND", "ENTRIES_DELETED", "TOPIC_NOT_FOUND" ->
                     new ManagedLedgerException.LedgerNotExistException(message);
             case "ENTRIES_LOST" -> new ManagedLedgerException.NonRecoverableLedgerException(message);
             default -> new ManagedLedgerException(message);
         };
+    }
+
+    /** Says what went wrong; of a daemon that was not reached, what its connection failed of. */
+    static String told(Throwable error) {
+        Throwable cause = root(error);
+        Status status = Status.fromThrowable(cause);
+        if (status.getDescription() != null) {
+            return status.getDescription();
+        }
+        return status.getCode() + ": " + (status.getCause() != null ? status.getCause() : cause);
     }
 
     private static Throwable root(Throwable error) {

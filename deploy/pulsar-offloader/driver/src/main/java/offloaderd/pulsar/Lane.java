@@ -92,23 +92,19 @@ final class Lane {
         return read.done;
     }
 
-    /** Ends everything; reads that wait fail. */
-    void close() {
-        List<Waiting> left;
-        synchronized (this) {
-            closed = true;
+    /** Takes no more reads; those that wait get their entries, as a broker closes handles that are being read. */
+    synchronized void close() {
+        closed = true;
+        if (reads.isEmpty()) {
             stop();
-            left = new ArrayList<>(reads);
-            reads.clear();
         }
-        fail(left, new ManagedLedgerException.OffloadReadHandleClosedException());
     }
 
     /** Gives the reads what is here, and asks for what is not. Futures are completed outside the lock. */
     private void serve() {
         List<Waiting> served = new ArrayList<>();
         synchronized (this) {
-            while (!closed && !reads.isEmpty()) {
+            while (!reads.isEmpty()) {
                 Waiting read = reads.peek();
                 place(read.wanted);
                 while (!ahead.isEmpty() && read.wanted <= read.last) {
@@ -120,7 +116,9 @@ final class Lane {
                 served.add(reads.poll());
             }
             usedNs = System.nanoTime();
-            if (!closed) {
+            if (closed && reads.isEmpty()) {
+                stop();
+            } else {
                 ask();
             }
         }
@@ -230,7 +228,7 @@ final class Lane {
             stream = null;
             if (Failures.passes(error)) {
                 LOG.info("[{}] Ledger {}: reading on from entry {} in {} ms, {}", ledger.getTopic(),
-                        ledger.getLedgerId(), next + ahead.size(), pauseMs, error.getMessage());
+                        ledger.getLedgerId(), next + ahead.size(), pauseMs, Failures.told(error));
                 paused = true;
                 daemons.timer().schedule(this::resume, pauseMs, TimeUnit.MILLISECONDS);
                 pauseMs = Math.min(2 * pauseMs, PAUSE_MS_MAX);

@@ -77,7 +77,7 @@ final class Offload {
 
     private void failed(Throwable error) {
         if (Failures.passes(error)) {
-            hindrance = error.getMessage();
+            hindrance = Failures.told(error);
             LOG.info("[{}] Ledger {}: asking again, {}", topic, ledger.getId(), hindrance);
             again(settings.address());
         } else {
