@@ -142,7 +142,8 @@ class LedgerInfo:
 
     `entries` and `size_bytes` (payload only) are those of the whole ledger once it is closed; before, `entries` is a
     lower bound and `size_bytes` what is known of their size. `closed_at_ms` is 0 while it is open. `offloaded` is a
-    broker's own copy in tiered storage.
+    broker's own copy in tiered storage. `previous` is the ledger directly before it in the word of whoever keeps the
+    topic's ledgers, readable or not; None where that is not said.
     """
 
     ledger_id: int
@@ -151,6 +152,7 @@ class LedgerInfo:
     size_bytes: int
     closed_at_ms: int = 0
     offloaded: LedgerOffload | None = None
+    previous: int | None = None
 
 
 class LedgerEnd(NamedTuple):

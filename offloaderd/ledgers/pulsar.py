@@ -9,6 +9,7 @@ state, last entry and length; this list has which ledgers are the topic's, and w
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
@@ -89,6 +90,11 @@ class ManagedLedger:
     def after(self, ledger_id: int) -> tuple[ListedLedger, ...]:
         """Return the ledgers that come after one, which need not be in the list any more."""
         return tuple(ledger for ledger in self.ledgers if ledger.ledger_id > ledger_id)
+
+    def before(self, ledger_id: int) -> int | None:
+        """Return the ledger directly before one, None for the first."""
+        place = bisect_left(self.ledgers, ledger_id, key=lambda ledger: ledger.ledger_id)
+        return self.ledgers[place - 1].ledger_id if place else None
 
 
 def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX) -> ManagedLedger:

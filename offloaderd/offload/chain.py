@@ -2,7 +2,9 @@
 
 Retention deletes ledgers from the front of the list, whether or not they were offloaded. A ledger that vanished is no
 loss if it is known to have ended where the offloading stands and what came next is known; a ledger that was seen with
-entries behind that is a certain loss; anything else is a possible one. Nothing is ever skipped in silence. Pure.
+entries behind that is a certain loss; anything else is a possible one. Nothing is ever skipped in silence. What comes
+next is the word of whoever keeps the ledgers, where there is one: Pulsar's list has ledgers that cannot be read any
+more, and drops empty ones that a broker's crash has left behind. Pure.
 """
 
 from __future__ import annotations
@@ -75,8 +77,12 @@ class LedgerChain:
         self._known.update(self.ledgers)
         if ledgers:
             self._next.setdefault(START.ledger_id, ledgers[0].ledger_id)
-        for before, after in pairwise(self.ledgers):
-            self._next[before] = after
+        for before, after in pairwise(ledgers):
+            if after.previous in {None, before.ledger_id}:
+                self._next[before.ledger_id] = after.ledger_id
+        for info in ledgers:
+            if info.previous is not None:
+                self._next[info.previous] = info.ledger_id
 
     def forget_before(self, position: Position) -> None:
         """Drop what lies before the ledger of `position`, which nobody will ask for again."""
@@ -112,28 +118,22 @@ class LedgerChain:
             if info is None and position != START:
                 missing.gone(self._known.get(position.ledger_id), position.entry_id + 1)
             following = self._next.get(position.ledger_id)
-        while following is not None and following not in self.ledgers:
-            missing.gone(self._known.get(following), 0)
+        while following is not None and not self._holds(following):
+            if following not in self.ledgers:
+                missing.gone(self._known.get(following), 0)
             following = self._next.get(following)
         if following is None:
-            following = self._first_behind(position.ledger_id)
+            behind = (one for one in self.ledgers if one > position.ledger_id and self._holds(one))
+            following = next(behind, None)
             if following is None:
                 return None
             missing.doubt |= position != START
         if missing.entries or missing.doubt:
             return Loss(position, Position(following, 0), missing.entries)
-        return self._first_run(following)
+        entries = self.ledgers[following].entries
+        return Run(following, 0, entries - 1) if entries else None
 
-    def _first_behind(self, ledger_id: int) -> int | None:
-        return next((one for one in self.ledgers if one > ledger_id), None)
-
-    def _first_run(self, ledger_id: int | None) -> Run | None:
-        """Return the entries of the first ledger from `ledger_id` on that has any."""
-        while ledger_id is not None:
-            info = self.ledgers[ledger_id]
-            if info.entries:
-                return Run(ledger_id, 0, info.entries - 1)
-            if not info.closed:
-                return None
-            ledger_id = self._first_behind(ledger_id)
-        return None
+    def _holds(self, ledger_id: int) -> bool:
+        """Say whether the source has a ledger that has entries, or may get some."""
+        info = self.ledgers.get(ledger_id)
+        return info is not None and (info.entries > 0 or not info.closed)

@@ -11,9 +11,9 @@ from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import LedgerChain, Run
 
 
-def ledger(ledger_id: int, entries: int, *, closed: bool = True) -> LedgerInfo:
-    """Make a ledger of which only the number of entries matters."""
-    return LedgerInfo(ledger_id=ledger_id, closed=closed, entries=entries, size_bytes=entries)
+def ledger(ledger_id: int, entries: int, *, closed: bool = True, previous: int | None = None) -> LedgerInfo:
+    """Make a ledger of which only the number of entries matters, and what the list has before it."""
+    return LedgerInfo(ledger_id=ledger_id, closed=closed, entries=entries, size_bytes=entries, previous=previous)
 
 
 def chain(
@@ -116,6 +116,28 @@ def test_a_recorded_end_settles_the_doubt_after_a_restart() -> None:
     doubt = Loss(here, Position(4, 0), 0)
     assert chain(here, [ledger(4, 2)], end=LedgerEnd(3, None)).next_after(here) == doubt
     assert chain(here, [ledger(4, 2)], end=LedgerEnd(3, 2)).next_after(here) == doubt
+
+
+def test_the_list_says_what_follows_a_ledger_that_cannot_be_read_any_more() -> None:
+    """An empty ledger between, seen open or recorded as the next one, was dropped from the list: nothing is lost."""
+    here, after = Position(1, 2), [ledger(4, 2, previous=1)]
+    assert chain(here, after, end=LedgerEnd(3, 2)).next_after(here) == Run(4, 0, 1)
+    assert chain(here, after, end=LedgerEnd(3, None)).next_after(here) == Run(4, 0, 1)
+    seen = chain(here, [ledger(1, 3), ledger(2, 0, closed=False, previous=1)], after)
+    assert seen.next_after(here) == Run(4, 0, 1)
+    assert seen.end_of(1) == LedgerEnd(3, 4)
+
+
+@pytest.mark.parametrize("empty", [[], [ledger(2, 0, previous=1)]], ids=["directly behind", "behind an empty one"])
+def test_a_listed_ledger_that_cannot_be_read_is_told(empty: list[LedgerInfo]) -> None:
+    """What stands before it is still there, and so is what follows; it is not skipped in silence."""
+    here = Position(1, 2)
+    before, last = [ledger(1, 3), *empty], ledger(4, 2, previous=3)
+    never_seen = chain(here, [*before, last])
+    assert never_seen.next_after(here) == Loss(here, Position(4, 0), 0)
+    third = ledger(3, 7, previous=before[-1].ledger_id)
+    seen = chain(here, [*before, third, last], [*before, last])
+    assert seen.next_after(here) == Loss(here, Position(4, 0), 7)
 
 
 def test_the_begin_of_an_unfinished_segment_is_remembered() -> None:

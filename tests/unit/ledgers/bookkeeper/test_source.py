@@ -70,7 +70,7 @@ async def test_ledgers_come_in_order_with_what_is_known_of_each(
     await second.write(payloads(3))
     assert await source.ledgers(TOPIC) == [
         LedgerInfo(ledger_id=7, closed=True, entries=5, size_bytes=50, closed_at_ms=1_700_000_000_123),
-        LedgerInfo(ledger_id=10, closed=False, entries=0, size_bytes=0),
+        LedgerInfo(ledger_id=10, closed=False, entries=0, size_bytes=0, previous=7),
     ]
 
 
@@ -162,7 +162,7 @@ async def test_ledgers_that_are_gone_are_left_out(source: BookKeeperLedgers, clu
     cluster.listed[1].ClearField("timestamp")
     await cluster.publish()
     await cluster.ledgers[1].delete()
-    assert [info.ledger_id for info in await source.ledgers(TOPIC)] == [13, 16]
+    assert [(info.ledger_id, info.previous) for info in await source.ledgers(TOPIC)] == [(13, 10), (16, 13)]
     for ledger_id in (7, 10, 99):
         with pytest.raises(NotFound):
             await source.confirmed(TOPIC, ledger_id)
