@@ -142,8 +142,7 @@ class LedgerInfo:
 
     `entries` and `size_bytes` (payload only) are those of the whole ledger once it is closed; before, `entries` is a
     lower bound and `size_bytes` what is known of their size. `closed_at_ms` is 0 while it is open. `offloaded` is a
-    broker's own copy in tiered storage. `previous` is the ledger directly before it in the word of whoever keeps the
-    topic's ledgers, readable or not; None where that is not said.
+    broker's own copy. `previous` is the ledger directly before it in the keeper's list, readable or not; None: untold.
     """
 
     ledger_id: int
