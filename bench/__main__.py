@@ -8,7 +8,7 @@ examples:
   python -m bench --quick                      the same, one round of little: less than 3 minutes
   python -m bench --only push --only read      some of it
   python -m bench --only memory --sustained 600
-  python -m bench --only spark --only spark-bookies --only spark-read --runs 2    Spark's jobs, about 6 minutes
+  python -m bench --only spark --only spark-bookies --only spark-read --runs 2    Spark's jobs, three minutes
   python -m bench --report docs/speed-report.md   the page that is committed
 """
 
