@@ -9,7 +9,6 @@ state, last entry and length; this list has which ledgers are the topic's, and w
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
@@ -46,7 +45,8 @@ class PulsarOffload:
 class ListedLedger:
     """One ledger of the list. None where the list does not say, which does not mean that the ledger is open.
 
-    `size_bytes` counts payload; `closed_at_ms` is the broker's wall clock.
+    `size_bytes` counts payload; `closed_at_ms` is the broker's wall clock. `previous` is the one before it in the list,
+    which the list says and not the ledger: it does not count when two are compared.
     """
 
     ledger_id: int
@@ -55,6 +55,7 @@ class ListedLedger:
     closed_at_ms: int | None = None
     offload: PulsarOffload | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
+    previous: int | None = field(default=None, compare=False)
 
     @property
     def closed(self) -> bool:
@@ -91,11 +92,6 @@ class ManagedLedger:
         """Return the ledgers that come after one, which need not be in the list any more."""
         return tuple(ledger for ledger in self.ledgers if ledger.ledger_id > ledger_id)
 
-    def before(self, ledger_id: int) -> int | None:
-        """Return the ledger directly before one, None for the first."""
-        place = bisect_left(self.ledgers, ledger_id, key=lambda ledger: ledger.ledger_id)
-        return self.ledgers[place - 1].ledger_id if place else None
-
 
 def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX) -> ManagedLedger:
     """Read the node of a managed ledger; `key` is its path. An empty node is an empty list.
@@ -104,10 +100,12 @@ def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX)
     """
     content = content_of(node, key=key, content_bytes_max=content_bytes_max)
     message = parse_message(ManagedLedgerInfo, content.data, key=key, at=content.offset)
-    ledgers = tuple(sorted((_ledger(info, key, content) for info in message.ledgerInfo), key=lambda one: one.ledger_id))
-    for before, after in pairwise(ledgers):
-        if after.ledger_id == before.ledger_id:
-            _corrupt(key, content, f"a ledger id above {before.ledger_id}", after.ledger_id)
+    infos = sorted(message.ledgerInfo, key=lambda info: info.ledgerId)
+    for before, after in pairwise(infos):
+        if after.ledgerId == before.ledgerId:
+            _corrupt(key, content, f"a ledger id above {before.ledgerId}", after.ledgerId)
+    previous = [None, *(info.ledgerId for info in infos)]
+    ledgers = tuple(_ledger(info, one, key, content) for info, one in zip(infos, previous, strict=False))
     terminated = None
     if message.HasField("terminatedPosition"):
         where = message.terminatedPosition
@@ -117,7 +115,7 @@ def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX)
     return ManagedLedger(ledgers=ledgers, terminated_at=terminated, properties=_properties(message.properties))
 
 
-def _ledger(info: LedgerInfo, key: str, content: Content) -> ListedLedger:
+def _ledger(info: LedgerInfo, previous: int | None, key: str, content: Content) -> ListedLedger:
     numbers = {"ledgerId": info.ledgerId, "entries": info.entries, "size": info.size, "timestamp": info.timestamp}
     for name, number in numbers.items():
         if number < 0:
@@ -141,6 +139,7 @@ def _ledger(info: LedgerInfo, key: str, content: Content) -> ListedLedger:
         closed_at_ms=info.timestamp or None,
         offload=offload,
         properties=_properties(info.properties),
+        previous=previous,
     )
 
 

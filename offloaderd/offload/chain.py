@@ -10,7 +10,6 @@ more, and drops empty ones that a broker's crash has left behind. Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.model import LedgerEnd, LedgerInfo, Loss, Position
@@ -77,12 +76,12 @@ class LedgerChain:
         self._known.update(self.ledgers)
         if ledgers:
             self._next.setdefault(START.ledger_id, ledgers[0].ledger_id)
-        for before, after in pairwise(ledgers):
-            if after.previous in {None, before.ledger_id}:
-                self._next[before.ledger_id] = after.ledger_id
+        before: int | None = None
         for info in ledgers:
-            if info.previous is not None:
-                self._next[info.previous] = info.ledger_id
+            previous = before if info.previous is None else info.previous
+            if previous is not None:
+                self._next[previous] = info.ledger_id
+            before = info.ledger_id
 
     def forget_before(self, position: Position) -> None:
         """Drop what lies before the ledger of `position`, which nobody will ask for again."""

@@ -58,7 +58,7 @@ async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
         begun = [one async for one in record.left_behind()]
         committed = 0
         for attempts, attempt in sorted(begun, key=lambda one: one[1].begin):
-            if await _is_committed(record, attempts, attempt):
+            if await _commit_next(record, attempts, attempt):
                 committed += 1
             else:
                 await record.give_up(attempt, attempts, "the history was given back to the topic's daemon")
@@ -71,7 +71,7 @@ async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
     return HandedBack(method=record.plan.method, committed=committed, discarded=len(begun) - committed, left=left)
 
 
-async def _is_committed(record: JobRecord, attempts: AttemptLog, attempt: Attempt) -> bool:
+async def _commit_next(record: JobRecord, attempts: AttemptLog, attempt: Attempt) -> bool:
     """Commit a segment if it is whole and comes next; say whether it was. Raises Fenced, HistoryTorn."""
     step = record.next_after(record.standing)
     if attempt.status is not AttemptStatus.OFFLOADED or not isinstance(step, Run) or step.first != attempt.begin:

@@ -62,7 +62,7 @@ class Topic:
         begun = len(infos)
         infos = infos.copy()
         for listed in self._present(managed)[begun:]:
-            info = await self._info(managed, listed)
+            info = await self._info(listed)
             if info is not None:
                 infos.append(info)
                 if not info.closed:
@@ -72,8 +72,7 @@ class Topic:
     async def offloaded(self) -> Sequence[LedgerInfo]:
         """Return the ledgers that a broker has offloaded as a whole, also those that BookKeeper has no more."""
         managed = await self._directory.topic(self.name)
-        offloaded = (listed for listed in managed.ledgers if listed.offloaded is not None and _complete(listed))
-        return [_info_of(managed, listed) for listed in offloaded]
+        return [_info_of(listed) for listed in managed.ledgers if listed.offloaded is not None and _complete(listed)]
 
     async def confirmed(self, ledger_id: int) -> Confirmed:
         """Return how far a ledger may be read. Raises NotFound, CorruptData, Transient, Denied."""
@@ -156,15 +155,15 @@ class Topic:
             for each in self._present(managed):
                 if not _complete(each):
                     break
-                infos.append(_info_of(managed, each))
+                infos.append(_info_of(each))
             self._listed = (managed, len(self._gone), infos)
         return self._listed[2]
 
-    async def _info(self, managed: ManagedLedger, listed: ListedLedger) -> LedgerInfo | None:
+    async def _info(self, listed: ListedLedger) -> LedgerInfo | None:
         """Return a ledger as far as it is known, None for one that is gone."""
         if _complete(listed):
-            return _info_of(managed, listed)
-        ledger_id, previous = listed.ledger_id, managed.before(listed.ledger_id)
+            return _info_of(listed)
+        ledger_id, previous = listed.ledger_id, listed.previous
         try:
             metadata = await self.metadata(ledger_id)
         except NotFound:
@@ -286,7 +285,7 @@ def _gone_by_list(listed: ListedLedger) -> bool:
     return listed.offload is not None and listed.offload.bookkeeper_deleted
 
 
-def _info_of(managed: ManagedLedger, listed: ListedLedger) -> LedgerInfo:
+def _info_of(listed: ListedLedger) -> LedgerInfo:
     return LedgerInfo(
         ledger_id=listed.ledger_id,
         closed=True,
@@ -294,5 +293,5 @@ def _info_of(managed: ManagedLedger, listed: ListedLedger) -> LedgerInfo:
         size_bytes=listed.size_bytes or 0,
         closed_at_ms=listed.closed_at_ms or 0,
         offloaded=listed.offloaded,
-        previous=managed.before(listed.ledger_id),
+        previous=listed.previous,
     )
