@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 TOPIC = TopicName.parse("public/default/flights")
 CLUSTER, BUCKET, PREFIX = "standalone", "b", "seg/"
+OURS = keys.segment_metadata(CLUSTER)
+"""What objects of this cluster are labelled with."""
 GRACE_S = 86_400.0
 DAY_S = 86_400.0
 

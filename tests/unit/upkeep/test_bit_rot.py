@@ -18,21 +18,29 @@ from hypothesis import strategies as st
 from offloaderd.errors import CorruptData, NotFound
 from offloaderd.format import v2
 from offloaderd.model import Position
-from offloaderd.objects import keys
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import Verifier, Wish
 from tests.unit.format.builders import Run
 from tests.unit.read.build import FastClock, make_house
-from tests.unit.upkeep.site import BUCKET, CLUSTER, PREFIX, TOPIC, Ground, data_key, index_key, manifest_key
+from tests.unit.upkeep.site import (
+    BUCKET,
+    CLUSTER,
+    OURS,
+    PREFIX,
+    TOPIC,
+    Ground,
+    data_key,
+    index_key,
+    manifest_key,
+)
 from tests.unit.upkeep.test_verify import Maps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 SEGMENTS = 3
-LABELS = keys.segment_metadata(CLUSTER)
 MAKERS = (data_key, index_key, manifest_key)
 Objects = dict[str, bytes]
 
@@ -150,7 +158,7 @@ async def put_all(ground: Ground, objects: Objects) -> None:
     """Make the bucket hold exactly these."""
     await ground.objects.delete([key for key in await ground.keys() if key not in objects])
     for key, data in objects.items():
-        await ground.objects.put(key, data, metadata=LABELS)
+        await ground.objects.put(key, data, metadata=OURS)
 
 
 async def survive(suffered: list[Damage]) -> None:
@@ -192,6 +200,6 @@ async def test_blocks_that_change_places_are_found() -> None:
     first = v2.decode_header(data, key="k", at=0).block_bytes
     second = v2.decode_header(data[first:], key="k", at=0).block_bytes
     swapped = data[first : first + second] + data[:first] + data[first + second :]
-    await ground.objects.put(data_key(2), swapped, metadata=LABELS)
+    await ground.objects.put(data_key(2), swapped, metadata=OURS)
     assert await problems(ground, against_map=False)
     assert (await served(ground))[1] == 1

@@ -17,6 +17,7 @@ from offloaderd.upkeep.finds import Find, Kind, Verdict
 from tests.unit.upkeep.site import (
     CLUSTER,
     GRACE_S,
+    OURS,
     PREFIX,
     TOPIC,
     Ground,
@@ -34,17 +35,6 @@ if TYPE_CHECKING:
 
     from offloaderd.objects.port import ObjectInfo
     from tests.unit.format.builders import Run
-
-OURS = keys.segment_metadata(CLUSTER)
-
-
-@pytest.fixture
-async def ground() -> Ground:
-    """A site with a topic that has one committed segment."""
-    site = Ground()
-    await site.enable()
-    await site.segment(1, runs(1, 0, 10))
-    return site
 
 
 def kinds(finds: list[Find]) -> dict[str, tuple[Kind, Verdict]]:

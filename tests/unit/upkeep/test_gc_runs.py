@@ -8,30 +8,17 @@ import pytest
 
 from offloaderd.errors import Conflict, OutcomeUnknown
 from offloaderd.metadata import paths
-from offloaderd.objects import keys
 from offloaderd.testing import FakeClock
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.upkeep.finds import Find, Verdict
 from offloaderd.upkeep.gc import Schedule
 from tests.unit.upkeep.site import (
-    CLUSTER,
     GRACE_S,
+    OURS,
     Ground,
     all_keys,
     data_key,
-    runs,
 )
-
-OURS = keys.segment_metadata(CLUSTER)
-
-
-@pytest.fixture
-async def ground() -> Ground:
-    """A site with a topic that has one committed segment."""
-    site = Ground()
-    await site.enable()
-    await site.segment(1, runs(1, 0, 10))
-    return site
 
 
 async def test_one_collection_at_a_time(ground: Ground) -> None:

@@ -21,6 +21,7 @@ from tests.unit.broker_objects import BrokerLedger
 from tests.unit.upkeep.site import (
     BUCKET,
     CLUSTER,
+    OURS,
     PREFIX,
     TOPIC,
     Ground,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 OTHER = replace(TOPIC, local="other")
 SITE = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
-OURS = keys.segment_metadata(CLUSTER)
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
 from offloaderd.metadata.port import Create, Delete
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.removal import without_oldest
-from offloaderd.objects import keys
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.upkeep import references
 from offloaderd.upkeep.finds import Kind, Verdict
-from tests.unit.upkeep.site import CLUSTER, TOPIC, Ground, committed, data_key, runs, segment_id
+from tests.unit.upkeep.site import OURS, TOPIC, Ground, committed, data_key, runs, segment_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,7 +148,7 @@ async def test_an_object_that_was_replaced_since_it_was_judged_stays() -> None:
     ground = Ground()
     await ground.enable()
     await ground.segment(1, runs(1, 0, 5))
-    await ground.objects.put(data_key(2), b"judged", metadata=keys.segment_metadata(CLUSTER))
+    await ground.objects.put(data_key(2), b"judged", metadata=OURS)
     await ground.age()
 
     class Replacing(FaultyStore):
@@ -158,7 +157,7 @@ async def test_an_object_that_was_replaced_since_it_was_judged_stays() -> None:
         async def head(self, key: str) -> ObjectInfo:
             self.heads += 1
             if self.heads == 2:
-                await ground.objects.put(key, b"other", metadata=keys.segment_metadata(CLUSTER))
+                await ground.objects.put(key, b"other", metadata=OURS)
             return await super().head(key)
 
     finds, _ = await ground.collect(objects=Replacing(ground.objects, lambda *_: None))
