@@ -22,6 +22,7 @@ from offloaderd import __version__
 from offloaderd.metric_values import (
     BOOKIE_OPERATIONS,
     BOOKIE_OUTCOMES,
+    BOOKIE_TIMED,
     BYTES_BUCKETS,
     CACHES,
     DEPENDENCIES,
@@ -174,14 +175,15 @@ class Metrics(
         )
         self.bookie_requests = self._counter(
             "offloaderd_bookie_requests_total",
-            "Requests to bookies by what came of them. Errors that rise: offloadctl doctor.",
+            "Requests to bookies by what came of them; wait: long polls, probe: whether a bookie that owes answers to "
+            "long polls is alive. Errors that rise: offloadctl doctor.",
             operation=BOOKIE_OPERATIONS,
             outcome=BOOKIE_OUTCOMES,
         )
         self.bookie_request_duration_seconds = self._histogram(
             "offloaderd_bookie_request_duration_seconds",
             "Time from a request to a bookie to its answer.",
-            operation=BOOKIE_OPERATIONS,
+            operation=BOOKIE_TIMED,
         )
         self.bookie_bytes = self._counter(
             "offloaderd_bookie_bytes_total", "Bytes read from bookies, entries and headers: the load we are to them."
@@ -198,6 +200,10 @@ class Metrics(
         )
         self.bookie_requests_in_flight = self._gauge(
             "offloaderd_bookie_requests_in_flight", "Requests to bookies that wait for their answer."
+        )
+        self.bookie_long_polls = self._gauge(
+            "offloaderd_bookie_long_polls",
+            "Long polls that bookies have not answered: about one for each idle topic that is not polled.",
         )
         self.bookie_bad_entries = self._counter(
             "offloaderd_bookie_bad_entries_total",

@@ -303,6 +303,7 @@ def source_options(settings: Settings) -> SourceOptions:
         managed_ledgers_root=bookkeeper.managed_ledgers_root,
         poll_min_s=bookkeeper.poll_min_s,
         poll_max_s=bookkeeper.poll_max_s,
+        quiet_poll_s=bookkeeper.quiet_poll_s,
         hedge_s=bookkeeper.hedge_s,
         quiet_s=settings.pulsar.admin_quiet_s,
         batch_read_bytes=bookkeeper.batch_bytes,

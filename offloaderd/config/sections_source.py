@@ -79,8 +79,16 @@ class BookkeeperSettings(Section):
         default=2.0,
         ge=0.01,
         le=600,
-        description="The same for a topic that has not moved for long; the pause grows to it step by step. What it "
-        "bounds is how late the first entry after a silence is noticed.",
+        description="The same for a topic that has not moved for some seconds; the pause grows to it step by step. "
+        "Where bookies are not waited for (quiet_poll_s) it is how late the first entry after a silence is noticed.",
+    )
+    quiet_poll_s: Seconds = Field(
+        default=120.0,
+        ge=0,
+        le=300,
+        description="When a topic has reached poll_max_s, a bookie is asked to tell of the next entry instead (a long "
+        "poll), and answers after this time at the latest. Longer: fewer requests of idle topics. 0: poll for ever, "
+        "which is right where bookies set maxReadsInProgressLimit, since that counts long polls too.",
     )
     connect_timeout_s: Seconds = Field(
         default=5.0, gt=0, le=300, description="How long a connection to a bookie may take to open, TLS and all."

@@ -68,7 +68,7 @@ class Bench:
 async def benched() -> AsyncIterator[Bench]:
     """Give a source on an empty cluster, with a broker to ask."""
     cluster, clock, metrics, broker = FakeCluster(), FakeClock(), Metrics(), FakeBroker()
-    broker.clock = clock
+    broker.clock = cluster.bookies.clock = clock
     async with BookKeeperLedgers(
         cluster.znodes, cluster.bookies, clock=clock, metrics=metrics, options=SourceOptions(), admin=broker
     ) as source:
