@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 FIRST_S = 10.0
-"""The first wait of a silence; each is twice as long as the one before."""
+"""The first wait of a silence."""
+LONGER = 4
+"""How many times as long as the one before each next wait is, up to the longest."""
 TURNS = 4
 """So many of the longest waits in a row without news, and the end is asked for by a plain read again."""
 SPREAD = 0.2
@@ -158,7 +160,7 @@ class Silence:
         self._hung = []
         heard = next((each for each in Heard if each in ended), None)
         if heard is Heard.SILENCE:
-            self._wait_s = min(2 * self._wait_s, self._bells.quiet_poll_s)
+            self._wait_s = min(LONGER * self._wait_s, self._bells.quiet_poll_s)
         elif heard is not None:
             self._polls = REST_POLLS  # unless the poll that follows finds news
         return heard
