@@ -37,7 +37,7 @@ TICK_S = 0.05
 """Longer pauses end at multiples of this, so that the polls of many topics share packets."""
 HEARTBEAT_S = 10.0
 """Watchers are woken this often without news, so that they can tell how fresh their view is."""
-PULSE_S = 0.25
+PULSE_S = 0.5
 """The heartbeats of topics that rest come in such steps, and only a share of them in each."""
 
 

@@ -56,6 +56,7 @@ class FakeBookies:
         self.fenced: set[int] = set()
         self.remembered: dict[tuple[str, int], int] = {}
         self.waiting: dict[tuple[str, int], list[tuple[int, asyncio.Future[None]]]] = {}
+        self.waits_s: list[float] = []
         self.clock: FakeClock | None = None
         self.instant = False
         self.requests: Counter[tuple[str, str]] = Counter()
@@ -113,6 +114,7 @@ class FakeBookies:
         """Return the stored LAC: at once if it is remembered as above, when that changes, or at the end."""
         assert self.clock is not None
         self.requests["wait", bookie_id] += 1
+        self.waits_s.append(seconds)
         if bookie_id in self.down:
             raise Transient(f"{bookie_id} is down")
         if not self.stored.get(bookie_id, {}).get(ledger_id):
@@ -125,7 +127,9 @@ class FakeBookies:
                 await asyncio.wait((woken, sleep), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 sleep.cancel()
-            if woken.done():
+                if not woken.done():
+                    woken.cancel()
+            if not woken.cancelled():
                 woken.result()
         ledger = self.stored[bookie_id][ledger_id]
         lac = max(int.from_bytes(entry[16:24], "big", signed=True) for entry in ledger.values())
