@@ -87,8 +87,9 @@ class BookkeeperSettings(Section):
         ge=0,
         le=300,
         description="When a topic has reached poll_max_s, a bookie is asked to tell of the next entry instead (a long "
-        "poll), and answers after this time at the latest. Longer: fewer requests of idle topics. 0: poll for ever, "
-        "which is right where bookies set maxReadsInProgressLimit, since that counts long polls too.",
+        "poll), and answers after this time at the latest. Longer: fewer requests of idle topics. 0, or not more than "
+        "poll_max_s: poll for ever, which is right where bookies set maxReadsInProgressLimit, since that counts long "
+        "polls too.",
     )
     connect_timeout_s: Seconds = Field(
         default=5.0, gt=0, le=300, description="How long a connection to a bookie may take to open, TLS and all."

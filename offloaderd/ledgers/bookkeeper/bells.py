@@ -71,7 +71,8 @@ class Bells:
         self._bookies = bookies
         self._background = background
         self._clock = clock
-        self.quiet_poll_s = options.quiet_poll_s
+        self.quiet_poll_s = options.quiet_poll_s if options.quiet_poll_s > options.poll_max_s else 0.0
+        """0: no bells; waits that are shorter than the pauses between polls save nothing."""
 
     def places(self, metadata: LedgerMetadata, heard: Mapping[str, int]) -> list[str]:
         """Return the bookies at which to hang the bells of a ledger, none when there are not enough of them.

@@ -163,10 +163,11 @@ async def test_bookies_without_long_polls_are_polled() -> None:
         await it.clock.advance(100)
         assert not it.waits()
         assert 50 <= sum(it.bench.polls().values()) <= 60
-    async with silence(options=SourceOptions(quiet_poll_s=0)) as it:
-        await it.clock.advance(100)
-        assert not it.waits()
-        assert 50 <= sum(it.bench.polls().values()) <= 60
+    for quiet_poll_s in (0.0, POLL_S):
+        async with silence(options=SourceOptions(quiet_poll_s=quiet_poll_s)) as it:
+            await it.clock.advance(100)
+            assert not it.waits()
+            assert 50 <= sum(it.bench.polls().values()) <= 60
 
 
 async def test_an_empty_ledger_is_polled() -> None:
