@@ -214,7 +214,7 @@ class Metrics(
             "Time that reads waited for the rate limits of bookkeeper.*. High with a growing lag: raise them.",
             scope=("daemon", "topic"),
         )
-        self.source_hidden_entries = self._gauge(
+        self.source_hidden_entries = self._topic_gauge(
             "offloaderd_source_hidden_entries",
             "Entries that bookies hold beyond what is known to be confirmed, which is what a quiet writer hides.",
             topic=OPEN,
@@ -229,34 +229,36 @@ class Metrics(
         self.inflight_parts = self._gauge(
             "offloaderd_inflight_parts", "Parts being uploaded now; at most offload.parts_in_flight_max."
         )
-        self.lag_bytes = self._gauge(
+        self.lag_bytes = self._topic_gauge(
             "offloaderd_lag_bytes",
             "Payload bytes confirmed but not yet durable. Compare with the source's room to see when it will overrun.",
             topic=OPEN,
         )
-        self.lag_entries = self._gauge("offloaderd_lag_entries", "Entries confirmed but not yet durable.", topic=OPEN)
-        self.lag_seconds = self._gauge(
+        self.lag_entries = self._topic_gauge(
+            "offloaderd_lag_entries", "Entries confirmed but not yet durable.", topic=OPEN
+        )
+        self.lag_seconds = self._topic_gauge(
             "offloaderd_lag_seconds",
             "Age of the oldest entry that is not durable. Page above twice offload.segment_age_max_s.",
             topic=OPEN,
         )
-        self.segment_age_max_seconds = self._gauge(
+        self.segment_age_max_seconds = self._topic_gauge(
             "offloaderd_segment_age_max_seconds",
             "Age at which the topic's segments are sealed, as its policy says now; topics that are streamed have it, "
             "and no others. What their lag is measured against.",
             topic=OPEN,
         )
-        self.remote_segments = self._gauge(
+        self.remote_segments = self._topic_gauge(
             "offloaderd_remote_segments",
             "Committed segments of the topic, those that brokers wrote included.",
             topic=OPEN,
         )
-        self.remote_bytes = self._gauge(
+        self.remote_bytes = self._topic_gauge(
             "offloaderd_remote_bytes",
             "Bytes of the data objects of these; their indexes and manifests are not counted.",
             topic=OPEN,
         )
-        self.stalled = self._gauge(
+        self.stalled = self._topic_gauge(
             "offloaderd_stalled",
             "1 while a topic makes no progress, by class of error; `offloadctl status` has the message. Page on any.",
             topic=OPEN,
