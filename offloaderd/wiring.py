@@ -289,6 +289,7 @@ def bookie_options(settings: Settings) -> BookieOptions:
         request_timeout_s=bookkeeper.request_timeout_s,
         connect_timeout_s=bookkeeper.connect_timeout_s,
         window=bookkeeper.requests_in_flight_max,
+        long_polls_max=bookkeeper.long_polls_in_flight_max,
         ledgers_root=bookkeeper.ledgers_root,
         tls=tls,
         sasl=sasl,

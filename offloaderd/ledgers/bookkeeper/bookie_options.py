@@ -50,7 +50,7 @@ class BookieOptions:
     backoff_min_s: float = 0.2
     backoff_max_s: float = 30.0
     no_batch_s: float = 3600.0
-    long_polls_max: int = 50_000
+    long_polls_max: int = 1000
     ledgers_root: str = ROOT_DEFAULT
     tls: TlsOptions | None = None
     sasl: SaslOptions | None = None

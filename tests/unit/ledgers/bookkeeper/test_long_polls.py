@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.unit.ledgers.bookkeeper.fake_bookie import Asked
 
-SOON = BookieOptions(request_timeout_s=0.1)
+SOON = BookieOptions(request_timeout_s=0.1, long_polls_max=3000)
 LAC = 8
 
 
@@ -67,7 +67,7 @@ async def test_a_long_poll_brings_the_lac() -> None:
 
 async def test_thousands_of_them_are_in_nobodys_way() -> None:
     """They take no slot of the window: the end of a ledger is told as if they were not there."""
-    async with world(BookieOptions(window=1)) as it, asyncio.TaskGroup() as group:
+    async with world(BookieOptions(window=1, long_polls_max=3000)) as it, asyncio.TaskGroup() as group:
         tasks = [group.create_task(newer(it)) for _ in range(3000)]
         await out(it, 3000)
         assert it.in_flight == 0
