@@ -56,6 +56,19 @@ class FramedEntries:
         return Position(self.ledger_id, self.last_entry_id)
 
     @property
+    def payloads(self) -> list[bytes]:
+        """The payloads, taken out anew at every use. Raises CorruptData."""
+        return decode_entries(
+            self.data,
+            start=self.start,
+            end=self.end,
+            first_entry_id=self.first_entry_id,
+            count=self.count,
+            key=self.key,
+            at=self.at,
+        )
+
+    @property
     def frames(self) -> memoryview:
         """The frames, not copied."""
         return memoryview(self.data)[self.start : self.end]
@@ -66,16 +79,7 @@ class FramedEntries:
 
     def decoded(self) -> EntryBatch:
         """Return the entries. Raises CorruptData."""
-        payloads = decode_entries(
-            self.data,
-            start=self.start,
-            end=self.end,
-            first_entry_id=self.first_entry_id,
-            count=self.count,
-            key=self.key,
-            at=self.at,
-        )
-        return EntryBatch(self.ledger_id, self.first_entry_id, payloads)
+        return EntryBatch(self.ledger_id, self.first_entry_id, self.payloads)
 
     def numbered(self) -> Iterator[tuple[int, bytes]]:
         """Yield each entry's id and payload, looking no further than asked. Raises CorruptData."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self, cast
 
@@ -26,7 +26,6 @@ import structlog
 from offloaderd.errors import CorruptData, first_of
 from offloaderd.format.verify import framed_block
 from offloaderd.groups import Group
-from offloaderd.model import EntryBatch
 from offloaderd.read.blocks import Cache
 from offloaderd.read.fetch import Fetcher, RetryPolicy
 from offloaderd.read.ledger_object import LedgerObjects
@@ -34,15 +33,15 @@ from offloaderd.read.table import SegmentTable, table_of
 from offloaderd.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
     from types import TracebackType
 
     from offloaderd.clock import Clock
-    from offloaderd.format.frames import Entries, FramedEntries
+    from offloaderd.format.frames import FramedEntries
     from offloaderd.format.manifest import BlockInfo
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metrics import Metrics
-    from offloaderd.model import Position, TopicName
+    from offloaderd.model import EntryBatch, Position, TopicName
     from offloaderd.objects.port import ObjectReader
     from offloaderd.read.blocks import Slot
     from offloaderd.read.ledger_object import LedgerTable
@@ -127,11 +126,8 @@ class SegmentReader:
                 manifest = group.create_task(self._fetcher.whole(bucket, manifest_key), name=f"get {manifest_key}")
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
-        try:
+        with self._reporting():
             table = table_of(topic, segment, index.result(), manifest.result())
-        except CorruptData as error:
-            self._report(error)
-            raise
         self._tables.fill(slot, table, table.cost_bytes)
 
     async def read(
@@ -145,16 +141,35 @@ class SegmentReader:
         """
         async with aclosing(self.read_framed(topic, segment, first, last, pace)) as batches:
             async for batch in batches:
-                yield batch if isinstance(batch, EntryBatch) else self._decoded(batch)
+                with self._reporting():
+                    decoded = batch.decoded()
+                yield decoded
 
     async def read_framed(
-        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: Pace | None = None
-    ) -> AsyncGenerator[Entries, None]:
-        """Yield as `read` does, but entries that are framed as in the bucket, where they are there to be had.
+        self,
+        topic: TopicName,
+        segment: CommittedSegment,
+        first: Position,
+        last: Position,
+        pace: Pace | None = None,
+        *,
+        bytes_max: int | None = None,
+    ) -> AsyncGenerator[FramedEntries, None]:
+        """Yield as `read` does, but entries as they lie in the bucket, in pieces of `bytes_max` or one entry.
 
-        Their bytes are those that were committed; that each frame is right is for whoever takes them apart to check.
+        They are the bytes that were committed; that each frame is right is for whoever takes them apart to check.
         """
-        pace = pace or Pace()
+        async with aclosing(self._wholes(topic, segment, first, last, pace or Pace())) as batches:
+            async for batch in batches:
+                with self._reporting():
+                    pieces = [batch] if bytes_max is None else list(batch.pieces(bytes_max))
+                for piece in pieces:
+                    yield piece
+
+    async def _wholes(
+        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: Pace
+    ) -> AsyncGenerator[FramedEntries, None]:
+        """Yield what [first, last] has of each block."""
         if segment.foreign:
             ahead = self._options.read_ahead_bytes
             async with aclosing(self._ledgers.read(segment, first, last, pace, read_ahead_bytes=ahead)) as batches:
@@ -166,28 +181,16 @@ class SegmentReader:
             try:
                 while (slot := window.next()) is not None:
                     try:
-                        yield self._part(await slot.get(), first, last)
+                        block = await slot.get()
+                        low = first.entry_id if block.ledger_id == first.ledger_id else 0
+                        high = last.entry_id if block.ledger_id == last.ledger_id else block.last_entry_id
+                        with self._reporting():
+                            part = block.between(low, high)
+                        yield part
                     finally:
                         self._blocks.release(slot)
             finally:
                 window.close()
-
-    def _part(self, block: FramedEntries, first: Position, last: Position) -> FramedEntries:
-        """Return what [first, last] has of a block."""
-        low = first.entry_id if block.ledger_id == first.ledger_id else 0
-        high = last.entry_id if block.ledger_id == last.ledger_id else block.last_entry_id
-        try:
-            return block.between(low, high)
-        except CorruptData as error:
-            self._report(error)
-            raise
-
-    def _decoded(self, batch: FramedEntries) -> EntryBatch:
-        try:
-            return batch.decoded()
-        except CorruptData as error:
-            self._report(error)
-            raise
 
     async def block(self, table: SegmentTable, number: int) -> tuple[FramedEntries, bool]:
         """Return one checked block, and whether it had to be fetched. Raises as `read` does."""
@@ -238,12 +241,9 @@ class SegmentReader:
         self, table: SegmentTable, blocks: Sequence[BlockInfo], slots: Sequence[Slot[FramedEntries]]
     ) -> None:
         start = blocks[0].offset
-        try:
-            length = blocks[-1].offset + blocks[-1].length - start
+        length = blocks[-1].offset + blocks[-1].length - start
+        with self._reporting():
             data = await self._fetcher.exactly(table.bucket, table.data_key, start, length)
-        except CorruptData as error:
-            self._report(error)
-            raise
         for block, slot in zip(blocks, slots, strict=True):
             at = block.offset - start
             try:
@@ -257,6 +257,15 @@ class SegmentReader:
             else:
                 self._blocks.fill(slot, framed, _cost_bytes(block))
             await asyncio.sleep(0)  # noqa: TID251 - lets the loop go between blocks, takes no time
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report damage that is found."""
+        try:
+            yield
+        except CorruptData as error:
+            self._report(error)
+            raise
 
     def _report(self, error: CorruptData) -> None:
         self._metrics.checksum_failures.labels(where="read").inc()
