@@ -120,10 +120,8 @@ class FramedEntries:
         known = bisect_right(self.places, begin + bytes_max, key=_START)
         near, at = self.places[known - 1] if known else (0, begin)
         near, at = (self.first_entry_id + near, at) if at > begin else (first, begin)
-        for entry_id, start, end in self._walk(near, at):
-            if end - begin > bytes_max:
-                return (entry_id, start) if entry_id > first else (entry_id + 1, end)
-        return self.last_entry_id + 1, self.end
+        entry_id, start, end = next(one for one in self._walk(near, at) if one[2] - begin > bytes_max)
+        return (entry_id, start) if entry_id > first else (entry_id + 1, end)
 
     def _part(self, first_entry_id: int, count: int, start: int, end: int) -> FramedEntries:
         return FramedEntries(self.ledger_id, first_entry_id, count, self.data, start, end, self.key, self.at)
