@@ -245,6 +245,11 @@ class EntryBatch:
     payloads: Sequence[bytes]
 
     @property
+    def count(self) -> int:
+        """How many entries there are."""
+        return len(self.payloads)
+
+    @property
     def last_entry_id(self) -> int:
         """Id of the last entry; one less than the first when the batch is empty."""
         return self.first_entry_id + len(self.payloads) - 1
@@ -368,10 +373,7 @@ class OffloadMethod(StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> OffloadMethod:
-        """Read a policy value; `streaming-based`, as Pulsar's unmerged setting had it, is accepted.
-
-        Raises InvalidInput.
-        """
+        """Read a policy value, also `streaming-based` as Pulsar's unmerged setting had it. Raises InvalidInput."""
         if text == "streaming-based":
             return cls.STREAMING
         try:
@@ -394,7 +396,4 @@ class ReadPriority(StrEnum):
         try:
             return cls(text)
         except ValueError:
-            raise InvalidInput(
-                f"unknown read priority {text!r}",
-                hint=f"one of {', '.join(cls)}",
-            ) from None
+            raise InvalidInput(f"unknown read priority {text!r}", hint=f"one of {', '.join(cls)}") from None

@@ -1,8 +1,10 @@
 """The client library: everything that a program needs to use a daemon, and all that offloadctl uses (docs/client.md).
 
-What is named here stays; the modules behind it may change. Answers are the messages of `offloaderd.rpc.v1`.
+What is named here stays; the modules behind it may change. Answers are the messages of `offloaderd.rpc.v1`, except
+ReadAnswer.
 """
 
+from offloaderd.client.answers import ReadAnswer
 from offloaderd.client.blocking import BlockingClient
 from offloaderd.client.connection import checked_address
 from offloaderd.client.daemon import DaemonClient
@@ -25,6 +27,7 @@ __all__ = [
     "OfferResult",
     "Position",
     "Pushed",
+    "ReadAnswer",
     "ReadPriority",
     "SeekKind",
     "TimedOut",

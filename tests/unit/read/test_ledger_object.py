@@ -139,6 +139,12 @@ async def read_into(found: list[tuple[int, bytes]], reader: SegmentReader, segme
         found += enumerate(batch.payloads, batch.first_entry_id)
 
 
+async def pass_on(reader: SegmentReader, segment: CommittedSegment) -> None:
+    """Read all entries as a daemon does that hands them on framed, without taking them apart."""
+    async for batch in reader.read_framed(TOPIC, segment, segment.begin, segment.end):
+        assert batch.count
+
+
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "another header": (lambda data: b"\0" + data[1:], "magic"),
     "an entry of another id": (lambda data: data[:139] + b"\x09" + data[140:], "entry id 0"),
@@ -162,6 +168,8 @@ async def test_damage(reader: SegmentReader, store: MemoryStore, name: str) -> N
         await read_into(found, reader, one.adopted)
     assert error.value.key == one.keys.data
     assert found == list(enumerate(one.payloads))[: len(found)]
+    with pytest.raises(CorruptData, match=said):
+        await pass_on(reader, one.adopted)
 
 
 async def test_index_of_another_ledger(reader: SegmentReader, store: MemoryStore) -> None:
@@ -223,13 +231,13 @@ def test_scan_in_any_pieces(sizes: list[int], block: int, every: int, pieces: li
     data, index_data = one.objects()
     found: list[bytes] = []
     for span in block_spans(decode_index(index_data, key="index")):
-        scan = BlockScan(span, key="data")
+        scan = BlockScan(span, ledger_id=9, key="data")
         turn = 0
         while not scan.done:
             length = pieces[turn % len(pieces)]
             turn += 1
-            first, payloads = scan.feed(data[scan.wanted_at : scan.wanted_at + length])
-            assert first == len(found)
-            found += payloads
+            batch = scan.feed(data[scan.wanted_at : scan.wanted_at + length])
+            assert batch.first == (9, len(found))
+            found += batch.payloads
         assert scan.at == span.end
     assert found == list(one.payloads)
