@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.clock import SystemClock
 from offloaderd.format import manifest
+from offloaderd.format.chunks import checksums
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 TOPIC = TopicName.parse("public/default/orders")
 LAYOUT = SegmentLayout(block_bytes=4096, part_bytes=16_384)
+CHUNK_BYTES = 1000
 DEADLINE_S = PATIENCE_S
 
 
@@ -109,6 +111,7 @@ class Rig:
             history=self.history,
             ledgers=self.whole_ledgers(source) if source is not None else None,
             offloads=self.offloads,
+            chunk_bytes=CHUNK_BYTES,
         )
 
     def book(self, metadata: MetadataStore) -> PolicyBook:
@@ -166,6 +169,8 @@ class Rig:
             for block in described.blocks:
                 stored = data[block.offset : block.offset + block.length]
                 batch = decode_verified_block(stored, block, key=key, method=segment.method)
+                if block.chunks:
+                    assert checksums(stored, 0, len(stored), described.chunk_bytes) == (block.crc32c, block.chunks)
                 found += [
                     (Position(batch.ledger_id, batch.first_entry_id + i), payload)
                     for i, payload in enumerate(batch.payloads)
