@@ -17,7 +17,7 @@ import google_crc32c
 
 from offloaderd.errors import CorruptData
 from offloaderd.format.entries import decode_entries, framed_bytes
-from offloaderd.model import EntryBatch
+from offloaderd.format.frames import FramedEntries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -142,8 +142,8 @@ def check_chunk(data: bytes, block: BlockInfo, chunk_bytes: int, number: int, *,
         raise CorruptData(key=key, offset=offset, expected=expected, found=f"{found:08x}")
 
 
-def decode_piece(data: bytes, block: BlockInfo, chunk_bytes: int, piece: Piece, *, key: str) -> EntryBatch:
-    """Return the entries wanted out of the bytes of all chunks of a piece, each of which was checked.
+def decode_piece(data: bytes, block: BlockInfo, chunk_bytes: int, piece: Piece, *, key: str) -> FramedEntries:
+    """Return the entries wanted as they lie in the bytes of all chunks of a piece, each of which was checked.
 
     Ids and lengths have to be what the manifest says, which finds one that belongs to another object. Raises
     CorruptData.
@@ -152,16 +152,20 @@ def decode_piece(data: bytes, block: BlockInfo, chunk_bytes: int, piece: Piece, 
     payloads = decode_entries(
         data,
         start=piece.at - start,
+        end=None if piece.end is None else piece.end - start,
         first_entry_id=block.first_entry_id + piece.known,
         count=piece.last - piece.known + 1,
         key=key,
         at=block.offset + start,
     )
-    if piece.end is not None:
-        end = piece.at + framed_bytes(sum(map(len, payloads)), len(payloads))
-        if end != piece.end:
-            expected = f"entry {block.ledger_id}:{block.first_entry_id + piece.last} to end at byte {piece.end}"
-            raise CorruptData(
-                key=key, offset=block.offset + piece.at, expected=f"{expected} of its block", found=f"byte {end}"
-            )
-    return EntryBatch(block.ledger_id, block.first_entry_id + piece.first, payloads[piece.first - piece.known :])
+    sizes, before = list(map(len, payloads)), piece.first - piece.known
+    return FramedEntries(
+        block.ledger_id,
+        block.first_entry_id + piece.first,
+        piece.last - piece.first + 1,
+        data,
+        start=piece.at - start + framed_bytes(sum(sizes[:before]), before),
+        end=piece.at - start + framed_bytes(sum(sizes), len(sizes)),
+        key=key,
+        at=block.offset + start,
+    )
