@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 TOPIC = TopicName.parse("public/default/orders")
 LAYOUT = SegmentLayout(block_bytes=4096, part_bytes=16_384)
-CHUNK_BYTES = 1000
 DEADLINE_S = PATIENCE_S
 
 
@@ -62,6 +61,7 @@ class Rig:
     policy: RollPolicy = field(default_factory=lambda: RollPolicy(segment_bytes_max=100_000, segment_age_max_s=3600.0))
     said: OffloadPolicies = field(default_factory=lambda: OffloadPolicies(deletion_lag_s=0.0))
     layout: SegmentLayout = LAYOUT
+    chunk_bytes: int = 1000
     buffer_bytes: int = 4 << 20
     upload_bytes: int = 256 << 10
     readback: bool = False
@@ -111,7 +111,7 @@ class Rig:
             history=self.history,
             ledgers=self.whole_ledgers(source) if source is not None else None,
             offloads=self.offloads,
-            chunk_bytes=CHUNK_BYTES,
+            chunk_bytes=self.chunk_bytes,
         )
 
     def book(self, metadata: MetadataStore) -> PolicyBook:
