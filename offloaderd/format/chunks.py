@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
+from functools import lru_cache
 from itertools import accumulate
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,22 +46,38 @@ def chunk_count(length: int, chunk_bytes: int) -> int:
     return -(-length // chunk_bytes)
 
 
+def chunk_checksums(data: bytes, start: int, length: int, chunk_bytes: int) -> list[int]:
+    """Return the CRC-32C of each chunk of the `length` bytes at `data[start]`; each is copied once for it."""
+    end = start + length
+    return [google_crc32c.value(data[at : min(at + chunk_bytes, end)]) for at in range(start, end, chunk_bytes)]
+
+
 def checksums(data: bytes, start: int, length: int, chunk_bytes: int) -> tuple[int, bytes]:
     """Return the CRC-32C of the block of `length` bytes at `data[start]`, and those of its chunks, packed.
 
-    A block that is not longer than one chunk has none. Each chunk is copied once, as the checksum takes nothing but
-    `bytes`, and gone over twice while it is in the processor's cache: cheaper than a copy of the whole block, or
-    combining checksums in Python.
+    A block that is not longer than one chunk has none. The block's follows from those of its whole chunks: only what is
+    behind them is gone over twice.
     """
     end = start + length
     if length <= chunk_bytes:
         return google_crc32c.value(data[start:end]), b""
-    whole, each = 0, []
-    for at in range(start, end, chunk_bytes):
-        chunk = data[at : min(at + chunk_bytes, end)]
-        each.append(google_crc32c.value(chunk))
-        whole = google_crc32c.extend(whole, chunk)
-    return whole, packed(each)
+    each, whole = chunk_checksums(data, start, length, chunk_bytes), 0
+    first, second, third, fourth = _behind(chunk_bytes)
+    for one in each[: length // chunk_bytes]:
+        whole = first[whole & 255] ^ second[whole >> 8 & 255] ^ third[whole >> 16 & 255] ^ fourth[whole >> 24] ^ one
+    return google_crc32c.extend(whole, data[end - length % chunk_bytes : end]), packed(each)
+
+
+@lru_cache(maxsize=4)
+def _behind(length: int) -> tuple[list[int], ...]:
+    """Return what becomes of a checksum when `length` bytes follow, less their own: a table for each of its bytes.
+
+    That is linear: CRC-32C of A and B is that of B, exclusive or a sum over the bits of that of A (as in zlib's
+    crc32_combine). What each value of a byte adds is found with zeros for B.
+    """
+    zeros = bytes(length)
+    own = google_crc32c.value(zeros)
+    return tuple([google_crc32c.extend(value << at, zeros) ^ own for value in range(256)] for at in (0, 8, 16, 24))
 
 
 def sparse_positions(lengths: Iterable[int], head_bytes: int, chunk_bytes: int) -> tuple[tuple[int, int], ...]:

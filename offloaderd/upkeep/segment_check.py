@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format import v1, v2
-from offloaderd.format.chunks import checksums, sparse_positions, unpacked
+from offloaderd.format.chunks import chunk_checksums, sparse_positions, unpacked
 from offloaderd.format.entries import ENTRY_HEAD
 from offloaderd.format.entry_time import block_times
 from offloaderd.format.verify import check_index, decode_verified_block
@@ -335,7 +335,7 @@ def _check_run(
             payload_bytes[block.ledger_id] += batch.payload_bytes()
             flaws += _check_times(block, batch.payloads, key)
             if block.chunks:
-                _, chunks = checksums(data, at, block.length, manifest.chunk_bytes)
+                chunks = chunk_checksums(data, at, block.length, manifest.chunk_bytes)
                 flaws += _check_chunks(block, chunks, batch.payloads, manifest.chunk_bytes, key)
     return flaws, True
 
@@ -352,12 +352,14 @@ def _check_times(block: BlockInfo, payloads: Sequence[bytes], key: str) -> list[
     return [flaw] if differing else []
 
 
-def _check_chunks(block: BlockInfo, chunks: bytes, payloads: Sequence[bytes], chunk_bytes: int, key: str) -> list[Flaw]:
+def _check_chunks(
+    block: BlockInfo, chunks: Sequence[int], payloads: Sequence[bytes], chunk_bytes: int, key: str
+) -> list[Flaw]:
     """Compare what single entries are read by with a block that is sound as a whole, and has these `chunks`."""
     sparse = sparse_positions(map(len, payloads), block.head_bytes, chunk_bytes)
     wrong = [
         (block.offset + number * chunk_bytes, f"a chunk with checksum {told:08x}", f"{held:08x}")
-        for number, (told, held) in enumerate(zip(unpacked(chunks), unpacked(block.chunks), strict=True))
+        for number, (told, held) in enumerate(zip(chunks, unpacked(block.chunks), strict=True))
         if told != held
     ]
     pairs = zip_longest(sparse, block.sparse, fillvalue="none")
