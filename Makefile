@@ -23,10 +23,10 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page audit notebook broker-driver test-broker test-driver test-cluster
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-cluster
 
 help: ## List what can be made
-	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '\nPYTHON=%s  INPUT=path, - or empty (make run)  WORKERS=%s (make test)  SEEDS=%s (make simulate)  MINUTES=%s (make soak, fuzz)  MESSAGES=%s (make test-broker)\n' '$(PYTHON)' '$(WORKERS)' '$(SEEDS)' '$(MINUTES)' '$(MESSAGES)'
 
 setup: $(DEPENDENCIES)dev ## Prepare .venv for work on the project
@@ -75,6 +75,9 @@ squeeze: $(DEPENDENCIES)dev ## Give daemons a tenth of the line they need, under
 
 test-page: $(DEPENDENCIES)dev ## Look at the status page with a headless Chromium (BROWSER=path SCREENSHOTS=directory)
 	$(if $(BROWSER),BROWSER=$(BROWSER)) $(if $(SCREENSHOTS),SCREENSHOTS=$(abspath $(SCREENSHOTS))) $(BIN)/python -m pytest -n 0 tests/real/page.py
+
+dashboard-picture: $(DEPENDENCIES)dev ## Draw what the dashboard shows of an outage of S3, under a real Prometheus (ten minutes)
+	$(BIN)/python -m tests.real.dashboard
 
 broker-driver: ## Build the archive by which a stock Pulsar broker offloads through offloaderd (Maven, JDK 17)
 	@command -v mvn >/dev/null && command -v javac >/dev/null || \

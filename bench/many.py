@@ -7,6 +7,7 @@ ones, a tenth of them, get an entry every tenth of a second.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
 from bench import goals
@@ -17,6 +18,7 @@ from bench.tailing import PLAN
 from bench.usage import BOOKIES, measured
 from offloaderd.model import Position
 from offloaderd.patterns import TopicPattern
+from offloaderd.standalone.probe import ask
 from tests.real.writer import ledger_writer
 from tests.real.written_topic import written_topic
 
@@ -30,8 +32,12 @@ if TYPE_CHECKING:
     from tests.real.written_topic import WrittenTopic
 
 RATE_S = 10
-SETTLE_S, QUICK_SETTLE_S = 20.0, 3.0
-"""The pauses between two looks at a quiet ledger have grown to their longest by then; not so in a quick run."""
+SETTLE_S, QUICK_SETTLE_S = 80.0, 3.0
+"""Bookies are waited for as long as they ever are by then; a quick run sees topics that are still polled."""
+ALONE_S = 20.0
+"""How long the daemon is watched without a topic, for what ZooKeeper hears from everybody all the time."""
+IDLE_S = 120.0
+"""An idle topic does something about once in that time."""
 READY_S = 120.0
 TOGETHER = 16
 ENTRY = bytes(1024)
@@ -58,15 +64,18 @@ async def many(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
                 group.create_task(write(number))
         async with place.daemon(sections, name="many") as daemon:
             base, _ = memory_bytes(daemon.pid)
+            alone_s = size.durable_s if size.quick else ALONE_S
+            alone = await _packets(site, cluster, alone_s) / alone_s
             await daemon.client.enable(TopicPattern.parse("re:public/default/many-.*"))
             await _offloaded(daemon, topics)
             await CLOCK.sleep(QUICK_SETTLE_S if size.quick else SETTLE_S)
             async with measured(daemon) as idle:
-                await CLOCK.sleep(size.durable_s)
+                packets = await _packets(site, cluster, size.durable_s if size.quick else IDLE_S)
+            packets -= round(alone * idle.seconds)
             resident, _ = memory_bytes(daemon.pid)
             active = await _active(daemon, topics[:busy], size.durable_s)
     return [
-        *_idle_figures(count, idle, resident - base),
+        *_idle_figures(count, idle, packets, resident - base),
         *_load_figures(f"{busy} topics with {RATE_S} entries/s each, {count - busy} idle", active, goal=None),
     ]
 
@@ -82,6 +91,18 @@ async def _offloaded(daemon: Daemon, topics: Sequence[WrittenTopic]) -> None:
         if CLOCK.monotonic() > until:
             raise RuntimeError(f"only {done} of {len(topics)} topics were offloaded after {READY_S:g} s")
         await CLOCK.sleep(0.5)
+
+
+async def _packets(site: Site, cluster: BookKeeperCluster, seconds: float) -> int:
+    """Return how many packets the ZooKeepers receive in a time, from all their clients."""
+    before = await _received(site, cluster)
+    await CLOCK.sleep(seconds)
+    return await _received(site, cluster) - before
+
+
+async def _received(site: Site, cluster: BookKeeperCluster) -> int:
+    answers = [await ask(int(server.rpartition(":")[2]), b"srvr") for server in (site.zookeeper, cluster.zookeeper)]
+    return sum(int(count) for answer in answers for count in re.findall(rb"^Received: (\d+)$", answer, re.MULTILINE))
 
 
 async def _active(daemon: Daemon, topics: Sequence[WrittenTopic], seconds: float) -> Measured:
@@ -112,18 +133,23 @@ async def _active(daemon: Daemon, topics: Sequence[WrittenTopic], seconds: float
     return load
 
 
-def _idle_figures(count: int, idle: Measured, grown_bytes: int) -> list[Figure]:
+def _idle_figures(count: int, idle: Measured, packets: int, grown_bytes: int) -> list[Figure]:
     name = f"{count} idle topics"
     return [
         *_load_figures(name, idle, goal=goals.IDLE_CORES),
         Figure(
             benchmark=name,
-            figure="requests of one topic, to bookies and S3",
-            values=[60 * idle.requests.total() / idle.seconds / count],
+            figure="requests of one topic, to bookies, ZooKeeper and S3",
+            values=[60 * (idle.requests.total() + max(0, packets)) / idle.seconds / count],
             unit="/min",
             goal=goals.IDLE_REQUESTS_MIN,
             more_is_better=False,
-            notes={"to S3": f"{idle.s3_requests}"},
+            notes={
+                "to bookies": f"{idle.requests[BOOKIES]}",
+                "to ZooKeeper": f"{packets} beyond those of a daemon without topics",
+                "to S3": f"{idle.s3_requests}",
+                "in": f"{idle.seconds:.0f} s",
+            },
         ),
         Figure(
             benchmark=name,

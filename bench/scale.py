@@ -76,7 +76,7 @@ def scale(*, quick: bool, runs: int | None, sustained_s: float | None) -> Scale:
         segment_bytes=128 * MIB,
         reader_bytes=16 * MIB,
         backfill_bytes=256 * MIB,
-        stock_bytes=64 * MIB,
+        stock_bytes=256 * MIB,
         random_reads=100,
         durable_s=15,
         sustained_s=sustained_s or 30,

@@ -24,7 +24,9 @@ TIERS = ("buffer", "source", "objects")
 DEPENDENCIES = ("metadata", "objects", "ledgers")
 ERROR_CLASSES = ("throttled", "transient", "expired", "denied", "no_space", "bucket_missing", "not_found", "other")
 CACHES = ("blocks", "segments")
-BOOKIE_OPERATIONS = ("read", "batch", "last")
+BOOKIE_OPERATIONS = ("read", "batch", "last", "wait", "probe")
+BOOKIE_TIMED = ("read", "batch", "last")
+"""A long poll (`wait`) takes as long as nothing happens, and a probe only finds out whether somebody is there."""
 BOOKIE_OUTCOMES = ("ok", "missing", "busy", "timeout", "failed")
 OPEN: tuple[str, ...] = ()
 """A label whose values are not known beforehand."""

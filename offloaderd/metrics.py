@@ -22,6 +22,7 @@ from offloaderd import __version__
 from offloaderd.metric_values import (
     BOOKIE_OPERATIONS,
     BOOKIE_OUTCOMES,
+    BOOKIE_TIMED,
     BYTES_BUCKETS,
     CACHES,
     DEPENDENCIES,
@@ -174,14 +175,15 @@ class Metrics(
         )
         self.bookie_requests = self._counter(
             "offloaderd_bookie_requests_total",
-            "Requests to bookies by what came of them. Errors that rise: offloadctl doctor.",
+            "Requests to bookies by what came of them; wait: long polls, probe: whether a bookie that owes answers to "
+            "long polls is alive. Errors that rise: offloadctl doctor.",
             operation=BOOKIE_OPERATIONS,
             outcome=BOOKIE_OUTCOMES,
         )
         self.bookie_request_duration_seconds = self._histogram(
             "offloaderd_bookie_request_duration_seconds",
             "Time from a request to a bookie to its answer.",
-            operation=BOOKIE_OPERATIONS,
+            operation=BOOKIE_TIMED,
         )
         self.bookie_bytes = self._counter(
             "offloaderd_bookie_bytes_total", "Bytes read from bookies, entries and headers: the load we are to them."
@@ -199,6 +201,10 @@ class Metrics(
         self.bookie_requests_in_flight = self._gauge(
             "offloaderd_bookie_requests_in_flight", "Requests to bookies that wait for their answer."
         )
+        self.bookie_long_polls = self._gauge(
+            "offloaderd_bookie_long_polls",
+            "Long polls that bookies have not answered: about one for each idle topic that is not polled.",
+        )
         self.bookie_bad_entries = self._counter(
             "offloaderd_bookie_bad_entries_total",
             "Replicas of entries that failed their check; another replica was read. Any increase: look at that bookie.",
@@ -208,7 +214,7 @@ class Metrics(
             "Time that reads waited for the rate limits of bookkeeper.*. High with a growing lag: raise them.",
             scope=("daemon", "topic"),
         )
-        self.source_hidden_entries = self._gauge(
+        self.source_hidden_entries = self._topic_gauge(
             "offloaderd_source_hidden_entries",
             "Entries that bookies hold beyond what is known to be confirmed, which is what a quiet writer hides.",
             topic=OPEN,
@@ -223,34 +229,36 @@ class Metrics(
         self.inflight_parts = self._gauge(
             "offloaderd_inflight_parts", "Parts being uploaded now; at most offload.parts_in_flight_max."
         )
-        self.lag_bytes = self._gauge(
+        self.lag_bytes = self._topic_gauge(
             "offloaderd_lag_bytes",
             "Payload bytes confirmed but not yet durable. Compare with the source's room to see when it will overrun.",
             topic=OPEN,
         )
-        self.lag_entries = self._gauge("offloaderd_lag_entries", "Entries confirmed but not yet durable.", topic=OPEN)
-        self.lag_seconds = self._gauge(
+        self.lag_entries = self._topic_gauge(
+            "offloaderd_lag_entries", "Entries confirmed but not yet durable.", topic=OPEN
+        )
+        self.lag_seconds = self._topic_gauge(
             "offloaderd_lag_seconds",
             "Age of the oldest entry that is not durable. Page above twice offload.segment_age_max_s.",
             topic=OPEN,
         )
-        self.segment_age_max_seconds = self._gauge(
+        self.segment_age_max_seconds = self._topic_gauge(
             "offloaderd_segment_age_max_seconds",
             "Age at which the topic's segments are sealed, as its policy says now; topics that are streamed have it, "
             "and no others. What their lag is measured against.",
             topic=OPEN,
         )
-        self.remote_segments = self._gauge(
+        self.remote_segments = self._topic_gauge(
             "offloaderd_remote_segments",
             "Committed segments of the topic, those that brokers wrote included.",
             topic=OPEN,
         )
-        self.remote_bytes = self._gauge(
+        self.remote_bytes = self._topic_gauge(
             "offloaderd_remote_bytes",
             "Bytes of the data objects of these; their indexes and manifests are not counted.",
             topic=OPEN,
         )
-        self.stalled = self._gauge(
+        self.stalled = self._topic_gauge(
             "offloaderd_stalled",
             "1 while a topic makes no progress, by class of error; `offloadctl status` has the message. Page on any.",
             topic=OPEN,

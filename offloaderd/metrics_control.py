@@ -34,7 +34,7 @@ class ControlMetrics(Families):
         self.topics_paused = self._gauge(
             "offloaderd_topics_paused", "Topics of this daemon that an operator has paused; their lag grows on purpose."
         )
-        self.paused_seconds = self._gauge(
+        self.paused_seconds = self._topic_gauge(
             "offloaderd_paused_seconds",
             "Since when a topic is paused, as an age; 0: it is not. Retention of the source goes on meanwhile, so "
             "resume before it deletes.",

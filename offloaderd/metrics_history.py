@@ -10,18 +10,18 @@ class HistoryMetrics(Families):
     """The part of the metrics that is about topics that had entries before they were enabled."""
 
     def _history(self) -> None:
-        self.history_left_entries = self._gauge(
+        self.history_left_entries = self._topic_gauge(
             "offloaderd_history_left_entries",
             "Entries of the topic's history that are not offloaded yet, by its plan; they count as lag as well. Not 0 "
             "and not falling: offloadctl history status TOPIC says who is to offload them and what hinders them.",
             topic=OPEN,
         )
-        self.history_left_bytes = self._gauge(
+        self.history_left_bytes = self._topic_gauge(
             "offloaderd_history_left_bytes",
             "Payload bytes of the topic's history that are not offloaded yet, by its plan.",
             topic=OPEN,
         )
-        self.history_waiting = self._gauge(
+        self.history_waiting = self._topic_gauge(
             "offloaderd_history_waiting",
             "1 while the topic's new entries wait until its history is offloaded (order history-first, history left "
             "to a job). The source alone has them: run the job, or set the order to alongside.",

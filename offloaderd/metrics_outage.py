@@ -15,22 +15,22 @@ class OutageMetrics(Families):
             "Parts of all topics that may be on their way at a time: halved when the store asks for fewer requests, "
             "raised again as parts work. Low for long: the store cannot take what is written.",
         )
-        self.stalled_seconds = self._gauge(
+        self.stalled_seconds = self._topic_gauge(
             "offloaderd_stalled_seconds",
             "How long a topic has been stalled; 0 while it makes progress. Page above a few minutes.",
             topic=OPEN,
         )
-        self.unprotected_entries = self._gauge(
+        self.unprotected_entries = self._topic_gauge(
             "offloaderd_unprotected_entries",
             "Entries that an outage of the store keeps from being durable; 0 in normal running. Page on any for long.",
             topic=OPEN,
         )
-        self.unprotected_bytes = self._gauge(
+        self.unprotected_bytes = self._topic_gauge(
             "offloaderd_unprotected_bytes",
             "Payload bytes of these. Compare with the source's room, or spill.bytes_max, to see when it overruns.",
             topic=OPEN,
         )
-        self.unprotected_seconds = self._gauge(
+        self.unprotected_seconds = self._topic_gauge(
             "offloaderd_unprotected_seconds",
             "How long ago that outage began, until all it held up is stored. Compare with the source's retention.",
             topic=OPEN,

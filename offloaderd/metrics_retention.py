@@ -23,13 +23,13 @@ class RetentionMetrics(Families):
             "offloaderd_trash_emptied_total",
             "Segments, committed ones and abandoned tries, whose objects have been deleted.",
         )
-        self.trash_waiting = self._gauge(
+        self.trash_waiting = self._topic_gauge(
             "offloaderd_trash_waiting",
             "Segments whose deletion is decided and whose objects may still be there, those that are left included. "
             "Not 0 for long: delete_failures or trash_left say why.",
             topic=OPEN,
         )
-        self.trash_left = self._gauge(
+        self.trash_left = self._topic_gauge(
             "offloaderd_trash_left",
             "Segments whose objects should be deleted and cannot be by this daemon: they lie in another bucket, or the "
             "record contradicts the topic. Look when it is not 0; the log says which.",

@@ -26,7 +26,7 @@ class RollbackMetrics(Families):
             "sent). Look when it grows: offloadctl rollback plan TOPIC names them.",
             reason=FAILURE_REASONS,
         )
-        self.rollback_left_ledgers = self._gauge(
+        self.rollback_left_ledgers = self._topic_gauge(
             "offloaderd_rollback_left_ledgers",
             "Ledgers that are still to be rewritten by the topic's order; 0 without one.",
             topic=OPEN,

@@ -20,13 +20,13 @@ class ScrubMetrics(Families):
             "Objects that the scrub has looked at, by result; unreachable counts looks that the store did not answer.",
             result=("sound", "damaged", "unreachable"),
         )
-        self.scrub_damaged_segments = self._gauge(
+        self.scrub_damaged_segments = self._topic_gauge(
             "offloaderd_scrub_damaged_segments",
             "Segments of the topic that were not as they were written when the scrub last looked. Page when it is not "
             "0: offloadctl verify TOPIC says what is wrong. A repair shows within an hour.",
             topic=OPEN,
         )
-        self.scrub_last_complete_timestamp_seconds = self._gauge(
+        self.scrub_last_complete_timestamp_seconds = self._topic_gauge(
             "offloaderd_scrub_last_complete_timestamp_seconds",
             "Since when each of the topic's segments has been verified (or committed); 0 when it has none. Older than "
             "scrub.interval_s by days: raise scrub.bytes_per_s.",

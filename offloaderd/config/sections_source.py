@@ -79,8 +79,16 @@ class BookkeeperSettings(Section):
         default=2.0,
         ge=0.01,
         le=600,
-        description="The same for a topic that has not moved for long; the pause grows to it step by step. What it "
-        "bounds is how late the first entry after a silence is noticed.",
+        description="The same for a topic that has not moved for some seconds; the pause grows to it step by step. "
+        "Where bookies are not waited for (quiet_poll_s) it is how late the first entry after a silence is noticed.",
+    )
+    quiet_poll_s: Seconds = Field(
+        default=120.0,
+        ge=0,
+        le=300,
+        description="When a topic has reached poll_max_s, a bookie is asked to tell of the next entry instead (a long "
+        "poll), and answers after this time at the latest. Longer: fewer requests of idle topics. 0, or not more than "
+        "poll_max_s: poll for ever.",
     )
     connect_timeout_s: Seconds = Field(
         default=5.0, gt=0, le=300, description="How long a connection to a bookie may take to open, TLS and all."
@@ -111,6 +119,14 @@ class BookkeeperSettings(Section):
         le=10_000,
         description="Requests on their way to one bookie. It halves by itself when a bookie says that it has too many "
         "(its maxPendingReadRequestsPerThread, 2,500 in Pulsar).",
+    )
+    long_polls_in_flight_max: int = Field(
+        default=1000,
+        ge=1,
+        le=50_000,
+        description="Long polls of idle topics that one bookie may owe this daemon an answer to; topics beyond it are "
+        "polled. A bookie counts those of all daemons as reads in progress: keep the sum far below its "
+        "maxReadsInProgressLimit (10,000 in later versions of BookKeeper).",
     )
     bytes_per_s: Bytes = Field(
         default=0,

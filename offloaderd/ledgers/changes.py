@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Closed
+from offloaderd.event import Event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -21,7 +21,7 @@ class Changes:
     """
 
     def __init__(self) -> None:
-        self._next: dict[TopicName, asyncio.Event] = {}
+        self._next: dict[TopicName, Event] = {}
         self._closed = False
 
     def notify(self, topic: TopicName) -> None:
@@ -40,7 +40,7 @@ class Changes:
     async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield at once and after every change since the last time it was asked. Raises Closed."""
         while not self._closed:
-            event = self._next.setdefault(topic, asyncio.Event())
+            event = self._next.setdefault(topic, Event())
             yield
             await event.wait()
         raise Closed("the ledger store has been closed")

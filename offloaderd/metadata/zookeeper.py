@@ -28,6 +28,7 @@ from offloaderd.errors import (
     Throttled,
     Transient,
 )
+from offloaderd.event import Event
 from offloaderd.metadata import rules
 from offloaderd.metadata.connection import Connection
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Versioned
@@ -90,7 +91,7 @@ class _Watched:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.wakes: set[asyncio.Event] = set()
+        self.wakes: set[Event] = set()
         self._loop = loop
 
     def wake(self) -> None:
@@ -222,7 +223,7 @@ class ZooKeeperStore:
         """Yield at once, then whenever the node's value or its list of children may have changed."""
         full = self._full(path)
         watched = self._watched.setdefault(full, _Watched(asyncio.get_running_loop()))
-        changed = asyncio.Event()
+        changed = Event()
         watched.wakes.add(changed)
         try:
             if not self._connection.live:

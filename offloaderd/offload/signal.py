@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from offloaderd.errors import first_of
+from offloaderd.event import Event
 from offloaderd.groups import Group
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ class Signal:
     """Wakes everybody who is waiting; holds no state of its own."""
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        self._event = Event()
 
     def notify(self) -> None:
         """Wake all present waiters."""
-        event, self._event = self._event, asyncio.Event()
+        event, self._event = self._event, Event()
         event.set()
 
     def wait(self) -> Coroutine[Any, Any, object]:

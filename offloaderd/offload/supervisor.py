@@ -6,7 +6,6 @@ open segment first, or abandoned, which leaves the open segment to the next owne
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from offloaderd.errors import Closed, Fenced, OffloaderError, first_of
+from offloaderd.event import Event
 from offloaderd.groups import Group
 from offloaderd.metadata import catalog
 from offloaderd.model import OffloadMethod
@@ -85,14 +85,14 @@ class Supervisor:
         self.error: OffloaderError | None = None
         self.trouble: Trouble | None = None
         """What the claims of late ended with, and since when; told while there is an error."""
-        self.ended = asyncio.Event()
+        self.ended = Event()
         self._home = home
         self._clock = home.shop.uplink.clock
         self._metrics = home.shop.uplink.metrics
         self._failed_s = 0.0
         self._holds: tuple[OffloadPolicies, Paused | None] | None = None  # what the offloader was told last
-        self._stop = asyncio.Event()
-        self._abandon = asyncio.Event()
+        self._stop = Event()
+        self._abandon = Event()
 
     @property
     def stopping(self) -> bool:

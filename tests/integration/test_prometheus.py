@@ -6,25 +6,20 @@ Where no Prometheus is to be had, these tests are skipped and say why.
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import aiohttp
 import grpc
 import pytest
-import yaml
 
-from offloaderd.standalone.ports import free_ports
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_daemon import TOPIC, append, entries, offload, read_all
-from tests.real.prometheus import NotToBeHad, Programs, programs
+from tests.real.prometheus import NotToBeHad, Programs, answer, programs, serving
 from tests.unit.deploy.expressions import PROMETHEUS, drawn
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.servers import S3Server
@@ -109,34 +104,6 @@ async def test_prometheus_scrapes_a_daemon_and_draws_every_panel(
             assert (await answer(session, "/api/v1/alerts"))["alerts"] == []
 
 
-@asynccontextmanager
-async def serving(programs: Programs, target: str, directory: Path) -> AsyncIterator[str]:
-    """Prometheus as deploy/ configures it, at a quicker pace and at one daemon; yields its URL."""
-    configuration = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    configuration["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    configuration["rule_files"] = [str(PROMETHEUS / name) for name in configuration["rule_files"]]
-    configuration["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
-    (directory / "prometheus.json").write_text(json.dumps(configuration))  # JSON is YAML
-    (port,) = free_ports(1, CLOCK)
-    with (directory / "prometheus.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            programs.prometheus,
-            f"--config.file={directory / 'prometheus.json'}",
-            f"--storage.tsdb.path={directory / 'tsdb'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield f"http://127.0.0.1:{port}"
-    except AssertionError as error:
-        error.add_note((directory / "prometheus.log").read_text()[-2000:])
-        raise
-    finally:
-        process.terminate()
-        await process.wait()
-
-
 async def unknown_methods(channel: grpc.aio.Channel) -> None:
     """Call methods that do not exist."""
     for number in range(20):
@@ -166,13 +133,3 @@ async def asked(session: aiohttp.ClientSession, query: str) -> list[float]:
     """The values of a query that must be one."""
     result = (await answer(session, f"/api/v1/query?query={quote(query)}"))["result"]
     return [float(one["value"][1]) for one in result]
-
-
-async def answer(session: aiohttp.ClientSession, path: str) -> dict[str, Any]:
-    """What Prometheus answers, which must be a success."""
-    async with session.get(path) as response:
-        body = await response.json()
-        if response.status == 503:
-            raise aiohttp.ClientConnectionError("it is starting")
-        assert body["status"] == "success", f"{path}: {body}"
-        return cast("dict[str, Any]", body["data"])

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.standalone.ports import free_ports
+from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
+from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
 from tests.integration.processes import CLOCK, Site
+from tests.servers import S3Server
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from offloaderd.drill.s3_proxy import S3Proxy
-    from tests.servers import S3Server
 
 T = TypeVar("T")
 
@@ -105,3 +109,19 @@ class Ground:
         async with S3Store(options) as store:
             await store.create_bucket()
         return Site.at(directory, self.zookeeper, self.s3, bucket)
+
+
+@asynccontextmanager
+async def ground(directory: Path) -> AsyncIterator[Ground]:
+    """Run a ZooKeeper and an S3 server of its own, and yield the ground on them."""
+    ports = free_ports(PORT_COUNT, CLOCK, grpc=True)
+    options = SeaweedOptions(
+        directory=directory / "s3",
+        ports=(ports[0], ports[1], ports[2], ports[3]),
+        access_key=CLOCK.uuid().hex,
+        secret_key=CLOCK.uuid().hex,
+    )
+    keeper = ZooKeeperOptions(directory=directory / "zookeeper", port=free_ports(1, CLOCK)[0])
+    async with seaweed(options, CLOCK) as s3, zookeeper(keeper, CLOCK) as coordination:
+        server = S3Server(s3.endpoint, options.access_key, options.secret_key)
+        yield Ground(directory / "rounds", coordination.address, server)

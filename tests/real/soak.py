@@ -20,22 +20,20 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloaderd.standalone.ports import free_ports
-from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
-from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
 from tests.integration.processes import CLOCK
-from tests.real.ground import Chance, Ground, Tally
+from tests.real.ground import Chance, Tally, ground
 from tests.real.soak_rounds import brokers, crashes
-from tests.servers import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.real.ground import Ground
 
-async def one_round(ground: Ground, chance: Chance, number: int) -> tuple[str, Tally]:
+
+async def one_round(site: Ground, chance: Chance, number: int) -> tuple[str, Tally]:
     """Run one round; which kind alternates."""
     kind = (crashes, brokers)[number % 2]
-    tally = await kind(ground, chance)
+    tally = await kind(site, chance)
     tally.rounds = 1
     for what, there in (("fault", tally.faults.total()), ("death", tally.deaths), ("segment", tally.segments)):
         assert there, f"a round without any {what} proves nothing"
@@ -47,21 +45,10 @@ async def soak(seconds: float, seed: int, say: Callable[[str], object]) -> Tally
     total = Tally()
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="offloaderd-soak-")))
-        ports = free_ports(PORT_COUNT, CLOCK, grpc=True)
-        options = SeaweedOptions(
-            directory=directory / "s3",
-            ports=(ports[0], ports[1], ports[2], ports[3]),
-            access_key=CLOCK.uuid().hex,
-            secret_key=CLOCK.uuid().hex,
-        )
-        s3 = await stack.enter_async_context(seaweed(options, CLOCK))
-        keeper = ZooKeeperOptions(directory=directory / "zookeeper", port=free_ports(1, CLOCK)[0])
-        coordination = await stack.enter_async_context(zookeeper(keeper, CLOCK))
-        server = S3Server(s3.endpoint, options.access_key, options.secret_key)
-        ground = Ground(directory / "rounds", coordination.address, server)
+        site = await stack.enter_async_context(ground(directory))
         until = CLOCK.monotonic() + seconds
         while total.rounds < 2 or CLOCK.monotonic() < until:
-            kind, tally = await one_round(ground, Chance(f"{seed}/{total.rounds}"), total.rounds)
+            kind, tally = await one_round(site, Chance(f"{seed}/{total.rounds}"), total.rounds)
             total.add(tally)
             say(f"round {total.rounds}, {kind}: {tally}\n")
     return total

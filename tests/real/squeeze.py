@@ -26,11 +26,8 @@ from offloaderd.drill.listener import Listener, relay
 from offloaderd.model import OutagePolicy, TopicName
 from offloaderd.objects.s3 import S3Options, S3Store
 from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
-from offloaderd.standalone.ports import free_ports
-from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
-from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
 from tests.integration.processes import CLOCK, DaemonProcess, Site
-from tests.servers import S3Server
+from tests.real.ground import ground
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -257,27 +254,18 @@ async def servers() -> AsyncIterator[Callable[[str], Site]]:
     """Start a ZooKeeper and an S3 server; gives what makes the site of a run."""
     with tempfile.TemporaryDirectory(prefix="offloaderd-squeeze-") as name:
         directory = Path(name)
-        ports = free_ports(PORT_COUNT, CLOCK, grpc=True)
-        options = SeaweedOptions(
-            directory=directory / "s3",
-            ports=(ports[0], ports[1], ports[2], ports[3]),
-            access_key=CLOCK.uuid().hex,
-            secret_key=CLOCK.uuid().hex,
-        )
-        keeper = ZooKeeperOptions(directory=directory / "zookeeper", port=free_ports(1, CLOCK)[0])
-        async with seaweed(options, CLOCK) as s3, zookeeper(keeper, CLOCK) as coordination:
-            server = S3Server(s3.endpoint, options.access_key, options.secret_key)
+        async with ground(directory) as place:
 
             def site(kind: str) -> Site:
                 (directory / kind).mkdir()
-                return Site.at(directory / kind, coordination.address, server, f"squeeze-{kind}")
+                return Site.at(directory / kind, place.zookeeper, place.s3, f"squeeze-{kind}")
 
             for kind in KINDS:
                 reached = S3Options(
                     bucket=f"squeeze-{kind}",
-                    endpoint=server.endpoint,
-                    access_key=server.access_key,
-                    secret_key=server.secret_key,
+                    endpoint=place.s3.endpoint,
+                    access_key=place.s3.access_key,
+                    secret_key=place.s3.secret_key,
                 )
                 async with S3Store(reached) as store:
                     await store.create_bucket()

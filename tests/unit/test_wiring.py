@@ -48,11 +48,13 @@ BOOKKEEPER = BookkeeperSettings(
     managed_ledgers_root="/a/managed-ledgers",
     poll_min_s=0.3,
     poll_max_s=4,
+    quiet_poll_s=90,
     connect_timeout_s=6,
     request_timeout_s=7,
     hedge_s=3,
     batch_bytes=123_456,
     requests_in_flight_max=17,
+    long_polls_in_flight_max=18,
     bytes_per_s=1_000_001,
     requests_per_s=1002,
     topic_bytes_per_s=1_000_003,
@@ -102,7 +104,8 @@ def test_source() -> None:
     options = wiring.source_options(SETTINGS)
     assert (options.ledgers_root, options.managed_ledgers_root) == ("/a/ledgers", "/a/managed-ledgers")
     assert (options.poll_min_s, options.poll_max_s, options.hedge_s, options.quiet_s) == (0.3, 4, 3, 5)
-    assert (options.batch_read_bytes, options.singles_window) == (123_456, 17)
+    assert (options.batch_read_bytes, options.singles_window, options.quiet_poll_s) == (123_456, 17, 90)
+    assert wiring.bookie_options(SETTINGS).long_polls_max == 18
     assert (options.bytes_per_s, options.requests_per_s) == (1_000_001, 1002)
     assert (options.topic_bytes_per_s, options.topic_requests_per_s) == (1_000_003, 1004)
 

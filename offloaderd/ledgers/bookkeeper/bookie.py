@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import Closed, CorruptData, NotFound, OffloaderError, Transient
+from offloaderd.ledgers.bookkeeper import v3
 from offloaderd.ledgers.bookkeeper.connection import (
     Answer,
     BookieConnection,
@@ -42,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 
 class Bookie:
-    """What the pool keeps of one bookie; `on_bytes` is told what arrives from it."""
+    """What the pool keeps of one bookie; `on_bytes` is told what arrives from it, `on_probe` of probes."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Bookie:
         clock: Clock,
         options: BookieOptions,
         on_bytes: Callable[[int], None],
+        on_probe: Callable[[bool], None],
     ) -> None:
         self.bookie_id = bookie_id
         self._znodes = znodes
@@ -60,6 +62,7 @@ class Bookie:
         self._clock = clock
         self._options = options
         self._on_bytes = on_bytes
+        self._on_probe = on_probe
         self._connections: dict[Wire, BookieConnection] = {}
         self._newest: dict[Wire, BookieConnection] = {}
         """Those that are open, and those that are being made."""
@@ -69,6 +72,7 @@ class Bookie:
         self._failure: OffloaderError | None = None
         self._avoided_until = 0.0
         self._no_batch_until = 0.0
+        self._no_long_polls_until = 0.0
         self._closed = False
         self.knows_batch = False
         """Whether it has answered a batch read."""
@@ -96,6 +100,16 @@ class Bookie:
         return self._clock.monotonic() >= self._no_batch_until
 
     @property
+    def long_poll_count(self) -> int:
+        """How many long polls it has not answered."""
+        return sum(connection.long_poll_count for connection in self._connections.values())
+
+    @property
+    def may_long_poll(self) -> bool:
+        """Whether it may know long polls."""
+        return self._clock.monotonic() >= self._no_long_polls_until
+
+    @property
     def forgettable(self) -> bool:
         """Whether nothing would be lost with it."""
         return not self.connection_count and self.singles.idle and self.batches.idle and not self.avoided
@@ -105,6 +119,12 @@ class Bookie:
         self._no_batch_until = self._clock.monotonic() + self._options.no_batch_s
         self.knows_batch = False
         log.info("bookie.batch_reads_unknown", bookie=self.bookie_id, retry_s=self._options.no_batch_s)
+
+    def lacks_long_polls(self) -> None:
+        """Send it no long poll for a while."""
+        if self.may_long_poll:
+            log.info("bookie.long_polls_unknown", bookie=self.bookie_id, retry_s=self._options.no_batch_s)
+        self._no_long_polls_until = self._clock.monotonic() + self._options.no_batch_s
 
     def forgive(self) -> None:
         """Forget its failures: they had another reason, or are over."""
@@ -127,6 +147,19 @@ class Bookie:
             raise
         answer = await connection.send(key, request, window)
         self._judge(answer, window, ticket)
+        return answer
+
+    async def long_poll(self, ledger_id: int, previous_lac: int, seconds: float) -> Answer:
+        """Wait until the bookie knows a LAC above `previous_lac`, or `seconds`; returns its answer whatever it says.
+
+        Takes no slot of a window. Raises Throttled, and what `ask` does.
+        """
+        connection = await self._connection(Wire.V3)
+        await connection.writable()
+        number = connection.new_id()
+        request = v3.encode_long_poll(number, ledger_id, previous_lac=previous_lac, timeout_ms=round(1000 * seconds))
+        answer = await connection.send_long_poll(number, request, ledger_id, seconds)
+        self.forgive()
         return answer
 
     def distrust(self, wire: Wire, what: str) -> BadAnswer:
@@ -201,7 +234,9 @@ class Bookie:
             if in_use and (not made.answered or not isinstance(error, ConnectionLost)):
                 self._failed(error)
 
-        made = BookieConnection(self.bookie_id, first, self._options, on_bytes=self._on_bytes, on_end=ended)
+        made = BookieConnection(
+            self.bookie_id, first, self._options, on_bytes=self._on_bytes, on_probe=self._on_probe, on_end=ended
+        )
         self._newest[wire] = made
         if self._closed:
             made.end(_closed())

@@ -37,7 +37,8 @@ class BookieOptions:
 
     One bookie has at most `window` single reads and `batches_max` batch reads in flight. A bookie that cannot be had is
     left in peace for `backoff_min_s`, then twice as long each time, up to `backoff_max_s`. One without batch reads is
-    asked for none for `no_batch_s`. A connection that nobody used for `idle_s` is closed.
+    asked for none for `no_batch_s`; so is one without long polls, of which `long_polls_max` may be out. A connection
+    that nobody used for `idle_s` is closed.
     """
 
     request_timeout_s: float = 5.0
@@ -49,6 +50,7 @@ class BookieOptions:
     backoff_min_s: float = 0.2
     backoff_max_s: float = 30.0
     no_batch_s: float = 3600.0
+    long_polls_max: int = 1000
     ledgers_root: str = ROOT_DEFAULT
     tls: TlsOptions | None = None
     sasl: SaslOptions | None = None

@@ -32,7 +32,7 @@ from offloaderd.ledgers.bookkeeper.handshake import Handshake
 from offloaderd.ledgers.bookkeeper.ports import LastKnown
 from offloaderd.ledgers.bookkeeper.registration import is_bookie_id
 from offloaderd.ledgers.bookkeeper.status import Status, Unsupported, failure
-from offloaderd.metric_values import BOOKIE_OPERATIONS, BOOKIE_OUTCOMES
+from offloaderd.metric_values import BOOKIE_OPERATIONS, BOOKIE_OUTCOMES, BOOKIE_TIMED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ class BookiePool:
             for outcome in BOOKIE_OUTCOMES
         }
         self._seconds = {
-            operation: metrics.bookie_request_duration_seconds.labels(operation) for operation in BOOKIE_OPERATIONS
+            operation: metrics.bookie_request_duration_seconds.labels(operation) for operation in BOOKIE_TIMED
         }
 
     async def __aenter__(self) -> Self:
@@ -83,6 +83,7 @@ class BookiePool:
         self._metrics.bookie_connections.set_function(self._total(lambda bookie: bookie.connection_count))
         self._metrics.bookies_avoided.set_function(self._total(lambda bookie: bookie.avoided))
         self._metrics.bookie_requests_in_flight.set_function(self._total(lambda bookie: bookie.in_flight))
+        self._metrics.bookie_long_polls.set_function(self._total(lambda bookie: bookie.long_poll_count))
         return self
 
     async def __aexit__(
@@ -102,6 +103,11 @@ class BookiePool:
         """Whether the bookie may know batch reads; False for a while once it was seen not to."""
         bookie = self._bookies.get(bookie_id)
         return bookie is None or bookie.may_batch
+
+    def long_polls(self, bookie_id: str) -> bool:
+        """Whether the bookie may know long polls; False for a while once it was seen not to."""
+        bookie = self._bookies.get(bookie_id)
+        return bookie is None or bookie.may_long_poll
 
     async def read(self, bookie_id: str, ledger_id: int, entry_id: int) -> bytes:
         """Return one entry as it is stored; see `ports.Bookies` for what it raises."""
@@ -172,6 +178,29 @@ class BookiePool:
                 raise failure(status, code, bookie=bookie_id, what=f"the end of ledger {ledger_id}")
         raise bookie.distrust(Wire.V3, f"{type(answer).__name__} in answer to a read")
 
+    async def newer(self, bookie_id: str, ledger_id: int, previous_lac: int, *, seconds: float) -> int:
+        """Return the bookie's LAC once it is above `previous_lac`, or after `seconds`; see `ports.Bookies`."""
+        bookie = self._bookie(bookie_id)
+        try:
+            answer = await bookie.long_poll(ledger_id, previous_lac, seconds)
+        except OffloaderError as error:
+            self._count("wait", "timeout" if isinstance(error, TimedOut) else "failed")
+            raise
+        self._count("wait", _OUTCOMES.get(status_of(answer), "failed"))
+        match answer:
+            case v3.ReadAnswer(ledger_id=ledger) if ledger != ledger_id:
+                raise bookie.distrust(Wire.V3, f"the LAC of ledger {ledger} in answer to a long poll of {ledger_id}")
+            case v3.ReadAnswer(status=Status.OK, max_lac=lac):
+                return -1 if lac is None else max(lac, -1)
+            case v3.ReadAnswer(status=status, code=code) | v3.Refusal(status=status, code=code):
+                if status in {Status.NO_LEDGER, Status.NO_ENTRY}:
+                    return -1
+                refused = failure(status, code, bookie=bookie_id, what=f"news of ledger {ledger_id}")
+                if isinstance(refused, Unsupported):
+                    bookie.lacks_long_polls()
+                raise refused
+        raise bookie.distrust(Wire.V3, f"{type(answer).__name__} in answer to a long poll")
+
     async def _ask_batch(self, bookie: Bookie, request: Request) -> Answer:
         return await self._ask("batch", bookie, Wire.V2, bookie.batches, request)
 
@@ -228,6 +257,7 @@ class BookiePool:
                 clock=self._clock,
                 options=self._options,
                 on_bytes=self._metrics.bookie_bytes.inc,
+                on_probe=lambda answered: self._count("probe", "ok" if answered else "timeout"),
             )
         return found
 

@@ -12,6 +12,9 @@ Rules:
   busy with it all the same.
 - Single reads of v2 have no number: one that is asked for twice at a time is sent once and answered twice.
 - After `request_timeout_s` those who wait get TimedOut. The answer may come late and is dropped then.
+- Long polls wait for something to happen, thousands at a time: they take no slot of a window, and no answer for a while
+  is what they are sent for. So while some are out and nothing at all has come for `request_timeout_s`, one plain read
+  is sent: unanswered, it ends the waiting of all of them with TimedOut.
 - The connection ends, with an error for everybody who waits, on bytes that are not the protocol, on answers that nobody
   asked for, after SILENCES_MAX requests in a row without one byte from the bookie, and, without an error, when it was
   not used for `idle_s`. It never comes back.
@@ -27,8 +30,9 @@ from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
-from offloaderd.errors import Denied, OffloaderError, Transient
+from offloaderd.errors import Denied, OffloaderError, Throttled, Transient
 from offloaderd.ledgers.bookkeeper import v2, v3
+from offloaderd.ledgers.bookkeeper.framing import LAST_ENTRY
 from offloaderd.ledgers.bookkeeper.status import BadAnswer, Status
 
 if TYPE_CHECKING:
@@ -76,12 +80,25 @@ class _Request:
     """What was sent and is not answered; more than one may wait for it, or nobody."""
 
     deadline: float
-    window: Window
+    window: Window | None
     waiters: list[asyncio.Future[Answer]] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _LongPoll:
+    """A long poll that is out; whether anybody still waits for it or not, the bookie will answer it."""
+
+    ledger_id: int
+    deadline: float
+    waiter: asyncio.Future[Answer]
+
+
 class BookieConnection(asyncio.Protocol):
-    """A connection once it is made; `on_bytes` is told what arrives, `on_end` of an end that was not asked for."""
+    """A connection once it is made.
+
+    `on_bytes` is told what arrives, `on_probe` of each probe whether it was answered, `on_end` of an end that was not
+    asked for.
+    """
 
     def __init__(
         self,
@@ -90,11 +107,13 @@ class BookieConnection(asyncio.Protocol):
         options: BookieOptions,
         *,
         on_bytes: Callable[[int], None],
+        on_probe: Callable[[bool], None],
         on_end: Callable[[OffloaderError], None],
     ) -> None:
         self._bookie = bookie
         self._options = options
         self._on_bytes = on_bytes
+        self._on_probe = on_probe
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -102,11 +121,13 @@ class BookieConnection(asyncio.Protocol):
         self._failure: OffloaderError | None = None
         self._requests: dict[Key, _Request] = {}
         """In the order of their deadlines, since all have the same time."""
+        self._long_polls: dict[Key, _LongPoll] = {}
         self._late: Counter[Key] = Counter()
+        self._probing = False
         self._outgoing: list[bytes] = []
         self._silences = 0
         self._last_id = 0
-        self._used_at = self._loop.time()
+        self._used_at = self._heard_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._writable = asyncio.Event()
         self.answered = False
@@ -123,6 +144,11 @@ class BookieConnection(asyncio.Protocol):
     def closed(self) -> bool:
         """Whether nothing can be sent any more."""
         return self._failure is not None
+
+    @property
+    def long_poll_count(self) -> int:
+        """How many long polls the bookie has not answered."""
+        return len(self._long_polls)
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -148,27 +174,49 @@ class BookieConnection(asyncio.Protocol):
         if not self._writable.is_set():
             await self._writable.wait()
 
-    def send(self, key: Key, request: bytes, window: Window) -> asyncio.Future[Answer]:
+    def send(self, key: Key, request: bytes, window: Window | None) -> asyncio.Future[Answer]:
         """Send a request and return the future of its answer, whatever that says. The caller's slot is taken over.
 
         The future raises TimedOut, ConnectionLost, BadAnswer, or Closed when we close. So does `send` itself.
         """
         if self._failure is not None:
-            window.leave()
+            _leave(window)
             raise _again(self._failure)
         self._used_at = self._loop.time()
         waiter: asyncio.Future[Answer] = self._loop.create_future()
         asked = self._requests.get(key)
         if asked is not None:
-            window.leave()
+            _leave(window)
         else:
             asked = self._requests[key] = _Request(self._used_at + self._options.request_timeout_s, window)
-            if not self._outgoing:
-                self._loop.call_soon(self._flush)
-            self._outgoing.append(request)
+            self._post(request)
             self._wake_at(asked.deadline)
         asked.waiters.append(waiter)
         return waiter
+
+    def send_long_poll(self, key: Key, request: bytes, ledger_id: int, seconds: float) -> asyncio.Future[Answer]:
+        """Send a request that the bookie may answer after `seconds`; returns the future of its answer.
+
+        Raises Throttled when too many are out, and what `send` does; so does the future.
+        """
+        if self._failure is not None:
+            raise _again(self._failure)
+        if len(self._long_polls) >= self._options.long_polls_max:
+            raise Throttled(
+                f"bookie {self._bookie} has {len(self._long_polls)} long polls to answer, which is the limit"
+            )
+        now = self._used_at = self._loop.time()
+        waiter: asyncio.Future[Answer] = self._loop.create_future()
+        patience_s = self._options.request_timeout_s
+        self._long_polls[key] = _LongPoll(ledger_id, now + seconds + patience_s, waiter)
+        self._post(request)
+        self._wake_at(now + patience_s)
+        return waiter
+
+    def _post(self, request: bytes) -> None:
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(request)
 
     def _flush(self) -> None:
         requests, self._outgoing = self._outgoing, []
@@ -188,6 +236,7 @@ class BookieConnection(asyncio.Protocol):
         requests, self._requests = self._requests, {}
         for request in requests.values():
             _fail(request, error)
+        self._end_long_polls(error)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the socket over, unless it came too late."""
@@ -209,6 +258,7 @@ class BookieConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Answer whoever waits."""
         self._silences = 0
+        self._heard_at = self._loop.time()
         self._on_bytes(len(data))
         try:
             for answer in self._decoder.feed(data):
@@ -229,10 +279,14 @@ class BookieConnection(asyncio.Protocol):
         request = self._requests.pop(key, None)
         if request is not None:
             self.answered = True
-            request.window.leave()
+            _leave(request.window)
             for waiter in request.waiters:
                 if not waiter.done():
                     waiter.set_result(answer)
+        elif (long_poll := self._long_polls.pop(key, None)) is not None:
+            self.answered = True
+            if not long_poll.waiter.done():
+                long_poll.waiter.set_result(answer)
         elif key in self._late:
             self._late[key] -= 1
             if not self._late[key]:
@@ -255,15 +309,48 @@ class BookieConnection(asyncio.Protocol):
             key, request = next(iter(self._requests.items()))
             if request.deadline > now:
                 self._wake_at(request.deadline)
-                return
+                break
             self._give_up(key)
             if self._failure is not None:
                 return
+        if self._long_polls:
+            self._look_after_long_polls(now)
+        if self._requests or self._long_polls:
+            return
         idle_at = self._used_at + self._options.idle_s
         if idle_at <= now:
             self.end(ConnectionLost(f"bookie {self._bookie}: the connection was closed after it had not been used"))
         else:
             self._wake_at(idle_at)
+
+    def _look_after_long_polls(self, now: float) -> None:
+        """Make sure that the bookie is alive, and give up what it should have answered."""
+        for key in [key for key, long_poll in self._long_polls.items() if long_poll.deadline <= now]:
+            self._late[key] += 1
+            long_poll = self._long_polls.pop(key)
+            if not long_poll.waiter.done():
+                long_poll.waiter.set_exception(TimedOut(f"bookie {self._bookie} left a long poll without an answer"))
+        patience_s = self._options.request_timeout_s
+        if self._heard_at + patience_s <= now and not self._probing and self._long_polls:
+            self._probing = True
+            number = self.new_id()
+            oldest = next(iter(self._long_polls.values()))
+            probe = self.send(number, v3.encode_read(number, oldest.ledger_id, LAST_ENTRY), None)
+            probe.add_done_callback(self._probed)
+        self._wake_at(max(self._heard_at, now) + patience_s)
+
+    def _probed(self, probe: asyncio.Future[Answer]) -> None:
+        self._probing = False
+        error = probe.exception()
+        self._on_probe(error is None)
+        if isinstance(error, TimedOut):
+            self._end_long_polls(error)
+
+    def _end_long_polls(self, error: OffloaderError) -> None:
+        """Have nobody wait any longer; the bookie may answer all the same."""
+        for long_poll in self._long_polls.values():
+            if not long_poll.waiter.done():
+                long_poll.waiter.set_exception(_again(error))
 
     def _give_up(self, key: Key) -> None:
         """Let a request go that was not answered in time."""
@@ -283,8 +370,13 @@ class BookieConnection(asyncio.Protocol):
             self._on_end(error)
 
 
+def _leave(window: Window | None) -> None:
+    if window is not None:
+        window.leave()
+
+
 def _fail(request: _Request, error: OffloaderError) -> None:
-    request.window.leave()
+    _leave(request.window)
     for waiter in request.waiters:
         if not waiter.done():
             waiter.set_exception(_again(error))

@@ -61,6 +61,10 @@ class Bookies(Protocol):
         """Whether the bookie may know batch reads; False once it was seen not to."""
         ...
 
+    def long_polls(self, bookie_id: str) -> bool:
+        """Whether the bookie may know long polls; False once it was seen not to."""
+        ...
+
     async def read(self, bookie_id: str, ledger_id: int, entry_id: int) -> bytes:
         """Return one entry as it is stored. Two reads of one entry at a time share one request."""
         ...
@@ -76,4 +80,13 @@ class Bookies(Protocol):
 
     async def last_known(self, bookie_id: str, ledger_id: int) -> LastKnown:
         """Return the bookie's end of a ledger; a bookie that has nothing of it knows nothing, which is no error."""
+        ...
+
+    async def newer(self, bookie_id: str, ledger_id: int, previous_lac: int, *, seconds: float) -> int:
+        """Return the bookie's greatest LAC once it is above `previous_lac`, or after `seconds` whatever it is.
+
+        It takes no part in windows, and may return at any time with a LAC that is not above `previous_lac`: a bookie
+        does not wait for ledgers that are fenced, or that it does not know (-1). Raises Unsupported by a bookie that
+        knows no long polls; one that hangs is TimedOut long before `seconds` are over.
+        """
         ...

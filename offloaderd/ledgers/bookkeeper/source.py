@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Self
 from offloaderd.errors import Denied, InvalidInput, NotFound
 from offloaderd.ledgers import pulsar_names
 from offloaderd.ledgers.bookkeeper.background import Background
+from offloaderd.ledgers.bookkeeper.bells import Bells
 from offloaderd.ledgers.bookkeeper.directory import Directory, Nodes
+from offloaderd.ledgers.bookkeeper.follower import Follower, Pulse
 from offloaderd.ledgers.bookkeeper.hunt import LedgerAt, checker_for
 from offloaderd.ledgers.bookkeeper.index_metadata import index_metadata
 from offloaderd.ledgers.bookkeeper.limits import Limits
@@ -20,7 +22,7 @@ from offloaderd.ledgers.bookkeeper.order import BookieOrder
 from offloaderd.ledgers.bookkeeper.reading import Lengths, RangeRead
 from offloaderd.ledgers.bookkeeper.replicas import Hunter
 from offloaderd.ledgers.bookkeeper.tail import TailAsker
-from offloaderd.ledgers.bookkeeper.topic import Follower, Topic
+from offloaderd.ledgers.bookkeeper.topic import Topic
 from offloaderd.ledgers.changes import Changes
 from offloaderd.model import EntryBatch
 
@@ -69,6 +71,8 @@ class BookKeeperLedgers:
             options=options,
         )
         self._asker = TailAsker(bookies, order, self._background, admin, clock=clock, metrics=metrics, options=options)
+        self._bells = Bells(bookies, self._background, clock=clock, options=options)
+        self._pulse = Pulse(self._background, clock)
         self._changes = Changes()
         self._topics: dict[TopicName, Topic] = {}
         self._followers: dict[TopicName, Follower] = {}
@@ -118,6 +122,8 @@ class BookKeeperLedgers:
                 self._directory,
                 self._asker,
                 self._background,
+                self._bells,
+                self._pulse,
                 lambda: self._changes.notify(topic),
             )
             self._followers[topic] = follower

@@ -6,13 +6,14 @@ number, taken only as far as an entry is stored there or elsewhere), from the me
 beyond it may be stored and are not confirmed: they are counted as hidden.
 
 One bookie is asked where every bookie has every entry; all of them when the ledger has just become quiet, and now and
-then. Where entries are spread, all are asked.
+then. Where entries are spread, all are asked. Between the polls of a ledger that stays quiet `bells` hang.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -23,7 +24,7 @@ from offloaderd.ledgers.bookkeeper.status import Reaction, reaction_to
 from offloaderd.model import Confirmed, Edge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.ledgers.bookkeeper.background import Background
@@ -168,6 +169,8 @@ class LedgerTail:
         self._broker_at_s = 0.0
         self._stored = -1
         self._suspected: dict[str, tuple[int, int]] = {}
+        self._heard: dict[str, int] = {}
+        self._on_news: Callable[[], None] | None = None
         self.ledger_id = ledger_id
         self.lac = -1
         self.size_bytes = 0
@@ -184,6 +187,30 @@ class LedgerTail:
         """What is known now."""
         return Confirmed(self.lac, closed=False, edge=self.edge, hidden=self.hidden)
 
+    @property
+    def heard(self) -> Mapping[str, int]:
+        """The LACs of those bookies that answered last, as they know them themselves."""
+        return self._heard
+
+    @property
+    def broker_due_s(self) -> float:
+        """Seconds until the broker is to be asked for what is hidden; without end when it is not."""
+        if not self.hidden or self._asker.broker is None:
+            return inf
+        return max(0.0, self._broker_at_s - self._asker.clock.monotonic())
+
+    def vouch(self) -> None:
+        """Take what is known for the answer to a question of this moment: bookies would have told of more."""
+        self._asked_s = self._asker.clock.monotonic()
+
+    def doubt(self) -> None:
+        """Ask anew the next time, however little time has passed."""
+        self._asked_s = None
+
+    def tell(self, on_news: Callable[[], None] | None) -> None:
+        """Have somebody told when a question that others asked brings news."""
+        self._on_news = on_news
+
     async def ask(self, metadata: LedgerMetadata) -> Confirmed:
         """Return how far the ledger may be read; what was asked a moment ago is not asked again.
 
@@ -199,6 +226,8 @@ class LedgerTail:
                 self._note(moved=self.lac > before)
                 if self.hidden:
                     await self._ask_broker()
+                if self.lac > before and self._on_news is not None:
+                    self._on_news()
         return self.confirmed
 
     def closed(self, last_entry_id: int, path: str) -> None:
@@ -214,6 +243,7 @@ class LedgerTail:
 
     def _take(self, answers: Sequence[_Answer], metadata: LedgerMetadata) -> None:
         """Draw conclusions from what bookies said."""
+        self._heard = {answer.bookie_id: answer.max_lac for answer in answers}
         self._stored = max(self._stored, *(answer.stored_id for answer in answers))
         self.lac = max(self.lac, metadata.confirmed_at_least)
         for answer in answers:

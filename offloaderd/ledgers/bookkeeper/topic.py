@@ -1,30 +1,24 @@
-"""One topic as its readers see it: its ledgers in order, the end of the open one, and, while it is watched, news.
+"""One topic as its readers see it: its ledgers in order, and the end of the open one.
 
 Rules: Pulsar's list has the order and what its closed ledgers hold; BookKeeper has the state of those that the list
 does not call closed. A ledger that is not closed ends the list, whatever comes behind it. A ledger that was found to
 be deleted is left out for good, since ids never come back.
-
-While somebody watches, one task follows the list and the open ledger's node and asks for the open ledger's end, often
-while it moves, rarely while it does not, never while there is nothing open. Watchers are woken by news alone.
 """
 
 from __future__ import annotations
 
-from math import ceil
 from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import Closed, CorruptData, NotFound, OffloaderError
-from offloaderd.ledgers.bookkeeper.background import Alarm
+from offloaderd.errors import CorruptData, NotFound
 from offloaderd.ledgers.bookkeeper.tail import LedgerTail
 from offloaderd.ledgers.pulsar_names import misplaced_ledger
 from offloaderd.model import Confirmed, Edge, LedgerInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from offloaderd.ledgers.bookkeeper.background import Background
     from offloaderd.ledgers.bookkeeper.directory import Directory
     from offloaderd.ledgers.bookkeeper.ledger_metadata import LedgerMetadata
     from offloaderd.ledgers.bookkeeper.tail import TailAsker
@@ -32,13 +26,6 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
 
 log = structlog.get_logger(__name__)
-
-SLOWER = 1.5
-"""How much longer each pause between two polls gets while nothing moves."""
-TICK_S = 0.05
-"""Longer pauses end at multiples of this, so that the polls of many topics share packets."""
-HEARTBEAT_S = 10.0
-"""Watchers are woken this often without news, so that they can tell how fresh their view is."""
 
 
 class Topic:
@@ -82,7 +69,7 @@ class Topic:
         metadata = await self.metadata(ledger_id)
         if metadata.last_entry_id is not None:
             return Confirmed(metadata.last_entry_id, closed=True)
-        return await self._tail(ledger_id).ask(metadata)
+        return await self.tail(ledger_id).ask(metadata)
 
     async def readable(self, ledger_id: int) -> tuple[LedgerMetadata, int]:
         """Return a ledger's metadata and the last entry that was confirmed as far as is known without asking bookies.
@@ -136,6 +123,13 @@ class Topic:
         infos = await self.ledgers()
         return infos[-1].ledger_id if infos and not infos[-1].closed else None
 
+    def tail(self, ledger_id: int) -> LedgerTail:
+        """Return what is known of an open ledger's end; how it is known is taken over from the ledger before it."""
+        tail = self._tails.get(ledger_id)
+        if tail is None:
+            tail = self._tails[ledger_id] = LedgerTail(self.name, ledger_id, self._asker, edge=self._edge)
+        return tail
+
     async def _find(self, ledger_id: int) -> ListedLedger:
         managed = await self._directory.topic(self.name)
         listed = next((listed for listed in reversed(managed.ledgers) if listed.ledger_id == ledger_id), None)
@@ -184,95 +178,6 @@ class Topic:
             closed_at_ms=listed.closed_at_ms or closed_ms,
             previous=previous,
         )
-
-    def _tail(self, ledger_id: int) -> LedgerTail:
-        """Return what is known of an open ledger's end; how it is known is taken over from the ledger before it."""
-        tail = self._tails.get(ledger_id)
-        if tail is None:
-            tail = self._tails[ledger_id] = LedgerTail(self.name, ledger_id, self._asker, edge=self._edge)
-        return tail
-
-
-class Follower:
-    """Watches one topic for all its watchers."""
-
-    def __init__(
-        self, topic: Topic, directory: Directory, asker: TailAsker, background: Background, news: Callable[[], None]
-    ) -> None:
-        self._topic = topic
-        self._directory = directory
-        self._clock = asker.clock
-        self._options = asker.options
-        self._news = news
-        self._changed = Alarm(background, asker.clock)
-        self._followed: set[str] = set()
-        self._told_s = self._clock.monotonic()
-        self.watchers = 0
-        self._task = background.start(self._run(), name=f"follow {topic.name}")
-
-    def stop(self) -> None:
-        """Follow nothing any more."""
-        self._task.cancel()
-        for path in self._followed:
-            self._directory.nodes.unfollow(path)
-
-    async def _run(self) -> None:
-        """Follow the list, the open ledger and its end, until cancelled."""
-        self._follow({self._directory.topic_path(self._topic.name)})
-        pause_s = self._options.poll_min_s
-        seen: object = None
-        while True:
-            try:
-                known: Confirmed | OffloaderError | None = await self._poll()
-            except Closed:
-                return
-            except OffloaderError as error:
-                known = error
-            moved = isinstance(known, Confirmed) and known != seen
-            if moved or _state(known) != _state(seen) or self._clock.monotonic() - self._told_s >= HEARTBEAT_S:
-                self._tell()
-            pause_s = self._options.poll_min_s if moved else min(pause_s * SLOWER, self._options.poll_max_s)
-            seen = known
-            nothing_open = known is None or isinstance(known, NotFound)
-            await self._changed.sleep(None if nothing_open else self._aligned(pause_s))
-
-    def _aligned(self, pause_s: float) -> float:
-        """Return about as long a pause, at whose end other topics are polled as well."""
-        if pause_s < 10 * TICK_S:
-            return pause_s
-        now_s = self._clock.monotonic()
-        return ceil((now_s + pause_s) / TICK_S) * TICK_S - now_s
-
-    async def _poll(self) -> Confirmed | None:
-        """Ask for the end of the open ledger, whose node is followed from now on; None when none is open."""
-        paths = {self._directory.topic_path(self._topic.name)}
-        ledger_id = await self._topic.open_ledger()
-        if ledger_id is None:
-            self._follow(paths)
-            return None
-        self._follow(paths | {await self._directory.ledger_path(ledger_id)})
-        return await self._topic.confirmed(ledger_id)
-
-    def _follow(self, paths: set[str]) -> None:
-        for path in self._followed - paths:
-            self._directory.nodes.unfollow(path)
-        for path in paths - self._followed:
-            self._directory.nodes.follow(path, self._woken)
-        self._followed = paths
-
-    def _woken(self) -> None:
-        """A node may have changed: the watchers may want to know at once, and the poll begins anew."""
-        self._changed.ring()
-        self._tell()
-
-    def _tell(self) -> None:
-        self._told_s = self._clock.monotonic()
-        self._news()
-
-
-def _state(known: object) -> object:
-    """Return what two polls have in common when nothing is new: that both failed in one way, or both did not."""
-    return type(known)
 
 
 def _complete(listed: ListedLedger) -> bool:

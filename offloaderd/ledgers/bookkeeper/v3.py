@@ -5,8 +5,12 @@
         waiter = waiters.pop(answer.txn_id)      # answers come in any order
 
 `ReadAnswer.max_lac` and `LacAnswer` tell how far a ledger is confirmed. `encode_read(.., LAST_ENTRY)` gives a bookie's
-last entry and its `max_lac` in one answer, which is all that tailing needs; `encode_long_poll` waits for a newer LAC
-(a bookie with a cold cache waits for its whole time-out even if it knows one: ask with a plain read first).
+last entry and its `max_lac` in one answer, which is all that tailing needs; `encode_long_poll` waits for a newer LAC.
+
+Before a long poll ask the same bookie with a plain read, and wait beyond the `max_lac` of its answer. DbLedgerStorage
+keeps LACs in a cache and wakes who waits when the cached one changes. What is not cached (after a restart, or ten
+minutes without a question) counts as a change when it is learnt: if it is not above what was waited for, the bookie
+forgets the long poll, and answers it at its time-out alone. A plain read fills the cache.
 
 TLS: connect plain, send `encode_start_tls`, wait for its OK with nothing else in flight, shake hands on the same
 socket, then authenticate, then ask; a connection that will speak v2 begins with v3 for this.
@@ -33,7 +37,8 @@ if TYPE_CHECKING:
 
 VERSION: Final = 3
 TXN_ID_MAX: Final = 2**64 - 1
-POLL_MS_MAX: Final = 60_000
+POLL_MS_MAX: Final = 300_000
+"""A bookie forgets what it remembers of a ledger, and who waits for it, after ten minutes: stay well below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +126,7 @@ def encode_read(txn_id: int, ledger_id: int, entry_id: int) -> bytes:
 def encode_long_poll(txn_id: int, ledger_id: int, *, previous_lac: int, timeout_ms: int) -> bytes:
     """Return the frame that waits for a LAC above `previous_lac`, and brings the entry after it if that is there.
 
-    Raises InvalidInput. The bookie answers at the latest after `timeout_ms`; 1000 or less is wise.
+    Raises InvalidInput. The bookie answers at the latest after `timeout_ms`.
     """
     _check_ids(ledger_id, previous_lac)
     if not 0 <= timeout_ms <= POLL_MS_MAX:

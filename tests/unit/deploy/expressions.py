@@ -33,9 +33,15 @@ def rules() -> Iterator[dict[str, Any]]:
             yield from group["rules"]
 
 
+def unfolded() -> list[dict[str, Any]]:
+    """What the dashboard shows at first: heads of rows, and the panels of those that are not folded up."""
+    shown: list[dict[str, Any]] = json.loads((GRAFANA / "offloaderd.json").read_text())["panels"]
+    return shown
+
+
 def panels() -> Iterator[dict[str, Any]]:
     """Every panel of the dashboard, in whatever row."""
-    for panel in json.loads((GRAFANA / "offloaderd.json").read_text())["panels"]:
+    for panel in unfolded():
         if panel["type"] == "row":
             yield from panel["panels"]
         else:
@@ -46,10 +52,14 @@ def drawn() -> Iterator[tuple[str, str]]:
     """`(panel, expression)` of every query of the dashboard, with all chosen in its variables."""
     for panel in panels():
         for target in panel["targets"]:
-            expression = target["expr"]
-            for name, value in VARIABLES.items():
-                expression = expression.replace(name, value)
-            yield panel["title"], expression
+            yield panel["title"], chosen(target["expr"])
+
+
+def chosen(expression: str, **values: str) -> str:
+    """Return a query of the dashboard with all chosen in its variables, but for those that have a value here."""
+    for name, value in VARIABLES.items():
+        expression = expression.replace(name, values.get(name.lstrip("$"), value))
+    return expression
 
 
 def expressions() -> Iterator[tuple[str, str]]:

@@ -6,7 +6,6 @@ from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.bookkeeper.source import BookKeeperLedgers
 from offloaderd.metrics import Metrics
 from offloaderd.testing import FakeClock
@@ -16,6 +15,7 @@ from tests.unit.ledgers.bookkeeper.fake_cluster import TOPIC, FakeCluster
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from offloaderd.ledgers.bookkeeper.options import SourceOptions
     from offloaderd.model import Confirmed, Position, TopicName
 
 
@@ -65,11 +65,11 @@ class Bench:
 
 
 @asynccontextmanager
-async def benched() -> AsyncIterator[Bench]:
+async def benched(options: SourceOptions | None = None, *, admin: bool = True) -> AsyncIterator[Bench]:
     """Give a source on an empty cluster, with a broker to ask."""
     cluster, clock, metrics, broker = FakeCluster(), FakeClock(), Metrics(), FakeBroker()
-    broker.clock = clock
+    broker.clock = cluster.bookies.clock = clock
     async with BookKeeperLedgers(
-        cluster.znodes, cluster.bookies, clock=clock, metrics=metrics, options=SourceOptions(), admin=broker
+        cluster.znodes, cluster.bookies, clock=clock, metrics=metrics, options=options, admin=broker if admin else None
     ) as source:
         yield Bench(source, cluster, broker, clock, metrics)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.unit.ledgers.bookkeeper.digest_server import DigestServer
 
-Operation = Literal["read", "batch", "last", "auth", "tls", "unknown"]
+Operation = Literal["read", "batch", "last", "wait", "auth", "tls", "unknown"]
 
 _READ = struct.Struct(">BBHqq")
 _BATCH = struct.Struct(">BBHqqqiq")
@@ -46,6 +46,8 @@ class Asked:
     number: int = -1
     count_max: int = 0
     bytes_max: int = 0
+    previous_lac: int = -1
+    timeout_ms: int = 0
     token: pb.AuthMessage = field(default_factory=pb.AuthMessage)
     v3: bool = False
 
@@ -153,12 +155,17 @@ class Session(asyncio.Protocol):
         operations: dict[int, Operation] = {1: "read", 5: "auth", 9: "tls"}
         operation = operations.get(request.header.operation, "unknown")
         read = request.readRequest
+        if operation == "read" and read.HasField("previousLac"):
+            assert (read.entryId, read.flag) == (-1, pb.ReadRequest.ENTRY_PIGGYBACK)
+            operation = "wait"
         return Asked(
             session=self,
             operation="last" if operation == "read" and read.entryId == -1 else operation,
             ledger_id=read.ledgerId,
             entry_id=read.entryId,
             number=request.header.txnId,
+            previous_lac=read.previousLac,
+            timeout_ms=read.timeoutMs,
             token=request.authRequest,
             v3=True,
         )
@@ -231,6 +238,8 @@ class FakeBookie:
                 self._answer_batch(asked)
             case "read" | "last":
                 self._answer_v3(asked)
+            case "wait":
+                pass  # nothing happens here unless a test lets it
             case _:
                 asked.session.cut()
 

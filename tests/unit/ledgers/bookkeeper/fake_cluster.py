@@ -5,7 +5,8 @@
     await ledger.write(payloads(10))                                     # LACs as a writer puts them
     cluster.bookies.down.add("b0")
 
-A frozen bookie answers once it is thawed, or when a test lets its deadline pass by its clock.
+A frozen bookie answers once it is thawed, or when a test lets its deadline pass by its clock. Long polls are kept as
+DbLedgerStorage keeps them: who waits is woken, and forgotten, whenever what is remembered of a ledger's LAC changes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from tests.unit.ledgers.bookkeeper.entries import package
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from offloaderd.testing import FakeClock
+
 TOPIC = TopicName.parse("persistent://public/default/flights")
 ALL = tuple(f"b{number}" for number in range(5))
 ENTRY_OVERHEAD_BYTES = 4
@@ -49,6 +52,12 @@ class FakeBookies:
         self.locked: set[str] = set()
         self.avoided: set[str] = set()
         self.forgotten: set[str] = set()
+        self.without_long_polls: set[str] = set()
+        self.fenced: set[int] = set()
+        self.remembered: dict[tuple[str, int], int] = {}
+        self.waiting: dict[tuple[str, int], list[tuple[int, asyncio.Future[None]]]] = {}
+        self.waits_s: list[float] = []
+        self.clock: FakeClock | None = None
         self.instant = False
         self.requests: Counter[tuple[str, str]] = Counter()
         self.in_flight = 0
@@ -93,7 +102,59 @@ class FakeBookies:
         ledger = self.stored.get(bookie_id, {}).get(ledger_id, {})
         lacs = [int.from_bytes(entry[16:24], "big", signed=True) for entry in ledger.values()]
         max_lac = max([-1, self.explicit.get(bookie_id, {}).get(ledger_id, -1), *lacs])
+        if ledger:
+            self.remember(bookie_id, ledger_id, max_lac)
         return LastKnown(ledger[max(ledger)] if ledger else None, max_lac)
+
+    def long_polls(self, bookie_id: str) -> bool:
+        """Whether it knows them."""
+        return bookie_id not in self.without_long_polls
+
+    async def newer(self, bookie_id: str, ledger_id: int, previous_lac: int, *, seconds: float) -> int:
+        """Return the stored LAC: at once if it is remembered as above, when that changes, or at the end."""
+        assert self.clock is not None
+        self.requests["wait", bookie_id] += 1
+        self.waits_s.append(seconds)
+        if bookie_id in self.down:
+            raise Transient(f"{bookie_id} is down")
+        if not self.stored.get(bookie_id, {}).get(ledger_id):
+            return -1
+        if ledger_id not in self.fenced and self.remembered.get((bookie_id, ledger_id), -1) <= previous_lac:
+            woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.waiting.setdefault((bookie_id, ledger_id), []).append((previous_lac, woken))
+            sleep = asyncio.ensure_future(self.clock.sleep(seconds))  # noqa: TID251 - a fake has no owner of tasks
+            try:
+                await asyncio.wait((woken, sleep), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                sleep.cancel()
+                if not woken.done():
+                    woken.cancel()
+            if not woken.cancelled():
+                woken.result()
+        ledger = self.stored[bookie_id][ledger_id]
+        lac = max(int.from_bytes(entry[16:24], "big", signed=True) for entry in ledger.values())
+        self.remember(bookie_id, ledger_id, lac)
+        return lac
+
+    def remember(self, bookie_id: str, ledger_id: int, lac: int) -> None:
+        """Note a LAC; if that is news to the bookie, all who wait are forgotten, and those woken who waited for it."""
+        if self.remembered.get((bookie_id, ledger_id), -2) < lac:
+            self.remembered[bookie_id, ledger_id] = lac
+            for previous_lac, woken in self.waiting.pop((bookie_id, ledger_id), []):
+                if lac > previous_lac and not woken.done():
+                    woken.set_result(None)
+
+    def restart(self, bookie_id: str) -> None:
+        """Break the bookie's connections, and have it remember nothing."""
+        self.break_long_polls(bookie_id, Transient(f"{bookie_id} ended the connection"))
+        self.remembered = {key: lac for key, lac in self.remembered.items() if key[0] != bookie_id}
+
+    def break_long_polls(self, bookie_id: str, error: Transient) -> None:
+        """End the waiting of all who wait at a bookie."""
+        for key in [key for key in self.waiting if key[0] == bookie_id]:
+            for _, woken in self.waiting.pop(key):
+                if not woken.done():
+                    woken.set_exception(error)
 
     def thaw(self) -> None:
         """Let every frozen bookie answer."""
@@ -175,6 +236,12 @@ class FakeLedger:
             password=self.metadata.password,
         )
         self._of(bookie_id)[entry_id] = stored
+        told = int.from_bytes(stored[16:24], "big", signed=True)
+        if (bookie_id, self.ledger_id) in self.cluster.bookies.waiting:
+            self.cluster.bookies.remember(bookie_id, self.ledger_id, told)
+        elif (bookie_id, self.ledger_id) in self.cluster.bookies.remembered:
+            known = self.cluster.bookies.remembered[bookie_id, self.ledger_id]
+            self.cluster.bookies.remembered[bookie_id, self.ledger_id] = max(known, told)
 
     def lose(self, bookie_id: str, entry_id: int) -> None:
         """Take an entry off a bookie."""

@@ -95,7 +95,9 @@ async def test_requests_wait_while_the_socket_takes_none() -> None:
     """They go on when it does, or fail when it ends."""
     async with asyncio.TaskGroup() as group:
         ends: list[OffloaderError] = []
-        made = BookieConnection("b", Wire.V2, BookieOptions(), on_bytes=lambda _: None, on_end=ends.append)
+        made = BookieConnection(
+            "b", Wire.V2, BookieOptions(), on_bytes=lambda _: None, on_probe=lambda _: None, on_end=ends.append
+        )
         made.connection_made(NoSocket())
         await made.writable()
         for over in (made.resume_writing, lambda: made.connection_lost(None)):

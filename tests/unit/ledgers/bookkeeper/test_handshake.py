@@ -92,7 +92,9 @@ async def test_an_alert_of_tls_is_for_the_operator_before_the_first_answer(
 ) -> None:
     """Later it is a connection that broke."""
     ends: list[OffloaderError] = []
-    connection = BookieConnection("b", Wire.V2, BookieOptions(), on_bytes=lambda _: None, on_end=ends.append)
+    connection = BookieConnection(
+        "b", Wire.V2, BookieOptions(), on_bytes=lambda _: None, on_probe=lambda _: None, on_end=ends.append
+    )
     connection.answered = answered
     connection.connection_lost(ssl.SSLError(1, "tlsv13 alert certificate required"))
     assert [type(end) for end in ends] == [error]

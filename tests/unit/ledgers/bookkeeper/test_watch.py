@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.errors import Closed, NotFound, Transient
+from offloaderd.ledgers.bookkeeper.follower import TICK_S
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.bookkeeper.source import BookKeeperLedgers
-from offloaderd.ledgers.bookkeeper.topic import TICK_S
 from offloaderd.metrics import Metrics
 from offloaderd.model import Confirmed, Edge, Position
 from offloaderd.testing import FakeClock, payloads

@@ -1,0 +1,207 @@
+"""News of one topic for all who watch it, at the cost of nearly nothing while there are none.
+
+One task follows the topic's list and the open ledger's node and asks for the open ledger's end, often while it moves,
+ever more rarely while it does not. Of a ledger that stays quiet the bookies are to tell (`bells`), and the next poll is
+when one did, when a node changed, or when the bells come back. Nothing is asked while nothing is open.
+
+Watchers are woken by news, and every HEARTBEAT_S without any, so that they can tell how fresh their view is. While
+bells hang their view is as old as the last poll and holds all the same: at a heartbeat no bookie is asked, for the one
+that holds the bell answered something within the last twice `request_timeout_s`, or the bell would be broken.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from math import ceil
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import Closed, NotFound, OffloaderError
+from offloaderd.ledgers.bookkeeper.background import Alarm
+from offloaderd.ledgers.bookkeeper.bells import RETURN_S, Heard, Silence
+from offloaderd.model import Confirmed
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from offloaderd.clock import Clock
+    from offloaderd.ledgers.bookkeeper.background import Background
+    from offloaderd.ledgers.bookkeeper.bells import Bells
+    from offloaderd.ledgers.bookkeeper.directory import Directory
+    from offloaderd.ledgers.bookkeeper.tail import LedgerTail, TailAsker
+    from offloaderd.ledgers.bookkeeper.topic import Topic
+
+SLOWER = 1.5
+"""How much longer each pause between two polls gets while nothing moves."""
+TICK_S = 0.05
+"""Longer pauses end at multiples of this, so that the polls of many topics share packets."""
+HEARTBEAT_S = 10.0
+"""Watchers are woken this often without news, so that they can tell how fresh their view is."""
+PULSE_S = 0.5
+"""The heartbeats of topics that rest come in such steps, and only a share of them in each."""
+
+
+class Pulse:
+    """The heartbeats of all topics whose bells hang: one timer for them together."""
+
+    def __init__(self, background: Background, clock: Clock) -> None:
+        self._background = background
+        self._clock = clock
+        self._beats: dict[Callable[[], None], float] = {}
+        """When each was told last; the next one is the first."""
+        self._task: asyncio.Task[None] | None = None
+
+    def join(self, beat: Callable[[], None], told_s: float) -> None:
+        """Call `beat` about HEARTBEAT_S after it was told, and so on until it leaves."""
+        self._beats[beat] = told_s
+        if self._task is None:
+            self._task = self._background.start(self._run(), name="heartbeats")
+
+    def leave(self, beat: Callable[[], None]) -> None:
+        """Call it no more; one that is not there is no error."""
+        self._beats.pop(beat, None)
+
+    async def _run(self) -> None:
+        while self._beats:
+            now = self._clock.monotonic()
+            share = ceil(2 * len(self._beats) * PULSE_S / HEARTBEAT_S)
+            for beat, told_s in list(islice(self._beats.items(), share)):
+                if now - told_s >= HEARTBEAT_S:
+                    del self._beats[beat]
+                    self._beats[beat] = now
+                    beat()
+            await self._clock.sleep(PULSE_S)
+        self._task = None
+
+
+class Follower:
+    """Watches one topic for all its watchers."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        directory: Directory,
+        asker: TailAsker,
+        background: Background,
+        bells: Bells,
+        pulse: Pulse,
+        news: Callable[[], None],
+    ) -> None:
+        self._topic = topic
+        self._directory = directory
+        self._clock = asker.clock
+        self._options = asker.options
+        self._pulse = pulse
+        self._news = news
+        self._silence = Silence(bells)
+        self._resting: LedgerTail | None = None
+        self._open_id: int | None = None
+        self._changed = Alarm(background, asker.clock)
+        self._followed: set[str] = set()
+        self._told_s = self._clock.monotonic()
+        self.watchers = 0
+        self._task = background.start(self._run(), name=f"follow {topic.name}")
+
+    def stop(self) -> None:
+        """Follow nothing any more."""
+        self._task.cancel()
+        self._pulse.leave(self._vouch)
+        self._silence.take_down()
+        for path in self._followed:
+            self._directory.nodes.unfollow(path)
+
+    async def _run(self) -> None:
+        """Follow the list, the open ledger and its end, until cancelled."""
+        self._follow({self._directory.topic_path(self._topic.name)})
+        pause_s = self._options.poll_min_s
+        seen: object = None
+        while True:
+            try:
+                known: Confirmed | OffloaderError | None = await self._poll()
+            except Closed:
+                return
+            except OffloaderError as error:
+                known = error
+            moved = isinstance(known, Confirmed) and known != seen
+            if moved or _state(known) != _state(seen) or self._clock.monotonic() - self._told_s >= HEARTBEAT_S:
+                self._tell()
+            pause_s = self._options.poll_min_s if moved else min(pause_s * SLOWER, self._options.poll_max_s)
+            seen = known
+            self._silence.looked(moved=moved)
+            if known is None or isinstance(known, NotFound):
+                await self._changed.sleep(None)
+            elif moved or pause_s < self._options.poll_max_s or not await self._listened(known):
+                await self._changed.sleep(self._aligned(pause_s))
+
+    async def _listened(self, known: Confirmed | OffloaderError) -> bool:
+        """Wait for the bookies' word that there is more; False at once where it cannot be had."""
+        if not isinstance(known, Confirmed) or known.closed or self._open_id is None:
+            return False
+        try:
+            metadata = await self._topic.metadata(self._open_id)
+        except OffloaderError:
+            return False
+        tail = self._topic.tail(self._open_id) if metadata.last_entry_id is None else None
+        if tail is None or tail.broker_due_s < self._options.poll_max_s:
+            return False
+        if not self._silence.hang(tail.ledger_id, metadata, tail.heard, self._changed.ring, tail.broker_due_s):
+            return False
+        self._resting = tail
+        tail.tell(self._changed.ring)
+        self._pulse.join(self._vouch, self._told_s)
+        try:
+            await self._changed.sleep(None)
+        finally:
+            self._resting = None
+            tail.tell(None)
+            self._pulse.leave(self._vouch)
+            heard = self._silence.take_down()
+        if heard is Heard.RUNG:
+            tail.doubt()
+        elif heard is Heard.BROKEN:
+            await self._changed.sleep(self._clock.jitter(RETURN_S))
+        return True
+
+    def _vouch(self) -> None:
+        """Tell the watchers that their view is fresh, if it is."""
+        if self._resting is not None and self._silence.kept:
+            self._resting.vouch()
+            self._tell()
+
+    def _aligned(self, pause_s: float) -> float:
+        """Return about as long a pause, at whose end other topics are polled as well."""
+        if pause_s < 10 * TICK_S:
+            return pause_s
+        now_s = self._clock.monotonic()
+        return ceil((now_s + pause_s) / TICK_S) * TICK_S - now_s
+
+    async def _poll(self) -> Confirmed | None:
+        """Ask for the end of the open ledger, whose node is followed from now on; None when none is open."""
+        paths = {self._directory.topic_path(self._topic.name)}
+        self._open_id = ledger_id = await self._topic.open_ledger()
+        if ledger_id is None:
+            self._follow(paths)
+            return None
+        self._follow(paths | {await self._directory.ledger_path(ledger_id)})
+        return await self._topic.confirmed(ledger_id)
+
+    def _follow(self, paths: set[str]) -> None:
+        for path in self._followed - paths:
+            self._directory.nodes.unfollow(path)
+        for path in paths - self._followed:
+            self._directory.nodes.follow(path, self._woken)
+        self._followed = paths
+
+    def _woken(self) -> None:
+        """A node may have changed: the watchers may want to know at once, and the poll begins anew."""
+        self._changed.ring()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._told_s = self._clock.monotonic()
+        self._news()
+
+
+def _state(known: object) -> object:
+    """Return what two polls have in common when nothing is new: that both failed in one way, or both did not."""
+    return type(known)
