@@ -18,6 +18,7 @@ from bench.child import Took, answer_of, used_s
 from bench.load import MIB, PUSH_LEDGER, Entries
 from bench.report import Figure, spread
 from offloaderd import log
+from offloaderd.format.chunks import CHUNK_BYTES
 from offloaderd.format.entries import ENTRY_HEAD
 from offloaderd.metadata import catalog
 from offloaderd.metadata.records.policy import TopicPolicy
@@ -143,6 +144,7 @@ def rig(store: MemoryStore, entries: Entries) -> Rig:
     return Rig(
         objects=store,
         layout=SegmentLayout(block_bytes=MIB, part_bytes=PART_BYTES),
+        chunk_bytes=CHUNK_BYTES,
         buffer_bytes=2 * entries.payload_bytes,
         upload_bytes=256 * MIB,
     )

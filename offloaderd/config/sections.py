@@ -175,8 +175,9 @@ class OffloadSettings(Section):
         default=1 * MiB,
         ge=4 * KiB,
         le=1 * GiB,
-        description="Soft size of a block, the unit that is checked and cached: a read of one entry fetches one. "
-        "Smaller blocks make single reads cheaper and the index longer.",
+        description="Soft size of a block, the unit that is recorded, and fetched, checked and cached by whoever reads "
+        "on. A cold read of one entry fetches 64 or 128 KiB of it; all of it where it was stored before a crash by "
+        "another process than the one that sealed its segment, or by an older version.",
     )
     part_bytes: Bytes = Field(
         default=8 * MiB,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from offloaderd.errors import InvalidInput, OffloaderError
+from offloaderd.format.chunks import CHECKSUM_BYTES, chunk_count
 from offloaderd.format.entries import framed_bytes
 from offloaderd.format.index_entries import INDEX_ENTRY
 from offloaderd.format.v1_index import INDEX_HEADER as V1_INDEX_HEADER
@@ -110,6 +111,8 @@ def _check_blocks(manifest: SegmentManifest) -> None:
         if block.offset != offset:
             raise Broken(f"block {number} at offset {offset}", block.offset)
         _check_block(number, block)
+        if block.chunks:
+            _check_chunks(number, block, manifest.chunk_bytes)
         _check_edges(number, block, before, whole_ledger=manifest.method is OffloadMethod.LEDGER_BASED)
         if before is not None and block.ledger_id < before.ledger_id:
             raise Broken(f"block {number} of ledger {before.ledger_id} or a later one", block.ledger_id)
@@ -119,6 +122,8 @@ def _check_blocks(manifest: SegmentManifest) -> None:
                 raise Broken(f"block {number} from entry {wanted} on", block.first_entry_id)
         offset += block.length
         before = block
+    if manifest.chunk_bytes and not any(block.chunks for block in manifest.blocks):
+        raise Broken("no length of chunks, which no block has", manifest.chunk_bytes)
     if offset != manifest.data_bytes:
         raise Broken(f"blocks up to the end of the data object at {manifest.data_bytes}", offset)
 
@@ -145,6 +150,26 @@ def _check_block(number: int, block: BlockInfo) -> None:
             raise Broken(f"sparse position of block {number} from {low} to {high}", at)
         entry_before, at_before = entry, at
     _check_survey(number, block)
+
+
+def _check_chunks(number: int, block: BlockInfo, chunk_bytes: int) -> None:
+    """All of a block has to be in chunks, and each sparse position has to be the first of its chunk."""
+    if not 0 < chunk_bytes < block.length:
+        raise Broken(f"chunks of 1 to {block.length - 1} bytes in block {number}", chunk_bytes)
+    count = chunk_count(block.length, chunk_bytes)
+    if len(block.chunks) != CHECKSUM_BYTES * count:
+        raise Broken(f"{count} chunks of block {number}", len(block.chunks) // CHECKSUM_BYTES)
+    entry, at = 0, block.head_bytes
+    for following, begin in (*block.sparse, (block.entry_count, block.length)):
+        end = (at // chunk_bytes + 1) * chunk_bytes
+        # Entries between two positions begin in the chunk of the former, or there would be one more.
+        if at + framed_bytes(0, following - entry - 1) >= end:
+            raise Broken(
+                f"a sparse position of block {number} for entries from byte {end} on", f"{following} after {entry}"
+            )
+        if following < block.entry_count and begin < end:
+            raise Broken(f"the next sparse position of block {number} from byte {end} on", begin)
+        entry, at = following, begin
 
 
 def _check_survey(number: int, block: BlockInfo) -> None:

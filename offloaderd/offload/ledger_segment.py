@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput
 from offloaderd.format import v1
+from offloaderd.format.chunks import CHUNK_BYTES
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES, frame, framed_bytes, padding
 from offloaderd.offload.segment import OpenBlock, SegmentBuilder
 
@@ -41,8 +42,10 @@ class _Run(OpenBlock):
 class LedgerBuilder(SegmentBuilder):
     """Takes the entries of one closed ledger from entry 0 to its last, gives parts."""
 
-    def __init__(self, segment_id: UUID, layout: LedgerLayout, *, assigned_ms: int) -> None:
-        super().__init__(segment_id, layout, assigned_ms=assigned_ms)
+    def __init__(
+        self, segment_id: UUID, layout: LedgerLayout, *, assigned_ms: int, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        super().__init__(segment_id, layout, assigned_ms=assigned_ms, chunk_bytes=chunk_bytes)
         self._ledger = layout
         self._entries_left = layout.entries
         self._bytes_left = layout.payload_bytes

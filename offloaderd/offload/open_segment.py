@@ -228,5 +228,9 @@ class OpenSegment:
 
 def _builder(attempt: Attempt, shop: Workshop) -> SegmentBuilder:
     if isinstance(attempt.layout, LedgerLayout):
-        return LedgerBuilder(attempt.segment_id, attempt.layout, assigned_ms=attempt.assigned_ms)
-    return SegmentBuilder(attempt.segment_id, attempt.layout or shop.layout, assigned_ms=attempt.assigned_ms)
+        return LedgerBuilder(
+            attempt.segment_id, attempt.layout, assigned_ms=attempt.assigned_ms, chunk_bytes=shop.chunk_bytes
+        )
+    return SegmentBuilder(
+        attempt.segment_id, attempt.layout or shop.layout, assigned_ms=attempt.assigned_ms, chunk_bytes=shop.chunk_bytes
+    )

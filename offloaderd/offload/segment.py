@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import google_crc32c
-
 from offloaderd.errors import InvalidInput
 from offloaderd.format import manifest, v2
+from offloaderd.format.chunks import CHUNK_BYTES, checksums, sparse_positions
 from offloaderd.format.entries import framed_bytes
 from offloaderd.format.entry_time import block_times
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
@@ -35,9 +34,6 @@ PART_COUNT_MAX = 10_000
 
 LEDGERS_MAX = 200
 """A commit writes all ledgers of a segment in one transaction, of which the metadata store takes 1 MB."""
-
-SPARSE_BYTES = 64 * 1024
-"""Distance between the sparse positions that the manifest keeps inside a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +79,20 @@ class _LedgerSums:
 
 
 class SegmentBuilder:
-    """Takes consecutive entries, gives parts; at the end the index and the manifest."""
+    """Takes consecutive entries, gives parts; at the end the index and the manifest.
 
-    def __init__(self, segment_id: UUID, layout: SegmentLayout | LedgerLayout, *, assigned_ms: int) -> None:
+    Blocks that are longer than `chunk_bytes` have chunks of that length in the manifest; no byte of the object depends
+    on it.
+    """
+
+    def __init__(
+        self,
+        segment_id: UUID,
+        layout: SegmentLayout | LedgerLayout,
+        *,
+        assigned_ms: int,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
         self.segment_id = segment_id
         self.assigned_ms = assigned_ms
         self.payload_bytes = 0
@@ -93,6 +100,7 @@ class SegmentBuilder:
         self.begin: Position | None = None
         self.end: Position | None = None
         self._layout = layout
+        self._chunk_bytes = chunk_bytes
         self._open: OpenBlock | None = None
         self._closed: list[OpenBlock] = []  # blocks that are full but not yet in a part
         self._closed_bytes = 0
@@ -228,35 +236,23 @@ class SegmentBuilder:
         data = b"".join(chunks)
         at = len(data) - sum(lengths)
         for block, length in zip(blocks, lengths, strict=True):
-            crc = google_crc32c.value(data[at : at + length])
-            self._blocks.append(self._describe(block, length, crc))
+            self._blocks.append(self._describe(block, length, *checksums(data, at, length, self._chunk_bytes)))
             self._offset += length
             at += length
         return CutPart(self.part_count, data, tuple(self._blocks[-len(blocks) :]))
 
-    def _describe(self, block: OpenBlock, length: int, crc32c: int) -> manifest.BlockInfo:
-        count = len(block.payloads)
-        sums = list(accumulate(map(len, block.payloads), initial=0))
-
-        def start(entry: int) -> int:
-            """Where an entry begins in the block."""
-            return block.head_bytes + framed_bytes(sums[entry], entry)
-
-        sparse: list[tuple[int, int]] = []
-        for wanted in range(block.head_bytes + SPARSE_BYTES, start(count), SPARSE_BYTES):
-            entry = bisect_left(range(count), wanted, key=start)
-            if entry < count and (not sparse or sparse[-1][0] != entry):
-                sparse.append((entry, start(entry)))
+    def _describe(self, block: OpenBlock, length: int, crc32c: int, chunks: bytes) -> manifest.BlockInfo:
         return manifest.BlockInfo(
             ledger_id=block.ledger_id,
             first_entry_id=block.first_entry_id,
-            entry_count=count,
+            entry_count=len(block.payloads),
             offset=self._offset,
             length=length,
             crc32c=crc32c,
-            sparse=tuple(sparse),
+            sparse=sparse_positions(map(len, block.payloads), block.head_bytes, self._chunk_bytes),
             head_bytes=block.head_bytes,
             pad_bytes=block.pad_bytes,
+            chunks=chunks,
             **block_times(block.payloads)._asdict(),
         )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Transient
+from offloaderd.format.chunks import CHUNK_BYTES
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.model import DRIVER
 from offloaderd.offload.outage import OutageRules
@@ -36,7 +37,8 @@ class Workshop:
 
     `cut` says how streaming segments are rewritten as whole ledgers where there is none.
 
-    `offloads` says what brokers have offloaded by themselves, None where there are no brokers.
+    `offloads` says what brokers have offloaded by themselves, None where there are no brokers. `chunk_bytes` is the
+    length of the chunks that manifests have checksums of.
     """
 
     metadata: MetadataStore
@@ -52,6 +54,7 @@ class Workshop:
     offloads: BrokerOffloads | None = None
     pasts: Pasts = field(default_factory=Pasts)
     cut: LedgerCut | None = None
+    chunk_bytes: int = CHUNK_BYTES
 
     def place_for(self, policy: RollPolicy) -> Place:
         """Return where a topic's next segment goes. Raises Transient when its policy names no place of this daemon."""

@@ -121,7 +121,8 @@ class TopicReader:
         started = self.clock.monotonic()
         waiting = True
         with self._newsroom.following(topic) if follow else nullcontext() as news:
-            stream = Stream(self, topic, news, batch_bytes or self.options.batch_bytes, framed=framed)
+            limit = batch_bytes or self.options.batch_bytes
+            stream = Stream(self, topic, news, limit, entries_max=entries_max, framed=framed)
             await stream.begin(first, last, priority)
             async with aclosing(stream.batches()) as batches:
                 async for batch, tier, why in batches:

@@ -134,6 +134,14 @@ class SegmentSeek:
         first = await first_true(low, high + 1, (low + high + 1) // 2, behind)
         return await self._first_from(goal, max(low, first - 1), high)
 
+    async def entry(self, table: SegmentTable, position: Position) -> bytes:
+        """Return the payload of one entry, with as little of its block as can be checked."""
+        payload, fetched_bytes = await self._reader.entry(table, position)
+        self._cost.blocks += 1
+        self._cost.gets += fetched_bytes > 0
+        self._cost.get_bytes += fetched_bytes
+        return payload
+
     async def _last_before(self, goal: Goal, table: SegmentTable, kept: set[int]) -> int:
         """Return the last block whose first entry is surely before the goal, the first block if none is."""
         numbers = [at for at, block in enumerate(table.manifest.blocks) if block.ledger_id in kept]

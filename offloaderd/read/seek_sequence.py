@@ -101,8 +101,7 @@ async def _in_segment(piece: SegmentSeek, number: int, begin: int, wanted: int) 
             if part.ledger_id in kept and wanted < begin + entries:
                 sequence = max(begin, wanted)
                 position = Position(part.ledger_id, part.first_entry_id + sequence - begin)
-                block = await piece.block(table, table.block_at(position))
-                found = time_of(block.payload(position.entry_id))
+                found = time_of(await piece.entry(table, position))
                 return Hit(position=position, time=found, tier=Tier.OBJECTS, sequence=sequence)
             begin += entries
     return None

@@ -1,4 +1,4 @@
-"""Reading one committed segment: ranged GETs over whole blocks, each block checked before an entry is handed out.
+"""Reading one committed segment: ranged GETs over blocks, each block checked before an entry is handed out.
 
 Rules:
 - Index and manifest are fetched once (in parallel) and kept; `table.py` says what they must agree on.
@@ -7,6 +7,7 @@ Rules:
   is kept from one segment, or ledger, to the next; what a read waits for is asked for in a small request of its own.
 - What is fetched ahead is pinned in the shared block cache, so all readers together stay within its budget, each with
   an equal share of it at most; only the block that a reader needs next is fetched regardless.
+- A few entries of a block are read without the rest of it, where its chunks can be checked: `chunks.py`.
 - What a broker has offloaded itself has no manifest: `ledger_object.py` reads it.
 - The cache has blocks as they lie in the bucket: what is passed on as it is needs no look at its entries, and whoever
   wants them decodes them. Several readers of a block fetch and check it once.
@@ -27,6 +28,7 @@ from offloaderd.errors import CorruptData, first_of
 from offloaderd.format.verify import framed_block
 from offloaderd.groups import Group
 from offloaderd.read.blocks import Cache
+from offloaderd.read.chunks import Chunks
 from offloaderd.read.fetch import Fetcher, RetryPolicy
 from offloaderd.read.ledger_object import LedgerObjects
 from offloaderd.read.table import SegmentTable, table_of
@@ -76,9 +78,11 @@ class SegmentReader:
         self.loader = Tasks("the reader")
         self._blocks: Cache[FramedEntries] = Cache("blocks", options.cache_bytes, loader=self.loader, metrics=metrics)
         self._tables: Cache[SegmentTable] = Cache("segments", options.tables_bytes, loader=self.loader, metrics=metrics)
+        pieces = cast("Cache[bytes]", self._blocks)  # one budget for all: their keys tell them apart
+        self._chunks = Chunks(self._fetcher, pieces=pieces, report=self._report)
         self._ledgers = LedgerObjects(
             self._fetcher,
-            pieces=cast("Cache[bytes]", self._blocks),  # one budget for both: their keys tell them apart
+            pieces=pieces,
             tables=cast("Cache[LedgerTable]", self._tables),
             metrics=metrics,
             report=self._report,
@@ -182,7 +186,13 @@ class SegmentReader:
                     yield batch
             return
         async with self.table(topic, segment) as table:
-            window = _Window(self, table, table.block_at(first), table.block_at(last), pace)
+            begin, end = table.block_at(first), table.block_at(last)
+            piece = self._chunks.piece(table, begin, first.entry_id, last.entry_id) if begin == end else None
+            if piece is not None:
+                async with self._chunks.entries(table, begin, piece) as (found, _):
+                    yield found
+                return
+            window = _Window(self, table, begin, end, pace)
             try:
                 while (slot := window.next()) is not None:
                     try:
@@ -206,6 +216,20 @@ class SegmentReader:
             return await slot.get(), new
         finally:
             self.give_up(slot)
+
+    async def entry(self, table: SegmentTable, position: Position) -> tuple[bytes, int]:
+        """Return the payload of one entry that the segment must hold, and how many bytes were fetched for it.
+
+        Raises as `read` does.
+        """
+        number = table.block_at(position)
+        piece = self._chunks.piece(table, number, position.entry_id, position.entry_id)
+        if piece is not None:
+            async with self._chunks.entries(table, number, piece) as (found, fetched_bytes):
+                return found.payload(position.entry_id), fetched_bytes
+        block, new = await self.block(table, number)
+        with self._reporting():
+            return block.payload(position.entry_id), table.manifest.blocks[number].length if new else 0
 
     async def known_places(self, segment: CommittedSegment) -> list[int]:
         """Return the entries of a broker's ledger from which reading can begin at once. Raises as `read` does."""

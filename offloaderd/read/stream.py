@@ -15,7 +15,7 @@ import structlog
 
 from offloaderd.errors import CorruptData, Denied, NotFound, OffloaderError, Transient
 from offloaderd.format.frames import FramedEntries
-from offloaderd.model import EntryBatch, Position, ReadPriority
+from offloaderd.model import ENTRY_ID_MAX, EntryBatch, Position, ReadPriority
 from offloaderd.read import plan
 from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing
 from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, Tier, TopicView, Why
@@ -40,15 +40,26 @@ URGENCY = (Transient, CorruptData, Denied)
 
 
 class Stream:
-    """The state of one read. `news` is None for a read that does not follow; `framed` as for `TopicReader.read`."""
+    """The state of one read. `news` is None for a read that does not follow; `framed` as for `TopicReader.read`.
+
+    Of a tier no more than `entries_max` is asked for; entries of the buffer, which cost nothing, may be more.
+    """
 
     def __init__(
-        self, reader: TopicReader, topic: TopicName, news: News | None, batch_bytes: int, *, framed: bool
+        self,
+        reader: TopicReader,
+        topic: TopicName,
+        news: News | None,
+        batch_bytes: int,
+        *,
+        entries_max: int,
+        framed: bool,
     ) -> None:
         self._reader = reader
         self._topic = topic
         self._news = news
         self._batch_bytes = batch_bytes
+        self._left = entries_max or ENTRY_ID_MAX
         self._framed = framed
         self._priority = ReadPriority.TIERED_STORAGE_FIRST
         self._asked_s: float | None = None  # when the policy was asked last; None: the request says the priority
@@ -126,6 +137,7 @@ class Stream:
             self._reader.metrics.read_requests.labels(source=tier, outcome="fallback").inc()
         self._troubles.clear()
         self._source_tries = 0
+        self._left -= batch.count
 
     async def _step(self) -> Step:
         """Decide what comes next, looking again before waiting or giving up. Raises the reason to give up."""
@@ -138,6 +150,8 @@ class Stream:
             for tier, _ in self._troubles:
                 self._reader.metrics.read_requests.labels(source=tier, outcome="error").inc()
             raise self._worst()
+        if isinstance(step, Run):
+            step = replace(step, last_entry_id=min(step.last_entry_id, step.first_entry_id + self._left - 1))
         return step
 
     async def _heed_policy(self) -> None:

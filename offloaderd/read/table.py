@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 TABLE_BYTES = 2048
 BLOCK_BYTES = 512
 SPARSE_BYTES = 128
-"""Memory that a decoded manifest takes: in all, for each block, and for each sparse position."""
+CHUNKS_BYTES = 40
+"""Memory that a decoded manifest takes: in all, for each block, for each sparse position, for a block's chunks beside
+their checksums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class SegmentTable:
     def cost_bytes(self) -> int:
         """Memory that the table takes, about."""
         sparse = sum(len(block.sparse) for block in self.manifest.blocks)
-        return TABLE_BYTES + BLOCK_BYTES * len(self.starts) + SPARSE_BYTES * sparse
+        chunks = sum(CHUNKS_BYTES + len(block.chunks) for block in self.manifest.blocks if block.chunks)
+        return TABLE_BYTES + BLOCK_BYTES * len(self.starts) + SPARSE_BYTES * sparse + chunks
 
 
 def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, manifest_data: bytes) -> SegmentTable:

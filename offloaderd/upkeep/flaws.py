@@ -43,6 +43,8 @@ class Kind(StrEnum):
     """A block's bytes are not those that were written."""
     TIMES = "times"
     """The manifest says other times or message indexes than the block's entries have."""
+    CHUNKS = "chunks"
+    """The manifest says other chunks of a block than its bytes have."""
     IDENTITY = "identity"
     """An object holds another segment than its key says."""
     MAP = "map"
@@ -87,6 +89,7 @@ WHAT_TO_DO = {
     Kind.HEADER: RESTORE,
     Kind.BLOCK: RESTORE,
     Kind.TIMES: "the entries are sound, only seeks may miss some of them; restore the manifest, or read by positions",
+    Kind.CHUNKS: "the entries are sound when blocks are read whole, reads of single entries fail; restore the manifest",
     Kind.IDENTITY: "somebody copied objects to other keys: restore the right one",
     Kind.LABELS: "copy the object onto itself with its user metadata, so that Pulsar's own readers take it",
     Kind.MAP: "compare the map with the manifest; restore whichever was changed by hand",

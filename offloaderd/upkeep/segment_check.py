@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format import v1, v2
+from offloaderd.format.chunks import chunk_checksums, sparse_positions, unpacked
 from offloaderd.format.entries import ENTRY_HEAD
 from offloaderd.format.entry_time import block_times
 from offloaderd.format.verify import check_index, decode_verified_block
@@ -290,7 +292,7 @@ async def check_blocks(
             end = _run(blocks, at, chunk_bytes)
             first = blocks[at].offset
             async with looker.piece(key, first, blocks[end - 1].offset + blocks[end - 1].length - first) as data:
-                flaws, whole = _check_run(data, blocks[at:end], key, payload_bytes, manifest.method)
+                flaws, whole = _check_run(data, blocks[at:end], key, payload_bytes, manifest)
             at = end if whole else len(blocks)
             sound = sound and not flaws
             yield at, _named(flaws, target, manifest)
@@ -313,7 +315,7 @@ def _run(blocks: Sequence[BlockInfo], at: int, chunk_bytes: int) -> int:
 
 
 def _check_run(
-    data: bytes, blocks: Sequence[BlockInfo], key: str, payload_bytes: Counter[int], method: OffloadMethod
+    data: bytes, blocks: Sequence[BlockInfo], key: str, payload_bytes: Counter[int], manifest: SegmentManifest
 ) -> tuple[list[Flaw], bool]:
     """Check neighbouring blocks; says as well whether the object reaches to their end."""
     flaws = []
@@ -326,12 +328,15 @@ def _check_run(
             flaws.append(Flaw(kind=Kind.SIZE, key=key, offset=end, expected="more blocks", found=held, entries=entries))
             return flaws, False
         try:
-            batch = decode_verified_block(data[at : at + block.length], block, key=key, method=method)
+            batch = decode_verified_block(data[at : at + block.length], block, key=key, method=manifest.method)
         except CorruptData as error:
             flaws.append(corrupt(Kind.BLOCK, error, entries=entries_of(block)))
         else:
             payload_bytes[block.ledger_id] += batch.payload_bytes()
             flaws += _check_times(block, batch.payloads, key)
+            if block.chunks:
+                chunks = chunk_checksums(data, at, block.length, manifest.chunk_bytes)
+                flaws += _check_chunks(block, chunks, batch.payloads, manifest.chunk_bytes, key)
     return flaws, True
 
 
@@ -345,6 +350,24 @@ def _check_times(block: BlockInfo, payloads: Sequence[bytes], key: str) -> list[
     held = ", ".join(f"{name} {getattr(block, name)}" for name in differing)
     flaw = Flaw(kind=Kind.TIMES, key=key, offset=block.offset, expected=expected, found=held, entries=entries_of(block))
     return [flaw] if differing else []
+
+
+def _check_chunks(
+    block: BlockInfo, chunks: Sequence[int], payloads: Sequence[bytes], chunk_bytes: int, key: str
+) -> list[Flaw]:
+    """Compare what single entries are read by with a block that is sound as a whole, and has these `chunks`."""
+    sparse = sparse_positions(map(len, payloads), block.head_bytes, chunk_bytes)
+    wrong = [
+        (block.offset + number * chunk_bytes, f"a chunk with checksum {told:08x}", f"{held:08x}")
+        for number, (told, held) in enumerate(zip(chunks, unpacked(block.chunks), strict=True))
+        if told != held
+    ]
+    pairs = zip_longest(sparse, block.sparse, fillvalue="none")
+    wrong += [(block.offset, f"first entry of a chunk {told}", f"{held}") for told, held in pairs if told != held][:1]
+    return [
+        Flaw(kind=Kind.CHUNKS, key=key, offset=offset, expected=expected, found=found, entries=entries_of(block))
+        for offset, expected, found in wrong
+    ]
 
 
 def _sums(manifest: SegmentManifest, payload_bytes: Counter[int], key: str) -> list[Flaw]:

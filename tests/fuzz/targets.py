@@ -10,6 +10,7 @@ import base64
 import importlib
 import pkgutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from offloaderd.access.rights import Grant
 from offloaderd.access.tokens import TokenKey, TokenRules, bearer, public_key
 from offloaderd.clock import SystemClock
 from offloaderd.errors import OffloaderError
-from offloaderd.format import broker_entry, manifest, pulsar_message, v1, v1_index, v2, v2_index
+from offloaderd.format import broker_entry, chunks, manifest, pulsar_message, v1, v1_index, v2, v2_index
 from offloaderd.format.pb.bookkeeper import data_formats_pb2, protocol_pb2, registration_pb2
 from offloaderd.format.pb.pulsar import messages_pb2, ml_data_formats_pb2
 from offloaderd.format.pb.storage import (
@@ -50,6 +51,7 @@ SECRET = bytes(range(1, 33))
 KEY = base64.b64decode((GOLDEN / "token-public.txt").read_text())
 POSITION = Position(1, 2)
 DEPTH_MAX = 3
+CHUNKED_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,30 @@ def checked_manifest(body: bytes) -> object:
     head = manifest.HEADER.pack(manifest.MAGIC, manifest.VERSION, len(body), bytes(4), 0)[:20]
     checksum = google_crc32c.extend(google_crc32c.value(head), body)
     return manifest.decode(head + checksum.to_bytes(4, "big") + body, key="k")
+
+
+def chunked_entries(body: bytes) -> object:
+    """Read entries through the chunks of whatever block a manifest's body describes, out of as much of an object."""
+    found: list[object] = []
+    described = checked_manifest(body)
+    assert isinstance(described, manifest.SegmentManifest)
+    size = described.chunk_bytes
+    for block in described.blocks[:8]:
+        if not block.chunks or block.length > CHUNKED_BYTES_MAX:
+            continue
+        for last in {block.first_entry_id, block.last_entry_id}:
+            piece = chunks.piece_of(block, size, last, last)
+            _, length = chunks.extent(block, size, piece.first_chunk, piece.last_chunk)
+            data = (body * (length // len(body) + 1))[:length]
+            for decode in (
+                partial(chunks.check_chunk, number=piece.first_chunk),
+                partial(chunks.decode_piece, piece=piece),
+            ):
+                try:
+                    found.append(decode(data, block, size, key="k"))
+                except OffloaderError as error:
+                    found.append(error)
+    return found
 
 
 def checked_entries(data: bytes) -> object:
@@ -208,10 +234,18 @@ def targets() -> dict[str, Target]:
         "v1-index": Target(lambda data: v1_index.decode_index(data, key="k"), (golden("v1-index.hex"),)),
         "v2-block": Target(lambda data: v2.decode_block(data, key="k", at=0), (golden("v2-data.hex"),)),
         "v2-index": Target(lambda data: v2_index.decode_index(data, key="k"), (golden("v2-index.hex"),)),
-        "manifest": Target(lambda data: manifest.decode(data, key="k"), (golden("manifest-1.hex"),)),
-        "manifest-body": Target(
-            checked_manifest, (golden("manifest-1.hex")[manifest.HEADER.size :], *seed(manifest_pb2.SegmentManifest))
+        "manifest": Target(
+            lambda data: manifest.decode(data, key="k"), (golden("manifest-1.hex"), golden("manifest-chunks.hex"))
         ),
+        "manifest-body": Target(
+            checked_manifest,
+            (
+                golden("manifest-1.hex")[manifest.HEADER.size :],
+                golden("manifest-chunks.hex")[manifest.HEADER.size :],
+                *seed(manifest_pb2.SegmentManifest),
+            ),
+        ),
+        "chunks": Target(chunked_entries, (golden("manifest-chunks.hex")[manifest.HEADER.size :],)),
         "broker-entry": Target(broker_entry.read_head, (broker_entry.encode_head(broker_timestamp=1, index=2),)),
         "messages": Target(
             lambda data: pulsar_message.decode_entry(POSITION, data, content_bytes_max=1 << 20),

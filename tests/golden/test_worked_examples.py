@@ -107,6 +107,13 @@ def test_first_version_of_the_manifest_stays_readable() -> None:
     assert manifest.encode(described) == golden("manifest-1")
 
 
+def test_first_manifest_with_chunks_stays_readable() -> None:
+    """The first manifest with checksums of chunks is still written and read the same."""
+    described = builders.chunked_segment().manifest
+    assert manifest.decode(golden("manifest-chunks"), key="m") == described
+    assert manifest.encode(described) == golden("manifest-chunks")
+
+
 def test_preamble_shifts_every_offset() -> None:
     """With the preamble the object begins with a negative number and its first block is at byte 4."""
     with_it, without = builders.small_segment(preamble=True), builders.small_segment()

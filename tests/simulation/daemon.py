@@ -125,6 +125,7 @@ class SimDaemon:
                 part_bytes=options.layout.part_bytes,
                 run_bytes=options.layout.block_bytes,
             ),
+            chunk_bytes=options.layout.block_bytes // 6,
         )
         book = PolicyBook(self.zookeeper, [Level(Origin.SETTINGS, options.policies)])
         self.retention = Retention(shop, source, RetentionOptions(follow_lag_s=2.0, interval_s=2.0), book)

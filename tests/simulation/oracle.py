@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import OffloaderError
 from offloaderd.format import manifest
+from offloaderd.format.chunks import checksums
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.port import Versioned
@@ -172,6 +173,8 @@ class Oracle:
             for block in described.blocks:
                 stored = data[block.offset : block.offset + block.length]
                 batch = decode_verified_block(stored, block, key=names[0], method=segment.method)
+                if block.chunks and block.chunks != checksums(stored, 0, len(stored), described.chunk_bytes)[1]:
+                    self.fail("P1", f"{names[2]} has other chunks than the block from {batch.first} on")
                 self._check_batch(topic, batch, expected if at == START else None, at, f"segment {uuid}")
                 at = batch.last
             if at != segment.end:

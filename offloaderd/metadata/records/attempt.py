@@ -7,11 +7,11 @@ decides every byte, so that two owners that hold the same upload can only write 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from offloaderd.format import manifest
+from offloaderd.format import manifest_parts
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.format.manifest_rules import Broken, canonical_uuid
 from offloaderd.format.pb.storage import records_pb2
@@ -136,8 +136,11 @@ class Attempt:
 
 
 def stored_part(etag: str, size_bytes: int, blocks: tuple[BlockInfo, ...]) -> StoredPart:
-    """Describe a part that is stored."""
-    message = records_pb2.AttemptPart(etag=etag, size_bytes=size_bytes, blocks=map(manifest.block_to_message, blocks))
+    """Describe a part that is stored; of the chunks of its blocks nothing is recorded, as there are so many."""
+    blocks = tuple(replace(block, chunks=b"") for block in blocks)
+    message = records_pb2.AttemptPart(
+        etag=etag, size_bytes=size_bytes, blocks=map(manifest_parts.block_to_message, blocks)
+    )
     return StoredPart(etag, size_bytes, blocks, message.SerializeToString(deterministic=True))
 
 
@@ -223,7 +226,7 @@ def _layout(record: records_pb2.AttemptRecord) -> SegmentLayout | LedgerLayout |
 def _part_from_message(message: records_pb2.AttemptPart) -> StoredPart:
     if not message.blocks:
         raise Broken("parts with at least one block", "one without")
-    blocks = tuple(map(manifest.block_from_message, message.blocks))
+    blocks = tuple(map(manifest_parts.block_from_message, message.blocks))
     return StoredPart(message.etag, message.size_bytes, blocks, message.SerializeToString(deterministic=True))
 
 
@@ -234,10 +237,10 @@ def _seal_to_message(seal: Seal) -> records_pb2.AttemptSeal:
         software_version=seal.software_version,
         data_bytes=seal.data_bytes,
         part_count=seal.part_count,
-        ledgers=map(manifest.part_to_message, seal.ledgers),
-        losses=map(manifest.loss_to_message, seal.losses),
-        ends=[manifest.end_to_message(*pair) for pair in seal.ends],
-        past=manifest.past_to_message(seal.past) if seal.past else None,
+        ledgers=map(manifest_parts.part_to_message, seal.ledgers),
+        losses=map(manifest_parts.loss_to_message, seal.losses),
+        ends=[manifest_parts.end_to_message(*pair) for pair in seal.ends],
+        past=manifest_parts.past_to_message(seal.past) if seal.past else None,
         replaces=map(str, seal.replaces),
     )
 
@@ -251,9 +254,9 @@ def _seal_from_message(message: records_pb2.AttemptSeal) -> Seal:
         software_version=message.software_version,
         data_bytes=message.data_bytes,
         part_count=message.part_count,
-        ledgers=tuple(map(manifest.part_from_message, message.ledgers)),
-        losses=tuple(map(manifest.loss_from_message, message.losses)),
-        ends=tuple(map(manifest.end_from_message, message.ends)),
-        past=manifest.past_from_message(message.past) if message.HasField("past") else None,
+        ledgers=tuple(map(manifest_parts.part_from_message, message.ledgers)),
+        losses=tuple(map(manifest_parts.loss_from_message, message.losses)),
+        ends=tuple(map(manifest_parts.end_from_message, message.ends)),
+        past=manifest_parts.past_from_message(message.past) if message.HasField("past") else None,
         replaces=tuple(map(canonical_uuid, message.replaces)),
     )

@@ -45,15 +45,18 @@ class Segment:
 
 
 def build_segment(
-    runs: Sequence[Run], *, block_bytes_min: int = 0, preamble: bool = False, times: bool = True
+    runs: Sequence[Run], *, block_bytes_min: int = 0, preamble: bool = False, times: bool = True, chunk_bytes: int = 0
 ) -> Segment:
-    """Write the objects of a segment whose blocks are `runs`; without `times` the manifest is one of older versions."""
+    """Write the objects of a segment whose blocks are `runs`.
+
+    Without `times`, and without `chunk_bytes`, the manifest is one of older versions.
+    """
     data = v2.PREAMBLE if preamble else b""
     blocks: list[BlockInfo] = []
     for run in runs:
         encoded = v2.encode_block(run.ledger_id, run.first_entry_id, run.payloads, block_bytes_min=block_bytes_min)
         block = b"".join(encoded.chunks)
-        described = _describe(run, len(data), block)
+        described = _describe(run, len(data), block, chunk_bytes)
         blocks.append(replace(described, **block_times(run.payloads)._asdict()) if times else described)
         data += block
     parts = tuple(
@@ -75,6 +78,7 @@ def build_segment(
         ledgers=parts,
         blocks=tuple(blocks),
         software_version="0.1.0",
+        chunk_bytes=chunk_bytes if any(block.chunks for block in blocks) else 0,
     )
     return Segment(tuple(runs), data, index, manifest)
 
@@ -97,8 +101,17 @@ def ledger_info(ledger_id: int) -> bytes:
     return LedgerInfo(ledgerId=ledger_id, entries=2, size=5, timestamp=1_700_000_000_000).SerializeToString()
 
 
-def _describe(run: Run, offset: int, block: bytes) -> BlockInfo:
+def _describe(run: Run, offset: int, block: bytes, chunk_bytes: int) -> BlockInfo:
     starts = list(accumulate(run.payloads, lambda at, payload: at + len(payload) + 12, initial=128))
+    end = starts.pop()
+    sparse = tuple((entry, starts[entry]) for entry in range(1, len(run.payloads), 2))
+    chunks = b""
+    if 0 < chunk_bytes < len(block):
+        pieces = [block[at : at + chunk_bytes] for at in range(0, len(block), chunk_bytes)]
+        chunks = b"".join(google_crc32c.value(piece).to_bytes(4, "big") for piece in pieces)
+        numbers = [start // chunk_bytes for start in starts]
+        firsts = [entry for entry in range(1, len(starts)) if numbers[entry] > numbers[entry - 1]]
+        sparse = tuple((entry, starts[entry]) for entry in firsts)
     return BlockInfo(
         ledger_id=run.ledger_id,
         first_entry_id=run.first_entry_id,
@@ -106,9 +119,11 @@ def _describe(run: Run, offset: int, block: bytes) -> BlockInfo:
         offset=offset,
         length=len(block),
         crc32c=google_crc32c.value(block),
-        sparse=tuple((entry, starts[entry]) for entry in range(1, len(run.payloads), 2)),
+        sparse=sparse,
         first_broker_timestamp=1_700_000_000_000,
         first_index=offset,
+        pad_bytes=len(block) - end,
+        chunks=chunks,
     )
 
 
@@ -130,6 +145,11 @@ def small_segment(*, preamble: bool = False) -> Segment:
     """Three blocks over two ledgers, the first of which begins before the segment."""
     runs = (Run(7, 41, [b"abc", b"", b"de"]), Run(7, 44, [b"f"]), Run(9, 0, [b"xyz!", b"0123456789"]))
     return build_segment(runs, preamble=preamble, times=False)
+
+
+def chunked_segment() -> Segment:
+    """One block in chunks of 64 bytes."""
+    return build_segment([Run(7, 41, [b"a" * 30, b"", b"b" * 90, b"c" * 5, b"d" * 50])], chunk_bytes=64)
 
 
 def ledger_metadata(entry_count: int, payload_bytes: int) -> bytes:
@@ -193,4 +213,10 @@ def run_lists(draw: st.DrawFn) -> list[Run]:
     return runs
 
 
-segments = st.builds(build_segment, run_lists(), block_bytes_min=st.sampled_from([0, 192, 500]), preamble=st.booleans())
+segments = st.builds(
+    build_segment,
+    run_lists(),
+    block_bytes_min=st.sampled_from([0, 192, 500]),
+    preamble=st.booleans(),
+    chunk_bytes=st.sampled_from([0, 1, 20, 64, 200]),
+)

@@ -81,6 +81,7 @@ OBJECTS = {
     "v1-index": (again_v1_index, LEDGER_INDEX),
     "v2-index": (again_v2_index, SEGMENT.index),
     "manifest": (again_manifest, manifest.encode(SEGMENT.manifest)),
+    "manifest-chunks": (again_manifest, manifest.encode(builders.chunked_segment().manifest)),
 }
 each_object = pytest.mark.parametrize(("again", "valid"), OBJECTS.values(), ids=OBJECTS)
 

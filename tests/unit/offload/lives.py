@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound
+from offloaderd.format import manifest
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.engine import Engine
+from offloaderd.offload.sealing import without_chunks
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from tests.patience import PATIENCE_S
 from tests.unit.offload.rig import TOPIC, Rig, turn
@@ -45,9 +47,18 @@ class CountingStore(MemoryStore):
         return await super().put(key, data, **rest)  # type: ignore[arg-type]
 
     @property
+    def told_alike(self) -> bool:
+        """Whether all that was put under a key says the same; who has not cut a block does not know its chunks."""
+        return all(len({_said(key, data) for data in versions}) == 1 for key, versions in self.puts.items())
+
+    @property
     def sent_again(self) -> int:
         """How many parts were sent more than once."""
         return sum(times - 1 for times in self.sent.values())
+
+
+def _said(key: str, data: bytes) -> object:
+    return without_chunks(manifest.decode(data, key=key)) if key.endswith("-manifest") else data
 
 
 class Life:

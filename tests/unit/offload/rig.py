@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.clock import SystemClock
 from offloaderd.format import manifest
+from offloaderd.format.chunks import checksums
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog
@@ -60,6 +61,7 @@ class Rig:
     policy: RollPolicy = field(default_factory=lambda: RollPolicy(segment_bytes_max=100_000, segment_age_max_s=3600.0))
     said: OffloadPolicies = field(default_factory=lambda: OffloadPolicies(deletion_lag_s=0.0))
     layout: SegmentLayout = LAYOUT
+    chunk_bytes: int = 1000
     buffer_bytes: int = 4 << 20
     upload_bytes: int = 256 << 10
     readback: bool = False
@@ -109,6 +111,7 @@ class Rig:
             history=self.history,
             ledgers=self.whole_ledgers(source) if source is not None else None,
             offloads=self.offloads,
+            chunk_bytes=self.chunk_bytes,
         )
 
     def book(self, metadata: MetadataStore) -> PolicyBook:
@@ -166,6 +169,8 @@ class Rig:
             for block in described.blocks:
                 stored = data[block.offset : block.offset + block.length]
                 batch = decode_verified_block(stored, block, key=key, method=segment.method)
+                if block.chunks:
+                    assert checksums(stored, 0, len(stored), described.chunk_bytes) == (block.crc32c, block.chunks)
                 found += [
                     (Position(batch.ledger_id, batch.first_entry_id + i), payload)
                     for i, payload in enumerate(batch.payloads)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from offloaderd.errors import InvalidInput
 from offloaderd.format import v2
 from offloaderd.format.broker_entry import encode_head
+from offloaderd.format.chunks import checksums
 from offloaderd.format.entry_time import Survey
 from offloaderd.metadata.records.attempt import stored_part
 from offloaderd.model import EntryBatch, LedgerInfo, Position
@@ -137,15 +138,36 @@ def test_blocks_carry_broker_timestamps_and_indexes() -> None:
 
 
 def test_sparse_positions_point_at_entries() -> None:
-    """Inside a large block the manifest names an entry about every 64 KiB, with its byte."""
+    """Inside a large block the manifest names the first entry of each chunk of 64 KiB, with its byte."""
     builder, parts = build(
         SegmentLayout(block_bytes=1 << 20, part_bytes=2 << 20), [EntryBatch(1, 7, [b"z" * 1000] * 900)]
     )
     block = builder.blocks[0]
     data = parts[0].data
-    assert len(block.sparse) >= 12
+    assert [at // (64 << 10) for _, at in block.sparse] == list(range(1, 14))
     for entry, at in block.sparse:
         assert data[at : at + 12] == (1000).to_bytes(4, "big") + (7 + entry).to_bytes(8, "big")
+
+
+def test_blocks_have_their_chunks_and_records_do_not() -> None:
+    """Who has cut a block says of each chunk what it holds; of one that is recorded only the whole is known."""
+    layout = SegmentLayout(block_bytes=1000, part_bytes=900)
+    builder, parts = SegmentBuilder(ID, layout, assigned_ms=1, chunk_bytes=300), []
+    builder.add(EntryBatch(1, 0, [b"x" * 150] * 20))
+    builder.finish_blocks()
+    while builder.pending_bytes:
+        parts.append(builder.cut_part(last=not builder.part_ready))
+    assert len(builder.blocks) > 3
+    for part in parts:
+        (block,) = part.blocks
+        assert checksums(part.data, 0, block.length, 300) == (block.crc32c, block.chunks)
+        assert bool(block.chunks) == (block.length > 300)
+        (recorded,) = stored_part("e", len(part.data), (block,)).blocks
+        assert recorded == replace(block, chunks=b"")
+        assert b"\xb2\x01" not in stored_part("e", len(part.data), (block,)).encoded  # the field's tag
+    again = SegmentBuilder(ID, layout, assigned_ms=1, chunk_bytes=300)
+    again.restore(stored(parts[:2]))
+    assert [bool(block.chunks) for block in again.blocks] == [False, False]
 
 
 def stored(parts: list[CutPart]) -> list[StoredPart]:

@@ -12,6 +12,7 @@ import google_crc32c
 from offloaderd.clock import SystemClock
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format import v2
+from offloaderd.format.chunks import checksums, sparse_positions
 from offloaderd.format.entry_time import block_times
 from offloaderd.format.manifest import BlockInfo, LedgerPart, Past, SegmentManifest
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
@@ -76,7 +77,7 @@ class Piece:
 
 
 def encode_pieces(
-    pieces: Sequence[Piece], block_entries: int, *, preamble: bool, surveyed: bool = False
+    pieces: Sequence[Piece], block_entries: int, *, preamble: bool, surveyed: bool = False, chunk_bytes: int = 0
 ) -> tuple[bytearray, list[BlockInfo], list[v2.LedgerIndex]]:
     """Encode a data object; returns it with its blocks and index groups."""
     data = bytearray(v2.PREAMBLE if preamble else b"")
@@ -89,6 +90,7 @@ def encode_pieces(
             first = piece.first_entry_id + at
             encoded = b"".join(v2.encode_block(piece.ledger_id, first, payloads).chunks)
             entries.append(v2.IndexEntry(first, len(blocks) + 1, len(data)))
+            crc32c, chunks = checksums(encoded, 0, len(encoded), chunk_bytes or len(encoded))
             blocks.append(
                 BlockInfo(
                     ledger_id=piece.ledger_id,
@@ -96,7 +98,9 @@ def encode_pieces(
                     entry_count=len(payloads),
                     offset=len(data),
                     length=len(encoded),
-                    crc32c=google_crc32c.value(encoded),
+                    crc32c=crc32c,
+                    sparse=sparse_positions(map(len, payloads), 128, chunk_bytes) if chunks else (),
+                    chunks=chunks,
                     **(block_times(payloads)._asdict() if surveyed else {}),
                 )
             )
@@ -131,9 +135,12 @@ async def put_segment(
     preamble: bool = False,
     surveyed: bool = False,
     past: Past | None = None,
+    chunk_bytes: int = 0,
 ) -> CommittedSegment:
     """Store a segment's three objects and return what a commit would say of it."""
-    data, blocks, groups = encode_pieces(pieces, block_entries, preamble=preamble, surveyed=surveyed)
+    data, blocks, groups = encode_pieces(
+        pieces, block_entries, preamble=preamble, surveyed=surveyed, chunk_bytes=chunk_bytes
+    )
     parts = [part_of(piece) for piece in pieces]
     index = v2.encode_index(len(data), groups)
     manifest = SegmentManifest(
@@ -151,6 +158,7 @@ async def put_segment(
         blocks=tuple(blocks),
         software_version="test",
         past=past,
+        chunk_bytes=chunk_bytes if any(block.chunks for block in blocks) else 0,
     )
     await store.put(keys.SegmentKeys(PREFIX, segment_id).data, bytes(data))
     await store.put(keys.SegmentKeys(PREFIX, segment_id).index, index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from offloaderd.model import LedgerEnd, Loss, Position
 from offloaderd.objects import keys
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.upkeep import verify
-from offloaderd.upkeep.flaws import Kind, Level
+from offloaderd.upkeep.flaws import Flaw, Kind, Level
 from offloaderd.upkeep.looking import Looker, Throttle
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import Report, Verifier, Wish
@@ -309,6 +310,50 @@ async def test_other_times_than_the_entries_have_are_found(ground: Ground, lie: 
     await rewrite(ground, manifest_key(3), manifest_format.encode(wrong))
     reports = await verified(ground)
     assert kinds(reports) == [("times", data_key(3))]
+
+
+async def chunked(ground: Ground, **lie: object) -> list[Flaw]:
+    """Return what is wrong with a segment with chunks, of whose one block the manifest says something else."""
+    built = builders.chunked_segment()
+    (block,) = built.manifest.blocks
+    described = replace(
+        built.manifest,
+        segment_id=segment_id(9),
+        managed_ledger=OTHER.managed_ledger,
+        blocks=(replace(block, **lie),),  # type: ignore[arg-type]
+    )
+    labels = keys.segment_metadata(CLUSTER)
+    for key, data in (
+        (data_key(9), built.data),
+        (index_key(9), built.index),
+        (manifest_key(9), manifest_format.encode(described)),
+    ):
+        await ground.objects.put(key, data, metadata=labels)
+    return [flaw for report in await verified(ground) for flaw in report.flaws if flaw.is_problem]
+
+
+@pytest.mark.parametrize(
+    ("lie", "offset", "text"),
+    [
+        (
+            {"chunks": builders.chunked_segment().manifest.blocks[0].chunks[:20] + bytes(4)},
+            320,
+            "a chunk with checksum",
+        ),
+        ({"sparse": ()}, 0, r"first entry of a chunk \(3, 284\), found none"),
+        ({"sparse": ((2, 256),)}, 0, r"first entry of a chunk \(3, 284\), found \(2, 256\)"),
+    ],
+)
+async def test_other_chunks_than_the_block_has_are_found(
+    ground: Ground, lie: dict[str, object], offset: int, text: str
+) -> None:
+    """What single entries are read by is compared with the block, which is sound for all that."""
+    assert await chunked(ground) == []
+    (flaw,) = await chunked(ground, **lie)
+    assert (flaw.kind, flaw.key, flaw.offset) == (Kind.CHUNKS, data_key(9), offset)
+    assert flaw.entries == "7:41 to 7:45"
+    assert re.search(text, str(flaw))
+    assert "read whole" in flaw.what_to_do
 
 
 async def test_a_preamble_counts(ground: Ground) -> None:

@@ -40,6 +40,7 @@ class SegmentManifest(_message.Message):
     LEDGER_BASED_FIELD_NUMBER: _builtins.int
     PAST_FIELD_NUMBER: _builtins.int
     REPLACES_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     """UUID, lower case"""
     managed_ledger: _builtins.str
@@ -59,6 +60,8 @@ class SegmentManifest(_message.Message):
     software_version: _builtins.str
     ledger_based: _builtins.bool
     """a whole ledger in PIP-17's format; its blocks here are runs of entries"""
+    chunk_bytes: _builtins.int
+    """length of a chunk, if a block has chunks"""
     @_builtins.property
     def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentLedger]:
         """ascending by ledger id"""
@@ -104,10 +107,11 @@ class SegmentManifest(_message.Message):
         ledger_based: _builtins.bool = ...,
         past: Global___SegmentPast | None = ...,
         replaces: _abc.Iterable[_builtins.str] | None = ...,
+        chunk_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["past", b"past"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "blocks", b"blocks", "cluster", b"cluster", "data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "index_bytes", b"index_bytes", "index_crc32c", b"index_crc32c", "ledger_based", b"ledger_based", "ledgers", b"ledgers", "losses", b"losses", "managed_ledger", b"managed_ledger", "past", b"past", "preamble_bytes", b"preamble_bytes", "replaces", b"replaces", "sealed_ms", b"sealed_ms", "segment_id", b"segment_id", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "blocks", b"blocks", "chunk_bytes", b"chunk_bytes", "cluster", b"cluster", "data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "index_bytes", b"index_bytes", "index_crc32c", b"index_crc32c", "ledger_based", b"ledger_based", "ledgers", b"ledgers", "losses", b"losses", "managed_ledger", b"managed_ledger", "past", b"past", "preamble_bytes", b"preamble_bytes", "replaces", b"replaces", "sealed_ms", b"sealed_ms", "segment_id", b"segment_id", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -222,6 +226,7 @@ class SegmentBlock(_message.Message):
     FIRST_PUBLISH_TIME_FIELD_NUMBER: _builtins.int
     HEAD_BYTES_FIELD_NUMBER: _builtins.int
     PAD_BYTES_FIELD_NUMBER: _builtins.int
+    CHUNK_CRC32C_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     first_entry_id: _builtins.int
     entry_count: _builtins.int
@@ -253,6 +258,10 @@ class SegmentBlock(_message.Message):
 
     @_builtins.property
     def sparse_at(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def chunk_crc32c(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each chunk of these bytes; not in records of open segments. Then the positions above are the first in a chunk."""
+
     def __init__(
         self,
         *,
@@ -275,10 +284,11 @@ class SegmentBlock(_message.Message):
         first_publish_time: _builtins.int | None = ...,
         head_bytes: _builtins.int | None = ...,
         pad_bytes: _builtins.int | None = ...,
+        chunk_crc32c: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp", "_first_index", b"_first_index", "_first_publish_time", b"_first_publish_time", "_head_bytes", b"_head_bytes", "_index_max", b"_index_max", "_last_broker_timestamp", b"_last_broker_timestamp", "_last_index", b"_last_index", "_pad_bytes", b"_pad_bytes", "_time_max", b"_time_max", "_time_min", b"_time_min", "_untimed", b"_untimed", "first_broker_timestamp", b"first_broker_timestamp", "first_index", b"first_index", "first_publish_time", b"first_publish_time", "head_bytes", b"head_bytes", "index_max", b"index_max", "last_broker_timestamp", b"last_broker_timestamp", "last_index", b"last_index", "pad_bytes", b"pad_bytes", "time_max", b"time_max", "time_min", b"time_min", "untimed", b"untimed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp", "_first_index", b"_first_index", "_first_publish_time", b"_first_publish_time", "_head_bytes", b"_head_bytes", "_index_max", b"_index_max", "_last_broker_timestamp", b"_last_broker_timestamp", "_last_index", b"_last_index", "_pad_bytes", b"_pad_bytes", "_time_max", b"_time_max", "_time_min", b"_time_min", "_untimed", b"_untimed", "crc32c", b"crc32c", "entry_count", b"entry_count", "first_broker_timestamp", b"first_broker_timestamp", "first_entry_id", b"first_entry_id", "first_index", b"first_index", "first_publish_time", b"first_publish_time", "head_bytes", b"head_bytes", "index_max", b"index_max", "last_broker_timestamp", b"last_broker_timestamp", "last_index", b"last_index", "ledger_id", b"ledger_id", "length", b"length", "offset", b"offset", "pad_bytes", b"pad_bytes", "sparse_at", b"sparse_at", "sparse_entry", b"sparse_entry", "time_max", b"time_max", "time_min", b"time_min", "untimed", b"untimed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp", "_first_index", b"_first_index", "_first_publish_time", b"_first_publish_time", "_head_bytes", b"_head_bytes", "_index_max", b"_index_max", "_last_broker_timestamp", b"_last_broker_timestamp", "_last_index", b"_last_index", "_pad_bytes", b"_pad_bytes", "_time_max", b"_time_max", "_time_min", b"_time_min", "_untimed", b"_untimed", "chunk_crc32c", b"chunk_crc32c", "crc32c", b"crc32c", "entry_count", b"entry_count", "first_broker_timestamp", b"first_broker_timestamp", "first_entry_id", b"first_entry_id", "first_index", b"first_index", "first_publish_time", b"first_publish_time", "head_bytes", b"head_bytes", "index_max", b"index_max", "last_broker_timestamp", b"last_broker_timestamp", "last_index", b"last_index", "ledger_id", b"ledger_id", "length", b"length", "offset", b"offset", "pad_bytes", b"pad_bytes", "sparse_at", b"sparse_at", "sparse_entry", b"sparse_entry", "time_max", b"time_max", "time_min", b"time_min", "untimed", b"untimed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_broker_timestamp: _TypeAlias = _typing.Literal["first_broker_timestamp"]  # noqa: Y015
     _WhichOneofArgType__first_broker_timestamp: _TypeAlias = _typing.Literal["_first_broker_timestamp", b"_first_broker_timestamp"]  # noqa: Y015

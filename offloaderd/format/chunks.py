@@ -1,0 +1,188 @@
+"""Chunks of a block, which are checked by themselves: one entry can be read without the rest of its block.
+
+FORMAT.md, section 4.5. A block is cut every `chunk_bytes` from its first byte on, whatever lies there, so a chunk may
+begin in the middle of an entry. Where the first entry of a chunk begins is told by the block's sparse positions, so two
+neighbouring ones say between which bytes an entry lies.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from functools import lru_cache
+from itertools import accumulate
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+import google_crc32c
+
+from offloaderd.errors import CorruptData
+from offloaderd.format.entries import decode_entries, framed_bytes
+from offloaderd.format.frames import FramedEntries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from offloaderd.format.manifest_parts import BlockInfo
+
+CHUNK_BYTES = 64 * 1024
+"""Length of the chunks that are written."""
+
+CHECKSUM_BYTES = 4
+
+
+def packed(checksums: Sequence[int]) -> bytes:
+    """Return checksums as they are kept in memory, 4 bytes each."""
+    return struct.pack(f">{len(checksums)}I", *checksums)
+
+
+def unpacked(chunks: bytes) -> tuple[int, ...]:
+    """Return the checksums that `packed` has packed."""
+    return struct.unpack(f">{len(chunks) // CHECKSUM_BYTES}I", chunks)
+
+
+def chunk_count(length: int, chunk_bytes: int) -> int:
+    """Return into how many chunks so many bytes are cut; the last one may be shorter."""
+    return -(-length // chunk_bytes)
+
+
+def chunk_checksums(data: bytes, start: int, length: int, chunk_bytes: int) -> list[int]:
+    """Return the CRC-32C of each chunk of the `length` bytes at `data[start]`; each is copied once for it."""
+    end = start + length
+    return [google_crc32c.value(data[at : min(at + chunk_bytes, end)]) for at in range(start, end, chunk_bytes)]
+
+
+def checksums(data: bytes, start: int, length: int, chunk_bytes: int) -> tuple[int, bytes]:
+    """Return the CRC-32C of the block of `length` bytes at `data[start]`, and those of its chunks, packed.
+
+    A block that is not longer than one chunk has none. The block's follows from those of its whole chunks: only what is
+    behind them is gone over twice.
+    """
+    end = start + length
+    if length <= chunk_bytes:
+        return google_crc32c.value(data[start:end]), b""
+    each, whole = chunk_checksums(data, start, length, chunk_bytes), 0
+    first, second, third, fourth = _behind(chunk_bytes)
+    for one in each[: length // chunk_bytes]:
+        whole = first[whole & 255] ^ second[whole >> 8 & 255] ^ third[whole >> 16 & 255] ^ fourth[whole >> 24] ^ one
+    return google_crc32c.extend(whole, data[end - length % chunk_bytes : end]), packed(each)
+
+
+@lru_cache(maxsize=4)
+def _behind(length: int) -> tuple[list[int], ...]:
+    """Return what becomes of a checksum when `length` bytes follow, less their own: a table for each of its bytes.
+
+    That is linear: CRC-32C of A and B is that of B, exclusive or a sum over the bits of that of A (as in zlib's
+    crc32_combine). What each value of a byte adds is found with zeros for B.
+    """
+    zeros = bytes(length)
+    own = google_crc32c.value(zeros)
+    return tuple([google_crc32c.extend(value << at, zeros) ^ own for value in range(256)] for at in (0, 8, 16, 24))
+
+
+def sparse_positions(lengths: Iterable[int], head_bytes: int, chunk_bytes: int) -> tuple[tuple[int, int], ...]:
+    """Return the first entry that begins in each chunk, with its byte, of entries with payloads of these lengths.
+
+    Of the chunk in which entry 0 begins, and of those in which none does, nothing is said. `head_bytes` stand before
+    the entries in their block.
+    """
+    sums = list(accumulate(lengths, initial=0))
+    count = len(sums) - 1
+
+    def start(entry: int) -> int:
+        """Where an entry begins in the block."""
+        return head_bytes + framed_bytes(sums[entry], entry)
+
+    found: list[tuple[int, int]] = []
+    entry = 0
+    for wanted in range(chunk_bytes, start(count), chunk_bytes):
+        following = bisect_left(range(count), wanted, lo=entry, key=start)
+        if entry < following < count:
+            found.append((following, start(following)))
+        entry = following
+    return tuple(found)
+
+
+class Piece(NamedTuple):
+    """Neighbouring chunks, `first_chunk` to `last_chunk`, that hold entries `first` to `last` of a block.
+
+    All are counted from 0. Entry `known` begins at byte `at` of the block, and is the first wanted or lies before it;
+    the last one ends at byte `end`, None where that is not known beforehand.
+    """
+
+    first_chunk: int
+    last_chunk: int
+    first: int
+    last: int
+    known: int
+    at: int
+    end: int | None
+
+    @property
+    def chunk_count(self) -> int:
+        """How many chunks it has."""
+        return self.last_chunk - self.first_chunk + 1
+
+
+def piece_of(block: BlockInfo, chunk_bytes: int, first_entry_id: int, last_entry_id: int) -> Piece:
+    """Return which chunks of a block, which has to have some, hold entries that it has to hold as well."""
+    first, last = first_entry_id - block.first_entry_id, last_entry_id - block.first_entry_id
+    index = bisect_right(block.sparse, first, key=itemgetter(0))
+    known, at = block.sparse[index - 1] if index else (0, block.head_bytes)
+    index = bisect_right(block.sparse, last, lo=index, key=itemgetter(0))
+    following, limit = (
+        block.sparse[index] if index < len(block.sparse) else (block.entry_count, block.length - block.pad_bytes)
+    )
+    end = None
+    if last == following - 1:
+        end = limit
+    else:
+        # All entries up to the next position begin in one chunk, so all but the last of them end in it.
+        limit = ((block.sparse[index - 1][1] if index else block.head_bytes) // chunk_bytes + 1) * chunk_bytes
+    return Piece(at // chunk_bytes, (limit - 1) // chunk_bytes, first, last, known, at, end)
+
+
+def extent(block: BlockInfo, chunk_bytes: int, first_chunk: int, last_chunk: int) -> tuple[int, int]:
+    """Return where neighbouring chunks of a block begin in the object, and how long they are."""
+    start = first_chunk * chunk_bytes
+    return block.offset + start, min((last_chunk + 1) * chunk_bytes, block.length) - start
+
+
+def check_chunk(data: bytes, block: BlockInfo, chunk_bytes: int, number: int, *, key: str) -> None:
+    """Check that `data` is chunk `number` of a block, by its checksum; raises CorruptData."""
+    at = CHECKSUM_BYTES * number
+    wanted = int.from_bytes(block.chunks[at : at + CHECKSUM_BYTES], "big")
+    found = google_crc32c.value(data)
+    if found != wanted:
+        offset, length = extent(block, chunk_bytes, number, number)
+        expected = f"a chunk of {length} bytes with checksum {wanted:08x}"
+        raise CorruptData(key=key, offset=offset, expected=expected, found=f"{found:08x}")
+
+
+def decode_piece(data: bytes, block: BlockInfo, chunk_bytes: int, piece: Piece, *, key: str) -> FramedEntries:
+    """Return the entries wanted as they lie in the bytes of all chunks of a piece, each of which was checked.
+
+    Ids and lengths have to be what the manifest says, which finds one that belongs to another object. Raises
+    CorruptData.
+    """
+    start = piece.first_chunk * chunk_bytes
+    payloads = decode_entries(
+        data,
+        start=piece.at - start,
+        end=None if piece.end is None else piece.end - start,
+        first_entry_id=block.first_entry_id + piece.known,
+        count=piece.last - piece.known + 1,
+        key=key,
+        at=block.offset + start,
+    )
+    sizes, before = list(map(len, payloads)), piece.first - piece.known
+    return FramedEntries(
+        block.ledger_id,
+        block.first_entry_id + piece.first,
+        piece.last - piece.first + 1,
+        data,
+        start=piece.at - start + framed_bytes(sum(sizes[:before]), before),
+        end=piece.at - start + framed_bytes(sum(sizes), len(sizes)),
+        key=key,
+        at=block.offset + start,
+    )
