@@ -20,9 +20,11 @@ import org.slf4j.LoggerFactory;
 /**
  * One stream of a ledger's entries, and the reads that wait for them in order.
  *
- * <p>Answers are asked for one by one, as long as no more than {@code readAheadBytes} lie here, so a reader that stops
- * holds nothing but its own stream, and that one ends after {@link #IDLE_S}. A stream that breaks begins again with the
- * entry that is wanted next, until the oldest read has waited for too long.
+ * <p>Answers are asked for one by one, as long as less lies here than the last two reads would take, and no more than
+ * {@code readAheadBytes}: a broker that reads megabytes at a time finds the next ones here, and one that looks at single
+ * entries has no others sent. A reader that stops holds nothing but its own stream, and that one ends after
+ * {@link #IDLE_S}. A stream that breaks begins again with the entry that is wanted next, until the oldest read has
+ * waited for too long.
  */
 final class Lane {
     private static final Logger LOG = LoggerFactory.getLogger(Lane.class);
@@ -37,6 +39,7 @@ final class Lane {
     private final ArrayDeque<Waiting> reads = new ArrayDeque<>();
     private final ArrayDeque<ByteString> ahead = new ArrayDeque<>();
     private long aheadBytes;
+    private long readBytes; // of the last read
     private long next; // entry id of the first in `ahead`, or of what the stream gives then
     private Stream stream;
     private long pauseMs = PAUSE_MS;
@@ -113,6 +116,7 @@ final class Lane {
                 if (read.wanted <= read.last) {
                     break;
                 }
+                readBytes = read.entries.bytes();
                 served.add(reads.poll());
             }
             usedNs = System.nanoTime();
@@ -160,10 +164,14 @@ final class Lane {
                     .setBatchBytes(Daemons.BATCH_BYTES)
                     .build();
             daemons.ledgers(settings, settings.address()).readLedger(request, stream);
-        } else if (stream != null && !stream.asked && (wanted || aheadBytes < settings.readAheadBytes())) {
+        } else if (stream != null && !stream.asked && (wanted || aheadBytes < aheadBytesMax())) {
             stream.asked = true;
             stream.call.request(1);
         }
+    }
+
+    private long aheadBytesMax() {
+        return Math.min(settings.readAheadBytes(), 2 * readBytes);
     }
 
     private void stop() {
