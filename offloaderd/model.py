@@ -245,6 +245,11 @@ class EntryBatch:
     payloads: Sequence[bytes]
 
     @property
+    def count(self) -> int:
+        """How many entries there are."""
+        return len(self.payloads)
+
+    @property
     def last_entry_id(self) -> int:
         """Id of the last entry; one less than the first when the batch is empty."""
         return self.first_entry_id + len(self.payloads) - 1

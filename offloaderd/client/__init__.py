@@ -3,6 +3,7 @@
 What is named here stays; the modules behind it may change. Answers are the messages of `offloaderd.rpc.v1`.
 """
 
+from offloaderd.client.answers import ReadAnswer
 from offloaderd.client.blocking import BlockingClient
 from offloaderd.client.connection import checked_address
 from offloaderd.client.daemon import DaemonClient
@@ -25,6 +26,7 @@ __all__ = [
     "OfferResult",
     "Position",
     "Pushed",
+    "ReadAnswer",
     "ReadPriority",
     "SeekKind",
     "TimedOut",

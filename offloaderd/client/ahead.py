@@ -15,7 +15,7 @@ from offloaderd.errors import Closed
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from offloaderd.rpc.v1 import read_pb2
+    from offloaderd.client.answers import ReadAnswer
 
 
 class Ahead:
@@ -23,12 +23,12 @@ class Ahead:
 
     def __init__(self, answers_max: int) -> None:
         self._answers_max = max(1, answers_max)
-        self._answers: deque[read_pb2.ReadResponse] = deque()
+        self._answers: deque[ReadAnswer] = deque()
         self._changed = asyncio.Event()
         self._end: Exception | None = None
         self._ended = False
 
-    async def fill(self, answers: AsyncGenerator[read_pb2.ReadResponse, None]) -> None:
+    async def fill(self, answers: AsyncGenerator[ReadAnswer, None]) -> None:
         """Take answers in, waiting while there is no room; their error is raised by `take`, behind what came before."""
         self._end = Closed("the client was closed during a read")
         try:
@@ -46,7 +46,7 @@ class Ahead:
             self._ended = True
             self._changed.set()
 
-    async def take(self) -> read_pb2.ReadResponse | None:
+    async def take(self) -> ReadAnswer | None:
         """Return the next answer, None at the end. Raises what ended the answers."""
         while not self._answers:
             if self._ended:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
     from types import TracebackType
 
+    from offloaderd.client.answers import ReadAnswer
     from offloaderd.client.reading import Wanted
     from offloaderd.client.trust import Trust
     from offloaderd.model import Position, TopicName
@@ -93,7 +94,7 @@ class BlockingClient:
         resume_s: float | None = RESUME_S,
         ahead: int = AHEAD,
         **wanted: Unpack[Wanted],
-    ) -> Iterator[read_pb2.ReadResponse]:
+    ) -> Iterator[ReadAnswer]:
         """Yield a range in batches, as DaemonClient.read does; the next ones are fetched meanwhile."""
         return self.iterate(
             lambda daemon: daemon.read(topic, timeout_s=timeout_s, resume_s=resume_s, ahead=ahead, **wanted)

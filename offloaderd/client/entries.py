@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 from offloaderd.client.ahead import Ahead
+from offloaderd.client.answers import read_answer
 from offloaderd.client.connection import Connection
 from offloaderd.client.reading import Reading, Wanted, read_request
 from offloaderd.client.resume import RESUME_S, Resume
@@ -13,9 +14,13 @@ from offloaderd.rpc.v1 import read_pb2, read_pb2_grpc
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from grpc import aio
+
+    from offloaderd.client.answers import ReadAnswer
     from offloaderd.model import TopicName
     from offloaderd.rpc.v1 import common_pb2
 
+READ_METHOD = "/offloaderd.v1.ReadService/Read"
 AHEAD = 4
 """Answers that a read fetches before they are asked for; the daemon makes them 1 MiB unless told otherwise."""
 
@@ -41,7 +46,7 @@ class EntryCalls(Connection):
         resume_s: float | None = RESUME_S,
         ahead: int = AHEAD,
         **wanted: Unpack[Wanted],
-    ) -> AsyncGenerator[read_pb2.ReadResponse, None]:
+    ) -> AsyncGenerator[ReadAnswer, None]:
         """Yield the entries of a range in batches, each with the tier that served it; each entry once, in order.
 
         A stream that breaks is opened again behind the last entry, here or at another daemon, until `resume_s` have
@@ -51,7 +56,7 @@ class EntryCalls(Connection):
         if resume_s != 0:
             await self.learn_peers(str(topic))
         reading = Reading(
-            read_request(topic, wanted),
+            read_request(topic, wanted, framed=True),
             attempt=self._read_once,
             newest=(lambda: self._newest(topic)) if resume_s != 0 else None,
             resume=Resume(self, self._clock, resume_s),
@@ -74,12 +79,15 @@ class EntryCalls(Connection):
 
     async def _read_once(
         self, request: read_pb2.ReadRequest, timeout_s: float | None
-    ) -> AsyncGenerator[read_pb2.ReadResponse, None]:
-        """Yield what one stream gives."""
-        call = self._reads.Read(request, timeout=timeout_s)
+    ) -> AsyncGenerator[ReadAnswer, None]:
+        """Yield what one stream gives. Answers come as bytes: of frames they are copied once only, entry by entry."""
+        method: aio.UnaryStreamMultiCallable[read_pb2.ReadRequest, bytes] = self._channel.unary_stream(
+            READ_METHOD, request_serializer=read_pb2.ReadRequest.SerializeToString
+        )
+        address, call = self.address, method(request, timeout=timeout_s)
         with self._errors(call):
-            async for response in call:
-                yield response
+            async for message in call:
+                yield read_answer(message, address)
 
     async def _newest(self, topic: TopicName | str) -> common_pb2.Position | None:
         """Return the newest entry that can be read now."""

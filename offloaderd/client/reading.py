@@ -20,12 +20,13 @@ from offloaderd.rpc.v1 import common_pb2, read_pb2
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
+    from offloaderd.client.answers import ReadAnswer
     from offloaderd.client.resume import Resume
     from offloaderd.clock import Clock
-    from offloaderd.model import ReadPriority, TopicName
+    from offloaderd.model import EntryBatch, ReadPriority, TopicName
     from offloaderd.read.seek_goal import Goal
 
-    Attempt = Callable[[read_pb2.ReadRequest, float | None], AsyncGenerator[read_pb2.ReadResponse, None]]
+    Attempt = Callable[[read_pb2.ReadRequest, float | None], AsyncGenerator[ReadAnswer, None]]
 
 
 class Wanted(TypedDict, total=False):
@@ -67,7 +68,7 @@ class Reading:
         self._bounded = request.follow or request.HasField("last")
         self._done: Position | None = None
 
-    async def answers(self) -> AsyncGenerator[read_pb2.ReadResponse, None]:
+    async def answers(self) -> AsyncGenerator[ReadAnswer, None]:
         """Yield the answers. Raises what the daemon raised once that is final, TimedOut, Unreachable."""
         while not self._complete():
             self._resume.opening()
@@ -94,19 +95,19 @@ class Reading:
             self._request.last.CopyFrom(newest)
         self._bounded = True
 
-    def _note(self, batch: common_pb2.EntryBatch) -> None:
+    def _note(self, batch: EntryBatch) -> None:
         """Move behind a batch. Raises OffloaderError for one that does not follow."""
-        came = Position(batch.ledger_id, batch.first_entry_id)
+        came = batch.first
         if self._done is not None:
             following = Position(self._done.ledger_id, self._done.entry_id + 1)
             if came < following or (came.ledger_id == following.ledger_id and came != following):
                 raise OffloaderError(f"the daemon sent {came} behind {self._done}", hint="report this: entries repeat")
-        self._done = Position(batch.ledger_id, batch.first_entry_id + len(batch.payloads) - 1)
+        self._done = batch.last
         self._request.ClearField("seek")
         self._request.first.ledger_id = self._done.ledger_id
         self._request.first.entry_id = self._done.entry_id + 1
         if self._left:
-            self._left -= len(batch.payloads)
+            self._left -= batch.count
             self._request.entries_max = max(1, self._left)
 
     def _complete(self) -> bool:
@@ -133,8 +134,8 @@ class Reading:
         return left_s
 
 
-def read_request(topic: TopicName | str, wanted: Wanted) -> read_pb2.ReadRequest:
-    """Return what to ask for a range."""
+def read_request(topic: TopicName | str, wanted: Wanted, *, framed: bool = False) -> read_pb2.ReadRequest:
+    """Return what to ask for a range; `framed` where answers are not messages."""
     return read_pb2.ReadRequest(
         topic=str(topic),
         first=position_message(wanted.get("first")),
@@ -145,6 +146,7 @@ def read_request(topic: TopicName | str, wanted: Wanted) -> read_pb2.ReadRequest
         read_priority=wanted.get("read_priority") or "",
         client_bytes=wanted.get("client_bytes", False),
         seek=seek_target(goal) if (goal := wanted.get("seek")) is not None else None,
+        framed=framed,
     )
 
 

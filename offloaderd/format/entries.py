@@ -48,17 +48,25 @@ def frame(first_entry_id: int, payloads: Sequence[bytes]) -> list[bytes]:
 
 
 def decode_entries(
-    data: bytes | memoryview, *, start: int, first_entry_id: int, count: int | None = None, key: str, at: int
+    data: bytes | memoryview,
+    *,
+    start: int,
+    end: int | None = None,
+    first_entry_id: int,
+    count: int | None = None,
+    key: str,
+    at: int,
 ) -> list[bytes]:
     """Return the payloads of the entries that begin at `data[start]`, of which the first is `first_entry_id`.
 
-    With a `count`, reads exactly that many and looks at nothing after them; without, reads up to the padding or the
-    end of `data`, and what is not an entry has to be padding. `key` and `at`, the offset of `data[0]` in the object,
-    are for the error. Raises CorruptData.
+    With a `count`, reads exactly that many, and looks at nothing after them unless `end` says where the last one has to
+    end; without, reads up to the padding or the end of `data`, and what is not an entry has to be padding. `key` and
+    `at`, the offset of `data[0]` in the object, are for the error. Raises CorruptData.
     """
     data = bytes(data)  # no copy if it is bytes already; slicing bytes is twice as fast as slicing a view
-    end = len(data)
-    if not 0 <= start <= end:
+    exact = end is not None
+    end = len(data) if end is None else end
+    if not 0 <= start <= end <= len(data):
         raise CorruptData(key=key, offset=at + end, expected=f"entries from byte {at + start} on", found="the end")
     unpack = ENTRY_HEAD.unpack_from
     payloads: list[bytes] = []
@@ -87,6 +95,8 @@ def decode_entries(
         raise CorruptData(
             key=key, offset=at + position, expected=f"{count} entries from {first_entry_id} on", found=len(payloads)
         )
+    elif exact and position != end:
+        raise CorruptData(key=key, offset=at + position, expected=f"the end of {count} entries", found="more")
     return payloads
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "encode_header",
     "encode_index",
     "index_entries",
+    "run_begin",
 ]
 
 MAGIC = 0xFBDBABCB
@@ -88,15 +89,24 @@ def decode_header(data: bytes | memoryview, *, key: str, at: int) -> BlockHeader
     return BlockHeader(block_bytes, first_entry_id)
 
 
-def decode_run(data: bytes, run: BlockInfo, *, key: str) -> EntryBatch:
-    """Read neighbouring entries of one block, with its header if they are its first, and with what pads it.
+def run_begin(data: bytes, run: BlockInfo, *, key: str) -> int:
+    """Return the first entry of a run by the header of its block, or as `run` says it where it has none.
 
-    `run` says where in the object `key` they lie. Raises CorruptData.
+    Raises CorruptData if the two differ.
     """
     if run.head_bytes:
         header = decode_header(data, key=key, at=run.offset)
         if header.first_entry_id != run.first_entry_id:
             expected = f"entry id {run.first_entry_id}"
             raise CorruptData(key=key, offset=run.offset + 20, expected=expected, found=header.first_entry_id)
-    payloads = decode_entries(data, start=run.head_bytes, first_entry_id=run.first_entry_id, key=key, at=run.offset)
-    return EntryBatch(run.ledger_id, run.first_entry_id, payloads)
+    return run.first_entry_id
+
+
+def decode_run(data: bytes, run: BlockInfo, *, key: str) -> EntryBatch:
+    """Read neighbouring entries of one block, with its header if they are its first, and with what pads it.
+
+    `run` says where in the object `key` they lie. Raises CorruptData.
+    """
+    first = run_begin(data, run, key=key)
+    payloads = decode_entries(data, start=run.head_bytes, first_entry_id=first, key=key, at=run.offset)
+    return EntryBatch(run.ledger_id, first, payloads)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData
 from offloaderd.format.entries import ENTRY_HEAD, ENTRY_OVERHEAD_BYTES, PAD
+from offloaderd.format.frames import FramedEntries
 from offloaderd.format.v1 import BLOCK_HEADER_BYTES, decode_header
 
 if TYPE_CHECKING:
@@ -46,17 +47,17 @@ def block_spans(index: LedgerObjectIndex) -> list[BlockSpan]:
 class BlockScan:
     """Takes the bytes of a block from its header, or from an entry, on; gives the entries that have come whole.
 
-    With `entry_id` it begins at that entry, at byte `at` of the object `key`; else at the block's header.
+    The block itself does not say its ledger. With `entry_id` it begins at that entry, at byte `at` of the object `key`;
+    else at the block's header.
     """
 
-    def __init__(self, span: BlockSpan, *, key: str, entry_id: int | None = None, at: int = 0) -> None:
+    def __init__(self, span: BlockSpan, *, ledger_id: int, key: str, entry_id: int | None = None, at: int = 0) -> None:
         self.next_entry_id = span.first_entry_id if entry_id is None else entry_id
         """The first entry that has not been given."""
         self.at = span.offset if entry_id is None else at
         """Where that begins, or the header or the padding."""
-        self.entries_end = self.at
-        """Where the last entry that was given ends."""
         self._span = span
+        self._ledger_id = ledger_id
         self._key = key
         self._head = entry_id is None
         self._rest = b""
@@ -77,8 +78,8 @@ class BlockScan:
         """Whether the block has been read to its end."""
         return self.at >= self._span.end
 
-    def feed(self, data: bytes) -> tuple[int, list[bytes]]:
-        """Take the bytes that follow; returns the id of the first entry that is whole now, and the payloads.
+    def feed(self, data: bytes) -> FramedEntries:
+        """Take the bytes that follow; returns the entries that are whole now, whose heads have been looked at.
 
         What lies beyond the block's end is left alone. Raises CorruptData.
         """
@@ -88,13 +89,12 @@ class BlockScan:
         if self._head:
             if len(data) < min(BLOCK_HEADER_BYTES, span.end - self.at):
                 self._rest = data
-                return self.next_entry_id, []
+                return self._whole(data, 0, 0, 0)
             self._check_header(data)
             start, self._head = BLOCK_HEADER_BYTES, False
-        first = self.next_entry_id
-        payloads, stop = self._entries(data, start)
-        self.next_entry_id += len(payloads)
-        self.entries_end = self.at + stop
+        count, stop = self._entries(data, start)
+        found = self._whole(data, count, start, stop)
+        self.next_entry_id += count
         if self.next_entry_id > span.last_entry_id:
             self._check_padding(data[stop:], self.at + stop)
             stop = len(data)
@@ -102,7 +102,11 @@ class BlockScan:
             raise self._corrupt(self.at + stop, f"entry {self.next_entry_id}", "the end of its block")
         self.at += stop
         self._rest = data[stop:]
-        return first, payloads
+        return found
+
+    def _whole(self, data: bytes, count: int, start: int, end: int) -> FramedEntries:
+        """Return the next `count` entries, which are `data[start:end]`."""
+        return FramedEntries(self._ledger_id, self.next_entry_id, count, data, start, end, self._key, self.at)
 
     def _check_header(self, data: bytes) -> None:
         span = self._span
@@ -112,11 +116,11 @@ class BlockScan:
         if header.block_bytes != span.end - span.offset:
             raise self._corrupt(span.offset + 12, f"a block of {span.end - span.offset} bytes", header.block_bytes)
 
-    def _entries(self, data: bytes, start: int) -> tuple[list[bytes], int]:
-        """Return the payloads of the whole entries in `data` from `start` on, and where the next one begins."""
+    def _entries(self, data: bytes, start: int) -> tuple[int, int]:
+        """Return how many whole entries `data` has from `start` on, and where the next one begins."""
         unpack = ENTRY_HEAD.unpack_from
-        payloads: list[bytes] = []
-        wanted, last, head_last = self.next_entry_id, self._span.last_entry_id, len(data) - ENTRY_OVERHEAD_BYTES
+        first = self.next_entry_id
+        wanted, last, head_last = first, self._span.last_entry_id, len(data) - ENTRY_OVERHEAD_BYTES
         room = self._span.end - self.at
         while wanted <= last and start <= head_last:
             length, entry_id = unpack(data, start)
@@ -128,9 +132,8 @@ class BlockScan:
             if body + length > len(data):
                 break
             start = body + length
-            payloads.append(data[body:start])
             wanted += 1
-        return payloads, start
+        return wanted - first, start
 
     def _check_padding(self, data: bytes, at: int) -> None:
         phase = self._padded % len(PAD)

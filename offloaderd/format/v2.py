@@ -34,6 +34,7 @@ __all__ = [
     "decode_block",
     "decode_header",
     "decode_index",
+    "decode_whole_header",
     "encode_block",
     "encode_header",
     "encode_index",
@@ -113,15 +114,21 @@ def encode_block(ledger_id: int, first_entry_id: int, payloads: Sequence[bytes],
     return Block([header, *frame(first_entry_id, payloads), padding(length - used)], length)
 
 
+def decode_whole_header(data: bytes, *, key: str, at: int) -> BlockHeader:
+    """Read the header of a whole block; `data` has to end where the block does. Raises CorruptData."""
+    header = decode_header(data, key=key, at=at)
+    if header.block_bytes != len(data):
+        raise CorruptData(key=key, offset=at + 12, expected=f"block length {len(data)}", found=header.block_bytes)
+    return header
+
+
 def decode_block(data: bytes | memoryview, *, key: str, at: int) -> EntryBatch:
     """Read one whole block, header, entries and padding; `data` has to end where the block does.
 
     `at` is the offset of the block in the object `key`. Raises CorruptData.
     """
     data = bytes(data)
-    header = decode_header(data, key=key, at=at)
-    if header.block_bytes != len(data):
-        raise CorruptData(key=key, offset=at + 12, expected=f"block length {len(data)}", found=header.block_bytes)
+    header = decode_whole_header(data, key=key, at=at)
     payloads = decode_entries(data, start=BLOCK_HEADER_BYTES, first_entry_id=header.first_entry_id, key=key, at=at)
     if not payloads:
         raise CorruptData(key=key, offset=at + BLOCK_HEADER_BYTES, expected="at least one entry", found="none")

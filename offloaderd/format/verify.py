@@ -12,6 +12,8 @@ import google_crc32c
 
 from offloaderd.errors import CorruptData
 from offloaderd.format import v1, v1_index, v2
+from offloaderd.format.entries import ENTRY_HEAD, PAD, framed_bytes, padding
+from offloaderd.format.frames import FramedEntries
 from offloaderd.model import OffloadMethod
 
 if TYPE_CHECKING:
@@ -50,6 +52,46 @@ def decode_verified_block(data: bytes, info: BlockInfo, *, key: str, method: Off
         expected = f"{info.entry_count} entries from {info.ledger_id}:{info.first_entry_id} on"
         raise CorruptData(key=key, offset=info.offset, expected=expected, found=f"{found[2]} from {batch.first}")
     return batch
+
+
+def framed_block(data: bytes, info: BlockInfo, *, key: str, method: OffloadMethod) -> FramedEntries:
+    """Return the entries of a block as they lie in it, after `check_block`, without a look at each; raises CorruptData.
+
+    They end where the manifest says, which is compared with the padding. Where that may be mistaken (older manifests do
+    not tell of all padding, and an entry may end like it) the entries are gone through.
+    """
+    check_block(data, info, key=key)
+    end = info.length - info.pad_bytes
+    sure = info.payload_bytes >= 0 and data[end:] == padding(info.pad_bytes) and data[end - len(PAD) : end] != PAD
+    if not sure:
+        batch = decode_verified_block(data, info, key=key, method=method)
+        end = info.head_bytes + framed_bytes(batch.payload_bytes(), info.entry_count)
+    told = _told_by_header(data, info, key=key, method=method)
+    first = (*told, ENTRY_HEAD.unpack_from(data, info.head_bytes)[1])
+    if first != (info.ledger_id, info.first_entry_id, info.first_entry_id):
+        expected = f"entries from {info.ledger_id}:{info.first_entry_id} on"
+        raise CorruptData(
+            key=key, offset=info.offset, expected=expected, found=f"{told[0]}:{told[1]}, entry {first[2]}"
+        )
+    return FramedEntries(
+        info.ledger_id,
+        info.first_entry_id,
+        info.entry_count,
+        data,
+        start=info.head_bytes,
+        end=end,
+        key=key,
+        at=info.offset,
+        places=info.sparse,
+    )
+
+
+def _told_by_header(data: bytes, info: BlockInfo, *, key: str, method: OffloadMethod) -> tuple[int, int]:
+    """Return ledger and first entry as the block's header has them; what it does not say is taken from `info`."""
+    if method is OffloadMethod.LEDGER_BASED:
+        return info.ledger_id, v1.run_begin(data, info, key=key)
+    header = v2.decode_whole_header(data, key=key, at=info.offset)
+    return header.ledger_id, header.first_entry_id
 
 
 def check_index(data: bytes, manifest: SegmentManifest, *, key: str) -> None:

@@ -42,7 +42,7 @@ async def verified_index(
     names = {pair.key: pair.value for pair in ledger.customMetadata}
     if names.get(MANAGED_LEDGER, managed_ledger.encode()) != managed_ledger.encode():
         raise _differs(where.index, 32, f"a ledger of {managed_ledger}", names[MANAGED_LEDGER])
-    await _check_last_block(objects, where.data, index)
+    await _check_last_block(objects, where, index)
     return index, data.size_bytes
 
 
@@ -57,14 +57,16 @@ def _check_metadata(found: ObjectInfo, managed_ledger: str) -> None:
         raise _differs(found.key, 0, f"a ledger of {managed_ledger}", name)
 
 
-async def _check_last_block(objects: ObjectReader, key: str, index: LedgerObjectIndex) -> None:
+async def _check_last_block(objects: ObjectReader, where: keys.SegmentKeys, index: LedgerObjectIndex) -> None:
     """Read from the last index entry to the end, which the ledger's last entry and nothing else may have."""
+    assert where.ledger_id is not None  # noqa: S101 - the object of a ledger
     span, last = block_spans(index)[-1], index.entries[-1]
     inside = last.first_entry_id > span.first_entry_id
     at = last.offset + index.header_bytes
-    scan = BlockScan(span, key=key, entry_id=last.first_entry_id if inside else None, at=at)
+    first = last.first_entry_id if inside else None
+    scan = BlockScan(span, ledger_id=where.ledger_id, key=where.data, entry_id=first, at=at)
     while not scan.done:
-        scan.feed(await objects.get(key, scan.wanted_at, min(PIECE_BYTES, span.end - scan.wanted_at)))
+        scan.feed(await objects.get(where.data, scan.wanted_at, min(PIECE_BYTES, span.end - scan.wanted_at)))
 
 
 def _differs(key: str, offset: int, expected: object, found: object) -> CorruptData:

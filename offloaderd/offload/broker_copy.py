@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.format.v1_scan import BlockScan, block_spans
-from offloaderd.model import EntryBatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from offloaderd.format.v1_index import LedgerObjectIndex
+    from offloaderd.model import EntryBatch
     from offloaderd.objects.keys import SegmentKeys
     from offloaderd.objects.port import ObjectReader
 
@@ -29,10 +29,9 @@ async def read_copy(
     for span in block_spans(index):
         if span.last_entry_id < first or span.first_entry_id > last:
             continue
-        scan = BlockScan(span, key=where.data)
+        scan = BlockScan(span, ledger_id=where.ledger_id, key=where.data)
         while scan.inside and scan.next_entry_id <= last:
             length = min(batch_bytes, span.end - scan.wanted_at)
-            entry_id, payloads = scan.feed(await objects.get(where.data, scan.wanted_at, length))
-            batch = EntryBatch(where.ledger_id, entry_id, payloads).between(first, last)
-            if batch.payloads:
-                yield batch
+            batch = scan.feed(await objects.get(where.data, scan.wanted_at, length)).between(first, last)
+            if batch.count:
+                yield batch.decoded()

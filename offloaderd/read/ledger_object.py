@@ -19,12 +19,12 @@ from offloaderd.errors import CorruptData
 from offloaderd.format.v1_index import decode_index
 from offloaderd.format.v1_scan import BlockScan, BlockSpan, block_spans
 from offloaderd.format.verify import CHANGED
-from offloaderd.model import EntryBatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from uuid import UUID
 
+    from offloaderd.format.frames import FramedEntries
     from offloaderd.format.v1_index import LedgerObjectIndex
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metrics import Metrics
@@ -122,7 +122,7 @@ class LedgerObjects:
 
     async def read(
         self, segment: CommittedSegment, first: Position, last: Position, pace: Pace, *, read_ahead_bytes: int
-    ) -> AsyncGenerator[EntryBatch, None]:
+    ) -> AsyncGenerator[FramedEntries, None]:
         """Yield every entry of [first, last], which the ledger must hold, in order, a batch for each piece.
 
         Raises NotFound for a missing object, CorruptData for one that is not what its index or the commit says,
@@ -133,17 +133,22 @@ class LedgerObjects:
             while place.entry_id <= last.entry_id:
                 span = table.span(place.entry_id)
                 begins = place.entry_id == span.first_entry_id
-                scan = BlockScan(span, key=table.key, entry_id=None if begins else place.entry_id, at=place.at)
+                scan = BlockScan(
+                    span,
+                    ledger_id=first.ledger_id,
+                    key=table.key,
+                    entry_id=None if begins else place.entry_id,
+                    at=place.at,
+                )
                 end = span.end if last.entry_id >= span.last_entry_id else None
                 window = _Window(self, table, end)
                 try:
                     while not scan.done and scan.next_entry_id <= last.entry_id:
-                        entry_id, payloads = await self._fed(scan, window, table)
+                        found = await self._fed(scan, window, table)
                         pace.grow(read_ahead_bytes)
                         window.ahead_bytes = pace.window_bytes // 2
-                        batch = EntryBatch(first.ledger_id, entry_id, payloads)
-                        batch = batch.between(first.entry_id, last.entry_id)
-                        if batch.payloads:
+                        batch = found.between(first.entry_id, last.entry_id)
+                        if batch.count:
                             yield batch
                 finally:
                     window.close()
@@ -154,7 +159,7 @@ class LedgerObjects:
         async with self._table(segment) as table:
             return table.known
 
-    async def _fed(self, scan: BlockScan, window: _Window, table: LedgerTable) -> tuple[int, list[bytes]]:
+    async def _fed(self, scan: BlockScan, window: _Window, table: LedgerTable) -> FramedEntries:
         wanted = scan.wanted_at
         number = wanted // PIECE_BYTES
         piece = await window.piece(number)

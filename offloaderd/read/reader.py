@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from offloaderd.clock import Clock
+    from offloaderd.format.frames import Entries
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metrics import Metrics
-    from offloaderd.model import EntryBatch, TopicName
+    from offloaderd.model import TopicName
     from offloaderd.objects.port import ObjectReader
     from offloaderd.read.plan import Tier, Why
     from offloaderd.read.ports import HotTier, Maps, Policies
@@ -104,11 +105,13 @@ class TopicReader:
         priority: ReadPriority | None = None,
         batch_bytes: int = 0,
         entries_max: int = 0,
-    ) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
+        framed: bool = False,
+    ) -> AsyncGenerator[tuple[Entries, Tier], None]:
         """Yield the entries of [first, last] in order, each once, in batches of one ledger and one tier.
 
         `first` None is the oldest entry; `last` None the newest at the time of the call, or none when following.
         A batch has at most `batch_bytes` of payload (0: the default) or one entry. `entries_max` 0 is no limit.
+        `framed`: what comes from the bucket is FramedEntries, as it lies there, and `batch_bytes` counts heads as well.
         Following, the read waits for new entries until `last`. Raises TopicNotFound, InvalidInput (OutOfRange beyond
         the newest entry), NotFound before the oldest; EntriesMissing, CorruptData, Transient and Denied when no tier
         can give an entry. What was yielded is right whatever comes after. Close the iterator when done with it.
@@ -118,7 +121,7 @@ class TopicReader:
         started = self.clock.monotonic()
         waiting = True
         with self._newsroom.following(topic) if follow else nullcontext() as news:
-            stream = Stream(self, topic, news, batch_bytes or self.options.batch_bytes)
+            stream = Stream(self, topic, news, batch_bytes or self.options.batch_bytes, framed=framed)
             await stream.begin(first, last, priority)
             async with aclosing(stream.batches()) as batches:
                 async for batch, tier, why in batches:
@@ -131,15 +134,15 @@ class TopicReader:
                     self._count(kept, tier, why)
                     yield kept, tier
                     if entries_max:
-                        entries_max -= len(kept.payloads)
+                        entries_max -= kept.count
                         if not entries_max:
                             break
         if not follow:
             self.metrics.read_duration_seconds.observe(self.clock.monotonic() - started)
 
-    def _count(self, batch: EntryBatch, tier: Tier, why: Why) -> None:
+    def _count(self, batch: Entries, tier: Tier, why: Why) -> None:
         """Count what is handed out."""
-        entries, size = len(batch.payloads), batch.payload_bytes()
+        entries, size = batch.count, batch.payload_bytes()
         self.metrics.read_entries.labels(source=tier).inc(entries)
         self.metrics.read_bytes.labels(source=tier).inc(size)
         self.metrics.read_choice_entries.labels(source=tier, why=why).inc(entries)

@@ -23,9 +23,10 @@ from offloaderd.read.seek_goal import Hit, SeekKind
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from offloaderd.format.frames import FramedEntries
     from offloaderd.format.manifest import SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.model import EntryBatch, TopicName
+    from offloaderd.model import TopicName
     from offloaderd.read.seek_goal import Cost, Goal
     from offloaderd.read.segment import SegmentReader
     from offloaderd.read.table import SegmentTable
@@ -103,14 +104,14 @@ class SegmentSeek:
                 if key is not None and key >= goal.value:
                     found = EntryTime(block.first_time, block.first_index)
                     return _hit(table.manifest, Position(block.ledger_id, block.first_entry_id), found)
-                for entry_id, payload in enumerate((await self.block(table, at)).payloads, block.first_entry_id):
+                for entry_id, payload in (await self.block(table, at)).numbered():
                     found = time_of(payload)
                     key = goal.of(found)
                     if key is not None and key >= goal.value:
                         return _hit(table.manifest, Position(block.ledger_id, entry_id), found)
         return None
 
-    async def block(self, table: SegmentTable, number: int) -> EntryBatch:
+    async def block(self, table: SegmentTable, number: int) -> FramedEntries:
         """Return the entries of a block."""
         batch, fetched = await self._reader.block(table, number)
         self._cost.blocks += 1
@@ -150,7 +151,7 @@ class SegmentSeek:
         key = goal.first(block)
         if key is not None or (block.survey is not None and goal.greatest(block.survey) is None):
             return key
-        keys = (goal.key_of(payload) for payload in (await self.block(table, number)).payloads)
+        keys = (goal.key_of(payload) for _, payload in (await self.block(table, number)).numbered())
         return next((key for key in keys if key is not None), None)
 
 

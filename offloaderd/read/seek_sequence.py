@@ -101,8 +101,8 @@ async def _in_segment(piece: SegmentSeek, number: int, begin: int, wanted: int) 
             if part.ledger_id in kept and wanted < begin + entries:
                 sequence = max(begin, wanted)
                 position = Position(part.ledger_id, part.first_entry_id + sequence - begin)
-                batch = await piece.block(table, table.block_at(position))
-                found = time_of(batch.payloads[position.entry_id - batch.first_entry_id])
+                block = await piece.block(table, table.block_at(position))
+                found = time_of(block.payload(position.entry_id))
                 return Hit(position=position, time=found, tier=Tier.OBJECTS, sequence=sequence)
             begin += entries
     return None

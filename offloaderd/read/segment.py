@@ -8,21 +8,23 @@ Rules:
 - What is fetched ahead is pinned in the shared block cache, so all readers together stay within its budget; only the
   block that a reader needs next is fetched regardless.
 - What a broker has offloaded itself has no manifest: `ledger_object.py` reads it.
-- Decoding runs block by block with the loop let go in between; nothing here awaits for an entry.
+- The cache has blocks as they lie in the bucket: what is passed on as it is needs no look at its entries, and whoever
+  wants them decodes them. Several readers of a block fetch and check it once.
+- Checking runs block by block with the loop let go in between; nothing here awaits for an entry.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self, cast
 
 import structlog
 
 from offloaderd.errors import CorruptData, first_of
-from offloaderd.format.verify import decode_verified_block
+from offloaderd.format.verify import framed_block
 from offloaderd.groups import Group
 from offloaderd.read.blocks import Cache
 from offloaderd.read.fetch import Fetcher, RetryPolicy
@@ -31,10 +33,11 @@ from offloaderd.read.table import SegmentTable, table_of
 from offloaderd.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
     from types import TracebackType
 
     from offloaderd.clock import Clock
+    from offloaderd.format.frames import FramedEntries
     from offloaderd.format.manifest import BlockInfo
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metrics import Metrics
@@ -43,8 +46,8 @@ if TYPE_CHECKING:
     from offloaderd.read.blocks import Slot
     from offloaderd.read.ledger_object import LedgerTable
 
-ENTRY_BYTES = 48
-"""Memory of one small `bytes` object beyond its content, with its place in a list."""
+BLOCK_BYTES = 512
+"""Memory of what is kept with a block's bytes."""
 
 WINDOW_BYTES_MIN = 256 * 1024
 """A read begins with this much, at least one block: about what one round trip to S3 costs anyway."""
@@ -70,7 +73,7 @@ class SegmentReader:
         self._metrics = metrics
         self._options = options
         self.loader = Tasks("the reader")
-        self._blocks: Cache[EntryBatch] = Cache("blocks", options.cache_bytes, loader=self.loader, metrics=metrics)
+        self._blocks: Cache[FramedEntries] = Cache("blocks", options.cache_bytes, loader=self.loader, metrics=metrics)
         self._tables: Cache[SegmentTable] = Cache("segments", options.tables_bytes, loader=self.loader, metrics=metrics)
         self._ledgers = LedgerObjects(
             self._fetcher,
@@ -123,11 +126,8 @@ class SegmentReader:
                 manifest = group.create_task(self._fetcher.whole(bucket, manifest_key), name=f"get {manifest_key}")
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
-        try:
+        with self._reporting():
             table = table_of(topic, segment, index.result(), manifest.result())
-        except CorruptData as error:
-            self._report(error)
-            raise
         self._tables.fill(slot, table, table.cost_bytes)
 
     async def read(
@@ -139,7 +139,37 @@ class SegmentReader:
         object, CorruptData for one that is not what was committed, Transient and Denied; what was yielded before is
         right. Close the iterator when done with it.
         """
-        pace = pace or Pace()
+        async with aclosing(self.read_framed(topic, segment, first, last, pace)) as batches:
+            async for batch in batches:
+                with self._reporting():
+                    decoded = batch.decoded()
+                yield decoded
+
+    async def read_framed(
+        self,
+        topic: TopicName,
+        segment: CommittedSegment,
+        first: Position,
+        last: Position,
+        pace: Pace | None = None,
+        *,
+        bytes_max: int | None = None,
+    ) -> AsyncGenerator[FramedEntries, None]:
+        """Yield as `read` does, but entries as they lie in the bucket, in pieces of `bytes_max` or one entry.
+
+        They are the bytes that were committed; that each frame is right is for whoever takes them apart to check.
+        """
+        async with aclosing(self._wholes(topic, segment, first, last, pace or Pace())) as batches:
+            async for batch in batches:
+                with self._reporting():
+                    pieces = [batch] if bytes_max is None else list(batch.pieces(bytes_max))
+                for piece in pieces:
+                    yield piece
+
+    async def _wholes(
+        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: Pace
+    ) -> AsyncGenerator[FramedEntries, None]:
+        """Yield what [first, last] has of each block."""
         if segment.foreign:
             ahead = self._options.read_ahead_bytes
             async with aclosing(self._ledgers.read(segment, first, last, pace, read_ahead_bytes=ahead)) as batches:
@@ -151,16 +181,18 @@ class SegmentReader:
             try:
                 while (slot := window.next()) is not None:
                     try:
-                        batch = await slot.get()
-                        low = first.entry_id if batch.ledger_id == first.ledger_id else 0
-                        high = last.entry_id if batch.ledger_id == last.ledger_id else batch.last_entry_id
-                        yield batch.between(low, high)
+                        block = await slot.get()
+                        low = first.entry_id if block.ledger_id == first.ledger_id else 0
+                        high = last.entry_id if block.ledger_id == last.ledger_id else block.last_entry_id
+                        with self._reporting():
+                            part = block.between(low, high)
+                        yield part
                     finally:
                         self._blocks.release(slot)
             finally:
                 window.close()
 
-    async def block(self, table: SegmentTable, number: int) -> tuple[EntryBatch, bool]:
+    async def block(self, table: SegmentTable, number: int) -> tuple[FramedEntries, bool]:
         """Return one checked block, and whether it had to be fetched. Raises as `read` does."""
         slot, new = self.claim(table, number)
         try:
@@ -178,19 +210,21 @@ class SegmentReader:
         """Whether the segment's tables are in memory, or on their way."""
         return self._tables.holds(segment.segment_id)
 
-    def claim(self, table: SegmentTable, number: int) -> tuple[Slot[EntryBatch], bool]:
+    def claim(self, table: SegmentTable, number: int) -> tuple[Slot[FramedEntries], bool]:
         """Pin a block; says whether the caller has to fetch it."""
         block = table.manifest.blocks[number]
         return self._blocks.claim((table.manifest.segment_id, number), _cost_bytes(block))
 
-    def fetch(self, table: SegmentTable, first_block: int, slots: Sequence[Slot[EntryBatch]], *, ahead: bool) -> None:
+    def fetch(
+        self, table: SegmentTable, first_block: int, slots: Sequence[Slot[FramedEntries]], *, ahead: bool
+    ) -> None:
         """Fetch neighbouring new blocks with one request."""
         blocks = table.manifest.blocks[first_block : first_block + len(slots)]
         if ahead:
             self._metrics.prefetch_bytes.inc(sum(block.length for block in blocks))
         self._blocks.load(slots, lambda: self._load_blocks(table, blocks, slots), name=f"get {table.data_key}")
 
-    def give_up(self, slot: Slot[EntryBatch]) -> None:
+    def give_up(self, slot: Slot[FramedEntries]) -> None:
         """Unpin a block that is not wanted any more."""
         self._blocks.release(slot)
 
@@ -204,28 +238,34 @@ class SegmentReader:
         return self._options.read_ahead_bytes
 
     async def _load_blocks(
-        self, table: SegmentTable, blocks: Sequence[BlockInfo], slots: Sequence[Slot[EntryBatch]]
+        self, table: SegmentTable, blocks: Sequence[BlockInfo], slots: Sequence[Slot[FramedEntries]]
     ) -> None:
         start = blocks[0].offset
-        try:
-            length = blocks[-1].offset + blocks[-1].length - start
+        length = blocks[-1].offset + blocks[-1].length - start
+        with self._reporting():
             data = await self._fetcher.exactly(table.bucket, table.data_key, start, length)
-        except CorruptData as error:
-            self._report(error)
-            raise
         for block, slot in zip(blocks, slots, strict=True):
             at = block.offset - start
             try:
                 # The checksum takes nothing but `bytes`: the one copy of a block, none when it was fetched alone.
-                batch = decode_verified_block(
+                framed = framed_block(
                     data[at : at + block.length], block, key=table.data_key, method=table.manifest.method
                 )
             except CorruptData as error:
                 self._report(error)
                 self._blocks.fail(slot, error)
             else:
-                self._blocks.fill(slot, batch, _cost_bytes(block))
+                self._blocks.fill(slot, framed, _cost_bytes(block))
             await asyncio.sleep(0)  # noqa: TID251 - lets the loop go between blocks, takes no time
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report damage that is found."""
+        try:
+            yield
+        except CorruptData as error:
+            self._report(error)
+            raise
 
     def _report(self, error: CorruptData) -> None:
         self._metrics.checksum_failures.labels(where="read").inc()
@@ -235,7 +275,7 @@ class SegmentReader:
 
 
 def _cost_bytes(block: BlockInfo) -> int:
-    return block.length + ENTRY_BYTES * block.entry_count
+    return block.length + BLOCK_BYTES
 
 
 class Pace:
@@ -263,9 +303,9 @@ class _Window:
         self._last = last_block
         self._bytes = 0
         self._pace = pace
-        self._slots: deque[tuple[Slot[EntryBatch], int]] = deque()
+        self._slots: deque[tuple[Slot[FramedEntries], int]] = deque()
 
-    def next(self) -> Slot[EntryBatch] | None:
+    def next(self) -> Slot[FramedEntries] | None:
         """Return the next block, which the caller releases; None after the last. Fetches ahead."""
         self._top_up()
         if not self._slots:
@@ -289,7 +329,7 @@ class _Window:
     def _claim_run(self, run_bytes: int) -> bool:
         """Claim neighbouring blocks of about `run_bytes`, fetching the new ones together; False when none fits."""
         ahead = bool(self._slots)
-        fresh: list[Slot[EntryBatch]] = []
+        fresh: list[Slot[FramedEntries]] = []
         first = self._next
         claimed = 0
         while self._next <= self._last and claimed < run_bytes:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import CorruptData, Denied, NotFound, OffloaderError, Transient
+from offloaderd.format.frames import FramedEntries
 from offloaderd.model import EntryBatch, Position, ReadPriority
 from offloaderd.read import plan
 from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing
@@ -23,6 +24,7 @@ from offloaderd.read.segment import Pace
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
+    from offloaderd.format.frames import Entries
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.model import TopicName
     from offloaderd.read.follow import News
@@ -38,13 +40,16 @@ URGENCY = (Transient, CorruptData, Denied)
 
 
 class Stream:
-    """The state of one read. `news` is None for a read that does not follow."""
+    """The state of one read. `news` is None for a read that does not follow; `framed` as for `TopicReader.read`."""
 
-    def __init__(self, reader: TopicReader, topic: TopicName, news: News | None, batch_bytes: int) -> None:
+    def __init__(
+        self, reader: TopicReader, topic: TopicName, news: News | None, batch_bytes: int, *, framed: bool
+    ) -> None:
         self._reader = reader
         self._topic = topic
         self._news = news
         self._batch_bytes = batch_bytes
+        self._framed = framed
         self._priority = ReadPriority.TIERED_STORAGE_FIRST
         self._asked_s: float | None = None  # when the policy was asked last; None: the request says the priority
         self._view = TopicView()
@@ -69,7 +74,7 @@ class Stream:
         follow = self._news is not None
         self._cursor, self._last = plan.checked_range(self._view, first, last, follow=follow)
 
-    async def batches(self) -> AsyncGenerator[tuple[EntryBatch, Tier, Why], None]:
+    async def batches(self) -> AsyncGenerator[tuple[Entries, Tier, Why], None]:
         """Yield the entries of the range, with the tier that gave them and why it was asked."""
         while True:
             seen = self._news.count if self._news is not None else 0
@@ -78,10 +83,10 @@ class Stream:
                     return
                 await self._news.after(seen)
                 continue
-            if (batch := self._hot_batch()) is not None:
-                self._advance(batch)
+            if (held := self._hot_batch()) is not None:
+                self._advance(held)
                 self._reader.metrics.read_requests.labels(source=Tier.BUFFER, outcome="ok").inc()
-                yield batch, Tier.BUFFER, Why.CHOSEN
+                yield held, Tier.BUFFER, Why.CHOSEN
                 continue
             step = await self._step()
             if isinstance(step, Run):
@@ -115,7 +120,7 @@ class Stream:
             return None
         return self._reader.hot.read(self._topic, self._cursor, self._last, self._batch_bytes)
 
-    def _advance(self, batch: EntryBatch) -> None:
+    def _advance(self, batch: Entries) -> None:
         self._cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
         for tier, _ in self._troubles:
             self._reader.metrics.read_requests.labels(source=tier, outcome="fallback").inc()
@@ -205,7 +210,7 @@ class Stream:
         ends = {**self._view.ends, (step.segment.segment_id, step.ledger_id): end}
         self._view = replace(self._view, ends=ends)
 
-    async def _run(self, run: Run) -> AsyncGenerator[EntryBatch, None]:
+    async def _run(self, run: Run) -> AsyncGenerator[Entries, None]:
         """Yield what the tier gives; a tier that fails is noted, and the next step chooses another."""
         requests = self._reader.metrics.read_requests
         outcome = "cancelled"
@@ -225,11 +230,16 @@ class Stream:
             if outcome:
                 requests.labels(source=run.tier, outcome=outcome).inc()
 
-    def _open(self, run: Run) -> AsyncGenerator[EntryBatch, None]:
+    def _open(self, run: Run) -> AsyncGenerator[EntryBatch, None] | AsyncGenerator[FramedEntries, None]:
         if run.segment is not None:
             first = Position(run.ledger_id, run.first_entry_id)
             last = Position(run.ledger_id, run.last_entry_id)
-            return self._reader.segments.read(self._topic, run.segment, first, last, self._pace)
+            segments = self._reader.segments
+            if self._framed:
+                return segments.read_framed(
+                    self._topic, run.segment, first, last, self._pace, bytes_max=self._batch_bytes
+                )
+            return segments.read(self._topic, run.segment, first, last, self._pace)
         source: LedgerSource | None = self._reader.source
         if source is None:
             raise EntriesMissing("there is no ledger source")
@@ -237,9 +247,9 @@ class Stream:
             self._topic, run.ledger_id, run.first_entry_id, run.last_entry_id, batch_bytes=self._batch_bytes
         )
 
-    def _expect(self, batch: EntryBatch, run: Run) -> None:
+    def _expect(self, batch: Entries, run: Run) -> None:
         """A tier that gives other entries than the next ones must not be passed on."""
-        if batch.first != self._cursor or not batch.payloads or batch.last_entry_id > run.last_entry_id:
+        if batch.first != self._cursor or not batch.count or batch.last_entry_id > run.last_entry_id:
             raise CorruptData(
                 key=f"ledger {run.ledger_id} ({run.tier})",
                 offset=0,
@@ -284,8 +294,11 @@ def reason_of(error: OffloaderError) -> Why:
     return Why.MISSING if isinstance(error, NotFound) else Why.UNAVAILABLE
 
 
-def split(batch: EntryBatch, batch_bytes: int) -> Iterator[EntryBatch]:
-    """Yield a batch in pieces of at most `batch_bytes` of payload, or one entry."""
+def split(batch: Entries, batch_bytes: int) -> Iterator[Entries]:
+    """Yield a batch in pieces of at most `batch_bytes` of payload, or one entry; framed ones are such pieces."""
+    if isinstance(batch, FramedEntries):
+        yield batch
+        return
     lengths = list(map(len, batch.payloads))
     if len(lengths) <= 1 or sum(lengths) <= batch_bytes:
         yield batch

@@ -30,10 +30,11 @@ from offloaderd.rpc.retention import checked_ledger
 from offloaderd.rpc.v1 import broker_pb2, broker_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
     from grpc import aio
 
+    from offloaderd.format.frames import Entries
     from offloaderd.ledgers.port import LedgerRegister
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.offload.engine import Engine
@@ -142,9 +143,9 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             if theirs is not None:
                 if not first <= last <= theirs.end:
                     raise InvalidInput(f"{first} to {last} is no range of a ledger that ends with {theirs.end}")
-                async with aclosing(self._reader.segments.read(topic, theirs, first, last)) as batches:
-                    async for batch in batches:
-                        yield encoded_read_response(batch, Tier.OBJECTS)
+                async with aclosing(self._of_broker(topic, theirs, first, last, request)) as found:
+                    async for entries in found:
+                        yield encoded_read_response(entries, Tier.OBJECTS)
                 return
             reading = self._reader.read(
                 topic,
@@ -152,10 +153,27 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 last=last,
                 priority=ReadPriority.TIERED_STORAGE_FIRST,
                 batch_bytes=request.batch_bytes,
+                framed=request.framed,
             )
             async with aclosing(reading) as tiers:
                 async for batch, tier in tiers:
                     yield encoded_read_response(batch, tier)
+
+    async def _of_broker(
+        self,
+        topic: TopicName,
+        theirs: CommittedSegment,
+        first: Position,
+        last: Position,
+        request: broker_pb2.ReadLedgerRequest,
+    ) -> AsyncGenerator[Entries, None]:
+        """Yield entries out of an object of Pulsar's own driver."""
+        segments = self._reader.segments
+        bytes_max = request.batch_bytes or self._reader.options.batch_bytes
+        reading = segments.read_framed(topic, theirs, first, last, bytes_max=bytes_max)
+        async with aclosing(reading) as batches:
+            async for batch in batches:
+                yield batch if request.framed else batch.decoded()
 
     async def DeleteLedger(  # noqa: N802 - named by the proto
         self, request: broker_pb2.DeleteLedgerRequest, context: Context

@@ -16,8 +16,8 @@ from offloaderd.rpc.v1 import read_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from offloaderd.format.frames import Entries
     from offloaderd.format.pulsar_message import Message
-    from offloaderd.model import EntryBatch
     from offloaderd.read.plan import Tier
 
 ANSWER_BYTES = 1024 * 1024
@@ -33,7 +33,7 @@ class MessageReader:
     def __init__(self) -> None:
         self._joiner = Joiner(CONTENT_BYTES_MAX)
 
-    def answers(self, batch: EntryBatch, tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
+    def answers(self, batch: Entries, tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
         """Yield the messages that a batch completes."""
         yield from _packed(self._joiner.take(_messages(batch)), tier)
 
@@ -42,7 +42,7 @@ class MessageReader:
         yield from _packed(self._joiner.rest(), tier)
 
 
-def _messages(batch: EntryBatch) -> Iterator[Message]:
+def _messages(batch: Entries) -> Iterator[Message]:
     for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
         yield from decode_entry(Position(batch.ledger_id, entry_id), payload, content_bytes_max=CONTENT_BYTES_MAX)
 

@@ -7,12 +7,11 @@ the read pauses with what it has fetched ahead, which the block cache bounds. A 
 from __future__ import annotations
 
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, Throttled
 from offloaderd.format import broker_entry
-from offloaderd.model import ReadPriority, TopicName
+from offloaderd.model import EntryBatch, ReadPriority, TopicName
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.convert import encoded_read_response, from_position, to_position
 from offloaderd.rpc.messages import MessageReader
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
+    from offloaderd.format.frames import Entries
     from offloaderd.metrics import Metrics
-    from offloaderd.model import EntryBatch
     from offloaderd.read.reader import TopicReader
 
     Context = aio.ServicerContext[object, object]
 
 BATCH_BYTES_MAX = 16 * 1024 * 1024
-"""Payload bytes of one answer; clients take messages of 32 MiB, and small entries need room for their framing."""
+"""Payload bytes of one answer; clients take messages of 32 MiB, and small entries need room for their heads."""
 
 
 class ReadService(read_pb2_grpc.ReadServiceServicer):
@@ -51,7 +50,8 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     ) -> AsyncIterator[bytes]:
         """Stream a range. Raises what TopicReader.read raises, Throttled when there are too many readers."""
         with self.counted():
-            async with aclosing(self._entries(request)) as batches:
+            framed = request.framed and not request.client_bytes
+            async with aclosing(self._entries(request, framed=framed)) as batches:
                 async for batch, tier in batches:
                     yield encoded_read_response(_client_bytes(batch) if request.client_bytes else batch, tier)
 
@@ -61,14 +61,16 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         """Stream a range as messages. Raises as Read does; what cannot be unpacked is no error."""
         messages, last_tier = MessageReader(), Tier.OBJECTS
         with self.counted():
-            async with aclosing(self._entries(request)) as batches:
+            async with aclosing(self._entries(request, framed=False)) as batches:
                 async for batch, last_tier in batches:
                     for answer in messages.answers(batch, last_tier):
                         yield answer
             for answer in messages.rest(last_tier):
                 yield answer
 
-    async def _entries(self, request: read_pb2.ReadRequest) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
+    async def _entries(
+        self, request: read_pb2.ReadRequest, *, framed: bool
+    ) -> AsyncGenerator[tuple[Entries, Tier], None]:
         """Read what was asked for. Raises InvalidInput, and what TopicReader.read and a seek raise."""
         topic = TopicName.parse(request.topic)
         if request.batch_bytes > self._batch_bytes_max:
@@ -93,6 +95,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
             priority=ReadPriority.parse(request.read_priority) if request.read_priority else None,
             batch_bytes=request.batch_bytes,
             entries_max=request.entries_max,
+            framed=framed,
         )
         async with aclosing(reading) as batches:
             async for batch, tier in batches:
@@ -134,6 +137,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
             return to_response(await sought(self._reader, TopicName.parse(request.topic), request.target))
 
 
-def _client_bytes(batch: EntryBatch) -> EntryBatch:
+def _client_bytes(batch: Entries) -> EntryBatch:
     """Return the entries without what the broker put before them (PIP-70)."""
-    return replace(batch, payloads=[broker_entry.without_head(payload) for payload in batch.payloads])
+    payloads = [broker_entry.without_head(payload) for payload in batch.payloads]
+    return EntryBatch(batch.ledger_id, batch.first_entry_id, payloads)

@@ -8,12 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.format.v1_index import decode_index
 from offloaderd.format.v1_scan import BlockScan, block_spans
 from offloaderd.upkeep.flaws import Flaw, Kind, corrupt
 
 if TYPE_CHECKING:
+    from offloaderd.format.frames import FramedEntries
     from offloaderd.format.v1_index import LedgerObjectIndex
+    from offloaderd.format.v1_scan import BlockSpan
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.upkeep.looking import Looker
 
@@ -49,7 +52,7 @@ async def check_entries(looker: Looker, segment: CommittedSegment) -> list[Flaw]
     flaws, looker = [], looker.at(segment.bucket)
     index = _index(await looker.whole(segment.keys.index), segment)
     for span in block_spans(index):
-        scan = BlockScan(span, key=segment.keys.data)
+        scan = _scan(segment, span)
         try:
             while not scan.done:
                 await _step(looker, segment, scan, span.end)
@@ -63,23 +66,25 @@ async def find_entry(looker: Looker, segment: CommittedSegment, entry_id: int) -
     looker = looker.at(segment.bucket)
     index = _index(await looker.whole(segment.keys.index), segment)
     span = next(one for one in reversed(block_spans(index)) if one.first_entry_id <= entry_id)
-    scan = BlockScan(span, key=segment.keys.data)
-    while True:
-        first, payloads, at = await _step(looker, segment, scan, span.end)
-        if entry_id < first + len(payloads):
-            rest = sum(map(len, payloads[entry_id - first :])) + 12 * (len(payloads) - (entry_id - first) - 1)
-            return at - rest, len(payloads[entry_id - first])
+    scan = _scan(segment, span)
+    while (found := await _step(looker, segment, scan, span.end)).last_entry_id < entry_id:
+        pass
+    one = found.between(entry_id, entry_id)
+    return one.at + one.start + ENTRY_OVERHEAD_BYTES, one.payload_bytes()
 
 
-async def _step(looker: Looker, segment: CommittedSegment, scan: BlockScan, end: int) -> tuple[int, list[bytes], int]:
-    """Feed one piece; returns the id of the first entry that came whole, the payloads, and where they end."""
+def _scan(segment: CommittedSegment, span: BlockSpan) -> BlockScan:
+    return BlockScan(span, ledger_id=segment.begin.ledger_id, key=segment.keys.data)
+
+
+async def _step(looker: Looker, segment: CommittedSegment, scan: BlockScan, end: int) -> FramedEntries:
+    """Feed one piece; returns the entries that came whole."""
     async with looker.piece(segment.keys.data, scan.wanted_at, min(PIECE_BYTES, end - scan.wanted_at)) as data:
         if not data:
             raise CorruptData(
                 key=segment.keys.data, offset=scan.wanted_at, expected=f"an object of {end} bytes", found="its end"
             )
-        first, payloads = scan.feed(data)
-    return first, payloads, scan.entries_end
+        return scan.feed(data)
 
 
 def _index(data: bytes, segment: CommittedSegment) -> LedgerObjectIndex:

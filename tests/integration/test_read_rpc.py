@@ -30,6 +30,7 @@ from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.v1 import common_pb2, read_pb2, read_pb2_grpc
 from tests.unit.read.build import PREFIX, TOPIC, Hot, Piece, put_segment, sample
 from tests.unit.rpc.serve import serving
+from tests.unit.rpc.serve_reads import entries_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -87,23 +88,25 @@ async def read(
     tiers = set()
     async for answer in stub.Read(request):
         assert answer.batch.first_entry_id == request.first.entry_id + len(found)
-        found += answer.batch.payloads
+        found += entries_of(answer).payloads
         tiers.add(answer.tier)
     return found, tiers
 
 
 async def test_what_was_offloaded_comes_back(s3_server: S3Server, s3_bucket: str) -> None:
-    """All entries, and any range of them, come back bit for bit from S3; the second time from the cache."""
+    """All entries, and any range of them, come back bit for bit from S3, framed or not; the second time from memory."""
     async with s3(s3_server, s3_bucket) as store, topic(store, None, 12) as (stub, metrics):
-        for _ in range(2):
-            found, tiers = await read(stub, read_pb2.ReadRequest(topic="orders"))
+        for framed in (False, True):
+            found, tiers = await read(stub, read_pb2.ReadRequest(topic="orders", framed=framed))
             assert sha256(b"".join(found)).digest() == sha256(b"".join(ENTRIES)).digest()
             assert tiers == {common_pb2.TIER_OBJECTS}
         assert sample(metrics, "offloaderd_cache_requests_total", {"cache": "blocks", "result": "hit"}) >= 30
         first = common_pb2.Position(ledger_id=12, entry_id=1234)
         last = common_pb2.Position(ledger_id=12, entry_id=1999)
-        found, _ = await read(stub, read_pb2.ReadRequest(topic="orders", first=first, last=last))
-        assert found == ENTRIES[1234:2000]
+        for framed in (False, True):
+            request = read_pb2.ReadRequest(topic="orders", first=first, last=last, batch_bytes=5000, framed=framed)
+            found, _ = await read(stub, request)
+            assert found == ENTRIES[1234:2000]
         beyond = common_pb2.Position(ledger_id=12, entry_id=3000)
         with pytest.raises(aio.AioRpcError) as caught:
             await read(stub, read_pb2.ReadRequest(topic="orders", first=first, last=beyond))
@@ -129,7 +132,7 @@ async def test_damage_in_the_bucket(s3_server: S3Server, s3_bucket: str, what: s
                     stored[len(stored) // 2] ^= 4
                     await store.put(key, stored)
                 if source is not None:
-                    found, tiers = await read(stub, read_pb2.ReadRequest(topic="orders"))
+                    found, tiers = await read(stub, read_pb2.ReadRequest(topic="orders", framed=True))
                     assert found == ENTRIES
                     assert common_pb2.TIER_SOURCE in tiers
                     continue

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
+    from offloaderd.format.frames import Entries
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.model import EntryBatch, TopicName
+    from offloaderd.model import TopicName
     from tests.simulation.world import World
     from tests.simulation.zookeeper import Nodes
 
@@ -180,7 +181,7 @@ class Oracle:
         self.entries += segment.entries
 
     def _check_batch(
-        self, topic: TopicName, batch: EntryBatch, begins: Position | None, after: Position, what: str
+        self, topic: TopicName, batch: Entries, begins: Position | None, after: Position, what: str
     ) -> None:
         if begins is not None and batch.first != begins:
             self.fail("P1", f"{what} begins at {batch.first}, not {begins}")
@@ -241,7 +242,7 @@ class Oracle:
 
     # Readers.
 
-    def read(self, topic: TopicName, batch: EntryBatch, wanted: Position | None, after: Position) -> None:
+    def read(self, topic: TopicName, batch: Entries, wanted: Position | None, after: Position) -> None:
         """P6: a reader gets each entry once, in order, as it was written."""
         self.reads += len(batch.payloads)
         self._check_batch(topic, batch, wanted, after, "a read")

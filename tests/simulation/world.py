@@ -251,7 +251,7 @@ class World:
     async def read(self, daemon: SimDaemon, topic: TopicName, first: Position, count: int) -> Position:
         """Read from a position on, checking every batch; returns the last position read."""
         after = START
-        reading = daemon.reader.read(topic, first=first, entries_max=count)
+        reading = daemon.reader.read(topic, first=first, entries_max=count, framed=True)
         async with aclosing(reading) as batches:
             async for batch, _ in batches:
                 self.oracle.read(topic, batch, first if after == START else None, after)

@@ -11,7 +11,9 @@ from offloaderd.rpc.v1 import common_pb2, read_pb2
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Encoder = Callable[[common_pb2.EntryBatch, str], Iterator[bytes]]
+    from offloaderd.model import EntryBatch
+
+    Encoder = Callable[[EntryBatch, str], Iterator[bytes]]
     MessageEncoder = Callable[[read_pb2.Message], bytes]
 
 TIERS = {common_pb2.TIER_BUFFER: "buffer", common_pb2.TIER_SOURCE: "source", common_pb2.TIER_OBJECTS: "objects"}
@@ -29,31 +31,31 @@ def encoder(style: str, *, terminal: bool) -> Encoder:
     return styles[style]
 
 
-def as_text(batch: common_pb2.EntryBatch, tier: str) -> Iterator[bytes]:
+def as_text(batch: EntryBatch, tier: str) -> Iterator[bytes]:
     """One entry a line, bytes untouched."""
     for payload in batch.payloads:
         yield payload
         yield b"\n"
 
 
-def as_safe_text(batch: common_pb2.EntryBatch, tier: str) -> Iterator[bytes]:
+def as_safe_text(batch: EntryBatch, tier: str) -> Iterator[bytes]:
     """One entry a line; what could move the cursor or is no UTF-8 is shown as an escape."""
     for payload in batch.payloads:
         yield f"{printable(payload)}\n".encode()
 
 
-def as_hex(batch: common_pb2.EntryBatch, tier: str) -> Iterator[bytes]:
+def as_hex(batch: EntryBatch, tier: str) -> Iterator[bytes]:
     """Position and bytes in hexadecimal."""
     for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
         yield f"{batch.ledger_id}:{entry_id}\t{payload.hex()}\n".encode()
 
 
-def as_raw(batch: common_pb2.EntryBatch, tier: str) -> Iterator[bytes]:
+def as_raw(batch: EntryBatch, tier: str) -> Iterator[bytes]:
     """The bytes and nothing else."""
     yield from batch.payloads
 
 
-def as_json(batch: common_pb2.EntryBatch, tier: str) -> Iterator[bytes]:
+def as_json(batch: EntryBatch, tier: str) -> Iterator[bytes]:
     """One JSON object a line: position, tier, bytes, and the payload as text or base64."""
     for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
         line = {"ledger_id": batch.ledger_id, "entry_id": entry_id, "tier": tier, **as_value(payload)}

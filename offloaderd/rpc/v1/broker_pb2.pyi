@@ -197,11 +197,14 @@ class ReadLedgerRequest(_message.Message):
     FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
     LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
     BATCH_BYTES_FIELD_NUMBER: _builtins.int
+    FRAMED_FIELD_NUMBER: _builtins.int
     first_entry_id: _builtins.int
     last_entry_id: _builtins.int
     """inclusive"""
     batch_bytes: _builtins.int
     """payload bytes a response, at least one entry; 0: the server's default"""
+    framed: _builtins.bool
+    """as in ReadRequest"""
     @_builtins.property
     def ledger(self) -> Global___OffloadedLedger: ...
     def __init__(
@@ -211,10 +214,11 @@ class ReadLedgerRequest(_message.Message):
         first_entry_id: _builtins.int = ...,
         last_entry_id: _builtins.int = ...,
         batch_bytes: _builtins.int = ...,
+        framed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_bytes", b"batch_bytes", "first_entry_id", b"first_entry_id", "last_entry_id", b"last_entry_id", "ledger", b"ledger"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_bytes", b"batch_bytes", "first_entry_id", b"first_entry_id", "framed", b"framed", "last_entry_id", b"last_entry_id", "ledger", b"ledger"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

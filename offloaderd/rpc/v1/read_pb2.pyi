@@ -97,6 +97,7 @@ class ReadRequest(_message.Message):
     ENTRIES_MAX_FIELD_NUMBER: _builtins.int
     CLIENT_BYTES_FIELD_NUMBER: _builtins.int
     SEEK_FIELD_NUMBER: _builtins.int
+    FRAMED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     follow: _builtins.bool
     """go on with new entries until `last`, or until cancelled"""
@@ -108,6 +109,10 @@ class ReadRequest(_message.Message):
     """0: no limit"""
     client_bytes: _builtins.bool
     """PIP-70: without what the broker put before an entry"""
+    framed: _builtins.bool
+    """Entries may come in `frames`, which is much cheaper; batch_bytes counts the bytes of frames then. Daemons that know
+    nothing of it answer with payloads, and so does this one with client_bytes, or what does not come from the bucket.
+    """
     @_builtins.property
     def first(self) -> _common_pb2.Position:
         """absent: the oldest entry"""
@@ -132,10 +137,11 @@ class ReadRequest(_message.Message):
         entries_max: _builtins.int = ...,
         client_bytes: _builtins.bool = ...,
         seek: Global___SeekTarget | None = ...,
+        framed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "_seek", b"_seek", "first", b"first", "last", b"last", "seek", b"seek"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "_seek", b"_seek", "batch_bytes", b"batch_bytes", "client_bytes", b"client_bytes", "entries_max", b"entries_max", "first", b"first", "follow", b"follow", "last", b"last", "read_priority", b"read_priority", "seek", b"seek", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "_seek", b"_seek", "batch_bytes", b"batch_bytes", "client_bytes", b"client_bytes", "entries_max", b"entries_max", "first", b"first", "follow", b"follow", "framed", b"framed", "last", b"last", "read_priority", b"read_priority", "seek", b"seek", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first: _TypeAlias = _typing.Literal["first"]  # noqa: Y015
     _WhichOneofArgType__first: _TypeAlias = _typing.Literal["_first", b"_first"]  # noqa: Y015
@@ -158,19 +164,31 @@ class ReadResponse(_message.Message):
 
     BATCH_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     tier: _common_pb2.Tier.ValueType
     """where these entries came from"""
+    entries: _builtins.int
+    """how many are in `frames`"""
+    frames: _builtins.bytes
+    """Consecutive entries from batch.first_entry_id on, each as int32 length, int64 entry id (both big endian) and payload,
+    with nothing between and behind. A block's checksum was compared, heads may not have been: check ids and lengths.
+    """
     @_builtins.property
-    def batch(self) -> _common_pb2.EntryBatch: ...
+    def batch(self) -> _common_pb2.EntryBatch:
+        """with `frames`: without payloads"""
+
     def __init__(
         self,
         *,
         batch: _common_pb2.EntryBatch | None = ...,
         tier: _common_pb2.Tier.ValueType = ...,
+        entries: _builtins.int = ...,
+        frames: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "entries", b"entries", "frames", b"frames", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from offloaderd.cli.ctl.read_styles import encoder, message_encoder
+from offloaderd.model import EntryBatch
 from offloaderd.rpc.v1 import common_pb2, read_pb2
 from tests.unit.cli.fake_daemon import TOPIC, Failure
 
@@ -120,7 +121,7 @@ def test_messages_in_the_other_styles(ctl: Ctl, fake: FakeDaemon) -> None:
 def test_text_on_a_terminal_cannot_take_it_over() -> None:
     """Control characters, and bytes that are no text, are shown as escapes; tabs and accents stay."""
     encode = encoder("text", terminal=True)
-    shown = b"".join(encode(batch(0, b"a\x1b[2J\tcaf\xc3\xa9\xff\r\n").batch, "objects"))
+    shown = b"".join(encode(EntryBatch(7, 0, [b"a\x1b[2J\tcaf\xc3\xa9\xff\r\n"]), "objects"))
     assert shown.decode() == "a\\x1b[2J\tcafé\\xff\\r\\n\n"
 
 

@@ -13,6 +13,7 @@ from grpc import aio
 
 from offloaderd.client import DaemonClient
 from offloaderd.errors import Conflict, OffloaderError
+from offloaderd.format.entries import frame
 from offloaderd.model import Position
 from offloaderd.read.errors import OutOfRange
 from offloaderd.rpc.errors import DETAIL_KEY, code_of, detail_of
@@ -27,7 +28,7 @@ from offloaderd.rpc.v1 import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 TOPIC = "public/default/orders"
 LEDGER_ENTRIES = 10
@@ -66,14 +67,16 @@ class Daemon(
     """Serves entries 0 to `count` - 1, three a batch; each stream breaks by what `breaks` gives, if there is one left.
 
     A break is (batches before it, the error; None: as when the process dies). `refusals`: of pushes, before they
-    are opened. `grows_to`: what one that lags has after
-    it was asked for more.
+    are opened. `grows_to`: what one that lags has after it was asked for more. Without `frames` it is one of an older
+    version, which knows of none; else `spoil` changes those of each answer.
     """
 
     count: int = 25
     breaks: list[tuple[int, OffloaderError | None]] = field(default_factory=list)
     refusals: list[OffloaderError] = field(default_factory=list)
     repeats: bool = False
+    frames: bool = True
+    spoil: Callable[[bytes], bytes] = bytes
     grows_to: int = 0
     owner: str = "other"
     others: list[str] = field(default_factory=list)
@@ -106,12 +109,14 @@ class Daemon(
             if sent == breaks_after:
                 await self._abort(context, error)
             size = min(3, last - first + 1, LEDGER_ENTRIES - first % LEDGER_ENTRIES, left)
-            batch = common_pb2.EntryBatch(
-                ledger_id=at(first).ledger_id,
-                first_entry_id=at(first).entry_id,
-                payloads=[b"%d" % number for number in range(first, first + size)],
-            )
-            yield read_pb2.ReadResponse(batch=batch, tier=common_pb2.TIER_OBJECTS)
+            batch = common_pb2.EntryBatch(ledger_id=at(first).ledger_id, first_entry_id=at(first).entry_id)
+            answer = read_pb2.ReadResponse(batch=batch, tier=common_pb2.TIER_OBJECTS)
+            payloads = [b"%d" % number for number in range(first, first + size)]
+            if request.framed and self.frames:
+                answer.entries, answer.frames = size, self.spoil(b"".join(frame(at(first).entry_id, payloads)))
+            else:
+                answer.batch.payloads.extend(payloads)
+            yield answer
             first, left, sent = first if self.repeats else first + size, left - size, sent + 1
         while request.follow:
             await asyncio.Event().wait()

@@ -8,28 +8,29 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.client import TimedOut, Unreachable
+from offloaderd.client import EntryBatch, ReadAnswer, TimedOut, Unreachable
 from offloaderd.client.ahead import Ahead
 from offloaderd.errors import Closed, CorruptData, NotFound, OffloaderError, Throttled, Transient
 from offloaderd.rpc.errors import CallTooLong
-from offloaderd.rpc.v1 import common_pb2, read_pb2
+from offloaderd.rpc.v1 import common_pb2
 from tests.unit.client.fleet import TOPIC, Daemon, at, number_of, patient, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 
-async def numbers(answers: AsyncIterator[read_pb2.ReadResponse]) -> list[int]:
+async def numbers(answers: AsyncIterator[ReadAnswer]) -> list[int]:
     """Return the numbers of all entries that come."""
     return [int(payload) async for answer in answers for payload in answer.batch.payloads]
 
 
+@pytest.mark.parametrize("frames", [True, False])
 @pytest.mark.parametrize(
     "error", [None, Closed("it stops"), CallTooLong("an hour"), Transient("the bucket is away"), Throttled("too many")]
 )
-async def test_a_broken_read_goes_on_behind_the_last_entry(error: OffloaderError | None) -> None:
-    """Twice in one range, at whatever the daemon breaks with once the stream has worked."""
-    daemon = Daemon(breaks=[(2, error), (1, error)])
+async def test_a_broken_read_goes_on_behind_the_last_entry(error: OffloaderError | None, *, frames: bool) -> None:
+    """Twice in one range, at whatever a daemon of this or an older version breaks with once the stream has worked."""
+    daemon = Daemon(breaks=[(2, error), (1, error)], frames=frames)
     async with serving(daemon), patient(daemon.address) as client:
         assert await numbers(client.read(TOPIC, first=at(1))) == list(range(1, 25))
         assert [number_of(request.first) for request in daemon.reads] == [1, 7, 10]
@@ -76,9 +77,10 @@ async def test_a_daemon_that_lags_behind_is_waited_for() -> None:
         assert found == list(range(25))
 
 
-async def test_entries_max_counts_over_breaks() -> None:
+@pytest.mark.parametrize("frames", [True, False])
+async def test_entries_max_counts_over_breaks(*, frames: bool) -> None:
     """Each new stream is asked for what is left only."""
-    daemon = Daemon(breaks=[(2, None)])
+    daemon = Daemon(breaks=[(2, None)], frames=frames)
     async with serving(daemon), patient(daemon.address) as client:
         assert await numbers(client.read(TOPIC, entries_max=8)) == list(range(8))
         assert [request.entries_max for request in daemon.reads] == [8, 2]
@@ -147,6 +149,40 @@ async def test_a_daemon_that_repeats_entries_is_not_believed() -> None:
             await numbers(client.read(TOPIC))
 
 
+async def test_a_read_moves_between_versions() -> None:
+    """What one daemon sends framed the next one, of an older version, sends as payloads."""
+    first, second = Daemon(breaks=[(3, Closed("it stops"))]), Daemon(frames=False)
+    async with serving(second), serving(first) as server, patient(first.address, second.address) as client:
+        found: list[int] = []
+        async with aclosing(client.read(TOPIC, ahead=1)) as answers:
+            async for answer in answers:
+                if not found:
+                    await server.stop(0)
+                found += [int(payload) for payload in answer.batch.payloads]
+        assert found == list(range(25))
+        assert all(request.framed for request in [*first.reads, *second.reads])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda frames: frames[:-1],
+        lambda frames: frames + b"\0",
+        lambda frames: frames[13:],
+        lambda frames: frames[:11] + b"\x07" + frames[12:],
+        lambda frames: frames[:13],
+        lambda frames: b"",
+    ],
+)
+async def test_frames_that_are_not_right_are_never_handed_out(spoil: Callable[[bytes], bytes]) -> None:
+    """Lengths, ids and number are compared: a wrong one is an error that names the daemon, and no gap."""
+    daemon = Daemon(spoil=spoil)
+    async with serving(daemon), patient(daemon.address) as client:
+        with pytest.raises(CorruptData, match=daemon.address):
+            await numbers(client.read(TOPIC))
+        assert len(daemon.reads) == 1
+
+
 async def test_a_client_that_is_closed_ends_its_reads() -> None:
     """A reader that waits for new entries hears of it."""
     daemon = Daemon()
@@ -163,11 +199,11 @@ async def test_what_is_fetched_ahead_is_bounded() -> None:
 
     given = 0
 
-    async def endless() -> AsyncGenerator[read_pb2.ReadResponse, None]:
+    async def endless() -> AsyncGenerator[ReadAnswer, None]:
         nonlocal given
         while given < 100:
             given += 1
-            yield read_pb2.ReadResponse(batch=common_pb2.EntryBatch(payloads=[b"x" * 1000]))
+            yield ReadAnswer(EntryBatch(0, given, [b"x" * 1000]), common_pb2.TIER_OBJECTS)
         raise NotFound("the end")
 
     ahead = Ahead(3)

@@ -30,6 +30,7 @@ from offloaderd.read.segment import SegmentOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from offloaderd.format.frames import Entries
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.objects.port import ObjectReader, ObjectStore
 
@@ -299,7 +300,7 @@ def payloads(ledger_id: int, first: int, last: int) -> list[bytes]:
     return [payload(ledger_id, entry_id) for entry_id in range(first, last + 1)]
 
 
-def flat(batches: Sequence[EntryBatch]) -> list[tuple[int, int, bytes]]:
+def flat(batches: Sequence[Entries]) -> list[tuple[int, int, bytes]]:
     """Return ledger, entry and payload of each entry in the order in which they came."""
     return [
         (batch.ledger_id, entry_id, data)

@@ -223,13 +223,13 @@ def test_scan_in_any_pieces(sizes: list[int], block: int, every: int, pieces: li
     data, index_data = one.objects()
     found: list[bytes] = []
     for span in block_spans(decode_index(index_data, key="index")):
-        scan = BlockScan(span, key="data")
+        scan = BlockScan(span, ledger_id=9, key="data")
         turn = 0
         while not scan.done:
             length = pieces[turn % len(pieces)]
             turn += 1
-            first, payloads = scan.feed(data[scan.wanted_at : scan.wanted_at + length])
-            assert first == len(found)
-            found += payloads
+            batch = scan.feed(data[scan.wanted_at : scan.wanted_at + length])
+            assert batch.first == (9, len(found))
+            found += batch.payloads
         assert scan.at == span.end
     assert found == list(one.payloads)

@@ -7,6 +7,7 @@ import uuid
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,9 @@ from offloaderd.model import EntryBatch, Position, ReadPriority
 from offloaderd.objects import keys
 from tests.unit.read.build import PREFIX, TOPIC, Piece, flat, make_house, payload, put_segment
 from tests.unit.read.shelf import Shelf
+
+if TYPE_CHECKING:
+    from offloaderd.format.frames import Entries
 
 FAULTS = ("none", "none", "data gone", "data cut", "block flipped", "index flipped", "index gone", "manifest flipped")
 
@@ -36,6 +40,7 @@ class World:
     last: Position
     batch_bytes: int
     entries_max: int
+    framed: bool
 
     def entries(self) -> list[Position]:
         """All entries that were ever written."""
@@ -71,6 +76,7 @@ def worlds(draw: st.DrawFn) -> World:
         last=entries[high],
         batch_bytes=draw(st.sampled_from([1, 20, 1000])),
         entries_max=draw(st.sampled_from([0, 0, 1, 5])),
+        framed=draw(st.booleans()),
     )
 
 
@@ -181,7 +187,7 @@ async def check(world: World) -> None:
     if world.entries_max:
         wanted = wanted[: world.entries_max]
     expected = [(one.ledger_id, one.entry_id, payload(*one)) for one in wanted]
-    batches: list[EntryBatch] = []
+    batches: list[Entries] = []
     error: OffloaderError | None = None
     async with checked.house.reader as reader:
         entries = reader.read(
@@ -191,6 +197,7 @@ async def check(world: World) -> None:
             priority=world.priority,
             batch_bytes=world.batch_bytes,
             entries_max=world.entries_max,
+            framed=world.framed,
         )
         try:
             async with aclosing(entries) as found:

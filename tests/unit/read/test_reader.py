@@ -32,6 +32,7 @@ from tests.unit.read.build import (
 from tests.unit.read.shelf import Broken, Shelf
 
 if TYPE_CHECKING:
+    from offloaderd.format.frames import Entries
     from tests.unit.read.build import House
 
 IDS = [uuid.UUID(int=number) for number in range(1, 9)]
@@ -39,7 +40,7 @@ IDS = [uuid.UUID(int=number) for number in range(1, 9)]
 
 async def collect(house: House, **what: Any) -> tuple[list[tuple[int, int, bytes]], list[Tier]]:  # noqa: ANN401
     """Read a range; returns its entries and the tiers that gave them, each named once in a row."""
-    batches: list[EntryBatch] = []
+    batches: list[Entries] = []
     tiers: list[Tier] = []
     async with aclosing(house.reader.read(TOPIC, **what)) as found:
         async for batch, tier in found:
@@ -323,7 +324,7 @@ async def test_following_a_pushed_topic_across_ledgers_in_the_buffer() -> None:
     """Without a source, the buffer's word that one ledger follows another is enough; before it, the reader waits."""
     house = make_house()
     house.map.enabled = True
-    found: list[EntryBatch] = []
+    found: list[Entries] = []
     async with house.reader, asyncio.TaskGroup() as group:
 
         async def follow() -> None:

@@ -168,7 +168,7 @@ async def test_a_reader_that_pauses_fetches_no_more_than_its_window(monkeypatch:
         await turns(50)
         fetched = sum(length or 0 for _, length in counting.ranges())
         assert fetched <= 100 * 244 + 4096 + 244
-        assert 0 < segments._blocks.pinned_bytes <= (4096 + 244) // 244 * (244 + 48)
+        assert 0 < segments._blocks.pinned_bytes <= (4096 + 244) // 244 * (244 + segment_module.BLOCK_BYTES)
         await batches.aclose()
         assert segments.pinned_bytes == 0
 
@@ -184,7 +184,7 @@ async def test_a_small_budget_slows_reading_ahead_but_not_reading() -> None:
                 assert batch.payloads == [b"x" * 100]
                 used.append(reader.segments._blocks.used_bytes)
         assert len(used) == 50
-        assert max(used) <= 2 * (244 + 48)
+        assert max(used) <= 2 * (244 + segment_module.BLOCK_BYTES)
 
 
 @pytest.mark.parametrize("what", ["data", "index", "manifest"])

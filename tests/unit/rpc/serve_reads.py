@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from offloaderd.rpc.convert import decoded_read_response
 from offloaderd.rpc.read import ReadService
-from offloaderd.rpc.v1 import read_pb2_grpc
+from offloaderd.rpc.v1 import read_pb2, read_pb2_grpc
 from tests.unit.rpc.serve import serving
 
 if TYPE_CHECKING:
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
+    from offloaderd.model import EntryBatch
     from tests.unit.read.build import House
+
+
+def entries_of(answer: read_pb2.ReadResponse) -> EntryBatch:
+    """Return the entries of an answer, framed or not."""
+    return decoded_read_response(answer.SerializeToString(), where="the test")[0]
 
 
 @asynccontextmanager

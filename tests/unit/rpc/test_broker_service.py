@@ -16,6 +16,7 @@ from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.read.reader import TopicReader
 from offloaderd.rpc.broker import BrokerService
+from offloaderd.rpc.convert import decoded_read_response
 from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.v1 import broker_pb2, read_pb2
 from tests.unit.offload.rig import TOPIC, Rig, enabled, payloads, until_offloaded
@@ -81,8 +82,14 @@ class Served:
         request = broker_pb2.ReadLedgerRequest(
             ledger=self.named(ledger_id), first_entry_id=first, last_entry_id=last, batch_bytes=100
         )
-        answers = [read_pb2.ReadResponse.FromString(one) async for one in self.service.ReadLedger(request, CALLER)]
-        return [bytes(payload) for answer in answers for payload in answer.batch.payloads]
+        found = []
+        for request.framed in (False, True):
+            answers = [answer async for answer in self.service.ReadLedger(request, CALLER)]
+            batches = [decoded_read_response(answer, where="the test")[0] for answer in answers]
+            assert all(read_pb2.ReadResponse.FromString(answer).batch.payloads for answer in answers) != request.framed
+            found.append([payload for batch in batches for payload in batch.payloads])
+        assert found[0] == found[1]
+        return found[0]
 
 
 @asynccontextmanager

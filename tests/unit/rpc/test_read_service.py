@@ -19,8 +19,8 @@ from offloaderd.rpc.convert import from_batch, from_position, to_batch, to_posit
 from offloaderd.rpc.errors import from_rpc_error
 from offloaderd.rpc.v1 import common_pb2, read_pb2
 from tests.patience import PATIENCE_S
-from tests.unit.read.build import TOPIC, Piece, make_house, payloads, put_segment, sample
-from tests.unit.rpc.serve_reads import served
+from tests.unit.read.build import TOPIC, Piece, flat, make_house, payloads, put_segment, sample
+from tests.unit.rpc.serve_reads import entries_of, served
 
 if TYPE_CHECKING:
     from tests.unit.read.build import House
@@ -77,6 +77,33 @@ async def test_a_range_arrives_as_asked() -> None:
     assert (positions.confirmed.ledger_id, positions.confirmed.entry_id) == (4, 5)
     assert (positions.offloaded.ledger_id, positions.offloaded.entry_id) == (3, 9)
     assert positions.HasField("buffered_first")
+
+
+@pytest.mark.parametrize("batch_bytes", [0, 1, 60, 200])
+async def test_framed_answers_have_the_same_entries(batch_bytes: int) -> None:
+    """Frames come for what lies in the bucket, cut to what was asked; the buffer's entries come as payloads."""
+    house = make_house()
+    pieces = [Piece(3, 0, payloads(3, 0, 9), 10), Piece(4, 0, payloads(4, 0, 3))]
+    house.map.segments = [await put_segment(house.store, pieces, segment_id=uuid.UUID(int=1), block_entries=4)]
+    house.hot.add(EntryBatch(4, 4, payloads(4, 4, 5)), follows=Position(4, 3))
+    async with served(house) as stub:
+        for first, last in ((0, 13), (2, 2), (3, 9), (0, 15), (5, 14)):
+            ends = [Position(3 + number // 10, number % 10) for number in (first, last)]
+            request = read_pb2.ReadRequest(
+                topic="orders", first=to_position(ends[0]), last=to_position(ends[1]), batch_bytes=batch_bytes
+            )
+            plain = [entries_of(answer) async for answer in stub.Read(request)]
+            request.framed = True
+            answers = [answer async for answer in stub.Read(request)]
+            assert flat([entries_of(answer) for answer in answers]) == flat(plain)
+            assert len(flat(plain)) == last - first + 1
+            for answer in answers:
+                stored = answer.tier == common_pb2.TIER_OBJECTS
+                assert bool(answer.frames) == bool(answer.entries) == stored == (not answer.batch.payloads)
+                assert not batch_bytes or answer.entries <= 1 or len(answer.frames) <= batch_bytes
+        request = read_pb2.ReadRequest(topic="orders", framed=True, entries_max=3)
+        limited = [answer async for answer in stub.Read(request)]
+        assert sum(answer.entries for answer in limited) == 3
 
 
 @pytest.mark.parametrize(
@@ -246,7 +273,7 @@ async def test_the_brokers_metadata_can_be_left_out() -> None:
     """Entries as the client sent them; those without a head stay as they are."""
     house = await house_of([entry(b"x"), b"plain"])
     async with served(house) as stub:
-        request = read_pb2.ReadRequest(topic="orders", client_bytes=True)
+        request = read_pb2.ReadRequest(topic="orders", client_bytes=True, framed=True)
         (answer,) = [answer async for answer in stub.Read(request)]
     head = len(broker_entry.encode_head(broker_timestamp=99, index=4))
     assert list(answer.batch.payloads) == [entry(b"x")[head:], b"plain"]

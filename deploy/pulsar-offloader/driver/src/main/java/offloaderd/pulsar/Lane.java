@@ -2,6 +2,7 @@ package offloaderd.pulsar;
 
 import com.google.protobuf.ByteString;
 import io.grpc.Status;
+import io.grpc.StatusException;
 import io.grpc.stub.ClientCallStreamObserver;
 import io.grpc.stub.ClientResponseObserver;
 import java.util.ArrayDeque;
@@ -22,9 +23,9 @@ import org.slf4j.LoggerFactory;
  *
  * <p>Answers are asked for one by one, as long as less lies here than the last two reads would take, and no more than
  * {@code readAheadBytes}: a broker that reads megabytes at a time finds the next ones here, and one that looks at single
- * entries has no others sent. A reader that stops holds nothing but its own stream, and that one ends after
- * {@link #IDLE_S}. A stream that breaks begins again with the entry that is wanted next, until the oldest read has
- * waited for too long.
+ * entries has no others sent. An answer of frames goes as a whole, when its last entry does. A reader that stops holds
+ * nothing but its own stream, and that one ends after {@link #IDLE_S}. A stream that breaks begins again with the entry
+ * that is wanted next, until the oldest read has waited for too long.
  */
 final class Lane {
     private static final Logger LOG = LoggerFactory.getLogger(Lane.class);
@@ -162,6 +163,7 @@ final class Lane {
                     .setFirstEntryId(next + ahead.size())
                     .setLastEntryId(lastEntryId)
                     .setBatchBytes(Daemons.BATCH_BYTES)
+                    .setFramed(true)
                     .build();
             daemons.ledgers(settings, settings.address()).readLedger(request, stream);
         } else if (stream != null && !stream.asked && (wanted || aheadBytes < aheadBytesMax())) {
@@ -276,7 +278,17 @@ final class Lane {
 
         @Override
         public void onNext(ReadResponse response) {
-            EntryBatch batch = response.getBatch();
+            try {
+                take(response.getBatch(), Frames.payloads(response));
+            } catch (StatusException wrong) {
+                call.cancel("out of order", null);
+                broken(this, wrong);
+                return;
+            }
+            serve();
+        }
+
+        private void take(EntryBatch batch, List<ByteString> payloads) throws StatusException {
             synchronized (Lane.this) {
                 if (stream != this) {
                     return;
@@ -284,17 +296,14 @@ final class Lane {
                 asked = false;
                 pauseMs = PAUSE_MS;
                 if (batch.getFirstEntryId() != next + ahead.size() || batch.getLedgerId() != ledger.getLedgerId()) {
-                    call.cancel("out of order", null);
-                    broken(this, Status.INTERNAL.withDescription("entry " + batch.getLedgerId() + ":"
-                            + batch.getFirstEntryId() + " came where " + (next + ahead.size()) + " was to").asException());
-                    return;
+                    throw Status.INTERNAL.withDescription("entry " + batch.getLedgerId() + ":"
+                            + batch.getFirstEntryId() + " came where " + (next + ahead.size()) + " was to").asException();
                 }
-                for (ByteString payload : batch.getPayloadsList()) {
+                for (ByteString payload : payloads) {
                     ahead.add(payload);
                     aheadBytes += payload.size();
                 }
             }
-            serve();
         }
 
         @Override

@@ -13,12 +13,15 @@ import io.grpc.okhttp.OkHttpServerBuilder;
 import io.grpc.stub.ServerCallStreamObserver;
 import io.grpc.stub.StreamObserver;
 import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.function.UnaryOperator;
 import offloaderd.v1.Broker.OffloadedLedger;
 import offloaderd.v1.Broker.ReadLedgerRequest;
 import offloaderd.v1.BrokerServiceGrpc;
@@ -43,6 +46,8 @@ public class TieredLedgerTest {
     private volatile Status refusal = Status.UNAVAILABLE;
     private volatile boolean silent;
     private volatile String padding = "";
+    private volatile boolean framed = true;
+    private volatile UnaryOperator<ReadResponse> spoil = answer -> answer;
     private final Daemons daemons = new Daemons();
     private Server server;
 
@@ -65,7 +70,8 @@ public class TieredLedgerTest {
                         batch.addPayloads(ByteString.copyFromUtf8(next.getAndIncrement() + padding));
                     }
                     sent.addAndGet(batch.getPayloadsCount());
-                    call.onNext(ReadResponse.newBuilder().setBatch(batch).build());
+                    ReadResponse answer = ReadResponse.newBuilder().setBatch(batch).build();
+                    call.onNext(request.getFramed() && framed ? spoil.apply(framed(answer)) : answer);
                     if (breaks) {
                         next.set(Long.MAX_VALUE);
                         call.onError(refusal.asRuntimeException());
@@ -78,6 +84,22 @@ public class TieredLedgerTest {
                 }
             });
         }
+    }
+
+    /** Returns an answer as a daemon sends what lies in the bucket. */
+    private static ReadResponse framed(ReadResponse answer) {
+        EntryBatch batch = answer.getBatch();
+        ByteString frames = ByteString.EMPTY;
+        long entryId = batch.getFirstEntryId();
+        for (ByteString payload : batch.getPayloadsList()) {
+            ByteBuffer head = ByteBuffer.allocate(12).putInt(payload.size()).putLong(entryId++).flip();
+            frames = frames.concat(ByteString.copyFrom(head)).concat(payload);
+        }
+        return ReadResponse.newBuilder()
+                .setBatch(batch.toBuilder().clearPayloads())
+                .setEntries(batch.getPayloadsCount())
+                .setFrames(frames)
+                .build();
     }
 
     @Before
@@ -163,6 +185,34 @@ public class TieredLedgerTest {
         failures.set(3);
         holds(ledger().readAsync(0, ENTRIES - 1), 0, ENTRIES - 1);
         assertEquals(4, calls.get());
+    }
+
+    @Test
+    public void aDaemonOfAnOlderVersionSendsPayloads() throws Exception {
+        framed = false;
+        failures.set(1);
+        holds(ledger().readAsync(0, ENTRIES - 1), 0, ENTRIES - 1);
+        assertEquals(2, calls.get());
+    }
+
+    @Test
+    public void framesThatAreNotRightAreNeverHandedOut() throws Exception {
+        List<UnaryOperator<ByteString>> changes = List.of(
+                frames -> frames.substring(0, frames.size() - 1),
+                frames -> frames.concat(ByteString.copyFromUtf8("x")),
+                frames -> frames.substring(frames.byteAt(3) + 12),
+                frames -> ByteString.copyFrom(new byte[] {-1}).concat(frames.substring(1)),
+                frames -> ByteString.copyFrom(new byte[] {9}).concat(frames.substring(1)),
+                frames -> frames.substring(0, 5),
+                frames -> ByteString.EMPTY);
+        for (UnaryOperator<ByteString> change : changes) {
+            spoil = answer -> answer.toBuilder().setFrames(change.apply(answer.getFrames())).build();
+            CompletableFuture<LedgerEntries> read = ledger("ReadTimeoutSeconds", "1").readAsync(0, 50);
+            assertThrows(ExecutionException.class, () -> read.get(30, TimeUnit.SECONDS));
+        }
+        AtomicInteger left = new AtomicInteger(2);
+        spoil = answer -> left.getAndDecrement() > 0 ? answer.toBuilder().setEntries(6).build() : answer;
+        holds(ledger().readAsync(0, ENTRIES - 1), 0, ENTRIES - 1);
     }
 
     @Test
