@@ -103,10 +103,9 @@ class Servers:
             cpu_s(self.store_pid),
         )
 
-    async def renew_daemons(self) -> None:
-        """Have every daemon end in order and another one take its place, with nothing in its memory."""
-        for number in range(len(self.daemons)):
-            await self._replace(number, signal.SIGTERM)
+    async def renew_daemon(self) -> None:
+        """Have the daemon that drivers read through end in order and come back with nothing in its memory."""
+        await self._replace(0, signal.SIGTERM)
 
     async def kill_a_daemon(self) -> None:
         """The first daemon dies in the middle of something, and comes back at its address."""
