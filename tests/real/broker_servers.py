@@ -34,6 +34,8 @@ SETTINGS = {
     "defaultRetentionSizeInMB": -1,
     "brokerServiceCompactionThresholdInBytes": 0,
 }
+CACHE_BYTES = 32 << 20
+"""Of each daemon's blocks: less than any topic has, so that nothing is left of one read when the next one begins."""
 COMPILED = "-XX:TieredStopAtLevel=4"
 """A JVM that compiles as it does by itself; the other tests' are quick to start instead."""
 
@@ -103,28 +105,21 @@ class Servers:
             cpu_s(self.store_pid),
         )
 
-    async def renew_daemon(self) -> None:
-        """Have the daemon that drivers read through end in order and come back with nothing in its memory."""
-        await self._replace(0, signal.SIGTERM)
-
     async def kill_a_daemon(self) -> None:
         """The first daemon dies in the middle of something, and comes back at its address."""
         await CLOCK.sleep(3)
-        await self._replace(0, signal.SIGKILL)
+        old = self.daemons[0]
+        old.signal(signal.SIGKILL)
+        await old.ended()
+        self.daemons[0] = new = DaemonProcess(self.sites[0])
+        new.grpc_port, new.http_port = old.grpc_port, old.http_port
+        await self.stack.enter_async_context(new)
+        await new.serving()
 
     async def kill_a_broker(self) -> None:
         """The first broker, which has the topic, dies and comes back."""
         await self.brokers[0].kill()
         await self.brokers[0].start()
-
-    async def _replace(self, number: int, by: signal.Signals) -> None:
-        old = self.daemons[number]
-        old.signal(by)
-        await old.ended()
-        self.daemons[number] = new = DaemonProcess(self.sites[number])
-        new.grpc_port, new.http_port = old.grpc_port, old.http_port
-        await self.stack.enter_async_context(new)
-        await new.serving()
 
 
 def cpu_s(pid: int | None) -> float:
@@ -170,6 +165,7 @@ async def broker_servers(directory: Path, *, ledger_mib: int) -> AsyncIterator[S
             site = Site.at(directory, cluster.zookeeper, store, bucket)
             site.cluster, site.daemon_id = "loop", name
             site.settings["ledgers"] = {"kind": "bookkeeper"}
+            site.settings["memory"] = {"cache_bytes": CACHE_BYTES}
             servers.sites.append(site)
             servers.daemons.append(await stack.enter_async_context(DaemonProcess(site)))
             await servers.daemons[-1].serving()
