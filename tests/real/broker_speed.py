@@ -4,7 +4,7 @@ Each driver has a topic. Ours streams from the first message on (docs/stock-brok
 Every ledger is offloaded at its close and deleted from BookKeeper at once. Smaller topics go first and do not count,
 until the JVMs have compiled what they run.
 
-Then both topics are read from the beginning, round by round, who goes first changes: by a consumer through the broker,
+Then both topics are read from the beginning, round by round, who goes first changes: by consumers through the broker,
 and by the drivers' read handles alone (tests/real/tiered_handles.py). Each read comes from the S3 server: nothing is
 in BookKeeper, the broker has closed the topic, the daemons' caches are smaller than what was read before. Only the
 files of the S3 server are in the machine's memory, for both.
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 
 KEYS = 500
 MESSAGE_BYTES = 1000
+QUEUES = {"consumer": 5_000, "consumer with a long queue": 50_000}
+"""Messages that a consumer has room for. A broker reads 100 entries, here 10,000 messages, once there is any room: the
+first waits for each read, the second has the broker read while it works."""
+HANDLES = "read handles"
 WARM_UP_MESSAGES = 50_000
 WARM_UP_ROUNDS = 2
 CLOSED = re.compile(r"^(\S+) INFO +OpAddEntry: \[(\S+)\] Closing ledger (\d+) for being full", re.MULTILINE)
@@ -117,10 +121,10 @@ def send(service_url: str, topic: str, numbers: range, rate: float = inf) -> Non
         producer.flush()
 
 
-def catch_up(service_url: str, topic: str, count: int) -> tuple[float, float]:
+def catch_up(service_url: str, topic: str, count: int, queue: int) -> tuple[float, float]:
     """Receive every message without a look at it; returns the seconds that took, and the consumer's CPU seconds."""
     with pulsar_client(service_url) as client:
-        reader = client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=5000)
+        reader = client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=queue)
         began, cpu_before_s = CLOCK.monotonic(), time.process_time()
         for _ in range(count):
             reader.read_next(RECEIVE_MS)
@@ -180,13 +184,14 @@ def ledgers_of(servers: Servers, driven: Driven) -> list[OffloadedLedger]:
     ]
 
 
-async def consumed(servers: Servers, topic: Written) -> Reading:
+async def consumed(servers: Servers, topic: Written, way: str) -> Reading:
     """Have a consumer catch up through the broker, which has nothing of the topic in its memory."""
     await topic.driven.unload()
     before = servers.spent()
-    lasted_s, consumer_s = await asyncio.to_thread(catch_up, servers.url, str(topic.driven.topic), topic.messages)
+    name, queue = str(topic.driven.topic), QUEUES[way]
+    lasted_s, consumer_s = await asyncio.to_thread(catch_up, servers.url, name, topic.messages, queue)
     used = {**servers.spent().since(before), "consumer": round(consumer_s, 2)}
-    return Reading(topic.driver, "consumer", topic.mib / lasted_s, used)
+    return Reading(topic.driver, way, topic.mib / lasted_s, used)
 
 
 async def skimmed(servers: Servers, handles: TieredHandles, topic: Written) -> Reading:
@@ -199,7 +204,12 @@ async def skimmed(servers: Servers, handles: TieredHandles, topic: Written) -> R
     await asyncio.to_thread(handles.skim, offloader, topic.ledgers)
     lasted_s = CLOCK.monotonic() - began
     used = {**servers.spent().since(before), "handles": round(cpu_s(handles.server.child.pid) - jvm_before, 2)}
-    return Reading(topic.driver, "handles", topic.mib / lasted_s, used)
+    return Reading(topic.driver, HANDLES, topic.mib / lasted_s, used)
+
+
+async def read(servers: Servers, handles: TieredHandles, topic: Written) -> list[Reading]:
+    """Read a topic in each way."""
+    return [*[await consumed(servers, topic, way) for way in QUEUES], await skimmed(servers, handles, topic)]
 
 
 async def measured(servers: Servers, scale: Scale, directory: Path) -> str:
@@ -208,8 +218,7 @@ async def measured(servers: Servers, scale: Scale, directory: Path) -> str:
     async with tiered_handles(directory / "handles", CLOCK, flags=[COMPILED], environment=servers.secrets) as handles:
         warm = [await written(servers, driver, min(WARM_UP_MESSAGES, scale.messages), inf) for driver in (THEIRS, OURS)]
         for topic in warm * WARM_UP_ROUNDS:
-            await consumed(servers, topic)
-            await skimmed(servers, handles, topic)
+            await read(servers, handles, topic)
         for turn in range(scale.turns):
             for driver in in_turn(turn, THEIRS, OURS):
                 found.append(await written(servers, driver, scale.messages, scale.rate))
@@ -217,7 +226,7 @@ async def measured(servers: Servers, scale: Scale, directory: Path) -> str:
         readings: list[Reading] = []
         for number in range(scale.rounds):
             for topic in in_turn(number, *sorted(found[-2:], key=lambda one: one.driver == OURS)):
-                for reading in (await consumed(servers, topic), await skimmed(servers, handles, topic)):
+                for reading in await read(servers, handles, topic):
                     readings.append(reading)
                     say(json.dumps({**reading._asdict(), "mib_per_s": round(reading.mib_per_s, 1)}))
     direct = sum([await direct_bytes(broker) for broker in servers.brokers])
@@ -256,7 +265,7 @@ def compared(found: Sequence[Written], readings: Sequence[Reading]) -> str:
     if all(waits.values()):
         theirs, ours = (statistics.median(waits[driver]) for driver in (THEIRS, OURS))
         lines.append(f"from close to offloaded: theirs {theirs:.2f} s, ours {ours:.2f} s (medians of all ledgers)")
-    for way in ("consumer", "handles") if readings else ():
+    for way in (*QUEUES, HANDLES) if readings else ():
         of = {driver: [one for one in readings if (one.driver, one.way) == (driver, way)] for driver in (THEIRS, OURS)}
         theirs, ours = (statistics.median(one.mib_per_s for one in of[driver]) for driver in (THEIRS, OURS))
         dear, cheap = (statistics.median(sum(one.cpu_s.values()) for one in of[driver]) for driver in (THEIRS, OURS))
