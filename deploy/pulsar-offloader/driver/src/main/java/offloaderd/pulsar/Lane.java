@@ -21,7 +21,7 @@ import org.slf4j.LoggerFactory;
 /**
  * One stream of a ledger's entries, and the reads that wait for them in order.
  *
- * <p>Answers are asked for one by one, as long as less lies here than the last two reads would take, and no more than
+ * <p>Answers are asked for one by one, as long as less lies here than twice what the last read took, and no more than
  * {@code readAheadBytes}: a broker that reads megabytes at a time finds the next ones here, and one that looks at single
  * entries has no others sent. An answer of frames goes as a whole, when its last entry does. A reader that stops holds
  * nothing but its own stream, and that one ends after {@link #IDLE_S}. A stream that breaks begins again with the entry
