@@ -18,6 +18,10 @@ from bench.child import Took
 from bench.load import DEADLINE_S, MIB, OFFLOAD_METHOD, Entries
 from bench.machine import cpu_s, memory_bytes
 from bench.site import CLOCK
+from offloaderd.format.entries import frame
+from offloaderd.format.frames import FramedEntries
+from offloaderd.read.plan import Tier
+from offloaderd.rpc.convert import decoded_read_response, encoded_read_response
 from offloaderd.rpc.server import FRAME_BYTES
 from offloaderd.rpc.v1 import common_pb2, offload_pb2, read_pb2
 
@@ -40,14 +44,14 @@ async def _taken(
         yield _OFFERED
 
 
-async def _given(request: read_pb2.ReadRequest, _: object) -> AsyncIterator[read_pb2.ReadResponse]:
-    """Answer with as many batches of `batch_bytes` of such entries as are asked for by the largest count of entries."""
+async def _given(request: read_pb2.ReadRequest, _: object) -> AsyncIterator[bytes]:
+    """Answer with as many framed entries of a length as are asked for, the same ones in each answer of 1 MiB."""
     entry = bytes(request.first.entry_id)
     payloads = [entry] * max(1, MIB // len(entry))
+    frames = b"".join(frame(0, payloads))
+    whole = FramedEntries(1, 0, len(payloads), frames, 0, len(frames), "memory", 0)
     for first in range(0, request.entries_max, len(payloads)):
-        count = min(len(payloads), request.entries_max - first)
-        batch = common_pb2.EntryBatch(ledger_id=1, first_entry_id=first, payloads=payloads[:count])
-        yield read_pb2.ReadResponse(batch=batch, tier=common_pb2.TIER_OBJECTS)
+        yield encoded_read_response(whole.between(0, request.entries_max - first - 1), Tier.OBJECTS)
 
 
 async def serve() -> None:
@@ -59,9 +63,7 @@ async def serve() -> None:
             offload_pb2.StreamingOffloadRequest.FromString,
             offload_pb2.StreamingOffloadResponse.SerializeToString,
         ),
-        READ_METHOD: grpc.unary_stream_rpc_method_handler(
-            _given, read_pb2.ReadRequest.FromString, read_pb2.ReadResponse.SerializeToString
-        ),
+        READ_METHOD: grpc.unary_stream_rpc_method_handler(_given, read_pb2.ReadRequest.FromString),
     }
     for path, handler in handlers.items():
         _, service, method = path.split("/")
@@ -99,16 +101,15 @@ class Empty:
 
     async def read(self, entry_bytes: int, count: int) -> Took:
         """Read as many entries; returns what it took the server."""
-        method: aio.UnaryStreamMultiCallable[read_pb2.ReadRequest, read_pb2.ReadResponse] = self._channel.unary_stream(
-            READ_METHOD,
-            request_serializer=read_pb2.ReadRequest.SerializeToString,
-            response_deserializer=read_pb2.ReadResponse.FromString,
+        method: aio.UnaryStreamMultiCallable[read_pb2.ReadRequest, bytes] = self._channel.unary_stream(
+            READ_METHOD, request_serializer=read_pb2.ReadRequest.SerializeToString
         )
         request = read_pb2.ReadRequest(first=common_pb2.Position(entry_id=entry_bytes), entries_max=count)
         before, started = cpu_s(self._pid), CLOCK.monotonic()
         found = 0
         async for response in method(request, timeout=DEADLINE_S):
-            found += len(response.batch.payloads)
+            batch, _ = decoded_read_response(response, where="memory")
+            found += batch.count
         if found != count:
             raise RuntimeError(f"{found} entries came, not {count}")
         return self._took(started, before)

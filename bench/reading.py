@@ -2,7 +2,8 @@
 
 The daemon is started anew for every round, so its caches are cold; a topic is read by `DaemonClient.read` in this
 process. The references get the same ranges as the reader does once it is at full speed: 8 MiB, two at a time (as it
-fetches one ahead) and one by one. Beside it goes the same read from a gRPC server that answers from memory.
+fetches one ahead) and one by one. Beside it goes the same read, framed as well, from a gRPC server that answers from
+memory.
 """
 
 from __future__ import annotations

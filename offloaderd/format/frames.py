@@ -18,7 +18,7 @@ from offloaderd.model import EntryBatch, Position
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_NUMBER = itemgetter(0)
+_NUMBER, _START = itemgetter(0), itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,12 +83,12 @@ class FramedEntries:
 
     def numbered(self) -> Iterator[tuple[int, bytes]]:
         """Yield each entry's id and payload, looking no further than asked. Raises CorruptData."""
-        for entry_id, start, end in self._walk(self.first_entry_id):
+        for entry_id, start, end in self._walk(self.first_entry_id, self.start):
             yield entry_id, self.data[start + ENTRY_OVERHEAD_BYTES : end]
 
     def payload(self, entry_id: int) -> bytes:
         """Return the payload of one entry that is among them. Raises CorruptData."""
-        _, start, end = next(self._walk(entry_id))
+        start, end = self._find(entry_id)
         return self.data[start + ENTRY_OVERHEAD_BYTES : end]
 
     def between(self, first_entry_id: int, last_entry_id: int) -> FramedEntries:
@@ -98,8 +98,8 @@ class FramedEntries:
             return self
         if low > high:
             return self._part(low, 0, self.start, self.start)
-        start = self._start_of(low)
-        end = self.end if high == self.last_entry_id else self._start_of(high + 1)
+        start = self._find(low)[0]
+        end = self.end if high == self.last_entry_id else self._find(high)[1]
         return self._part(low, high - low + 1, start, end)
 
     def pieces(self, bytes_max: int) -> Iterator[FramedEntries]:
@@ -108,36 +108,47 @@ class FramedEntries:
             yield self
             return
         first, begin = self.first_entry_id, self.start
-        for entry_id, start, end in self._walk(first):
-            if end - begin > bytes_max and start > begin:
-                yield self._part(first, entry_id - first, begin, start)
-                first, begin = entry_id, start
-        yield self._part(first, self.last_entry_id + 1 - first, begin, self.end)
+        while begin < self.end:
+            following, stop = self._cut(first, begin, bytes_max)
+            yield self._part(first, following - first, begin, stop)
+            first, begin = following, stop
+
+    def _cut(self, first: int, begin: int, bytes_max: int) -> tuple[int, int]:
+        """Return where a piece ends that begins with `first` at `begin`: the entry behind it, and where that begins."""
+        if self.end - begin <= bytes_max:
+            return self.last_entry_id + 1, self.end
+        known = bisect_right(self.places, begin + bytes_max, key=_START)
+        near, at = self.places[known - 1] if known else (0, begin)
+        near, at = (self.first_entry_id + near, at) if at > begin else (first, begin)
+        for entry_id, start, end in self._walk(near, at):
+            if end - begin > bytes_max:
+                return (entry_id, start) if entry_id > first else (entry_id + 1, end)
+        return self.last_entry_id + 1, self.end
 
     def _part(self, first_entry_id: int, count: int, start: int, end: int) -> FramedEntries:
         return FramedEntries(self.ledger_id, first_entry_id, count, self.data, start, end, self.key, self.at)
 
-    def _start_of(self, entry_id: int) -> int:
-        """Return where the frame of one of the entries begins."""
-        return next(self._walk(entry_id))[1]
+    def _find(self, entry_id: int) -> tuple[int, int]:
+        """Return where the frame of one of the entries begins and ends."""
+        known = bisect_right(self.places, entry_id - self.first_entry_id, key=_NUMBER)
+        number, at = self.places[known - 1] if known else (0, self.start)
+        walk = self._walk(self.first_entry_id + number, at)
+        return next((start, end) for found, start, end in walk if found == entry_id)
 
-    def _walk(self, from_entry_id: int) -> Iterator[tuple[int, int, int]]:
-        """Yield, from one of the entries on, the id and where the frame begins and ends."""
-        known = bisect_right(self.places, from_entry_id - self.first_entry_id, key=_NUMBER)
-        number, start = self.places[known - 1] if known else (0, self.start)
+    def _walk(self, entry_id: int, start: int) -> Iterator[tuple[int, int, int]]:
+        """Yield, from the entry on whose frame begins at `start`, the id and where the frame begins and ends."""
         data, unpack, last_end = self.data, ENTRY_HEAD.unpack_from, self.end
-        for entry_id in range(self.first_entry_id + number, self.last_entry_id + 1):
+        for wanted in range(entry_id, self.last_entry_id + 1):
             body = start + ENTRY_OVERHEAD_BYTES
             if body > last_end:
-                raise self._corrupt(start, f"entry {entry_id}", "the end of the entries")
+                raise self._corrupt(start, f"entry {wanted}", "the end of the entries")
             length, found = unpack(data, start)
-            if found != entry_id:
-                raise self._corrupt(start + 4, f"entry id {entry_id}", found)
+            if found != wanted:
+                raise self._corrupt(start + 4, f"entry id {wanted}", found)
             end = body + length
             if not body <= end <= last_end:
                 raise self._corrupt(start, f"an entry of at most {last_end - body} bytes", length)
-            if entry_id >= from_entry_id:
-                yield entry_id, start, end
+            yield wanted, start, end
             start = end
         if start != last_end:
             raise self._corrupt(start, f"the end of the entries behind entry {self.last_entry_id}", "more")

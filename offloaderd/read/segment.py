@@ -5,8 +5,8 @@ Rules:
 - Neighbouring blocks are fetched with one GET. A read begins with one block; each time the consumer comes back the
   window doubles, up to `read_ahead_bytes`, and half of it is fetched while the other half is handed out. The window
   is kept from one segment, or ledger, to the next; what a read waits for is asked for in a small request of its own.
-- What is fetched ahead is pinned in the shared block cache, so all readers together stay within its budget; only the
-  block that a reader needs next is fetched regardless.
+- What is fetched ahead is pinned in the shared block cache, so all readers together stay within its budget, each with an
+  equal share of it at most; only the block that a reader needs next is fetched regardless.
 - What a broker has offloaded itself has no manifest: `ledger_object.py` reads it.
 - The cache has blocks as they lie in the bucket: what is passed on as it is needs no look at its entries, and whoever
   wants them decodes them. Several readers of a block fetch and check it once.
@@ -72,6 +72,7 @@ class SegmentReader:
         self._fetcher = Fetcher(objects, clock=clock, retry=options.retry)
         self._metrics = metrics
         self._options = options
+        self._reads = 0
         self.loader = Tasks("the reader")
         self._blocks: Cache[FramedEntries] = Cache("blocks", options.cache_bytes, loader=self.loader, metrics=metrics)
         self._tables: Cache[SegmentTable] = Cache("segments", options.tables_bytes, loader=self.loader, metrics=metrics)
@@ -159,19 +160,23 @@ class SegmentReader:
 
         They are the bytes that were committed; that each frame is right is for whoever takes them apart to check.
         """
-        async with aclosing(self._wholes(topic, segment, first, last, pace or Pace())) as batches:
-            async for batch in batches:
-                with self._reporting():
-                    pieces = [batch] if bytes_max is None else list(batch.pieces(bytes_max))
-                for piece in pieces:
-                    yield piece
+        self._reads += 1
+        try:
+            async with aclosing(self._wholes(topic, segment, first, last, pace or Pace())) as batches:
+                async for batch in batches:
+                    with self._reporting():
+                        pieces = [batch] if bytes_max is None else list(batch.pieces(bytes_max))
+                    for piece in pieces:
+                        yield piece
+        finally:
+            self._reads -= 1
 
     async def _wholes(
         self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: Pace
     ) -> AsyncGenerator[FramedEntries, None]:
         """Yield what [first, last] has of each block."""
         if segment.foreign:
-            ahead = self._options.read_ahead_bytes
+            ahead = self.read_ahead_bytes
             async with aclosing(self._ledgers.read(segment, first, last, pace, read_ahead_bytes=ahead)) as batches:
                 async for batch in batches:
                     yield batch
@@ -234,8 +239,8 @@ class SegmentReader:
 
     @property
     def read_ahead_bytes(self) -> int:
-        """The most that one read fetches ahead."""
-        return self._options.read_ahead_bytes
+        """The most that one read fetches ahead: of the cache, no more than its share among those that go on now."""
+        return min(self._options.read_ahead_bytes, self._options.cache_bytes // max(1, self._reads))
 
     async def _load_blocks(
         self, table: SegmentTable, blocks: Sequence[BlockInfo], slots: Sequence[Slot[FramedEntries]]

@@ -102,7 +102,7 @@ def test_a_wrong_frame_is_told(at: int, change: bytes, said: str) -> None:
     """Whichever way they are looked at, wrong heads give CorruptData that says where."""
     ways: list[Callable[[FramedEntries], object]] = [
         lambda batch: list(batch.numbered()),
-        lambda batch: list(batch.pieces(30)),
+        lambda batch: [piece.decoded() for piece in batch.pieces(30)],
         lambda batch: batch.decoded(),
     ]
     for way in ways:

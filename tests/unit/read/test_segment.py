@@ -173,6 +173,41 @@ async def test_a_reader_that_pauses_fetches_no_more_than_its_window(monkeypatch:
         assert segments.pinned_bytes == 0
 
 
+async def test_readers_share_the_room_for_what_is_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who began first has no more of the cache than those that came later, and gets it back when they go."""
+    monkeypatch.setattr(segment_module, "WINDOW_BYTES_MIN", 64)
+    cost = 20_144 + segment_module.BLOCK_BYTES
+    house = make_house(cache_bytes=33 * cost, read_ahead_bytes=24 * cost)
+    ids = [uuid.UUID(int=number) for number in range(1, 5)]
+    stored = [
+        await put_segment(house.store, [Piece(1, 0, [bytes(20_000)] * 200)], segment_id=one, block_entries=1)
+        for one in ids
+    ]
+    segments = house.reader.segments
+
+    def held(segment_id: uuid.UUID) -> int:
+        """Return how many blocks of a segment its reader has pinned."""
+        return sum(key[0] == segment_id and slot.pins > 0 for key, slot in segments._blocks._slots.items())  # type: ignore[index]
+
+    async with house.reader:
+        reads = [segments.read_framed(TOPIC, one, Position(1, 0), Position(1, 199)) for one in stored]
+        for _ in range(60):
+            await anext(reads[0])
+            await turns(3)
+        assert held(ids[0]) > 12
+        for _ in range(60):
+            for one in reads:
+                await anext(one)
+            await turns(3)
+        assert segments.read_ahead_bytes == 33 * cost // 4
+        assert all(5 <= held(one) <= 9 for one in ids), [held(one) for one in ids]
+        for one in reads[1:]:
+            await one.aclose()
+        assert segments.read_ahead_bytes == 24 * cost
+        await reads[0].aclose()
+        assert segments.pinned_bytes == 0
+
+
 async def test_a_small_budget_slows_reading_ahead_but_not_reading() -> None:
     """With room for hardly one block everything is still read, and memory stays at the budget plus what is held."""
     house = make_house(cache_bytes=200, read_ahead_bytes=4096)
