@@ -166,7 +166,7 @@ public class TieredLedgerTest {
     }
 
     @Test
-    public void asMuchIsReadAheadAsTheReadsAreLarge() throws Exception {
+    public void nothingIsReadAheadOfWhoLooksUpSingleEntries() throws Exception {
         padding = ".".repeat(100_000);
         TieredLedger ledger = ledger();
         holds(ledger.readAsync(0, 0), 0, 0);
