@@ -373,10 +373,7 @@ class OffloadMethod(StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> OffloadMethod:
-        """Read a policy value; `streaming-based`, as Pulsar's unmerged setting had it, is accepted.
-
-        Raises InvalidInput.
-        """
+        """Read a policy value, also `streaming-based` as Pulsar's unmerged setting had it. Raises InvalidInput."""
         if text == "streaming-based":
             return cls.STREAMING
         try:
@@ -399,7 +396,4 @@ class ReadPriority(StrEnum):
         try:
             return cls(text)
         except ValueError:
-            raise InvalidInput(
-                f"unknown read priority {text!r}",
-                hint=f"one of {', '.join(cls)}",
-            ) from None
+            raise InvalidInput(f"unknown read priority {text!r}", hint=f"one of {', '.join(cls)}") from None

@@ -1,6 +1,7 @@
 """The client library: everything that a program needs to use a daemon, and all that offloadctl uses (docs/client.md).
 
-What is named here stays; the modules behind it may change. Answers are the messages of `offloaderd.rpc.v1`.
+What is named here stays; the modules behind it may change. Answers are the messages of `offloaderd.rpc.v1`, except
+ReadAnswer.
 """
 
 from offloaderd.client.answers import ReadAnswer

@@ -5,8 +5,8 @@ Rules:
 - Neighbouring blocks are fetched with one GET. A read begins with one block; each time the consumer comes back the
   window doubles, up to `read_ahead_bytes`, and half of it is fetched while the other half is handed out. The window
   is kept from one segment, or ledger, to the next; what a read waits for is asked for in a small request of its own.
-- What is fetched ahead is pinned in the shared block cache, so all readers together stay within its budget, each with an
-  equal share of it at most; only the block that a reader needs next is fetched regardless.
+- What is fetched ahead is pinned in the shared block cache, so all readers together stay within its budget, each with
+  an equal share of it at most; only the block that a reader needs next is fetched regardless.
 - What a broker has offloaded itself has no manifest: `ledger_object.py` reads it.
 - The cache has blocks as they lie in the bucket: what is passed on as it is needs no look at its entries, and whoever
   wants them decodes them. Several readers of a block fetch and check it once.

@@ -139,6 +139,12 @@ async def read_into(found: list[tuple[int, bytes]], reader: SegmentReader, segme
         found += enumerate(batch.payloads, batch.first_entry_id)
 
 
+async def pass_on(reader: SegmentReader, segment: CommittedSegment) -> None:
+    """Read all entries as a daemon does that hands them on framed, without taking them apart."""
+    async for batch in reader.read_framed(TOPIC, segment, segment.begin, segment.end):
+        assert batch.count
+
+
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "another header": (lambda data: b"\0" + data[1:], "magic"),
     "an entry of another id": (lambda data: data[:139] + b"\x09" + data[140:], "entry id 0"),
@@ -162,6 +168,8 @@ async def test_damage(reader: SegmentReader, store: MemoryStore, name: str) -> N
         await read_into(found, reader, one.adopted)
     assert error.value.key == one.keys.data
     assert found == list(enumerate(one.payloads))[: len(found)]
+    with pytest.raises(CorruptData, match=said):
+        await pass_on(reader, one.adopted)
 
 
 async def test_index_of_another_ledger(reader: SegmentReader, store: MemoryStore) -> None:
