@@ -135,9 +135,13 @@ class ByHand:
     async def ask(self, wanted: Wanted, by: str) -> tuple[Asked, Plan]:
         """Have offloaded what somebody wants; returns the request and what it comes to.
 
-        Raises InvalidInput for what cannot be meant of this topic, Conflict when its method takes nothing, Transient.
+        Without a position it means all that is written, also what the source is about to hear of. Raises InvalidInput
+        for what cannot be meant of this topic, Conflict when its method takes nothing, Transient.
         """
-        topic, plan = self._topic, await self.plan(wanted)
+        topic = self._topic
+        if topic.tailer is not None and wanted.to is None:
+            await topic.tailer.settled()
+        plan = await self.plan(wanted)
         if plan.why is Why.NONE:
             raise Conflict(f"the policy of {topic.topic} has the method none", hint="set another method first")
         asked = Asked(

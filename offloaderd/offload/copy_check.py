@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderError
+from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderError, first_of
 from offloaderd.format import manifest
 from offloaderd.format.verify import check_index, decode_verified_block
+from offloaderd.groups import Group
 from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
 from offloaderd.model import lost_up_to
 from offloaderd.objects import look
@@ -120,11 +121,17 @@ class CopyChecker:
     async def _objects(self, topic_map: TopicMap, segment: CommittedSegment) -> tuple[GrantedObject, ...]:
         data_key, index_key, manifest_key = segment.keys.all
         store = self._uplink.objects.at(segment.bucket)
-        info = await self._head(store, data_key, segment.object_bytes)
-        encoded, manifest_found = await self._read(store, manifest_key)
+        try:
+            async with Group() as group:
+                head = group.create_task(self._head(store, data_key, segment.object_bytes), name=f"head {data_key}")
+                reads = [
+                    group.create_task(self._read(store, key), name=f"get {key}") for key in (manifest_key, index_key)
+                ]
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+        info, (encoded, manifest_found), (index, index_found) = head.result(), *(read.result() for read in reads)
         described = manifest.decode(encoded, key=manifest_key)
         self._check_manifest(topic_map, segment, described, manifest_key)
-        index, index_found = await self._read(store, index_key)
         check_index(index, described, key=index_key)
         crc32c = await self._read_data(store, data_key, described) if self.readback else None
         data = GrantedObject(key=data_key, size_bytes=info.size_bytes, crc32c=crc32c, etag=info.etag)

@@ -46,6 +46,13 @@ LOOK_S = 2.0
 """How often the source's end is looked at while there is no room to read it."""
 
 
+SETTLE_S = 2.5
+"""How long a request waits for entries that are stored and not confirmed yet: the source asks a topic's broker for them
+when its writer has been silent for a second, unless it was told to wait for longer."""
+
+SETTLE_PAUSE_S = 0.1
+
+
 HELD_BACK_S = 60.0
 """How often to look at least whether what is held back is due: age makes it so, and the wall clock may jump."""
 
@@ -147,6 +154,18 @@ class Tailer:
         if trouble is not None:
             raise trouble
         return self._newest()
+
+    async def settled(self) -> None:
+        """Look at the source until it hides no entries, as it does of a writer that fell silent; SETTLE_S at most.
+
+        Raises Transient.
+        """
+        until_s = self._clock.monotonic() + SETTLE_S
+        while True:
+            await self.refresh()
+            if self.edge is None or not self.edge.hidden or self._clock.monotonic() >= until_s:
+                return
+            await self._clock.sleep(SETTLE_PAUSE_S)
 
     async def _look(self) -> Transient | None:
         """Take in the list of ledgers; returns why the end of an open one is not known, if it is not.

@@ -24,7 +24,7 @@ from offloaderd.patterns import of_topic
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.admin_messages import position
 from offloaderd.rpc.convert import encoded_read_response
-from offloaderd.rpc.manual import changed_or_heartbeat
+from offloaderd.rpc.manual import HEARTBEAT_S, changed_or_heartbeat
 from offloaderd.rpc.read import BATCH_BYTES_MAX
 from offloaderd.rpc.retention import checked_ledger
 from offloaderd.rpc.v1 import broker_pb2, broker_pb2_grpc
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     Context = aio.ServicerContext[object, object]
 
 log = structlog.get_logger(__name__)
+
+NEWS_S = 0.05
+"""A broker asks in the moment of the close, before the source has heard of it: then it is looked again this soon, and
+after ever longer pauses."""
 
 STATES = broker_pb2.EnsureState
 Report = broker_pb2.EnsureLedgerResponse
@@ -87,6 +91,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         """
         topic, wanted = TopicName.parse(request.topic), closed_ledger(request)
         asked: TopicOffloader | None = None
+        pause_s = NEWS_S
         while True:
             stored = await self._engine.topic_map(topic)
             if is_whole(stored, wanted.ledger_id):
@@ -107,7 +112,8 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             yield report
             if report.state != STATES.ENSURE_STATE_WAITING:
                 return
-            await changed_or_heartbeat(changed)
+            await changed_or_heartbeat(changed, pause_s)
+            pause_s = min(2 * pause_s, HEARTBEAT_S)
 
     async def OpenLedger(  # noqa: N802 - named by the proto
         self, request: broker_pb2.OpenLedgerRequest, context: Context

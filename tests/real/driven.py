@@ -138,6 +138,15 @@ class Driven:
                 await CLOCK.sleep(0.2)
         return ids
 
+    async def cleared(self, least: int = 1) -> list[int]:
+        """Have every ledger offloaded and deleted from BookKeeper, the last one as well; returns them.
+
+        A topic that is loaded again begins another ledger, and its broker offloads what was left.
+        """
+        await self.unload()
+        await asyncio.to_thread(self._load)
+        return await self.freed(least)
+
     async def write(self, *kinds: str, count: int = 60) -> None:
         """Send messages of each kind, one kind after the other."""
 

@@ -13,7 +13,7 @@ from offloaderd.standalone.process import ServerDied
 from tests.real.jvm import Server, java_command
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from offloaderd.clock import Clock
 
@@ -31,17 +31,24 @@ class RunningGateway(NamedTuple):
 
 @asynccontextmanager
 async def java_gateway(
-    directory: Path, clock: Clock, classes: Sequence[str] = (), *, flags: Sequence[str] = ()
+    directory: Path,
+    clock: Clock,
+    classes: Sequence[str] = (),
+    *,
+    flags: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[RunningGateway]:
-    """Run a JVM with these parts of a class path, and flags, behind its own.
+    """Run a JVM with these parts of a class path, and flags, behind its own, and these variables.
 
     Raises InvalidConfig (no Java), ServerDied.
     """
     gateway_jar = next(_pyspark_jars().glob("py4j-*.jar"))
     main = ["py4j.GatewayServer", "--enable-auth", "0"]
-    server = Server(
-        java_command("java-gateway", directory, [gateway_jar, *classes], main, flags=["-Xmx256m", *flags]), clock
+    flags = ["-Xmx256m", *flags]
+    command = java_command(
+        "java-gateway", directory, [gateway_jar, *classes], main, flags=flags, environment=environment
     )
+    server = Server(command, clock)
     server.launch()
     try:
 

@@ -238,3 +238,34 @@ async def test_what_a_ledger_should_not_have_does_not_stop_the_topic() -> None:
     tailing.push(0, 12, 3)
     assert await tailing.until_at_end() == [Position(0, 8), Position(0, 9), *whole(1, 2, 3, 4)]
     assert tailing.metrics.source_lost_entries._value.get() == 3
+
+
+async def test_what_is_hidden_for_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a ledger is asked for again as long as entries are stored and not confirmed."""
+    tailing = Tailing()
+    last = await tailing.source.append(TOPIC, payloads(5))
+    ends = [Confirmed(1, closed=False, hidden=3), Confirmed(3, closed=False, hidden=1), Confirmed(4, closed=False)]
+
+    async def confirmed(*_: object) -> Confirmed:
+        await turn()
+        return ends.pop(0)
+
+    monkeypatch.setattr(tailing.source, "confirmed", confirmed)
+    await tailing.tailer.settled()
+    assert not ends
+    assert tailing.chain.ledgers[0].entries == last.entry_id + 1
+
+
+async def test_what_stays_hidden_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that nobody tells the end is taken at its word in the end."""
+    tailing = Tailing()
+    await tailing.source.append(TOPIC, payloads(5))
+
+    async def confirmed(*_: object) -> Confirmed:
+        await turn()
+        return Confirmed(3, closed=False, hidden=1)
+
+    monkeypatch.setattr(tailing.source, "confirmed", confirmed)
+    monkeypatch.setattr("offloaderd.offload.tailer.SETTLE_S", 0.3)
+    await tailing.tailer.settled()
+    assert tailing.chain.ledgers[0].entries == 4

@@ -132,6 +132,23 @@ async def test_a_closed_ledger_is_covered_and_read_of_a_topic_that_nobody_enable
             await one.service.OpenLedger(broker_pb2.OpenLedgerRequest(ledger=one.named(7)), CALLER)
 
 
+async def test_a_close_that_the_source_hears_of_late_is_looked_for_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker asks before the daemon's source shows the last entries: that takes no whole heartbeat to find out."""
+    monkeypatch.setattr("offloaderd.rpc.broker.HEARTBEAT_S", 3600.0)
+    rig = ledger_rig(Rig().policy)
+    everything = await appended(rig, payloads(8))
+    late = payloads(15)[8:]
+    async with served(rig) as one:
+        await enabled(one.engine)
+        length = length_of(everything, 0) + sum(map(len, late[:2]))
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(one.ensure(0, 10, length))
+            await rig.clock.sleep(0.2)
+            await appended(rig, late)
+        reports = asking.result()
+        assert [reports[0].state, reports[-1].state] == [WAITING, COVERED]
+
+
 async def test_another_ledger_than_bookkeepers_is_never_called_covered() -> None:
     """With one byte or one entry more in BookKeeper the answer is an error, and its copy stays."""
     rig = ledger_rig(Rig().policy)

@@ -21,10 +21,10 @@ import org.slf4j.LoggerFactory;
 /**
  * One stream of a ledger's entries, and the reads that wait for them in order.
  *
- * <p>Answers are asked for one by one, as long as no more than {@code readAheadBytes} lie here (an answer of frames goes
- * as a whole, when its last entry does), so a reader that stops holds nothing but its own stream, and that one ends after
- * {@link #IDLE_S}. A stream that breaks begins again with the entry that is wanted next, until the oldest read has waited
- * for too long.
+ * <p>Answers are asked for one by one, as long as no more than {@code readAheadBytes} lie here, and only as they are wanted
+ * behind a read of a single entry, which looks something up. An answer of frames goes as a whole, when its last entry
+ * does. A reader that stops holds nothing but its own stream, and that one ends after {@link #IDLE_S}. A stream that
+ * breaks begins again with the entry that is wanted next, until the oldest read has waited for too long.
  */
 final class Lane {
     private static final Logger LOG = LoggerFactory.getLogger(Lane.class);
@@ -39,6 +39,7 @@ final class Lane {
     private final ArrayDeque<Waiting> reads = new ArrayDeque<>();
     private final ArrayDeque<ByteString> ahead = new ArrayDeque<>();
     private long aheadBytes;
+    private boolean single; // the last read was of one entry
     private long next; // entry id of the first in `ahead`, or of what the stream gives then
     private Stream stream;
     private long pauseMs = PAUSE_MS;
@@ -48,6 +49,7 @@ final class Lane {
     private boolean closed;
 
     private final class Waiting {
+        final long first;
         final long last;
         final long deadlineNs = System.nanoTime() + settings.readTimeout().toNanos();
         final Entries entries = new Entries(ledger.getLedgerId());
@@ -55,8 +57,9 @@ final class Lane {
         long wanted;
 
         Waiting(long first, long last) {
-            this.wanted = first;
+            this.first = first;
             this.last = last;
+            this.wanted = first;
         }
     }
 
@@ -115,6 +118,7 @@ final class Lane {
                 if (read.wanted <= read.last) {
                     break;
                 }
+                single = read.first == read.last;
                 served.add(reads.poll());
             }
             usedNs = System.nanoTime();
@@ -163,7 +167,7 @@ final class Lane {
                     .setFramed(true)
                     .build();
             daemons.ledgers(settings, settings.address()).readLedger(request, stream);
-        } else if (stream != null && !stream.asked && (wanted || aheadBytes < settings.readAheadBytes())) {
+        } else if (stream != null && !stream.asked && (wanted || (!single && aheadBytes < settings.readAheadBytes()))) {
             stream.asked = true;
             stream.call.request(1);
         }

@@ -88,7 +88,15 @@ final class Offload {
     private void react(EnsureLedgerResponse last) {
         switch (last.getState()) {
             case ENSURE_STATE_COVERED -> done.complete(last.getSegments());
-            case ENSURE_STATE_ELSEWHERE -> again(last.getOwnerAddress());
+            case ENSURE_STATE_ELSEWHERE -> {
+                String owner = last.getOwnerAddress();
+                if (address.equals(settings.address()) && !address.equals(owner)) {
+                    address = owner;
+                    ask();
+                } else {
+                    again(settings.address());
+                }
+            }
             case ENSURE_STATE_PUSH -> {
                 if (push != null) {
                     push.stop();

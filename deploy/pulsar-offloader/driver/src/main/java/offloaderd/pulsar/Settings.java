@@ -36,7 +36,7 @@ record Settings(
             "CallTimeoutSeconds", "30",
             "ReadTimeoutSeconds", "60",
             "OffloadTimeoutSeconds", "3600",
-            "ReadAheadBytes", "4194304");
+            "ReadAheadBytes", "8388608");
 
     /**
      * Reads what the broker was configured with, in place of what its JVM was, in place of what is so by default.

@@ -45,6 +45,7 @@ public class TieredLedgerTest {
     private final AtomicLong sent = new AtomicLong();
     private volatile Status refusal = Status.UNAVAILABLE;
     private volatile boolean silent;
+    private volatile String padding = "";
     private volatile boolean framed = true;
     private volatile UnaryOperator<ReadResponse> spoil = answer -> answer;
     private final Daemons daemons = new Daemons();
@@ -66,7 +67,7 @@ public class TieredLedgerTest {
                 while (call.isReady() && next.get() <= request.getLastEntryId()) {
                     EntryBatch.Builder batch = EntryBatch.newBuilder().setLedgerId(5).setFirstEntryId(next.get());
                     for (int i = 0; i < BATCH && next.get() <= request.getLastEntryId(); i++) {
-                        batch.addPayloads(ByteString.copyFromUtf8("" + next.getAndIncrement()));
+                        batch.addPayloads(ByteString.copyFromUtf8(next.getAndIncrement() + padding));
                     }
                     sent.addAndGet(batch.getPayloadsCount());
                     ReadResponse answer = ReadResponse.newBuilder().setBatch(batch).build();
@@ -125,12 +126,12 @@ public class TieredLedgerTest {
         return new TieredLedger(daemons, Settings.read(said), stats, named, ENTRIES - 1, 2890);
     }
 
-    private static void holds(CompletableFuture<LedgerEntries> read, long first, long last) throws Exception {
+    private void holds(CompletableFuture<LedgerEntries> read, long first, long last) throws Exception {
         try (LedgerEntries entries = read.get(30, TimeUnit.SECONDS)) {
             long expected = first;
             for (LedgerEntry entry : entries) {
                 assertEquals(expected, entry.getEntryId());
-                assertArrayEquals(("" + expected).getBytes(), entry.getEntryBytes());
+                assertArrayEquals((expected + padding).getBytes(), entry.getEntryBytes());
                 assertTrue(entry.getEntryBuffer().isDirect());
                 expected++;
             }
@@ -162,6 +163,21 @@ public class TieredLedgerTest {
         assertTrue("streams: " + calls.get(), calls.get() <= 4);
         holds(ledger.readAsync(999, 999), 999, 999);
         holds(ledger.readAsync(3, 3), 3, 3);
+    }
+
+    @Test
+    public void nothingIsReadAheadOfWhoLooksUpSingleEntries() throws Exception {
+        padding = ".".repeat(100_000);
+        TieredLedger ledger = ledger();
+        holds(ledger.readAsync(0, 0), 0, 0);
+        Thread.sleep(500);
+        assertTrue("sent for one: " + sent.get(), sent.get() < 60); // what is on its way: no more than its window
+        holds(ledger.readAsync(1, 100), 1, 100);
+        for (int tries = 0; tries < 100 && sent.get() < 180; tries++) {
+            Thread.sleep(50);
+        }
+        assertTrue("sent ahead: " + sent.get(), sent.get() >= 180); // 8 MiB are 83 of them
+        assertEquals(1, calls.get());
     }
 
     @Test
