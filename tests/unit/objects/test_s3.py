@@ -162,7 +162,7 @@ async def test_body_that_stops() -> None:
         connection.answer("200 OK", b"x" * 50, Content_Length="100")
         await connection.reader.read()
 
-    assert type(await outcome(FaultyServer(stuck), READS["get"])) is Transient
+    assert type(await outcome(FaultyServer(stuck), READS["get"], read_timeout_s=0.5)) is Transient
 
 
 async def test_body_that_drips() -> None:
@@ -200,7 +200,7 @@ async def test_server_that_stops_reading() -> None:
         finally:
             over.set()
 
-    error = await outcome(FaultyServer(deaf), upload, read_timeout_s=0.2)
+    error = await outcome(FaultyServer(deaf), upload, connect_timeout_s=0.5, read_timeout_s=0.2)
     assert type(error) is OutcomeUnknown
 
 
