@@ -35,9 +35,6 @@ REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 STATUS_S = 5.0
 """How long a caller may take to hear why its call failed; one that takes no answers takes no status either."""
 
-QUIET = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
-"""Services whose calls are not worth a line at the normal level."""
-
 INTERNAL_DETAIL = common_pb2.ErrorDetail(reason="INTERNAL", hint="the daemon's log says more").SerializeToString()
 
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
@@ -198,10 +195,11 @@ class _Call:
             "identity": caller.name if caller is not None else "",
             "error": message,
         }
-        write = log.debug if self._service in QUIET and code is grpc.StatusCode.OK else log.info
-        write("rpc.handled", **fields, responses=self._sent, reason=reason)
         need = caller.need if caller is not None else None
         role = need.role if need is not None else None
+        quiet = code is grpc.StatusCode.OK and need is not None and role in {None, Role.READ}
+        write = log.debug if quiet else log.info  # brokers read thousands of times a second
+        write("rpc.handled", **fields, responses=self._sent, reason=reason)
         if role is Role.ADMIN or code in REFUSED:
             told = {"via": caller.via, "topics": caller.named, **caller.how} if caller is not None else {}
             audit.info("audit.call", **fields, role=role, **told)

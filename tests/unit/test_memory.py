@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from offloaderd.memory import COLLECTOR_THRESHOLDS, calm_collector, limit_arenas
+from offloaderd.memory import COLLECTOR_THRESHOLDS, calm_collector, limit_arenas, spare_what_is_there
 
 PROGRAM = """
 import ctypes, re, threading
@@ -61,3 +61,17 @@ def test_the_collector_looks_more_rarely() -> None:
         assert all(ours > theirs for ours, theirs in zip(COLLECTOR_THRESHOLDS, (700, 10, 10), strict=True))
     finally:
         gc.set_threshold(*before)
+
+
+def test_what_is_there_is_spared() -> None:
+    """The collector's oldest generation is empty afterwards, and cycles that are made later are still collected."""
+    try:
+        spare_what_is_there()
+        assert gc.get_freeze_count() > 10_000
+        assert len(gc.get_objects(generation=2)) < 1_000
+        cycle: list[object] = []
+        cycle.append(cycle)
+        del cycle
+        assert gc.collect()
+    finally:
+        gc.unfreeze()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from offloaderd.cli.daemon.check_config import CONFIG
-from offloaderd.memory import calm_collector, limit_arenas
+from offloaderd.memory import calm_collector, limit_arenas, spare_what_is_there
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,4 +40,4 @@ def serve(config: Path | None) -> int:
     reread = partial(load, config, os.environ)
     settings = reread()
     log.configure(settings.log.level, settings.log.format, modules=parsed_levels(settings.log.levels))
-    return asyncio.run(run(settings, reread=reread))
+    return asyncio.run(run(settings, on_ready=lambda _: spare_what_is_there(), reread=reread))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
+from offloaderd import daemon
 from offloaderd.cli import show
 from offloaderd.cli.daemon import screen as screen_module
 from offloaderd.cli.daemon.screen import TerminalScreen, flow_line
@@ -19,6 +21,7 @@ from offloaderd.model import TopicName
 from offloaderd.standalone.walkthrough import Comparison, Digest, Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from click.testing import Result
@@ -100,6 +103,27 @@ def test_serve_reports_mistakes_before_it_starts(monkeypatch: pytest.MonkeyPatch
     result = invoke("serve")
     assert result.exit_code == 2
     assert "OFFLOADERD__GRPC__PORT" in result.stderr
+
+
+def test_what_is_there_when_the_daemon_serves_is_spared_by_the_collector(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before: what is loaded until then stays as well."""
+    frozen = []
+
+    async def run(_: object, *, on_ready: Callable[[object], None], reread: object) -> int:
+        frozen.append(gc.get_freeze_count())
+        on_ready(None)
+        frozen.append(gc.get_freeze_count())
+        return 0
+
+    monkeypatch.setattr(daemon, "run", run)
+    try:
+        assert invoke("serve", "--config", str(config)).exit_code == 0
+    finally:
+        gc.unfreeze()
+    assert frozen[0] == 0
+    assert frozen[1] > 10_000
 
 
 def test_check_config_connect_says_what_is_not_there(tmp_path: Path) -> None:

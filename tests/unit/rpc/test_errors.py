@@ -137,6 +137,25 @@ async def test_errors_survive_the_way(error: OffloaderError, code: grpc.StatusCo
     assert (event["code"], event["reason"], event["error"]) == (code_name(code), reason, error.message)
 
 
+async def test_what_only_reads_and_succeeds_is_worth_no_line_at_the_normal_level() -> None:
+    """Brokers read thousands of times a second; a call that changes something has its line, and so has a failure."""
+    metrics, service = Metrics(), Failing()
+    async with serving(metrics, service.register) as channel:
+        with capture_logs() as logs:
+            await read_pb2_grpc.ReadServiceStub(channel).LastPositions(read_pb2.LastPositionsRequest())
+            await ledgers_pb2_grpc.LedgerServiceStub(channel).Roll(ledgers_pb2.RollRequest())
+    levels = {event["method"]: event["log_level"] for event in logs if event["event"] == "rpc.handled"}
+    assert levels == {"LastPositions": "debug", "Roll": "info"}
+    assert (
+        sample(
+            metrics,
+            "grpc_server_handled_total",
+            {"method": "LastPositions", "code": "OK"} | {"service": "offloaderd.v1.ReadService"},
+        )
+        == 1
+    )
+
+
 async def test_a_stream_that_fails_says_why_after_what_it_gave() -> None:
     """Answers that were sent arrive before the error; a streaming handler may also write through its context."""
     metrics, service = Metrics(), Failing()
