@@ -18,6 +18,8 @@ from bench.site import CLOCK
 from bench.stored import stored
 from bench.usage import measured
 from offloaderd.client import Goal, SeekKind
+from offloaderd.format.entries import framed_bytes
+from offloaderd.format.v2 import BLOCK_HEADER_BYTES
 from offloaderd.model import Position, ReadPriority, TopicName
 from offloaderd.objects.s3 import S3Store
 
@@ -56,8 +58,9 @@ async def random_reads(site: Site, size: Scale) -> list[Figure]:
     blocks = size.random_reads + 1
     entries = Entries(ENTRY_BYTES, blocks * MIB, distinct=blocks)
     stride = next(one for one in (13, 7, 3, 1) if size.random_reads % one)
+    per_block = (MIB - BLOCK_HEADER_BYTES) // framed_bytes(ENTRY_BYTES, 1)  # or one more: 100 entries in all of them
     places = [
-        (number * stride % size.random_reads) * (MIB // ENTRY_BYTES) + number * 131 % 900
+        (number * stride % size.random_reads) * per_block + 150 + number * 131 % 700
         for number in range(size.random_reads)
     ]
     reads, seeks = [], []

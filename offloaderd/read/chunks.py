@@ -42,12 +42,12 @@ class Chunks:
     def piece(self, table: SegmentTable, number: int, first_entry_id: int, last_entry_id: int) -> Piece | None:
         """Return the chunks to read entries of block `number` by; None where the block is to be read as a whole.
 
-        That is where there are no chunks, where half of the block or more is wanted, and where it, other chunks of it
-        or the block before are in the cache, or on their way.
+        That is where there are no chunks, where half of the block or more is wanted, and where it is in the cache or,
+        unless these chunks are, other chunks of it or the block before; on their way counts as being there.
         """
         block, size, blocks = table.manifest.blocks[number], table.manifest.chunk_bytes, self._pieces
         segment_id = table.manifest.segment_id
-        if not block.chunks or blocks.holds((segment_id, number)) or blocks.holds((segment_id, number - 1)):
+        if not block.chunks or blocks.holds((segment_id, number)):
             return None
         piece = piece_of(block, size, first_entry_id, last_entry_id)
         if 2 * extent(block, size, piece.first_chunk, piece.last_chunk)[1] >= block.length:
@@ -55,7 +55,9 @@ class Chunks:
         low, high = piece.first_chunk, piece.last_chunk + 1
         near = range(max(0, low - NEAR), min(chunk_count(block.length, size), high + NEAR))
         held = {chunk for chunk in near if blocks.holds(_key(table, number, chunk))}
-        return piece if not held or held.issuperset(range(low, high)) else None
+        if held:
+            return piece if held.issuperset(range(low, high)) else None
+        return None if blocks.holds((segment_id, number - 1)) else piece
 
     @asynccontextmanager
     async def entries(self, table: SegmentTable, number: int, piece: Piece) -> AsyncIterator[tuple[FramedEntries, int]]:

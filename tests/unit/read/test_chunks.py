@@ -137,6 +137,19 @@ async def test_who_comes_back_for_more_of_a_block_gets_all_of_it() -> None:
         assert counting.ranges() == [(0, 1000), (0, block), (block, block)]
 
 
+async def test_chunks_that_are_there_are_used_whatever_has_come_since() -> None:
+    """Not when the block before them was read, either."""
+    house = make_house()
+    segment = await stored(house)
+    async with house.reader:
+        counting = await opened(house, segment)
+        assert await one(house, segment, 150) == PAYLOADS[150:151]
+        assert await one(house, segment, 0, 99) == PAYLOADS[:100]
+        asked = len(counting.ranges())
+        assert await one(house, segment, 150) == PAYLOADS[150:151]
+        assert len(counting.ranges()) == asked
+
+
 @pytest.mark.parametrize(("count", "blocks"), [(50, 1), (100, 2), (150, 2)])
 async def test_who_wants_much_of_a_block_gets_all_of_it(count: int, blocks: int) -> None:
     """Half of it or more, or something of the next one too."""
