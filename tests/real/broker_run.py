@@ -92,7 +92,7 @@ async def tried(servers: Servers, count: int) -> None:
 
 async def run(scale: Scale, directory: Path, *, parts: Sequence[str]) -> str:
     """Run the parts. Raises AssertionError for the first message that is not what was sent."""
-    async with broker_servers(directory, ledger_mib=scale.ledger_mib) as servers:
+    async with broker_servers(directory, ledger_mib=scale.ledger_mib, is_far=scale.latency_s > 0) as servers:
         found = await measured(servers, scale, directory) if "speed" in parts else ""
         if "faults" in parts:
             await tried(servers, scale.messages)
@@ -107,13 +107,21 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1, help="of writing through each driver")
     parser.add_argument("--rounds", type=int, default=5, help="of reading what the last turn has written, both ways")
     parser.add_argument("--ledger-mib", type=int, default=32, help="size of a ledger")
+    parser.add_argument("--latency-ms", type=float, default=0, help="of the store while it is read, added by a proxy")
     parser.add_argument(
         "--parts", nargs="+", choices=("speed", "faults"), default=("speed", "faults"), help="what to do"
     )
     arguments = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="broker-run-"))
     say(f"what the servers say is in {directory} until all is well")
-    scale = Scale(arguments.messages, arguments.rate, arguments.ledger_mib, arguments.turns, arguments.rounds)
+    scale = Scale(
+        messages=arguments.messages,
+        rate=arguments.rate,
+        ledger_mib=arguments.ledger_mib,
+        turns=arguments.turns,
+        rounds=arguments.rounds,
+        latency_s=arguments.latency_ms / 1000,
+    )
     found = asyncio.run(run(scale, directory, parts=arguments.parts))
     if found:
         say(found)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.clock import SystemClock
+from offloaderd.drill.listener import Listener, relay
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 from tests.integration.processes import DaemonProcess, Site
@@ -19,6 +20,7 @@ from tests.real.driven import Driven
 from tests.servers import S3Server, bucket_at
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from tests.real.bookies import BookKeeperCluster
@@ -38,6 +40,22 @@ CACHE_BYTES = 32 << 20
 """Of each daemon's blocks: less than any topic has, so that nothing is left of one read when the next one begins."""
 COMPILED = "-XX:TieredStopAtLevel=4"
 """A JVM that compiles as it does by itself; the other tests' are quick to start instead."""
+
+
+class FarStore(Listener):
+    """The S3 server as from a distance: whatever is sent to it takes so long to get there, once `latency_s` is set."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(self._pass_on)
+        self._target = endpoint
+        self.latency_s = 0.0
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await relay(reader, writer, self._target, self._travel)
+
+    async def _travel(self, _: int) -> None:
+        if self.latency_s:
+            await CLOCK.sleep(self.latency_s)
 
 
 class Spent(NamedTuple):
@@ -60,6 +78,7 @@ class Servers:
     cluster: BookKeeperCluster
     store: S3Server
     store_pid: int
+    far: FarStore
     bucket: str
     sites: list[Site]
     daemons: list[DaemonProcess]
@@ -129,8 +148,8 @@ def cpu_s(pid: int | None) -> float:
 
 
 @asynccontextmanager
-async def broker_servers(directory: Path, *, ledger_mib: int) -> AsyncIterator[Servers]:
-    """Run them all below a directory. Raises what each of them raises."""
+async def broker_servers(directory: Path, *, ledger_mib: int, is_far: bool) -> AsyncIterator[Servers]:
+    """Run them all below a directory, the store behind a proxy if it is to be far. Raises what each of them raises."""
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(
             bookkeeper_cluster(ClusterOptions(directory=directory / "cluster"), CLOCK)
@@ -142,7 +161,10 @@ async def broker_servers(directory: Path, *, ledger_mib: int) -> AsyncIterator[S
         seaweeds = await stack.enter_async_context(seaweed(options, CLOCK))
         store = S3Server(seaweeds.endpoint, options.access_key, options.secret_key)
         bucket = stack.enter_context(bucket_at(store))
-        servers = Servers(stack, cluster, store, seaweeds.child.pid or 0, bucket, [], [], [])
+        far = await stack.enter_async_context(FarStore(store.endpoint))
+        if is_far:
+            store = store._replace(endpoint=far.endpoint)
+        servers = Servers(stack, cluster, store, seaweeds.child.pid or 0, far, bucket, [], [], [])
         for name in NAMES:
             offloaders(directory / name)
         servers.brokers = [

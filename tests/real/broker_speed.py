@@ -59,7 +59,7 @@ OFFLOADED = re.compile(r"^(\S+) INFO +ManagedLedgerImpl: \[(\S+)\] End Offload\.
 class Scale(NamedTuple):
     """How much goes through each driver: messages, at most so many a second, in ledgers of so many MiB.
 
-    `turns` of writing and offloading; `rounds` of reading what the last turn wrote.
+    `turns` of writing and offloading; `rounds` of reading what the last turn wrote, from a store that is so far away.
     """
 
     messages: int
@@ -67,6 +67,7 @@ class Scale(NamedTuple):
     ledger_mib: int = 32
     turns: int = 1
     rounds: int = 5
+    latency_s: float = 0.0
 
 
 @dataclass
@@ -224,11 +225,13 @@ async def measured(servers: Servers, scale: Scale, directory: Path) -> str:
                 found.append(await written(servers, driver, scale.messages, scale.rate))
                 say(json.dumps(shown(found[-1])))
         readings: list[Reading] = []
+        servers.far.latency_s = scale.latency_s
         for number in range(scale.rounds):
             for topic in in_turn(number, *sorted(found[-2:], key=lambda one: one.driver == OURS)):
                 for reading in await read(servers, handles, topic):
                     readings.append(reading)
                     say(json.dumps({**reading._asdict(), "mib_per_s": round(reading.mib_per_s, 1)}))
+        servers.far.latency_s = 0.0
     direct = sum([await direct_bytes(broker) for broker in servers.brokers])
     say(f"direct memory of the brokers: {direct / 2**20:.1f} MiB")
     return compared(found, readings)
