@@ -43,6 +43,11 @@ def decode_verified_block(data: bytes, info: BlockInfo, *, key: str, method: Off
     The block also has to hold what `info` says, which finds a manifest that belongs to another object.
     """
     check_block(data, info, key=key)
+    return _decoded(data, info, key=key, method=method)
+
+
+def _decoded(data: bytes, info: BlockInfo, *, key: str, method: OffloadMethod) -> EntryBatch:
+    """Return the entries of a checked block, which has to hold what `info` says; raises CorruptData."""
     if method is OffloadMethod.LEDGER_BASED:
         batch = v1.decode_run(data, info, key=key)
     else:
@@ -64,7 +69,7 @@ def framed_block(data: bytes, info: BlockInfo, *, key: str, method: OffloadMetho
     end = info.length - info.pad_bytes
     sure = info.payload_bytes >= 0 and data[end:] == padding(info.pad_bytes) and data[end - len(PAD) : end] != PAD
     if not sure:
-        batch = decode_verified_block(data, info, key=key, method=method)
+        batch = _decoded(data, info, key=key, method=method)
         end = info.head_bytes + framed_bytes(batch.payload_bytes(), info.entry_count)
     told = _told_by_header(data, info, key=key, method=method)
     first = (*told, ENTRY_HEAD.unpack_from(data, info.head_bytes)[1])

@@ -18,10 +18,25 @@ from tests.unit.client.fleet import TOPIC, Daemon, at, number_of, patient, servi
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+    from grpc import aio
+
+    from offloaderd.client import DaemonClient
+
 
 async def numbers(answers: AsyncIterator[ReadAnswer]) -> list[int]:
     """Return the numbers of all entries that come."""
     return [int(payload) async for answer in answers for payload in answer.batch.payloads]
+
+
+async def numbers_while_stopping(client: DaemonClient, server: aio.Server) -> list[int]:
+    """Read the topic, and stop the server once its first entries have come; return the numbers of all."""
+    found: list[int] = []
+    async with aclosing(client.read(TOPIC, ahead=1)) as answers:
+        async for answer in answers:
+            if not found:
+                await server.stop(0)
+            found += [int(payload) for payload in answer.batch.payloads]
+    return found
 
 
 @pytest.mark.parametrize("frames", [True, False])
@@ -43,13 +58,7 @@ async def test_a_read_moves_to_a_daemon_that_the_first_one_told_of() -> None:
     async with serving(second), serving(first) as server:
         first.others = [second.address]
         async with patient(first.address) as client:
-            found: list[int] = []
-            async with aclosing(client.read(TOPIC, ahead=1)) as answers:
-                async for answer in answers:
-                    if not found:
-                        await server.stop(0)
-                    found += [int(payload) for payload in answer.batch.payloads]
-            assert found == list(range(25))
+            assert await numbers_while_stopping(client, server) == list(range(25))
             assert client.address == second.address
             assert second.reads
 
@@ -153,13 +162,7 @@ async def test_a_read_moves_between_versions() -> None:
     """What one daemon sends framed the next one, of an older version, sends as payloads."""
     first, second = Daemon(breaks=[(3, Closed("it stops"))]), Daemon(frames=False)
     async with serving(second), serving(first) as server, patient(first.address, second.address) as client:
-        found: list[int] = []
-        async with aclosing(client.read(TOPIC, ahead=1)) as answers:
-            async for answer in answers:
-                if not found:
-                    await server.stop(0)
-                found += [int(payload) for payload in answer.batch.payloads]
-        assert found == list(range(25))
+        assert await numbers_while_stopping(client, server) == list(range(25))
         assert all(request.framed for request in [*first.reads, *second.reads])
 
 
