@@ -19,7 +19,7 @@ import asyncio
 from typing import TYPE_CHECKING, Self
 
 from offloaderd.clock import SystemClock
-from offloaderd.objects.checks import check_key, check_part_number, check_range, checked_metadata, flat
+from offloaderd.objects.checks import check_key, check_part_number, check_range, checked_metadata, cut, flat
 from offloaderd.objects.directory import ObjectDirectory
 from offloaderd.objects.directory_uploads import UploadDirectory
 from offloaderd.objects.port import PART_BYTES_MIN, ObjectInfo, PartInfo, UploadInfo
@@ -67,6 +67,10 @@ class FilesystemStore:
         check_key(key)
         check_range(key, first, length)
         return await asyncio.to_thread(self._objects.get, key, first, length)
+
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return cut(await self.get(key, first, sum(lengths)), lengths)
 
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from offloaderd.errors import NotFound
-from offloaderd.objects.checks import check_key, check_part_number, checked_metadata, cut_range, flat
+from offloaderd.objects.checks import check_key, check_part_number, checked_metadata, cut, cut_range, flat
 from offloaderd.objects.multipart import chosen_parts, combined_etag, md5
 from offloaderd.objects.port import PART_BYTES_MIN, ObjectInfo, PartInfo, UploadInfo
 
@@ -51,6 +51,10 @@ class MemoryStore:
         _, data = self._object(key)
         begin, end = cut_range(key, len(data), first, length)
         return data[begin:end]
+
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return cut(await self.get(key, first, sum(lengths)), lengths)
 
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""

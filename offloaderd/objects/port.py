@@ -72,6 +72,13 @@ class ObjectReader(Protocol):
         """
         ...
 
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """Return what `get` does from byte `first` on, by one request as well, cut into pieces of these lengths.
+
+        There is one for each length; at the object's end the last ones are shorter, or empty. Raises as `get` does.
+        """
+        ...
+
     async def head(self, key: str) -> ObjectInfo:
         """Return size, ETag and metadata. Raises NotFound."""
         ...

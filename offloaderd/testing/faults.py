@@ -83,6 +83,10 @@ class FaultyStore(_Faulty):
         """See ObjectReader."""
         return await self._do("get", key, lambda: self._store.get(key, first, length))
 
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return await self._do("get", key, lambda: self._store.get_pieces(key, first, lengths))
+
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""
         return await self._do("head", key, lambda: self._store.head(key))

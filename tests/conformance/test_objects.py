@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -109,6 +110,43 @@ async def test_ranges(store: SegmentStore) -> None:
     assert await store.get(KEY, 8, 100) == b"89"
     assert await store.get(KEY, 9) == b"9"
     assert await store.get(KEY, 0, 10) == b"0123456789"
+
+
+@pytest.mark.parametrize(
+    ("first", "lengths", "expected"),
+    [
+        (0, [10], [b"0123456789"]),
+        (0, [1, 2, 3, 4], [b"0", b"12", b"345", b"6789"]),
+        (3, [2, 1], [b"34", b"5"]),
+        (8, [1, 4], [b"8", b"9"]),
+        (5, [3, 2, 4, 1], [b"567", b"89", b"", b""]),
+        (9, [3, 3], [b"9", b""]),
+    ],
+)
+async def test_pieces(store: SegmentStore, first: int, lengths: list[int], expected: list[bytes]) -> None:
+    """Neighbouring pieces are a range, cut; the object's end makes the last ones short."""
+    await store.put(KEY, b"0123456789")
+    assert list(await store.get_pieces(KEY, first, lengths)) == expected
+
+
+async def test_pieces_of_a_large_object(store: SegmentStore) -> None:
+    """However the bytes come off the network, each is in its piece."""
+    data = os.urandom(3_000_017)
+    await store.put(KEY, data)
+    lengths = [1_000_000, 1, 65_536, 65_535, 700_000, 0, 1_168_900]
+    pieces = await store.get_pieces(KEY, 45, lengths)
+    assert [len(piece) for piece in pieces] == [*lengths[:-1], 3_000_017 - 45 - sum(lengths[:-1])]
+    assert b"".join(pieces) == data[45:]
+
+
+@pytest.mark.parametrize(("first", "lengths"), [(10, [1]), (-1, [5]), (0, []), (0, [0, 0])])
+async def test_bad_pieces(store: SegmentStore, first: int, lengths: list[int]) -> None:
+    """Pieces are refused where the range that they make up would be."""
+    await store.put(KEY, b"0123456789")
+    with pytest.raises(InvalidInput):
+        await store.get_pieces(KEY, first, lengths)
+    with pytest.raises(NotFound):
+        await store.get_pieces("absent", 0, [1])
 
 
 @pytest.mark.parametrize(("first", "length"), [(10, 1), (11, None), (10, None), (-1, 5), (0, 0), (2, -1)])

@@ -91,6 +91,10 @@ class KillableObjects(S3Store):
         """See ObjectReader."""
         return await trap.around(labels.of_object("get", key), super().get(key, first, length))
 
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return await trap.around(labels.of_object("get", key), super().get_pieces(key, first, lengths))
+
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""
         return await trap.around(labels.of_object("head", key), super().head(key))

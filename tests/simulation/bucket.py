@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.objects import keys
+from offloaderd.objects.checks import cut
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.multipart import md5
 from tests.simulation.wire import Wire, drained, instantly
@@ -91,6 +92,10 @@ class BucketClient:
             faults.count("s3 garbled")
             return _flipped(data, int(self._rng.random() * 8 * len(data)))
         return data
+
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return cut(await self.get(key, first, sum(lengths)), lengths)
 
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""
