@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from offloaderd.clock import Clock
-    from offloaderd.objects.port import Bytes
+    from offloaderd.objects.port import Bytes, Pieces
 
 
 class FilesystemStore:
@@ -100,10 +100,10 @@ class FilesystemStore:
         check_key(key)
         return await asyncio.to_thread(self._uploads.create, key, checked_metadata(metadata))
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
         check_part_number(part_number)
-        return await asyncio.to_thread(self._uploads.add, key, upload_id, part_number, flat(data))
+        return await asyncio.to_thread(self._uploads.add, key, upload_id, part_number, [*map(flat, pieces)])
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """See MultipartStore."""

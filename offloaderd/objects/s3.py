@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3.type_defs import PartTypeDef
 
     from offloaderd.clock import Clock
-    from offloaderd.objects.port import Bytes
+    from offloaderd.objects.port import Bytes, Pieces
 
 BYTES_PER_S_MIN = 128 * 1024
 
@@ -219,7 +219,7 @@ class S3Store:
     async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """See ObjectStore."""
         check_key(key)
-        named, body = checked_metadata(metadata), Body(data)
+        named, body = checked_metadata(metadata), Body([data])
         async with self._request("PutObject", key, size_bytes=len(body), write=True) as (call, client):
             answer = call.note(
                 await client.put_object(
@@ -277,11 +277,11 @@ class S3Store:
             )
         return answer["UploadId"]
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
         check_key(key)
         check_part_number(part_number)
-        body = Body(data)
+        body = Body(pieces)
         async with self._request("UploadPart", key, size_bytes=len(body), write=True) as (call, client):
             answer = call.note(
                 await client.upload_part(

@@ -189,7 +189,7 @@ class SegmentUpload:
 
     async def send(self, part: CutPart) -> PartInfo:
         """Upload one part for which `reserve` has made room, unless it is stored; run as a task of its own."""
-        size = len(part.data)
+        size = part.size_bytes
         metrics = self._up.metrics
         metrics.pipeline_bytes.labels(stage="transfer").inc(size)
         metrics.inflight_parts.inc()
@@ -198,7 +198,7 @@ class SegmentUpload:
             info = self._kept(part)
             if info is None:
                 info = await self._persist(
-                    lambda: self._objects.upload_part(self._key, self.upload_id, part.part_number, part.data),
+                    lambda: self._objects.upload_part(self._key, self.upload_id, part.part_number, part.pieces),
                     paced=True,
                 )
                 metrics.upload_parts.labels(outcome="ok").inc()
@@ -222,7 +222,7 @@ class SegmentUpload:
         listed = self._listed.pop(part.part_number, None)
         if listed is None and not self._completed:
             return None
-        cut = PartInfo(part_number=part.part_number, etag=md5(part.data), size_bytes=len(part.data))
+        cut = PartInfo(part_number=part.part_number, etag=md5(*part.pieces), size_bytes=part.size_bytes)
         if self._completed and (listed is None or not _is_md5(listed.etag)):
             return listed or cut  # the object as a whole is compared in the end
         if listed == cut:

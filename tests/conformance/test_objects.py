@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from offloaderd.objects.port import ObjectInfo, SegmentStore
+    from offloaderd.objects.port import Bytes, ObjectInfo, SegmentStore
 
 KEY = "prefix/0c1f4bd1-6e4f-4a0e-8c7d-2f8f2a1b3c4d"
 METADATA = {"s3managedledgeroffloaderformatversion": "1", "PulsarClusterName": "a b/c"}
@@ -64,8 +64,8 @@ async def listed(store: SegmentStore, prefix: str = "") -> list[ObjectInfo]:
 async def two_parts(store: SegmentStore, key: str = KEY) -> tuple[str, list[PartInfo]]:
     """An upload with a full part and a last small one."""
     upload = await store.create_upload(key, metadata=METADATA)
-    last = await store.upload_part(key, upload, 2, b"tail")
-    first = await store.upload_part(key, upload, 1, PART)
+    last = await store.upload_part(key, upload, 2, [b"tail"])
+    first = await store.upload_part(key, upload, 1, [PART])
     return upload, [first, last]
 
 
@@ -97,9 +97,21 @@ async def test_any_bytes(store: SegmentStore, data: bytes | bytearray | memoryvi
     await store.put(KEY, data)
     assert await store.get(KEY) == b"bytes"
     upload = await store.create_upload("parts")
-    part = await store.upload_part("parts", upload, 1, data)
+    part = await store.upload_part("parts", upload, 1, [data])
     await store.complete_upload("parts", upload, [part])
     assert await store.get("parts") == b"bytes"
+
+
+async def test_a_part_of_pieces(store: SegmentStore) -> None:
+    """It is stored as if somebody had joined them, however long they are, and the same again when it is replaced."""
+    pieces: list[Bytes] = [b"first", memoryview(os.urandom(3_000_001))[1:], b"", bytearray(b"last")]
+    joined = b"".join(pieces)
+    upload = await store.create_upload("parts")
+    sent = [await store.upload_part("parts", upload, 1, pieces) for _ in range(2)]
+    etag = hashlib.md5(joined, usedforsecurity=False).hexdigest()
+    assert sent == 2 * [PartInfo(part_number=1, etag=etag, size_bytes=len(joined))]
+    await store.complete_upload("parts", upload, sent[:1])
+    assert await store.get("parts") == joined
 
 
 async def test_ranges(store: SegmentStore) -> None:
@@ -250,7 +262,7 @@ async def test_parts_at_once(store: SegmentStore) -> None:
     """Parts may be on their way side by side."""
     upload = await store.create_upload(KEY)
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(store.upload_part(KEY, upload, n, bytes([n]) + PART)) for n in (3, 1, 2)]
+        tasks = [group.create_task(store.upload_part(KEY, upload, n, [bytes([n]) + PART])) for n in (3, 1, 2)]
     parts = sorted((task.result() for task in tasks), key=lambda part: part.part_number)
     await store.complete_upload(KEY, upload, parts)
     assert await store.get(KEY) == b"".join(bytes([n]) + PART for n in (1, 2, 3))
@@ -262,8 +274,8 @@ async def test_part_again(opened: MemoryStore | FilesystemStore | S3Store, store
     The S3 server of the tests keeps both until then and takes either: there only the object can be right.
     """
     upload = await store.create_upload(KEY)
-    old = await store.upload_part(KEY, upload, 1, b"old")
-    new = await store.upload_part(KEY, upload, 1, b"newer")
+    old = await store.upload_part(KEY, upload, 1, [b"old"])
+    new = await store.upload_part(KEY, upload, 1, [b"newer"])
     listed_parts = await store.list_parts(KEY, upload)
     assert [part.part_number for part in listed_parts] == [1]
     if not isinstance(opened, S3Store):
@@ -278,7 +290,7 @@ async def test_list_parts_pages(store: SegmentStore) -> None:
     """All parts are listed, over several pages, in order; there may be none."""
     upload = await store.create_upload(KEY)
     assert list(await store.list_parts(KEY, upload)) == []
-    parts = [await store.upload_part(KEY, upload, number, bytes(number)) for number in (5, 1, 4, 2, 7)]
+    parts = [await store.upload_part(KEY, upload, number, [bytes(number)]) for number in (5, 1, 4, 2, 7)]
     assert list(await store.list_parts(KEY, upload)) == sorted(parts, key=lambda part: part.part_number)
 
 
@@ -297,7 +309,7 @@ async def test_complete_with_wrong_parts(store: SegmentStore) -> None:
 async def test_small_part(store: SegmentStore) -> None:
     """A part below 5 MiB that is not the last is refused when the upload is completed."""
     upload = await store.create_upload(KEY)
-    parts = [await store.upload_part(KEY, upload, number, b"small") for number in (1, 2)]
+    parts = [await store.upload_part(KEY, upload, number, [b"small"]) for number in (1, 2)]
     with pytest.raises(InvalidInput):
         await store.complete_upload(KEY, upload, parts)
     with pytest.raises(NotFound):
@@ -328,7 +340,7 @@ async def test_abort(store: SegmentStore) -> None:
     with pytest.raises(NotFound):
         await store.complete_upload(KEY, upload, parts)
     with pytest.raises(NotFound):
-        await store.upload_part(KEY, upload, 1, b"late")
+        await store.upload_part(KEY, upload, 1, [b"late"])
 
 
 async def test_unknown_upload(store: SegmentStore) -> None:
@@ -337,7 +349,7 @@ async def test_unknown_upload(store: SegmentStore) -> None:
     stranger = "0123456789abcdef0123456789abcdef"
     for key, upload_id in ((KEY, stranger), ("other", upload)):
         with pytest.raises(NotFound):
-            await store.upload_part(key, upload_id, 1, b"x")
+            await store.upload_part(key, upload_id, 1, [b"x"])
         with pytest.raises(NotFound):
             await store.list_parts(key, upload_id)
     await store.abort_upload("other", stranger)
@@ -368,7 +380,7 @@ async def test_bad_part_number(store: SegmentStore, number: int) -> None:
     """Part numbers go from 1 to 10,000."""
     upload = await store.create_upload(KEY)
     with pytest.raises(InvalidInput):
-        await store.upload_part(KEY, upload, number, b"x")
+        await store.upload_part(KEY, upload, number, [b"x"])
 
 
 @pytest.mark.parametrize("key", ["", "a\x00b", "a\nb", "k" * 1025])
