@@ -88,9 +88,10 @@ def check_parts(parts: Sequence[PartInfo]) -> None:
         raise InvalidInput("parts are not in ascending order of their numbers")
 
 
-def cut(data: bytes, lengths: Sequence[int]) -> Sequence[bytes]:
-    """Return neighbouring pieces of these lengths; where the bytes end the last ones are shorter, or empty."""
-    return [data[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True)]
+def cut(data: bytes, lengths: Sequence[int], begin: int = 0) -> Sequence[bytes]:
+    """Return neighbouring pieces of these lengths from `begin` on; where the bytes end the last ones are shorter."""
+    ends = list(accumulate(lengths, initial=begin))
+    return [data[start:end] for start, end in pairwise(ends)]
 
 
 def flat(data: Bytes) -> memoryview:
