@@ -72,6 +72,10 @@ class Site:
     s3: S3Options
     pids: Mapping[str, int] = field(default_factory=dict)
 
+    def beside(self, pids: Mapping[str, int]) -> Site:
+        """Give the same site with more servers whose processes are measured."""
+        return replace(self, pids={**self.pids, **pids})
+
     @asynccontextmanager
     async def bucket(self) -> AsyncIterator[Site]:
         """Give the same site with a new bucket, which is deleted with all that is in it: a run writes many GiB."""
@@ -81,7 +85,7 @@ class Site:
             async with S3Store(options) as store:
                 # The first byte in a bucket makes the server allocate a volume: nobody's measurement should pay for it.
                 await store.put("warm", bytes(1024))
-            yield Site(self.directory, self.zookeeper, options, self.pids)
+            yield replace(self, s3=options)
 
     @asynccontextmanager
     async def daemon(self, sections: Sections, *, name: str) -> AsyncIterator[Daemon]:
