@@ -127,7 +127,7 @@ class BucketProbe:
         self._made.add(self._large)
         upload_id = self._uploads[self._large] = await self._store.create_upload(self._large, metadata={"role": FOLDER})
         parts = [
-            await self._store.upload_part(self._large, upload_id, number, data)
+            await self._store.upload_part(self._large, upload_id, number, [data])
             for number, data in ((1, first), (2, second))
         ]
         listed = await self._store.list_parts(self._large, upload_id)
@@ -150,7 +150,7 @@ class BucketProbe:
         """Begin an upload, find it among the open ones, and give it up."""
         key = f"{self._folder}aborted"
         upload_id = self._uploads[key] = await self._store.create_upload(key)
-        await self._store.upload_part(key, upload_id, 1, self._content)
+        await self._store.upload_part(key, upload_id, 1, [self._content])
         during, below = await self._open_uploads(key), await self._open_uploads(self._folder)
         await self._store.abort_upload(key, upload_id)
         del self._uploads[key]

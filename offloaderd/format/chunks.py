@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import google_crc32c
 
 from offloaderd.errors import CorruptData
-from offloaderd.format.entries import decode_entries, framed_bytes
+from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES, decode_entries, framed_bytes
 from offloaderd.format.frames import FramedEntries
 
 if TYPE_CHECKING:
@@ -90,13 +90,18 @@ def sparse_positions(lengths: Iterable[int], head_bytes: int, chunk_bytes: int) 
     count = len(sums) - 1
 
     def start(entry: int) -> int:
-        """Where an entry begins in the block."""
-        return head_bytes + framed_bytes(sums[entry], entry)
+        """Where an entry begins in the block: asked for where a chunk ends, not for each entry."""
+        return head_bytes + sums[entry] + ENTRY_OVERHEAD_BYTES * entry
 
     found: list[tuple[int, int]] = []
     entry = 0
     for wanted in range(chunk_bytes, start(count), chunk_bytes):
-        following = bisect_left(range(count), wanted, lo=entry, key=start)
+        # Between the two stand the heads of those before it: at least of all that are passed already, at most of as
+        # many as payloads alone would take.
+        payload_bytes = wanted - head_bytes - ENTRY_OVERHEAD_BYTES * entry
+        high = bisect_left(sums, payload_bytes, lo=entry, hi=count)
+        low = bisect_left(sums, payload_bytes - ENTRY_OVERHEAD_BYTES * (high - entry), lo=entry, hi=high)
+        following = low + bisect_left(range(low, high), wanted, key=start) if low < high else low
         if entry < following < count:
             found.append((following, start(following)))
         entry = following

@@ -12,6 +12,7 @@ is not as brokers and Pulsar's producers write it goes through `time_of`.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,8 +33,10 @@ _VARINT = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
 _HEAD = re.compile(rb"\x0e\x02\x00\x00\x00[\x00-\x7f](?:\x08(%b))?(?:\x10(%b))?" % (_VARINT, _VARINT))
 _HEADS = re.compile(rb"(?:\x0e\x02\x00\x00\x00[\x00-\x7f](?:\x08%b)?(?:\x10%b)?)*+" % (_VARINT, _VARINT))
 """Heads as brokers write them, one behind the other. A number that reached into the next head would spoil its magic."""
-_CONTINUED = bytes(range(0x80, 0x100))
-"""All bytes after which a number goes on."""
+_ORDERED_BYTES = 9
+"""A number of more bytes may have more than 64 bits, of which protobuf drops the highest."""
+_TOGETHER = 512
+"""How many heads are compared at once: what is kept for it is some 30 KB."""
 
 
 class EntryTime(NamedTuple):
@@ -114,8 +117,16 @@ def survey(payloads: Sequence[bytes]) -> Survey:
 
 
 def _survey_heads(payloads: Sequence[bytes]) -> Survey | None:
-    """Read all heads as one message; None unless they are as brokers write them, all with a time or all with none."""
-    heads = read_heads(payloads)
+    """Read all heads together; None unless they are as brokers write them, all with a time or all with none."""
+    try:
+        even = _even_heads(payloads)
+        if even is not None and even.ascending:
+            first, last = map(broker_entry.read_head, (payloads[0], payloads[-1]))
+            if first and last and first.broker_timestamp is not None:
+                return Survey(first.broker_timestamp, last.broker_timestamp, 0, last.index)
+        heads = _read_heads(payloads, even)
+    except (IndexError, DecodeError):
+        return None
     if heads is None:
         return None
     if len(heads.times) == len(payloads):
@@ -137,51 +148,73 @@ class Heads(NamedTuple):
 def read_heads(payloads: Sequence[bytes]) -> Heads | None:
     """Read the heads of entries as one message; None unless each has one as brokers write it."""
     try:
-        return _read_even_heads(payloads) or _read_uneven_heads(payloads)
+        return _read_heads(payloads, _even_heads(payloads))
     except (IndexError, DecodeError):
         return None
 
 
-def _read_even_heads(payloads: Sequence[bytes]) -> Heads | None:
-    """Read heads that have the same fields of the same lengths, as nearly all neighbours do; None if they have not."""
-    count, end = len(payloads), broker_entry.HEAD.size + payloads[0][5]
-    heads = b"".join(map(itemgetter(slice(end)), payloads))
-    if len(heads) != count * end or not _even(heads, end):
-        return None
-    bodies = b"".join(map(itemgetter(slice(broker_entry.HEAD.size, end)), payloads))
-    run = BrokerEntryMetadataRun.FromString(bodies)
-    return Heads(list(run.broker_timestamp), list(run.index), [end] * count)
-
-
-def _even(heads: bytes, size: int) -> bool:
-    """Whether heads of that size differ from the first, which has to be a right one, in nothing but their numbers.
-
-    Compared byte by byte, but each byte for all heads at once: no number may end earlier or later than the first's.
-    """
-    first = _HEAD.fullmatch(heads, 0, size)
-    if first is None:
-        return False
-    numbers = {at for group in (1, 2) for at in range(*first.span(group))}
-    for at in range(size):
-        column, byte = heads[at::size], heads[at : at + 1]
-        if at not in numbers:
-            alike = column.count(byte) == len(column)
-        else:
-            alike = column.isascii() if byte.isascii() else not column.translate(None, _CONTINUED)
-        if not alike:
-            return False
-    return True
-
-
-def _read_uneven_heads(payloads: Sequence[bytes]) -> Heads | None:
-    """Read heads of any lengths. Raises IndexError, DecodeError when they are no heads."""
-    ends = [broker_entry.HEAD.size + payload[5] for payload in payloads]
-    heads = b"".join([payload[:end] for payload, end in zip(payloads, ends, strict=True)])
-    if len(heads) != sum(ends) or not _HEADS.fullmatch(heads):
-        return None
-    bodies = [payload[broker_entry.HEAD.size : end] for payload, end in zip(payloads, ends, strict=True)]
+def _read_heads(payloads: Sequence[bytes], even: _Even | None) -> Heads | None:
+    """Read the heads of entries, which are `even` or not. Raises IndexError, DecodeError when they are no heads."""
+    bodies: Iterable[bytes]
+    if even is not None:
+        ends = [even.size] * len(payloads)
+        bodies = map(itemgetter(slice(broker_entry.HEAD.size, even.size)), payloads)
+    else:
+        ends = [broker_entry.HEAD.size + payload[5] for payload in payloads]
+        heads = b"".join([payload[:end] for payload, end in zip(payloads, ends, strict=True)])
+        if len(heads) != sum(ends) or not _HEADS.fullmatch(heads):
+            return None
+        bodies = [payload[broker_entry.HEAD.size : end] for payload, end in zip(payloads, ends, strict=True)]
     run = BrokerEntryMetadataRun.FromString(b"".join(bodies))
     return Heads(list(run.broker_timestamp), list(run.index), ends)
+
+
+class _Even(NamedTuple):
+    """How heads are that differ in nothing but their numbers, which have as many bytes in each."""
+
+    size: int
+    """Bytes of one head."""
+    ascending: bool
+    """Whether no number is less than that of the head before."""
+
+
+def _even_heads(payloads: Sequence[bytes]) -> _Even | None:
+    """Compare the heads of entries with each other, as nearly all neighbours are even; None if they are not.
+
+    Many at once as one large number, from which the same without its first head is taken away. No number may end
+    earlier or later than the one before, so the highest bit of each is 0: set in the later ones, it is still set after
+    the subtraction where a number is not less, and nothing was borrowed from what is beside it. Raises IndexError when
+    the first head is cut short.
+    """
+    size = broker_entry.HEAD.size + payloads[0][5]
+    heads = b"".join(map(itemgetter(slice(size)), payloads))
+    first = _HEAD.fullmatch(heads, 0, size)
+    if len(heads) != len(payloads) * size or first is None:
+        return None
+    spans = tuple(first.span(group) for group in (1, 2) if first[group])
+    masks = _masks(size, spans)
+    ascending = all(end - start <= _ORDERED_BYTES for start, end in spans)
+    for at in range(0, len(heads) - size, _TOGETHER * size):
+        earlier = int.from_bytes(heads[at : at + (_TOGETHER + 1) * size], "little")
+        later = earlier >> 8 * size
+        unused = 8 * max(0, at + (_TOGETHER + 1) * size - len(heads))
+        fixed, numbers, highest = (mask >> unused for mask in masks)
+        if (earlier ^ later) & fixed:
+            return None
+        ascending = ascending and ((later & numbers | highest) - (earlier & numbers)) & highest == highest
+    return _Even(size, ascending)
+
+
+@lru_cache(maxsize=16)
+def _masks(size: int, spans: tuple[tuple[int, int], ...]) -> tuple[int, int, int]:
+    """Return masks for `_TOGETHER` heads with numbers there: what may not differ, the rest, and the highest bits."""
+    fixed, highest = bytearray(b"\xff" * size), bytearray(size)
+    for start, end in spans:
+        fixed[start:end] = b"\x80" * (end - start)
+        highest[end - 1] = 0x80
+    numbers = bytes(byte ^ 0xFF for byte in fixed)
+    whole, bits, marks = [int.from_bytes(bytes(mask) * _TOGETHER, "little") for mask in (fixed, numbers, highest)]
+    return whole, bits, marks
 
 
 def _survey_messages(payloads: Sequence[bytes]) -> Survey:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData, InvalidInput
@@ -86,6 +86,12 @@ def check_parts(parts: Sequence[PartInfo]) -> None:
     numbers = [part.part_number for part in parts]
     if any(later <= earlier for earlier, later in pairwise(numbers)):
         raise InvalidInput("parts are not in ascending order of their numbers")
+
+
+def cut(data: bytes, lengths: Sequence[int], begin: int = 0) -> Sequence[bytes]:
+    """Return neighbouring pieces of these lengths from `begin` on; where the bytes end the last ones are shorter."""
+    ends = list(accumulate(lengths, initial=begin))
+    return [data[start:end] for start, end in pairwise(ends)]
 
 
 def flat(data: Bytes) -> memoryview:

@@ -60,18 +60,18 @@ class UploadDirectory:
             sync_folder(self._folder)
         return upload_id
 
-    def add(self, key: str, upload_id: str, part_number: int, data: memoryview) -> PartInfo:
+    def add(self, key: str, upload_id: str, part_number: int, pieces: Sequence[memoryview]) -> PartInfo:
         """Store a part, then drop what had its number."""
         upload = self._upload(key, upload_id)
-        etag = md5(data)
+        etag = md5(*pieces)
         path = upload.folder / f"{part_number:05}-{etag}"
         with translated(self._objects.root, key):
-            self._objects.draft([data]).replace(path)
+            self._objects.draft(pieces).replace(path)
             sync_folder(upload.folder)
             for other in upload.folder.glob(f"{part_number:05}-*"):
                 if other != path:
                     other.unlink(missing_ok=True)
-        return PartInfo(part_number=part_number, etag=etag, size_bytes=len(data))
+        return PartInfo(part_number=part_number, etag=etag, size_bytes=sum(map(len, pieces)))
 
     def parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """Return the stored parts in order."""

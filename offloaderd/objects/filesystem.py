@@ -19,7 +19,7 @@ import asyncio
 from typing import TYPE_CHECKING, Self
 
 from offloaderd.clock import SystemClock
-from offloaderd.objects.checks import check_key, check_part_number, check_range, checked_metadata, flat
+from offloaderd.objects.checks import check_key, check_part_number, check_range, checked_metadata, cut, flat
 from offloaderd.objects.directory import ObjectDirectory
 from offloaderd.objects.directory_uploads import UploadDirectory
 from offloaderd.objects.port import PART_BYTES_MIN, ObjectInfo, PartInfo, UploadInfo
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from offloaderd.clock import Clock
-    from offloaderd.objects.port import Bytes
+    from offloaderd.objects.port import Bytes, Pieces
 
 
 class FilesystemStore:
@@ -68,6 +68,10 @@ class FilesystemStore:
         check_range(key, first, length)
         return await asyncio.to_thread(self._objects.get, key, first, length)
 
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return cut(await self.get(key, first, sum(lengths)), lengths)
+
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""
         check_key(key)
@@ -96,10 +100,10 @@ class FilesystemStore:
         check_key(key)
         return await asyncio.to_thread(self._uploads.create, key, checked_metadata(metadata))
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
         check_part_number(part_number)
-        return await asyncio.to_thread(self._uploads.add, key, upload_id, part_number, flat(data))
+        return await asyncio.to_thread(self._uploads.add, key, upload_id, part_number, [*map(flat, pieces)])
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """See MultipartStore."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from offloaderd.errors import NotFound
-from offloaderd.objects.checks import check_key, check_part_number, checked_metadata, cut_range, flat
+from offloaderd.objects.checks import check_key, check_part_number, checked_metadata, cut, cut_range
 from offloaderd.objects.multipart import chosen_parts, combined_etag, md5
 from offloaderd.objects.port import PART_BYTES_MIN, ObjectInfo, PartInfo, UploadInfo
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from offloaderd.clock import Clock
-    from offloaderd.objects.port import Bytes
+    from offloaderd.objects.port import Bytes, Pieces
 
 
 @dataclass(slots=True)
@@ -52,6 +52,12 @@ class MemoryStore:
         begin, end = cut_range(key, len(data), first, length)
         return data[begin:end]
 
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        _, data = self._object(key)
+        begin, _ = cut_range(key, len(data), first, sum(lengths))
+        return cut(data, lengths, begin)
+
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""
         return self._object(key)[0]
@@ -81,11 +87,11 @@ class MemoryStore:
         self._uploads[upload_id] = _Upload(key, checked_metadata(metadata), self._clock.wall_ms())
         return upload_id
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
         check_part_number(part_number)
         upload = self._upload(key, upload_id)
-        stored = bytes(flat(data))
+        stored = b"".join(pieces)
         info = PartInfo(part_number=part_number, etag=md5(stored), size_bytes=len(stored))
         upload.parts[part_number] = (info, stored)
         return info

@@ -11,12 +11,15 @@ from offloaderd.objects.checks import check_parts
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from offloaderd.objects.port import PartInfo
+    from offloaderd.objects.port import Bytes, PartInfo
 
 
-def md5(data: bytes | memoryview) -> str:
-    """ETag of an object or part that was sent in one piece."""
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+def md5(*pieces: Bytes) -> str:
+    """ETag of an object or part that was sent by one request, in pieces one behind the other."""
+    digest = hashlib.md5(usedforsecurity=False)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def combined_etag(parts: Sequence[PartInfo]) -> str:

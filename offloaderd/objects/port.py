@@ -8,14 +8,18 @@ raise Transient (with Throttled), Denied, NoSpace and BucketMissing; each says h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping
 
 Bytes = bytes | bytearray | memoryview
 """What may be stored; adapters send it without a copy."""
+
+Pieces = Sequence[Bytes]
+"""What may be stored as a part: one behind the other, which nobody has to join."""
 
 PART_BYTES_MIN = 5 * 1024 * 1024
 """S3's least size of every part but the last."""
@@ -72,6 +76,13 @@ class ObjectReader(Protocol):
         """
         ...
 
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """Return what `get` does from byte `first` on, by one request as well, cut into pieces of these lengths.
+
+        There is one for each length; at the object's end the last ones are shorter, or empty. Raises as `get` does.
+        """
+        ...
+
     async def head(self, key: str) -> ObjectInfo:
         """Return size, ETag and metadata. Raises NotFound."""
         ...
@@ -107,8 +118,8 @@ class MultipartStore(Protocol):
         """Begin an upload and return its id. Raises OutcomeUnknown (a stray upload may exist: list_uploads)."""
         ...
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
-        """Store a part, replacing one of the same number. Raises NotFound for an unknown upload."""
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
+        """Store a part of these pieces, replacing one of the same number. Raises NotFound for an unknown upload."""
         ...
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:

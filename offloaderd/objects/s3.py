@@ -25,7 +25,7 @@ from offloaderd.objects.checks import (
     checked_metadata,
 )
 from offloaderd.objects.port import ObjectInfo, PartInfo, UploadInfo
-from offloaderd.objects.s3_answers import bare, check_answered_range, date_ms
+from offloaderd.objects.s3_answers import bare, check_answered_range, date_ms, in_pieces
 from offloaderd.objects.s3_client import Clients
 from offloaderd.objects.s3_errors import Request, verdict_for
 from offloaderd.objects.s3_request import Body, Call, RequestMetrics, calling
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3.type_defs import PartTypeDef
 
     from offloaderd.clock import Clock
-    from offloaderd.objects.port import Bytes
+    from offloaderd.objects.port import Bytes, Pieces
 
 BYTES_PER_S_MIN = 128 * 1024
 
@@ -152,22 +152,31 @@ class S3Store:
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""
+        return (await self._get(key, first, length, None))[0]
+
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return await self._get(key, first, sum(lengths), lengths)
+
+    async def _get(self, key: str, first: int, length: int | None, lengths: Sequence[int] | None) -> Sequence[bytes]:
+        """Return a range in pieces of these lengths, or as one."""
         check_key(key)
         check_range(key, first, length)
         last = "" if length is None else first + length - 1
         ranged: Any = {"Range": f"bytes={first}-{last}"} if first or length is not None else {}
         async with self._request("GetObject", key) as (call, client):
             answer = call.note(await client.get_object(Bucket=self._options.bucket, Key=key, **ranged))
-            call.extend(answer["ContentLength"] / self._options.bytes_per_s_min)
+            size_bytes = answer["ContentLength"]
+            call.extend(size_bytes / self._options.bytes_per_s_min)
             async with answer["Body"] as body:
-                check_whole(key, answer["ContentLength"], first, length)
-                data: bytes = await body.read()
-            call.bytes_in = len(data)
-            if len(data) != answer["ContentLength"]:
-                raise Transient(f"{call}: {len(data)} bytes came instead of {answer['ContentLength']}")
+                check_whole(key, size_bytes, first, length)
+                pieces = await in_pieces(body, size_bytes, lengths or [size_bytes])
+            call.bytes_in = sum(map(len, pieces))
+            if call.bytes_in != size_bytes:
+                raise Transient(f"{call}: {call.bytes_in} bytes came instead of {size_bytes}")
             if ranged:
-                check_answered_range(call, answer.get("ContentRange", ""), len(data), first, length)
-        return data
+                check_answered_range(call, answer.get("ContentRange", ""), size_bytes, first, length)
+        return pieces
 
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader. An answer to HEAD cannot say what is missing: a second one asks for the bucket."""
@@ -210,7 +219,7 @@ class S3Store:
     async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """See ObjectStore."""
         check_key(key)
-        named, body = checked_metadata(metadata), Body(data)
+        named, body = checked_metadata(metadata), Body([data])
         async with self._request("PutObject", key, size_bytes=len(body), write=True) as (call, client):
             answer = call.note(
                 await client.put_object(
@@ -268,11 +277,11 @@ class S3Store:
             )
         return answer["UploadId"]
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
         check_key(key)
         check_part_number(part_number)
-        body = Body(data)
+        body = Body(pieces)
         async with self._request("UploadPart", key, size_bytes=len(body), write=True) as (call, client):
             answer = call.note(
                 await client.upload_part(

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import Transient
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from aiobotocore.response import AioStreamingBody  # type: ignore[import-untyped]
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
@@ -36,3 +38,25 @@ def check_answered_range(call: object, answered: str, size_bytes: int, first: in
     end = total if length is None else min(total, first + length)
     if (begin, last + 1, size_bytes) != (first, end, end - first):
         raise Transient(f"{call}: asked for bytes {first} to {end - 1}, got {size_bytes} of {answered!r}")
+
+
+async def in_pieces(body: AioStreamingBody, size_bytes: int, lengths: Sequence[int]) -> Sequence[bytes]:
+    """Return a body of that size in pieces of these lengths, or shorter ones where it ends before them.
+
+    Each byte is copied once, out of what came from the socket into its piece. Bytes behind the last piece make it
+    longer: nobody has asked for them. Raises what aiohttp does.
+    """
+    stream = body.raw_stream.content
+    stream.set_read_chunk_size(max(1, size_bytes))  # or aiohttp stops reading from the socket again and again
+    pieces: list[bytes] = []
+    came: list[bytes | memoryview] = []
+    missing = lengths[0]
+    async for chunk, _ in stream.iter_chunks():
+        rest = memoryview(chunk)
+        while len(rest) >= missing and len(pieces) < len(lengths) - 1:
+            pieces.append(b"".join((*came, rest[:missing])))
+            came, rest, missing = [], rest[missing:], lengths[len(pieces)]
+        came.append(rest)
+        missing -= len(rest)
+    pieces.append(b"".join(came))
+    return pieces + [b""] * (len(lengths) - len(pieces))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter
 
     from offloaderd.clock import Clock
-    from offloaderd.objects.port import Bytes
+    from offloaderd.objects.port import Pieces
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class RequestMetrics(Protocol):
 
 
 class Body(Payload):
-    """A request's body, sent slice by slice from the caller's memory.
+    """A request's body, sent piece by piece, slice by slice, from the caller's memory.
 
     botocore asks it for its length, and could send it again; it has no `read`, which would cost every request an
     `Expect: 100-continue` and its answer.
@@ -47,26 +47,27 @@ class Body(Payload):
 
     _autoclose = True
 
-    def __init__(self, data: Bytes) -> None:
-        self._view = flat(data)
-        self._size = len(self._view)
-        super().__init__(self._view)
+    def __init__(self, pieces: Pieces) -> None:
+        self._views = [flat(piece) for piece in pieces]
+        self._size = sum(map(len, self._views))
+        super().__init__(self._views)
 
     def __len__(self) -> int:
         """Size in bytes."""
-        return len(self._view)
+        return sum(map(len, self._views))
 
     def seek(self, _offset: int) -> None:
         """Nothing to wind back: every sending starts at the beginning."""
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """As aiohttp's debugging aids want it."""
-        return str(self._view, encoding, errors)
+        return b"".join(self._views).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Send all of it."""
-        for begin in range(0, len(self._view), SLICE_BYTES):
-            await writer.write(self._view[begin : begin + SLICE_BYTES])
+        for view in self._views:
+            for begin in range(0, len(view), SLICE_BYTES):
+                await writer.write(view[begin : begin + SLICE_BYTES])
 
 
 class Call:

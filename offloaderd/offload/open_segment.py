@@ -179,7 +179,7 @@ class OpenSegment:
         return part.end
 
     async def _store_part(self, part: CutPart) -> None:
-        with self.trace.step("part", part_number=part.part_number, bytes=len(part.data), end=str(part.end)):
+        with self.trace.step("part", part_number=part.part_number, bytes=part.size_bytes, end=str(part.end)):
             info = await self.upload.send(part)
         self.progress.stored(part.part_number, stored_part(info.etag, info.size_bytes, part.blocks))
 

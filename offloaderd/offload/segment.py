@@ -38,11 +38,16 @@ LEDGERS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class CutPart:
-    """One part, ready to be uploaded, and the blocks in it."""
+    """One part, ready to be uploaded: its blocks as they are stored, and what they hold."""
 
     part_number: int
-    data: bytes
+    pieces: tuple[bytes, ...]
     blocks: tuple[manifest.BlockInfo, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole part."""
+        return sum(map(len, self.pieces))
 
     @property
     def end(self) -> Position:
@@ -226,20 +231,16 @@ class SegmentBuilder:
         blocks, self._closed = self._closed[:count], self._closed[count:]
         self._closed_bytes -= size
         self.part_count += 1
-        chunks: list[bytes] = []
-        if self.part_count == 1 and self._layout.preamble_bytes:
-            chunks.append(v2.PREAMBLE)
-        lengths = []
-        for block in blocks:
-            chunks += block.encode()
-            lengths.append(block.length)
-        data = b"".join(chunks)
-        at = len(data) - sum(lengths)
-        for block, length in zip(blocks, lengths, strict=True):
-            self._blocks.append(self._describe(block, length, *checksums(data, at, length, self._chunk_bytes)))
+        before = v2.PREAMBLE if self.part_count == 1 and self._layout.preamble_bytes else b""
+        pieces: list[bytes] = []
+        for block in blocks:  # one after the other: all that is done with its entries is done while they are at hand
+            piece = b"".join((before, *block.encode()))
+            at, before = len(before), b""
+            length = len(piece) - at
+            self._blocks.append(self._describe(block, length, *checksums(piece, at, length, self._chunk_bytes)))
             self._offset += length
-            at += length
-        return CutPart(self.part_count, data, tuple(self._blocks[-len(blocks) :]))
+            pieces.append(piece)
+        return CutPart(self.part_count, tuple(pieces), tuple(self._blocks[-len(blocks) :]))
 
     def _describe(self, block: OpenBlock, length: int, crc32c: int, chunks: bytes) -> manifest.BlockInfo:
         return manifest.BlockInfo(

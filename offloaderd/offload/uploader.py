@@ -90,7 +90,7 @@ def _is_md5(etag: str) -> bool:
 
 def _as_cut(part: CutPart) -> PartInfo:
     """What a store that does not encrypt says of a part."""
-    return PartInfo(part_number=part.part_number, etag=md5(part.data), size_bytes=len(part.data))
+    return PartInfo(part_number=part.part_number, etag=md5(*part.pieces), size_bytes=part.size_bytes)
 
 
 class SegmentUpload:
@@ -195,7 +195,7 @@ class SegmentUpload:
 
     async def send(self, part: CutPart) -> PartInfo:
         """Upload one part for which `reserve` has made room, unless it is stored; run as a task of its own."""
-        size = len(part.data)
+        size = part.size_bytes
         metrics = self._up.metrics
         metrics.pipeline_bytes.labels(stage="transfer").inc(size)
         metrics.inflight_parts.inc()
@@ -235,7 +235,7 @@ class SegmentUpload:
                 if stored.get(number) == _as_cut(part):
                     return stored[number]
             try:
-                return await self._objects.upload_part(self._key, self.upload_id, number, part.data)
+                return await self._objects.upload_part(self._key, self.upload_id, number, part.pieces)
             except OutcomeUnknown:
                 lost = True
                 raise

@@ -91,15 +91,15 @@ class Chunks:
     async def _load(self, table: SegmentTable, number: int, first_chunk: int, slots: Sequence[Slot[bytes]]) -> None:
         """Fetch neighbouring chunks with one request, and check each."""
         block, size = table.manifest.blocks[number], table.manifest.chunk_bytes
-        start, length = extent(block, size, first_chunk, first_chunk + len(slots) - 1)
+        numbers = range(first_chunk, first_chunk + len(slots))
+        extents = [extent(block, size, chunk, chunk) for chunk in numbers]
+        lengths = [length for _, length in extents]
         try:
-            data = await self._fetcher.exactly(table.bucket, table.data_key, start, length)
+            parts = await self._fetcher.pieces(table.bucket, table.data_key, extents[0][0], lengths)
         except CorruptData as error:
             self._report(error)
             raise
-        for chunk, slot in enumerate(slots, first_chunk):
-            at = (chunk - first_chunk) * size
-            part = data[at : at + size]
+        for chunk, slot, part in zip(numbers, slots, parts, strict=True):
             try:
                 check_chunk(part, block, size, chunk, key=table.data_key)
             except CorruptData as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from offloaderd.errors import CorruptData, InvalidInput, Transient
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.objects.port import ObjectReader
@@ -58,14 +58,21 @@ class Fetcher:
 
     async def exactly(self, bucket: str, key: str, first: int, length: int) -> bytes:
         """Return exactly `length` bytes from byte `first`. Raises NotFound, CorruptData when there are fewer."""
-        objects = self._objects.at(bucket)
+        return (await self.pieces(bucket, key, first, [length]))[0]
+
+    async def pieces(self, bucket: str, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """Return neighbouring ranges of exactly these lengths by one request. Raises as `exactly` does."""
+        objects, length = self._objects.at(bucket), sum(lengths)
         try:
-            data = await retried(lambda: objects.get(key, first, length), clock=self._clock, policy=self._retry)
+            found = await retried(
+                lambda: objects.get_pieces(key, first, lengths), clock=self._clock, policy=self._retry
+            )
         except InvalidInput:
             raise _short(key, first, first, length) from None
-        if len(data) != length:
-            raise _short(key, first, first + len(data), length)
-        return data
+        size_bytes = sum(map(len, found))
+        if size_bytes != length:
+            raise _short(key, first, first + size_bytes, length)
+        return found
 
 
 def _short(key: str, first: int, end: int, length: int) -> CorruptData:

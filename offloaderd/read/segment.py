@@ -269,17 +269,12 @@ class SegmentReader:
     async def _load_blocks(
         self, table: SegmentTable, blocks: Sequence[BlockInfo], slots: Sequence[Slot[FramedEntries]]
     ) -> None:
-        start = blocks[0].offset
-        length = blocks[-1].offset + blocks[-1].length - start
+        lengths = [block.length for block in blocks]
         with self._reporting():
-            data = await self._fetcher.exactly(table.bucket, table.data_key, start, length)
-        for block, slot in zip(blocks, slots, strict=True):
-            at = block.offset - start
+            pieces = await self._fetcher.pieces(table.bucket, table.data_key, blocks[0].offset, lengths)
+        for block, slot, data in zip(blocks, slots, pieces, strict=True):
             try:
-                # The checksum takes nothing but `bytes`: the one copy of a block, none when it was fetched alone.
-                framed = framed_block(
-                    data[at : at + block.length], block, key=table.data_key, method=table.manifest.method
-                )
+                framed = framed_block(data, block, key=table.data_key, method=table.manifest.method)
             except CorruptData as error:
                 self._report(error)
                 self._blocks.fail(slot, error)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
 
     from offloaderd.metadata.port import MetadataStore, Session, Step, Versioned
-    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, SegmentStore, UploadInfo
+    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces, SegmentStore, UploadInfo
 
 T = TypeVar("T")
 When = Literal["before", "after"]
@@ -83,6 +83,10 @@ class FaultyStore(_Faulty):
         """See ObjectReader."""
         return await self._do("get", key, lambda: self._store.get(key, first, length))
 
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return await self._do("get", key, lambda: self._store.get_pieces(key, first, lengths))
+
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""
         return await self._do("head", key, lambda: self._store.head(key))
@@ -106,9 +110,9 @@ class FaultyStore(_Faulty):
         """See MultipartStore."""
         return await self._do("create_upload", key, lambda: self._store.create_upload(key, metadata=metadata))
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
-        return await self._do("upload_part", key, lambda: self._store.upload_part(key, upload_id, part_number, data))
+        return await self._do("upload_part", key, lambda: self._store.upload_part(key, upload_id, part_number, pieces))
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """See MultipartStore."""

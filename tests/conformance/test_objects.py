@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from offloaderd.objects.port import ObjectInfo, SegmentStore
+    from offloaderd.objects.port import Bytes, ObjectInfo, SegmentStore
 
 KEY = "prefix/0c1f4bd1-6e4f-4a0e-8c7d-2f8f2a1b3c4d"
 METADATA = {"s3managedledgeroffloaderformatversion": "1", "PulsarClusterName": "a b/c"}
@@ -64,8 +65,8 @@ async def listed(store: SegmentStore, prefix: str = "") -> list[ObjectInfo]:
 async def two_parts(store: SegmentStore, key: str = KEY) -> tuple[str, list[PartInfo]]:
     """An upload with a full part and a last small one."""
     upload = await store.create_upload(key, metadata=METADATA)
-    last = await store.upload_part(key, upload, 2, b"tail")
-    first = await store.upload_part(key, upload, 1, PART)
+    last = await store.upload_part(key, upload, 2, [b"tail"])
+    first = await store.upload_part(key, upload, 1, [PART])
     return upload, [first, last]
 
 
@@ -97,9 +98,21 @@ async def test_any_bytes(store: SegmentStore, data: bytes | bytearray | memoryvi
     await store.put(KEY, data)
     assert await store.get(KEY) == b"bytes"
     upload = await store.create_upload("parts")
-    part = await store.upload_part("parts", upload, 1, data)
+    part = await store.upload_part("parts", upload, 1, [data])
     await store.complete_upload("parts", upload, [part])
     assert await store.get("parts") == b"bytes"
+
+
+async def test_a_part_of_pieces(store: SegmentStore) -> None:
+    """It is stored as if somebody had joined them, however long they are, and the same again when it is replaced."""
+    pieces: list[Bytes] = [b"first", memoryview(os.urandom(3_000_001))[1:], b"", bytearray(b"last")]
+    joined = b"".join(pieces)
+    upload = await store.create_upload("parts")
+    sent = [await store.upload_part("parts", upload, 1, pieces) for _ in range(2)]
+    etag = hashlib.md5(joined, usedforsecurity=False).hexdigest()
+    assert sent == 2 * [PartInfo(part_number=1, etag=etag, size_bytes=len(joined))]
+    await store.complete_upload("parts", upload, sent[:1])
+    assert await store.get("parts") == joined
 
 
 async def test_ranges(store: SegmentStore) -> None:
@@ -110,6 +123,43 @@ async def test_ranges(store: SegmentStore) -> None:
     assert await store.get(KEY, 8, 100) == b"89"
     assert await store.get(KEY, 9) == b"9"
     assert await store.get(KEY, 0, 10) == b"0123456789"
+
+
+@pytest.mark.parametrize(
+    ("first", "lengths", "expected"),
+    [
+        (0, [10], [b"0123456789"]),
+        (0, [1, 2, 3, 4], [b"0", b"12", b"345", b"6789"]),
+        (3, [2, 1], [b"34", b"5"]),
+        (8, [1, 4], [b"8", b"9"]),
+        (5, [3, 2, 4, 1], [b"567", b"89", b"", b""]),
+        (9, [3, 3], [b"9", b""]),
+    ],
+)
+async def test_pieces(store: SegmentStore, first: int, lengths: list[int], expected: list[bytes]) -> None:
+    """Neighbouring pieces are a range, cut; the object's end makes the last ones short."""
+    await store.put(KEY, b"0123456789")
+    assert list(await store.get_pieces(KEY, first, lengths)) == expected
+
+
+async def test_pieces_of_a_large_object(store: SegmentStore) -> None:
+    """However the bytes come off the network, each is in its piece."""
+    data = os.urandom(3_000_017)
+    await store.put(KEY, data)
+    lengths = [1_000_000, 1, 65_536, 65_535, 700_000, 0, 1_168_900]
+    pieces = await store.get_pieces(KEY, 45, lengths)
+    assert [len(piece) for piece in pieces] == [*lengths[:-1], 3_000_017 - 45 - sum(lengths[:-1])]
+    assert b"".join(pieces) == data[45:]
+
+
+@pytest.mark.parametrize(("first", "lengths"), [(10, [1]), (-1, [5]), (0, []), (0, [0, 0])])
+async def test_bad_pieces(store: SegmentStore, first: int, lengths: list[int]) -> None:
+    """Pieces are refused where the range that they make up would be."""
+    await store.put(KEY, b"0123456789")
+    with pytest.raises(InvalidInput):
+        await store.get_pieces(KEY, first, lengths)
+    with pytest.raises(NotFound):
+        await store.get_pieces("absent", 0, [1])
 
 
 @pytest.mark.parametrize(("first", "length"), [(10, 1), (11, None), (10, None), (-1, 5), (0, 0), (2, -1)])
@@ -213,7 +263,7 @@ async def test_parts_at_once(store: SegmentStore) -> None:
     """Parts may be on their way side by side."""
     upload = await store.create_upload(KEY)
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(store.upload_part(KEY, upload, n, bytes([n]) + PART)) for n in (3, 1, 2)]
+        tasks = [group.create_task(store.upload_part(KEY, upload, n, [bytes([n]) + PART])) for n in (3, 1, 2)]
     parts = sorted((task.result() for task in tasks), key=lambda part: part.part_number)
     await store.complete_upload(KEY, upload, parts)
     assert await store.get(KEY) == b"".join(bytes([n]) + PART for n in (1, 2, 3))
@@ -225,8 +275,8 @@ async def test_part_again(opened: MemoryStore | FilesystemStore | S3Store, store
     The S3 server of the tests keeps both until then and takes either: there only the object can be right.
     """
     upload = await store.create_upload(KEY)
-    old = await store.upload_part(KEY, upload, 1, b"old")
-    new = await store.upload_part(KEY, upload, 1, b"newer")
+    old = await store.upload_part(KEY, upload, 1, [b"old"])
+    new = await store.upload_part(KEY, upload, 1, [b"newer"])
     listed_parts = await store.list_parts(KEY, upload)
     assert [part.part_number for part in listed_parts] == [1]
     if not isinstance(opened, S3Store):
@@ -241,7 +291,7 @@ async def test_list_parts_pages(store: SegmentStore) -> None:
     """All parts are listed, over several pages, in order; there may be none."""
     upload = await store.create_upload(KEY)
     assert list(await store.list_parts(KEY, upload)) == []
-    parts = [await store.upload_part(KEY, upload, number, bytes(number)) for number in (5, 1, 4, 2, 7)]
+    parts = [await store.upload_part(KEY, upload, number, [bytes(number)]) for number in (5, 1, 4, 2, 7)]
     assert list(await store.list_parts(KEY, upload)) == sorted(parts, key=lambda part: part.part_number)
 
 
@@ -260,7 +310,7 @@ async def test_complete_with_wrong_parts(store: SegmentStore) -> None:
 async def test_small_part(store: SegmentStore) -> None:
     """A part below 5 MiB that is not the last is refused when the upload is completed."""
     upload = await store.create_upload(KEY)
-    parts = [await store.upload_part(KEY, upload, number, b"small") for number in (1, 2)]
+    parts = [await store.upload_part(KEY, upload, number, [b"small"]) for number in (1, 2)]
     with pytest.raises(InvalidInput):
         await store.complete_upload(KEY, upload, parts)
     with pytest.raises(NotFound):
@@ -291,7 +341,7 @@ async def test_abort(store: SegmentStore) -> None:
     with pytest.raises(NotFound):
         await store.complete_upload(KEY, upload, parts)
     with pytest.raises(NotFound):
-        await store.upload_part(KEY, upload, 1, b"late")
+        await store.upload_part(KEY, upload, 1, [b"late"])
 
 
 async def test_unknown_upload(store: SegmentStore) -> None:
@@ -300,7 +350,7 @@ async def test_unknown_upload(store: SegmentStore) -> None:
     stranger = "0123456789abcdef0123456789abcdef"
     for key, upload_id in ((KEY, stranger), ("other", upload)):
         with pytest.raises(NotFound):
-            await store.upload_part(key, upload_id, 1, b"x")
+            await store.upload_part(key, upload_id, 1, [b"x"])
         with pytest.raises(NotFound):
             await store.list_parts(key, upload_id)
     await store.abort_upload("other", stranger)
@@ -341,7 +391,7 @@ async def test_bad_part_number(store: SegmentStore, number: int) -> None:
     """Part numbers go from 1 to 10,000."""
     upload = await store.create_upload(KEY)
     with pytest.raises(InvalidInput):
-        await store.upload_part(KEY, upload, number, b"x")
+        await store.upload_part(KEY, upload, number, [b"x"])
 
 
 @pytest.mark.parametrize("key", ["", "a\x00b", "a\nb", "k" * 1025])

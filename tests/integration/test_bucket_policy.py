@@ -85,7 +85,7 @@ async def refusals(server: S3Server, user: str, key: str) -> dict[str, str]:
     async with store_of(server, "") as owner, store_of(server, user) as store:
         await owner.put(key, b"held")
         done, given_up = [await owner.create_upload(f"{key}-{name}") for name in ("done", "given-up")]
-        part = await owner.upload_part(f"{key}-done", done, 1, b"part")
+        part = await owner.upload_part(f"{key}-done", done, 1, [b"part"])
 
         async def uploads() -> list[object]:
             return [one async for one in store.list_uploads(PREFIX)]
@@ -96,7 +96,7 @@ async def refusals(server: S3Server, user: str, key: str) -> dict[str, str]:
             "HeadObject": lambda: store.head(key),
             "PutObject": lambda: store.put(f"{key}-put", b"x"),
             "CreateMultipartUpload": lambda: store.create_upload(f"{key}-begun"),
-            "UploadPart": lambda: store.upload_part(f"{key}-given-up", given_up, 1, b"x"),
+            "UploadPart": lambda: store.upload_part(f"{key}-given-up", given_up, 1, [b"x"]),
             "ListParts": lambda: store.list_parts(f"{key}-done", done),
             "ListMultipartUploads": uploads,
             "CompleteMultipartUpload": lambda: store.complete_upload(f"{key}-done", done, [part]),

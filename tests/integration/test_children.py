@@ -44,7 +44,7 @@ async def test_s3_restart(tmp_path: Path) -> None:
         await s3.create_bucket()
         await s3.put("kept", b"x" * 300_000, metadata={"a": "1"})
         upload = await s3.create_upload("open")
-        part = await s3.upload_part("open", upload, 1, b"y" * 5_000_000)
+        part = await s3.upload_part("open", upload, 1, [b"y" * 5_000_000])
         await s3.put("last", b"z")
         assert server.child.pid is not None
         os.kill(server.child.pid, signal.SIGKILL)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.port import Step
     from offloaderd.model import TopicName
-    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, UploadInfo
+    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces, UploadInfo
 
 T = TypeVar("T")
 VARIABLE = "KILL_AT"
@@ -91,6 +91,10 @@ class KillableObjects(S3Store):
         """See ObjectReader."""
         return await trap.around(labels.of_object("get", key), super().get(key, first, length))
 
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return await trap.around(labels.of_object("get", key), super().get_pieces(key, first, lengths))
+
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""
         return await trap.around(labels.of_object("head", key), super().head(key))
@@ -107,9 +111,9 @@ class KillableObjects(S3Store):
         """See MultipartStore."""
         return await trap.around("create_upload", super().create_upload(key, metadata=metadata))
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
-        return await trap.around("upload_part", super().upload_part(key, upload_id, part_number, data))
+        return await trap.around("upload_part", super().upload_part(key, upload_id, part_number, pieces))
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """See MultipartStore."""

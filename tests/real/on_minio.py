@@ -84,7 +84,7 @@ async def test_objects_are_encrypted_as_asked(minio: S3Server, bucket: str, encr
     async with S3Store(options(minio, bucket, encryption, key)) as objects:
         await objects.put("put", b"content")
         upload = await objects.create_upload("parts")
-        part = await objects.upload_part("parts", upload, 1, b"content of a part")
+        part = await objects.upload_part("parts", upload, 1, [b"content of a part"])
         assert await objects.list_parts("parts", upload) == [part]
         await objects.complete_upload("parts", upload, [part])
         assert (await objects.get("put"), await objects.get("parts", 13, 4)) == (b"content", b"part")

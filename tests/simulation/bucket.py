@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.objects import keys
+from offloaderd.objects.checks import cut
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.multipart import md5
 from tests.simulation.wire import Wire, drained, instantly
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from offloaderd.objects.keys import ObjectName
-    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, UploadInfo
+    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces, UploadInfo
     from tests.simulation.loop import Process
     from tests.simulation.world import World
 
@@ -92,6 +93,10 @@ class BucketClient:
             return _flipped(data, int(self._rng.random() * 8 * len(data)))
         return data
 
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return cut(await self.get(key, first, sum(lengths)), lengths)
+
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""
         return await self._wire.call(f"head {key}", lambda: instantly(self._bucket.head(key)), write=False)
@@ -143,21 +148,21 @@ class BucketClient:
             f"create_upload {key}", lambda: instantly(self._bucket.create_upload(key, metadata=metadata)), write=True
         )
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
         bit = self._rots()
-        if (part_number, md5(bytes(data))) in self._listed.get(upload_id, ()):
+        if (part_number, md5(*pieces)) in self._listed.get(upload_id, ()):
             self._world.oracle.fail("P1", f"part {part_number} of {key} was listed, and is sent again")
 
         def act() -> PartInfo:
-            return instantly(self._bucket.upload_part(key, upload_id, part_number, data))
+            return instantly(self._bucket.upload_part(key, upload_id, part_number, pieces))
 
         def rot() -> PartInfo:
             info = act()
             self._bucket.rot(bit, key, upload_id, part_number)
             return info
 
-        what = f"upload_part {key} {part_number} {len(data)}"
+        what = f"upload_part {key} {part_number} {sum(map(len, pieces))}"
         return await self._wire.call(what, act, write=True, spoilt=rot if bit else None)
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:

@@ -81,7 +81,7 @@ def one_spoilt(draw: st.DrawFn) -> list[bytes]:
 
 @given(payloads=one_spoilt())
 def test_one_head_among_others_that_are_alike_is_not_taken_for_one_of_them(payloads: list[bytes]) -> None:
-    """Heads of one length are compared column by column: whichever byte is another, it changes what is read, or not."""
+    """Heads of one length are compared with each other: whichever byte is another, it changes what is read, or not."""
     assert survey(payloads) == brute_force(payloads)
 
 
@@ -94,6 +94,47 @@ def test_the_brokers_clock_counts_before_the_producers(time: int | None, index: 
 
 
 HEAD = broker_entry.encode_head(broker_timestamp=NOW, index=5)
+
+
+@given(
+    count=st.sampled_from([2, 3, 40, 511, 512, 513, 514, 1024, 1025, 1030]),
+    at=st.floats(0, 1),
+    time=st.integers(-300, 2000),
+    index=st.none() | st.integers(-300, 2000),
+    last_byte=st.integers(0, 255),
+)
+def test_a_number_that_falls_among_many_that_ascend_is_noticed(
+    count: int, at: float, time: int, index: int | None, last_byte: int
+) -> None:
+    """The first and the last entry tell of all only where numbers do not fall, wherever among them one does."""
+    odd, begin = round(at * (count - 1)), 2**14 + 400
+    times, indexes = [NOW + n for n in range(count)], [begin + n if index is not None else None for n in range(count)]
+    times[odd], indexes[odd] = NOW + time, None if index is None else begin + index
+    payloads = [
+        broker_entry.encode_head(broker_timestamp=time, index=index) + b"rest"
+        for time, index in zip(times, indexes, strict=True)
+    ]
+    assert survey(payloads) == brute_force(payloads)
+    assert survey(payloads[::-1]) == brute_force(payloads[::-1])
+    head = bytearray(payloads[odd])
+    head[len(head) - len(b"rest") - 1] = last_byte
+    payloads[odd] = bytes(head)
+    assert survey(payloads) == brute_force(payloads)
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_an_entry_without_bytes_is_told_from_its_neighbours(at: int) -> None:
+    """It leaves no gap between their heads, which are alike and ascend."""
+    payloads = [broker_entry.encode_head(broker_timestamp=NOW + n, index=300 + n) for n in range(4)]
+    payloads[at] = b""
+    assert survey(payloads) == brute_force(payloads)
+
+
+def test_numbers_of_more_than_64_bits_are_no_order() -> None:
+    """protobuf drops what is above 64 bits, so of two numbers the one with the larger bytes may be the smaller one."""
+    payloads = [b"\x0e\x02\x00\x00\x00\x0b\x08" + b"\xff" * 9 + bytes([top]) for top in (1, 2)]
+    assert survey(payloads) == brute_force(payloads)
+    assert survey(payloads).time_min == 2**63 - 1
 
 
 @pytest.mark.parametrize(

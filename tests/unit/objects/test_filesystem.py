@@ -56,7 +56,7 @@ async def test_foreign_upload_ids(tmp_path: Path, upload_id: str) -> None:
     """An upload id is never used as a path."""
     store = FilesystemStore(tmp_path)
     with pytest.raises(NotFound):
-        await store.upload_part("k", upload_id, 1, b"x")
+        await store.upload_part("k", upload_id, 1, [b"x"])
     await store.abort_upload("k", upload_id)
 
 
@@ -66,7 +66,7 @@ async def test_data_file_is_the_object(tmp_path: Path) -> None:
     await store.put("p/key", b"bytes", metadata={"a": "1"})
     assert (tmp_path / "p%2Fkey").read_bytes() == b"bytes"
     upload = await store.create_upload("parts")
-    parts = [await store.upload_part("parts", upload, number, b"ab") for number in (1, 2)]
+    parts = [await store.upload_part("parts", upload, number, [b"ab"]) for number in (1, 2)]
     await store.complete_upload("parts", upload, parts)
     assert (tmp_path / "parts").read_bytes() == b"abab"
 
@@ -79,7 +79,7 @@ async def test_nothing_is_left_over(tmp_path: Path) -> None:
     assert len(list((tmp_path / ".metadata").iterdir())) == 1
     for end in ("complete", "abort"):
         upload = await store.create_upload("k")
-        part = await store.upload_part("k", upload, 1, b"x")
+        part = await store.upload_part("k", upload, 1, [b"x"])
         await (store.complete_upload("k", upload, [part]) if end == "complete" else store.abort_upload("k", upload))
     await store.check()
     await store.delete(["k"])
@@ -92,12 +92,12 @@ async def test_reopened(tmp_path: Path) -> None:
     store = FilesystemStore(tmp_path, part_bytes_min=1)
     await store.put("k", b"x", metadata={"a": "1"})
     upload = await store.create_upload("u", metadata={"b": "2"})
-    first = await store.upload_part("u", upload, 1, b"one")
+    first = await store.upload_part("u", upload, 1, [b"one"])
     again = FilesystemStore(tmp_path, part_bytes_min=1)
     assert (await again.head("k")).metadata == {"a": "1"}
     assert [found.upload_id async for found in again.list_uploads()] == [upload]
     assert list(await again.list_parts("u", upload)) == [first]
-    second = await again.upload_part("u", upload, 2, b"two")
+    second = await again.upload_part("u", upload, 2, [b"two"])
     await again.complete_upload("u", upload, [first, second])
     assert await again.get("u") == b"onetwo"
     assert (await again.head("u")).metadata == {"b": "2"}
@@ -137,7 +137,7 @@ async def test_copied_tree(tmp_path: Path) -> None:
     await store.create_bucket()
     await store.put("k", b"x", metadata={"a": "1"})
     upload = await store.create_upload("u", metadata={"b": "2"})
-    parts = [await store.upload_part("u", upload, number, b"p") for number in (1, 2)]
+    parts = [await store.upload_part("u", upload, number, [b"p"]) for number in (1, 2)]
     await store.complete_upload("u", upload, parts)
     shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=shutil.copyfile)
     (tmp_path / "b" / "by-hand").write_bytes(b"y")

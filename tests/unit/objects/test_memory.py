@@ -10,7 +10,7 @@ async def test_small_parts() -> None:
     """The least size of a part can be lowered."""
     store = MemoryStore(SystemClock(), part_bytes_min=1)
     upload = await store.create_upload("k")
-    parts = [await store.upload_part("k", upload, number, b"x") for number in (1, 2)]
+    parts = [await store.upload_part("k", upload, number, [b"x"]) for number in (1, 2)]
     await store.complete_upload("k", upload, parts)
     assert await store.get("k") == b"xx"
 
@@ -21,7 +21,7 @@ async def test_content_is_copied() -> None:
     buffer = bytearray(b"first")
     await store.put("k", buffer)
     upload = await store.create_upload("u")
-    part = await store.upload_part("u", upload, 1, memoryview(buffer))
+    part = await store.upload_part("u", upload, 1, [memoryview(buffer)])
     buffer[:] = b"other"
     await store.complete_upload("u", upload, [part])
     assert await store.get("k") == await store.get("u") == b"first"

@@ -46,7 +46,7 @@ PART = PartInfo(part_number=1, etag="0" * 32, size_bytes=3)
 WRITES: dict[str, Use] = {
     "put": lambda store: store.put("k", b"abc"),
     "create_upload": lambda store: store.create_upload("k"),
-    "upload_part": lambda store: store.upload_part("k", "u", 1, b"abc"),
+    "upload_part": lambda store: store.upload_part("k", "u", 1, [b"abc"]),
     "complete_upload": lambda store: store.complete_upload("k", "u", [PART]),
     "abort_upload": lambda store: store.abort_upload("k", "u"),
     "delete": lambda store: store.delete(["k"]),
@@ -196,7 +196,7 @@ async def test_server_that_stops_reading() -> None:
 
     async def upload(store: S3Store) -> None:
         try:
-            await store.upload_part("k", "u", 1, bytes(64 << 20))
+            await store.upload_part("k", "u", 1, [bytes(64 << 20)])
         finally:
             over.set()
 
@@ -356,7 +356,7 @@ async def test_metrics() -> None:
         store._metrics = requests
         await store.get("k", 0, 4)
         await store.put("k", b"yes")
-        await store.upload_part("k", "u", 1, b"yes!")
+        await store.upload_part("k", "u", 1, [b"yes!"])
         with pytest.raises(Throttled):
             await store.put("k", b"no")
     assert requests.seen == [
@@ -380,7 +380,7 @@ async def test_body_on_the_wire() -> None:
     server = FaultyServer(keep)
     data = bytes(range(256)) * 20_000
     async with store_at(server) as store:
-        part = await store.upload_part("k", "u", 1, memoryview(data)[100:])
+        part = await store.upload_part("k", "u", 1, [memoryview(data)[100:]])
         assert part == PartInfo(part_number=1, etag="e", size_bytes=len(data) - 100)
     assert bodies == [data[100:]]
     head = server.heads[0].lower()

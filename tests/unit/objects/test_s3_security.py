@@ -59,7 +59,7 @@ async def test_every_new_object_asks_for_its_encryption(
     async with store_at(server, **options) as store:
         await store.put("k", b"abc")
         assert await store.create_upload("k") == "u"
-        await store.upload_part("k", "u", 1, b"abc")
+        await store.upload_part("k", "u", 1, [b"abc"])
     put, create, part = (head.lower() for head in server.heads)
     for head in (put, create):
         assert all(line in head for line in expected)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo
+    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces
     from offloaderd.testing.faults import Plan
 
 
@@ -35,9 +35,9 @@ class CountingStore(MemoryStore):
         self.sent: Counter[tuple[str, int]] = Counter()
         self.puts: dict[str, set[bytes]] = {}
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """Count, and store."""
-        info = await super().upload_part(key, upload_id, part_number, data)
+        info = await super().upload_part(key, upload_id, part_number, pieces)
         self.sent[key, part_number] += 1
         return info
 

@@ -15,7 +15,7 @@ from tests.unit.offload.lives import recorded
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until_offloaded
 
 if TYPE_CHECKING:
-    from offloaderd.objects.port import Bytes, PartInfo
+    from offloaderd.objects.port import PartInfo, Pieces
 
 CALLS = {"create_upload": 1, "upload_part": 3, "complete_upload": 1, "put": 2, "head": 2, "get": 2, "transact": 7}
 """How often each is made for one segment: claim, begin, upload, seal, parts, commit and release are transactions."""
@@ -118,11 +118,11 @@ class GoneOnce(MemoryStore):
 
     gone = ""
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
         if not self.gone:
             await self.abort_upload(key, upload_id)
             self.gone = upload_id
         if upload_id == self.gone:
             raise OutcomeUnknown("it hung up")
-        return await super().upload_part(key, upload_id, part_number, data)
+        return await super().upload_part(key, upload_id, part_number, pieces)

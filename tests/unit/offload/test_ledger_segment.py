@@ -67,7 +67,7 @@ def test_the_object_is_pulsars_however_it_is_cut(payloads: list[bytes], block: i
     )
     builder = LedgerBuilder(UUID_1, layout(payloads, block=block, run=run), assigned_ms=1)
     parts = cut(builder, payloads, steps)
-    data = b"".join(part.data for part in parts)
+    data = b"".join(piece for part in parts for piece in part.pieces)
     assert data == b"".join(chunk for one in blocks for chunk in one.chunks)
     assert v1.index_entries(builder.blocks, dense=False) == [one.index_entry for one in blocks]
     dense = v1.index_entries(builder.blocks, dense=True)
@@ -87,7 +87,7 @@ def test_a_new_owner_goes_on_with_the_same_bytes(payloads: list[bytes], block: i
     parts = cut(LedgerBuilder(UUID_1, whole, assigned_ms=1), payloads, [5])
     kept = parts[: stored % len(parts)]
     builder = LedgerBuilder(UUID_1, whole, assigned_ms=1)
-    builder.restore([stored_part("e", len(part.data), part.blocks) for part in kept])
+    builder.restore([stored_part("e", part.size_bytes, part.blocks) for part in kept])
     first = kept[-1].end.entry_id + 1 if kept else 0
     assert cut(builder, payloads, [3], first=first) == parts[len(kept) :]
 
@@ -120,4 +120,4 @@ def test_records_that_contradict_each_other_are_refused(change: dict[str, int]) 
     broken = replace(first, **change)  # type: ignore[arg-type]
     builder = LedgerBuilder(UUID_1, layout(payloads), assigned_ms=1)
     with pytest.raises(InvalidInput):
-        builder.restore([stored_part("e", len(parts[0].data), (broken, *parts[0].blocks[1:]))])
+        builder.restore([stored_part("e", parts[0].size_bytes, (broken, *parts[0].blocks[1:]))])

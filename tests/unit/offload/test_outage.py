@@ -24,7 +24,7 @@ from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, payloads
 from tests.unit.offload.test_faults import QuickClock
 
 if TYPE_CHECKING:
-    from offloaderd.objects.port import Bytes, PartInfo
+    from offloaderd.objects.port import PartInfo, Pieces
     from offloaderd.offload.engine import Engine
     from offloaderd.offload.status import TopicStatus
 
@@ -248,7 +248,7 @@ class Busy(MemoryStore):
         self.most: list[int] = []
         self.refused = 0
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
         self.now += 1
         try:
@@ -257,7 +257,7 @@ class Busy(MemoryStore):
             if self.now > self.takes:
                 self.refused += 1
                 raise Throttled("SlowDown")
-            return await super().upload_part(key, upload_id, part_number, data)
+            return await super().upload_part(key, upload_id, part_number, pieces)
         finally:
             self.now -= 1
 

@@ -42,7 +42,7 @@ def build(layout: SegmentLayout, batches: list[EntryBatch]) -> tuple[SegmentBuil
 
 def read_back(builder: SegmentBuilder, parts: list[CutPart]) -> list[tuple[int, int, bytes]]:
     """Decode every block where the manifest's blocks say it is, checking its checksum."""
-    data, found = b"".join(part.data for part in parts), []
+    data, found = b"".join(piece for part in parts for piece in part.pieces), []
     assert len(data) == builder.object_bytes
     for block in builder.blocks:
         raw = data[block.offset : block.offset + block.length]
@@ -77,13 +77,13 @@ def test_any_entries_come_back_from_where_the_manifest_says(
     ]
     builder, parts = build(layout, whole)
     again, same = build(layout, pieces)
-    assert [one.data for one in parts] == [one.data for one in same]
+    assert [b"".join(one.pieces) for one in parts] == [b"".join(one.pieces) for one in same]
     assert builder.blocks == again.blocks
     assert read_back(builder, parts) == [
         (ledger, entry, payload) for ledger, payloads in enumerate(entries) for entry, payload in enumerate(payloads)
     ]
     assert all(one.length <= block or one.entry_count == 1 for one in builder.blocks)
-    assert all(len(one.data) >= part for one in parts[:-1])
+    assert all(one.size_bytes >= part for one in parts[:-1])
     assert [one.part_number for one in parts] == list(range(1, len(parts) + 1))
     assert parts[-1].end == builder.range.end == Position(len(entries) - 1, len(entries[-1]) - 1)
 
@@ -101,7 +101,7 @@ def test_an_entry_larger_than_a_block_gets_one_of_its_own() -> None:
 def test_every_block_ends_in_at_least_four_pad_bytes() -> None:
     """Trap T1 and T2: Pulsar's reader needs padding behind the last entry of every block."""
     builder, parts = build(SegmentLayout(block_bytes=500, part_bytes=900), [EntryBatch(1, 0, [b"x" * 90] * 20)])
-    data = b"".join(part.data for part in parts)
+    data = b"".join(piece for part in parts for piece in part.pieces)
     assert len(builder.blocks) > 2
     assert all(data[: block.offset + block.length].endswith(b"\xfe\xdc\xde\xad") for block in builder.blocks)
 
@@ -143,7 +143,7 @@ def test_sparse_positions_point_at_entries() -> None:
         SegmentLayout(block_bytes=1 << 20, part_bytes=2 << 20), [EntryBatch(1, 7, [b"z" * 1000] * 900)]
     )
     block = builder.blocks[0]
-    data = parts[0].data
+    data = b"".join(parts[0].pieces)
     assert [at // (64 << 10) for _, at in block.sparse] == list(range(1, 14))
     for entry, at in block.sparse:
         assert data[at : at + 12] == (1000).to_bytes(4, "big") + (7 + entry).to_bytes(8, "big")
@@ -160,11 +160,11 @@ def test_blocks_have_their_chunks_and_records_do_not() -> None:
     assert len(builder.blocks) > 3
     for part in parts:
         (block,) = part.blocks
-        assert checksums(part.data, 0, block.length, 300) == (block.crc32c, block.chunks)
+        assert checksums(part.pieces[0], 0, block.length, 300) == (block.crc32c, block.chunks)
         assert bool(block.chunks) == (block.length > 300)
-        (recorded,) = stored_part("e", len(part.data), (block,)).blocks
+        (recorded,) = stored_part("e", part.size_bytes, (block,)).blocks
         assert recorded == replace(block, chunks=b"")
-        assert b"\xb2\x01" not in stored_part("e", len(part.data), (block,)).encoded  # the field's tag
+        assert b"\xb2\x01" not in stored_part("e", part.size_bytes, (block,)).encoded  # the field's tag
     again = SegmentBuilder(ID, layout, assigned_ms=1, chunk_bytes=300)
     again.restore(stored(parts[:2]))
     assert [bool(block.chunks) for block in again.blocks] == [False, False]
@@ -172,7 +172,7 @@ def test_blocks_have_their_chunks_and_records_do_not() -> None:
 
 def stored(parts: list[CutPart]) -> list[StoredPart]:
     """Return parts as they are recorded once they are in the bucket."""
-    return [stored_part(md5(part.data), len(part.data), part.blocks) for part in parts]
+    return [stored_part(md5(*part.pieces), part.size_bytes, part.blocks) for part in parts]
 
 
 @given(
@@ -207,7 +207,7 @@ def test_a_segment_goes_on_behind_any_part(
     while again.pending_bytes:
         rest.append(again.cut_part(last=not again.part_ready))
     assert planned == (whole.object_bytes, len(parts)) == (again.object_bytes, again.part_count)
-    assert [one.data for one in rest] == [one.data for one in parts[kept:]]
+    assert [b"".join(one.pieces) for one in rest] == [b"".join(one.pieces) for one in parts[kept:]]
     assert [one.part_number for one in rest] == [one.part_number for one in parts[kept:]]
     assert again.blocks == whole.blocks
     assert again.ledgers(lambda _: None) == whole.ledgers(lambda _: None)

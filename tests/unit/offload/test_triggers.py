@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from offloaderd.metadata.records.asked import Asked
-    from offloaderd.objects.port import Bytes, PartInfo
+    from offloaderd.objects.port import PartInfo, Pieces
     from offloaderd.offload.topic import TopicOffloader
 
 OTHER = TopicName.parse("public/default/other")
@@ -152,10 +152,10 @@ class Gate(MemoryStore):
         self.begun.append(key)
         return await super().create_upload(key, metadata=metadata)
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """Wait for the gate."""
         await self.open.wait()
-        return await super().upload_part(key, upload_id, part_number, data)
+        return await super().upload_part(key, upload_id, part_number, pieces)
 
 
 async def test_topics_go_side_by_side_and_each_one_ledger_after_the_other() -> None:

@@ -122,6 +122,11 @@ class Broken:
         self.calls += 1
         raise self.error
 
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """Fail."""
+        self.calls += 1
+        raise self.error
+
     async def head(self, key: str) -> object:
         """Fail."""
         raise self.error

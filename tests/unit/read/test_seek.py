@@ -18,6 +18,7 @@ from offloaderd.format.manifest import Past
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.model import EntryBatch, Position
 from offloaderd.objects import keys
+from offloaderd.objects.checks import cut
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.past import past_behind, past_of
 from offloaderd.read.errors import TopicNotFound
@@ -135,6 +136,10 @@ class CountingReader:
         """See ObjectReader."""
         self.reads.append((key, length))
         return await self._store.get(key, first, length)
+
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return cut(await self.get(key, first, sum(lengths)), lengths)
 
     def data(self) -> list[int | None]:
         """Return the lengths that were read of data objects, and forget everything."""

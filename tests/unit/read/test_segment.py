@@ -18,12 +18,15 @@ from offloaderd.format import manifest as manifest_format
 from offloaderd.format import v2
 from offloaderd.model import Position, TopicName
 from offloaderd.objects import keys
+from offloaderd.objects.checks import cut
 from offloaderd.read import segment as segment_module
 from offloaderd.read.table import table_of
 from tests.unit.read.build import PREFIX, TOPIC, Piece, flat, make_house, payload, payloads, put_segment, sample, turns
 from tests.unit.read.shelf import Broken
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import EntryBatch
     from offloaderd.read.segment import SegmentReader
@@ -61,6 +64,10 @@ class Counting:
             self.stumbles -= 1
             raise Transient("the store stumbles")
         return await self.store.get(key, first, length)
+
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return cut(await self.get(key, first, sum(lengths)), lengths)
 
     def ranges(self) -> list[tuple[int, int | None]]:
         """Return the ranges of the data object that were asked."""

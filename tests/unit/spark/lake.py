@@ -44,6 +44,11 @@ class CountingStore(MemoryStore):
         self.asked.append((key, first, length))
         return await super().get(key, first, length)
 
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """Count, and answer."""
+        self.asked.append((key, first, sum(lengths)))
+        return await super().get_pieces(key, first, lengths)
+
     def by_key(self) -> Counter[str]:
         """Return how often each object was asked for."""
         return Counter(key for key, _, _ in self.asked)
