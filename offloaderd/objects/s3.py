@@ -8,14 +8,14 @@ own checksums, guard it); everything the libraries raise is translated in one pl
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from botocore.exceptions import ClientError
 
 from offloaderd.clock import SystemClock
-from offloaderd.errors import BucketMissing, NotFound, OffloaderError, Transient
+from offloaderd.errors import BucketMissing, Denied, NotFound, OffloaderError, Transient
 from offloaderd.objects.checks import (
     check_key,
     check_part_number,
@@ -24,8 +24,8 @@ from offloaderd.objects.checks import (
     check_whole,
     checked_metadata,
 )
-from offloaderd.objects.port import ObjectInfo, PartInfo, UploadInfo
-from offloaderd.objects.s3_answers import bare, check_answered_range, date_ms, in_pieces
+from offloaderd.objects.port import ObjectInfo, PartInfo
+from offloaderd.objects.s3_answers import bare, check_answered_range, date_ms, in_pieces, uploads_of
 from offloaderd.objects.s3_client import Clients
 from offloaderd.objects.s3_errors import Request, verdict_for
 from offloaderd.objects.s3_request import Body, Call, RequestMetrics, calling
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3.type_defs import PartTypeDef
 
     from offloaderd.clock import Clock
-    from offloaderd.objects.port import Bytes, Pieces
+    from offloaderd.objects.port import Bytes, Pieces, UploadInfo
 
 BYTES_PER_S_MIN = 128 * 1024
 
@@ -354,8 +354,20 @@ class S3Store:
                     raise
 
     async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
-        """See MultipartStore. All pages are read first: SeaweedFS lists by id, and pages by it alone."""
-        uploads: list[UploadInfo] = []
+        """See MultipartStore. All pages are read first: SeaweedFS lists by id, and pages by it alone.
+
+        MinIO takes a prefix for a whole key, but lists all uploads of a bucket: so is asked where a folder has none.
+        """
+        uploads = await self._uploads(prefix)
+        if not uploads and prefix.endswith("/"):
+            with suppress(Denied):  # by a policy that knows our prefix alone: then nothing else is there to be seen
+                uploads = [upload for upload in await self._uploads("") if upload.key.startswith(prefix)]
+        for upload in sorted(uploads, key=lambda upload: (upload.key, upload.initiated_ms, upload.upload_id)):
+            yield upload
+
+    async def _uploads(self, prefix: str) -> Sequence[UploadInfo]:
+        """Return the open uploads that the server lists for a prefix."""
+        uploads: Sequence[UploadInfo] = []
         markers: Any = {}
         more = True
         while more:
@@ -365,19 +377,11 @@ class S3Store:
                         Bucket=self._options.bucket, Prefix=prefix, MaxUploads=self._options.page_keys, **markers
                     )
                 )
-            uploads += [
-                UploadInfo(
-                    key=found["Key"],
-                    upload_id=found["UploadId"],
-                    initiated_ms=int(found["Initiated"].timestamp() * 1000),
-                )
-                for found in page.get("Uploads", [])
-            ]
+            uploads = [*uploads, *uploads_of(page)]
             more = page.get("IsTruncated", False)
             names = {"NextKeyMarker": "KeyMarker", "NextUploadIdMarker": "UploadIdMarker"}
             markers = {names[name]: page[name] for name in names if page.get(name)}  # type: ignore[literal-required]
-        for upload in sorted(uploads, key=lambda upload: (upload.key, upload.initiated_ms, upload.upload_id)):
-            yield upload
+        return uploads
 
     @asynccontextmanager
     async def _request(

@@ -7,11 +7,13 @@ import re
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Transient
+from offloaderd.objects.port import UploadInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aiobotocore.response import AioStreamingBody  # type: ignore[import-untyped]
+    from types_aiobotocore_s3.type_defs import ListMultipartUploadsOutputTypeDef
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
@@ -27,6 +29,18 @@ def date_ms(headers: Mapping[str, str]) -> int:
 def bare(etag: str) -> str:
     """An ETag without the quotes that HTTP puts round it."""
     return etag.strip('"')
+
+
+def uploads_of(page: ListMultipartUploadsOutputTypeDef) -> list[UploadInfo]:
+    """The open uploads of one page of their list."""
+    return [
+        UploadInfo(
+            key=found["Key"],
+            upload_id=found["UploadId"],
+            initiated_ms=int(found["Initiated"].timestamp() * 1000),
+        )
+        for found in page.get("Uploads", [])
+    ]
 
 
 def check_answered_range(call: object, answered: str, size_bytes: int, first: int, length: int | None) -> None:
