@@ -140,7 +140,7 @@ class AdminService(ManualCalls):
     async def completed(self, status: TopicStatus) -> admin_pb2.TopicStatus:
         """Complete what the engine knows by who owns the topic, and by what its owner has committed."""
         message = topic_status(status)
-        if self._engine.find(status.topic) is not None:
+        if status.epoch:
             message.owner = status.owner or self._daemon.snapshot().daemon_id
             message.placement = self._engine.placed(status.topic, message.owner)
             return message
