@@ -82,7 +82,9 @@ class Engine:
         self.changed = self._home.changed
         self.placement = Placement(shop.metadata, self._clock, placement)
         self._spread = Spread(self._home, self.placement, forget=self._reporter.forget)
-        self.dormitory = Dormitory(shop, self._spread.supervised, sleep or SleepOptions())
+        self.dormitory = Dormitory(
+            shop, self._spread.supervised, sleep or SleepOptions(), report=self._reporter.report_topic
+        )
 
     async def enable(self, topic: TopicName, policy: TopicPolicy) -> None:
         """Start offloading a topic, or change its policy; some daemon takes it up within moments."""

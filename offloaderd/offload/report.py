@@ -51,9 +51,10 @@ class Reporter:
             ranges = sum(status.history.ranges[state] for status in statuses if status.history is not None)
             metrics.history_ranges.labels(state=state.value).set(ranges)
         for status in statuses:
-            self._report_topic(status)
+            self.report_topic(status)
 
-    def _report_topic(self, status: TopicStatus) -> None:
+    def report_topic(self, status: TopicStatus) -> None:
+        """Set the gauges of one topic."""
         topic = str(status.topic)
         self._metrics.lag_entries.labels(topic=topic).set(status.lag_entries)
         self._metrics.lag_bytes.labels(topic=topic).set(status.lag_bytes)

@@ -34,7 +34,7 @@ from offloaderd.offload.tailer import Sight
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import Session
@@ -122,8 +122,17 @@ async def sight_of(source: LedgerSource, topic: TopicName) -> Sight | None:
 class Dormitory:
     """Puts the quiet topics of a daemon to sleep, and wakes them."""
 
-    def __init__(self, shop: Workshop, supervised: Mapping[TopicName, Supervisor], options: SleepOptions) -> None:
+    def __init__(
+        self,
+        shop: Workshop,
+        supervised: Mapping[TopicName, Supervisor],
+        options: SleepOptions,
+        *,
+        report: Callable[[TopicStatus], None],
+    ) -> None:
+        """Take the topics that are here; `report` hears of each as it was when it fell asleep."""
         self.options = options
+        self._report = report
         self._shop = shop
         self._supervised = supervised
         self._clock = shop.uplink.clock
@@ -171,9 +180,10 @@ class Dormitory:
 
     def _lay_down(self, supervisor: Supervisor, topic: TopicOffloader, now_s: float) -> None:
         """Have a topic sleep from this moment on: nobody finds its offloader any more."""
-        again_s, tailer = self.options.again_s, topic.tailer
+        again_s, tailer, now = self.options.again_s, topic.tailer, topic.status()
+        self._report(now)
         sleeper = Sleeper(
-            record=replace(topic.status(), state=ASLEEP, segments=()),
+            record=replace(now, state=ASLEEP, segments=()),
             session=supervisor.session,
             sight=tailer.sight if tailer is not None else None,
             due_s=min(topic.rest.due_s or inf, now_s + again_s - self._clock.jitter(again_s / 5)),
@@ -194,8 +204,9 @@ class Dormitory:
         await session.lost.wait()
         self._sessions.discard(session.session_id)
         for supervisor in self._supervised.values():
-            if supervisor.asleep is not None and supervisor.asleep.session is session:
-                supervisor.asleep.wake(Cause.LEAVING)
+            sleeper = supervisor.asleep
+            if sleeper is not None and sleeper.session.session_id == session.session_id:
+                sleeper.wake(Cause.LEAVING)
 
     async def _listen(self, source: LedgerSource, topic: TopicName, sleeper: Sleeper) -> None:
         """Wake a topic once its source is not as it was.
