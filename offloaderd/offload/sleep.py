@@ -5,10 +5,12 @@ is a hundred times what has to be known of it meanwhile. So a topic that has bee
 it had been released, but for the claim: what is left of it is a `Sleeper`. It is taken up again exactly as one that was
 just claimed, from what is stored, without a new claim.
 
-It may sleep when all that was confirmed is committed, nobody pushes or asks, and every duty is at rest: each says so
-itself, and when it has to go on (`rest.py`). One that says nothing keeps the topic awake, so a new duty is safe before
-anybody thought of it. What falls between the decision and the end of the tasks is cut off as by a crash, and is there
-when the topic wakes: nothing that was accepted and is nowhere else is among it, for nobody holds the topic by then.
+It may sleep when nothing has happened to it for `after_s`, or since it was taken up if that was to look at it only (a
+daemon that starts has its quiet topics awake a few at a time): all that was confirmed is committed, nobody pushes or
+asks, and every duty is at rest. Each says so itself, and when it has to go on (`rest.py`): one that says nothing keeps
+the topic awake, so a new duty is safe before anybody thought of it. What falls between the decision and the end of the
+tasks is cut off as by a crash, and is there when the topic wakes: nothing that was accepted and is nowhere else is among
+it, for nobody finds the topic's buffer from that decision on.
 
 It wakes when the source is not as it was (asked at each of its changes and heartbeats, as the tailer does; bells ring
 for a ledger that grows), when a duty is due, when somebody uses it or its policy changes, when the session is lost, it
@@ -22,7 +24,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
 
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import Session
-    from offloaderd.model import TopicName
+    from offloaderd.model import Position, TopicName
+    from offloaderd.offload.roll import RollPolicy
     from offloaderd.offload.status import TopicStatus
     from offloaderd.offload.supervisor import Supervisor
     from offloaderd.offload.topic import TopicOffloader
@@ -46,8 +49,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-PASS_S = 5.0
+PASS_S = 1.0
 """Pause between two looks at which topics may sleep, and which are due; shorter where they may sleep sooner."""
+WORTH = 10
+"""A topic sleeps if no duty is due before so many times what it has to be quiet for: taking it up has a price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +112,20 @@ def is_quiet(topic: TopicOffloader) -> bool:
     return now.state == OFFLOADING and not busy and not now.buffer_bytes
 
 
+class State(NamedTuple):
+    """What of a topic changes when something happens to it."""
+
+    taken: Position
+    offloaded: Position | None
+    policy: RollPolicy
+    used: int
+
+
+def state_of(supervisor: Supervisor, topic: TopicOffloader) -> State:
+    """Return how a topic is now."""
+    return State(topic.taken, topic.offloaded, topic.policy, supervisor.used)
+
+
 async def sight_of(source: LedgerSource, topic: TopicName) -> Sight | None:
     """Look at the source as the tailer does; None when it does not say all."""
     try:
@@ -138,7 +157,7 @@ class Dormitory:
         self._clock = shop.uplink.clock
         self._metrics = shop.uplink.metrics
         self._group = Group()
-        self._quiet: dict[Supervisor, tuple[object, float]] = {}
+        self._quiet: dict[Supervisor, tuple[State, float]] = {}
         """Since when a topic has been quiet, and how it was then."""
         self._listening: dict[Supervisor, tuple[Sleeper, asyncio.Task[None]]] = {}
         self._sessions: set[str] = set()
@@ -160,23 +179,21 @@ class Dormitory:
             if sleeper is not None:
                 if sleeper.due_s <= now_s or not after_s:
                     sleeper.wake(Cause.DUE)
-            elif topic is not None and after_s and not supervisor.stopping and self._may_rest(topic, now_s + after_s):
-                state = (topic.taken, topic.offloaded, topic.policy, supervisor.used)
-                known = quiet.get(supervisor)
-                if known is None or known[0] != state:
-                    self._quiet[supervisor] = (state, now_s)
-                elif now_s - known[1] < after_s:
-                    self._quiet[supervisor] = known
-                else:
+            elif topic is not None and after_s and not supervisor.stopping and self._may_rest(topic, now_s):
+                state, known = state_of(supervisor, topic), quiet.get(supervisor)
+                since = known if known is not None and known[0] == state else (state, now_s)
+                if state == supervisor.untouched or now_s - since[1] >= after_s:
                     self._lay_down(supervisor, topic, now_s)
+                else:
+                    self._quiet[supervisor] = since
         for supervisor, (sleeper, task) in list(self._listening.items()):
             if supervisor.asleep is not sleeper:
                 task.cancel()
                 del self._listening[supervisor]
 
-    def _may_rest(self, topic: TopicOffloader, until_s: float) -> bool:
+    def _may_rest(self, topic: TopicOffloader, now_s: float) -> bool:
         due_s = topic.rest.due_s
-        return due_s is not None and due_s > until_s and is_quiet(topic)
+        return due_s is not None and due_s > now_s + WORTH * self.options.after_s and is_quiet(topic)
 
     def _lay_down(self, supervisor: Supervisor, topic: TopicOffloader, now_s: float) -> None:
         """Have a topic sleep from this moment on: nobody finds its offloader any more."""

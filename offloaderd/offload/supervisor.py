@@ -6,8 +6,10 @@ open segment first, or abandoned, which leaves the open segment to the next owne
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -23,7 +25,7 @@ from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog, Claim
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.signal import Signal, race
-from offloaderd.offload.sleep import Cause
+from offloaderd.offload.sleep import Cause, state_of
 from offloaderd.offload.status import idle
 from offloaderd.offload.topic import TopicOffloader
 from offloaderd.offload.troubles import Trouble
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.daemon import DaemonNode
     from offloaderd.metadata.records.policy import Paused, TopicPolicy
     from offloaderd.model import TopicName
-    from offloaderd.offload.sleep import Sleeper
+    from offloaderd.offload.sleep import Sleeper, State
     from offloaderd.offload.status import TopicStatus
     from offloaderd.offload.workshop import Workshop
     from offloaderd.policy.effective import Effective
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+TAKEN_UP_AT_ONCE = 50
+"""Topics of which it is read at the same time what is stored: more of them would only be awake sooner, and together."""
 SAME_TROUBLE_S = 120.0
 """A claim that fails within this time of the last failure goes on with its trouble: pauses are 30 s at most."""
 
@@ -74,6 +78,7 @@ class Household:
     duties: Mapping[str, Duty]
     me: DaemonNode
     changed: Signal = field(default_factory=Signal)
+    turns: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TAKEN_UP_AT_ONCE))
     ended: set[str] = field(default_factory=set)
 
     def effective(self, topic: TopicName, policy: TopicPolicy) -> Effective:
@@ -92,6 +97,8 @@ class Supervisor:
         self.offloader: TopicOffloader | None = None
         self.asleep: Sleeper | None = None
         """What is kept of the topic while there is no offloader; until there is one again."""
+        self.untouched: State | None = None
+        """How the topic was when it was taken up, if nobody wanted that for more than to look at it."""
         self.session: Session
         """That of the claim, once there is one."""
         self.used = 0
@@ -259,21 +266,24 @@ class Supervisor:
     async def _stay_awake(self, claim: Claim, session: Session) -> None:
         """Take over what an earlier owner left, or this one before it slept; offload until told to stop or sleep."""
         store, topic = self._home.shop.metadata, self.topic
-        topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
         attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics)
-        left = await recovery.take_over(attempts, topic_map.standing, self._home.shop)
+        async with self._home.turns:
+            topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
+            left = await recovery.take_over(attempts, topic_map.standing, self._home.shop)
         effective = self._home.effective(topic, self.policy)
         policy, me = self._take(effective), self._home.me.daemon_id
         if left.begin is None and policy.method is not OffloadMethod.NONE:
             topic_map = await adopt_head(self._home.shop, attempts, topic_map)
         topic_map = await history.prepare(self._home.shop, attempts, topic_map, left, policy, me)
         offloader = TopicOffloader(self._home.shop, attempts, topic_map, policy, left)
+        cause = self.asleep.cause if self.asleep is not None else Cause.DUE
         if self.asleep is not None:
             before = self.asleep.record
             offloader.filling.entries, offloader.filling.payload_bytes = before.taken_entries, before.taken_bytes
         offloader.outage.follow(effective.values.outage)
         self._lay_down.clear()
         self.offloader, self.asleep, self.error = offloader, None, None
+        self.untouched = state_of(self, offloader) if cause is Cause.DUE else None
         self.change(self.policy)
         self._home.changed.notify()
         try:
