@@ -85,6 +85,7 @@ class Engine:
         self.dormitory = Dormitory(
             shop, self._spread.supervised, sleep or SleepOptions(), report=self._reporter.report_topic
         )
+        self._home.taken_up = self.dormitory.taken_up
 
     async def enable(self, topic: TopicName, policy: TopicPolicy) -> None:
         """Start offloading a topic, or change its policy; some daemon takes it up within moments."""

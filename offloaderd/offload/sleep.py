@@ -9,8 +9,8 @@ It may sleep when nothing has happened to it for `after_s`, or since it was take
 daemon that starts has its quiet topics awake a few at a time): all that was confirmed is committed, nobody pushes or
 asks, and every duty is at rest. Each says so itself, and when it has to go on (`rest.py`): one that says nothing keeps
 the topic awake, so a new duty is safe before anybody thought of it. What falls between the decision and the end of the
-tasks is cut off as by a crash, and is there when the topic wakes: nothing that was accepted and is nowhere else is among
-it, for nobody finds the topic's buffer from that decision on.
+tasks is cut off as by a crash, and is there when the topic wakes: nothing that was accepted and is nowhere else is
+among it, for nobody finds the topic's buffer from that decision on.
 
 It wakes when the source is not as it was (asked at each of its changes and heartbeats, as the tailer does; bells ring
 for a ledger that grows), when a duty is due, when somebody uses it or its policy changes, when the session is lost, it
@@ -51,6 +51,8 @@ log = structlog.get_logger(__name__)
 
 PASS_S = 1.0
 """Pause between two looks at which topics may sleep, and which are due; shorter where they may sleep sooner."""
+LOOKED_AT_S, LOOKED_AT_MAX_S = 0.1, 10.0
+"""Pause between two looks at topics that were taken up just to be looked at, and for how long there are such looks."""
 WORTH = 10
 """A topic sleeps if no duty is due before so many times what it has to be quiet for: taking it up has a price."""
 
@@ -159,6 +161,8 @@ class Dormitory:
         self._group = Group()
         self._quiet: dict[Supervisor, tuple[State, float]] = {}
         """Since when a topic has been quiet, and how it was then."""
+        self._untouched: dict[Supervisor, float] = {}
+        """Until when a topic that was taken up to be looked at is expected to prove quiet."""
         self._listening: dict[Supervisor, tuple[Sleeper, asyncio.Task[None]]] = {}
         self._sessions: set[str] = set()
 
@@ -167,8 +171,27 @@ class Dormitory:
         async with self._group:
             while True:
                 after_s = self.options.after_s
-                await self._clock.sleep(min(PASS_S, after_s / 4) if after_s else PASS_S)
+                pause_s = min(PASS_S, after_s / 4) if after_s else PASS_S
+                until_s = self._clock.monotonic() + pause_s
+                while (left_s := until_s - self._clock.monotonic()) > 0:
+                    await self._clock.sleep(min(LOOKED_AT_S, left_s))
+                    self._look_at_untouched()
                 self.look()
+
+    def taken_up(self, supervisor: Supervisor) -> None:
+        """A topic was taken up to be looked at: it sleeps as soon as there turns out to be nothing to do."""
+        if self.options.after_s:
+            self._untouched[supervisor] = self._clock.monotonic() + LOOKED_AT_MAX_S
+
+    def _look_at_untouched(self) -> None:
+        now_s = self._clock.monotonic()
+        for supervisor, until_s in list(self._untouched.items()):
+            topic = supervisor.offloader
+            if topic is None or now_s > until_s or state_of(supervisor, topic) != supervisor.untouched:
+                del self._untouched[supervisor]
+            elif not supervisor.stopping and self._may_rest(topic, now_s):
+                del self._untouched[supervisor]
+                self._lay_down(supervisor, topic, now_s)
 
     def look(self) -> None:
         """Have those sleep that may, and those wake that are due. Decides without a pause."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-TAKEN_UP_AT_ONCE = 50
+TAKEN_UP_AT_ONCE = 20
 """Topics of which it is read at the same time what is stored: more of them would only be awake sooner, and together."""
 SAME_TROUBLE_S = 120.0
 """A claim that fails within this time of the last failure goes on with its trouble: pauses are 30 s at most."""
@@ -78,6 +78,7 @@ class Household:
     duties: Mapping[str, Duty]
     me: DaemonNode
     changed: Signal = field(default_factory=Signal)
+    taken_up: Callable[[Supervisor], None] = lambda _: None
     turns: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TAKEN_UP_AT_ONCE))
     ended: set[str] = field(default_factory=set)
 
@@ -284,6 +285,7 @@ class Supervisor:
         self._lay_down.clear()
         self.offloader, self.asleep, self.error = offloader, None, None
         self.untouched = state_of(self, offloader) if cause is Cause.DUE else None
+        self._home.taken_up(self)
         self.change(self.policy)
         self._home.changed.notify()
         try:
