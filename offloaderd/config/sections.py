@@ -175,8 +175,8 @@ class OffloadSettings(Section):
         default=60.0,
         ge=0,
         le=86_400,
-        description="Put a topic down that nothing has happened to for so long; it takes a tenth of the memory then, "
-        "and is taken up again when something does. 0: never.",
+        description="Put a topic down that nothing has happened to for so long: it takes less than half of the memory "
+        "then, and is taken up again when something does. 0: never.",
     )
     block_bytes: Bytes = Field(
         default=1 * MiB,

@@ -1,7 +1,7 @@
 """Topics that nothing happens to: their owner keeps the claim and lets go of everything else until something does.
 
 Most topics of a cluster are quiet at any time, and what works on one (its map, chain, buffer, and a task for each duty)
-is a hundred times what has to be known of it meanwhile. So a topic that has been quiet for a while is put down as if
+is many times what has to be known of it meanwhile. So a topic that has been quiet for a while is put down as if
 it had been released, but for the claim: what is left of it is a `Sleeper`. It is taken up again exactly as one that was
 just claimed, from what is stored, without a new claim.
 
