@@ -7,6 +7,7 @@ WORKERS ?= 2
 SEEDS ?= 2000
 MINUTES ?= 10
 MESSAGES ?= 1000000
+ON_STORES := tests/conformance/test_objects.py $(addprefix tests/integration/test_,s3_faults.py kill_points.py doctor.py upkeep.py)
 SEED ?=
 FIRST ?= 0
 
@@ -23,7 +24,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-cluster
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-cluster stores test-stores
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +94,19 @@ test-driver: $(DEPENDENCIES)dev ## Test the driver in a real stock broker (needs
 
 test-cluster: $(DEPENDENCIES)dev ## Submit jobs with a packed environment to a standalone cluster of Spark, on real bookies
 	WITH_CLUSTER=1 $(BIN)/python -m pytest -n 0 -o faulthandler_timeout=1800 tests/integration/test_spark_cluster.py
+
+build/stores/versitygw: MODULE = github.com/versity/versitygw/cmd/versitygw@v1.8.0
+build/stores/minio: MODULE = github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
+build/stores/%:
+	@command -v go >/dev/null || { echo "building S3 servers needs Go (1.25 or newer, https://go.dev/dl)" >&2; exit 1; }
+	GOBIN=$(abspath build/stores) go install $(MODULE)
+
+stores: build/stores/versitygw build/stores/minio ## Build two more S3 servers for the tests and the benchmarks (needs Go)
+
+test-stores: $(DEPENDENCIES)dev stores ## Run what depends on the S3 server on versitygw and MinIO as well, and encryption by a KMS (needs Go)
+	S3_SERVER=versitygw $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ON_STORES)
+	S3_SERVER=minio $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ON_STORES)
+	$(BIN)/python -m pytest -n 0 tests/real/on_minio.py
 
 fuzz: $(DEPENDENCIES)fuzz ## Feed foreign bytes to every decoder that reads any, guided by coverage (MINUTES=n in all)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

@@ -25,6 +25,7 @@ from offloaderd.standalone.probe import http_get
 from offloaderd.standalone.process import ChildProcess, Command
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
+from tests.real import stores
 from tests.servers import S3Server, bucket_at
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ class Site:
     s3: S3Options
     pids: Mapping[str, int] = field(default_factory=dict)
 
+    def beside(self, pids: Mapping[str, int]) -> Site:
+        """Give the same site with more servers whose processes are measured."""
+        return replace(self, pids={**self.pids, **pids})
+
     @asynccontextmanager
     async def bucket(self) -> AsyncIterator[Site]:
         """Give the same site with a new bucket, which is deleted with all that is in it: a run writes many GiB."""
@@ -81,7 +86,7 @@ class Site:
             async with S3Store(options) as store:
                 # The first byte in a bucket makes the server allocate a volume: nobody's measurement should pay for it.
                 await store.put("warm", bytes(1024))
-            yield Site(self.directory, self.zookeeper, options, self.pids)
+            yield replace(self, s3=options)
 
     @asynccontextmanager
     async def daemon(self, sections: Sections, *, name: str) -> AsyncIterator[Daemon]:
@@ -135,26 +140,35 @@ class Site:
 
 
 @asynccontextmanager
-async def site() -> AsyncIterator[Site]:
-    """Start the servers; everything is gone afterwards."""
+async def site(s3: str = "") -> AsyncIterator[Site]:
+    """Start the servers, with SeaweedFS or another S3 server by its name; everything is gone afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="offloaderd-bench-"))
-    master, volume, filer, s3 = free_ports(PORT_COUNT, CLOCK, grpc=True)
+    keeper = ZooKeeperOptions(directory=directory / "zookeeper", port=free_ports(1, CLOCK)[0])
+    try:
+        async with zookeeper(keeper, CLOCK) as metadata, _objects(s3, directory / "objects") as (options, pid):
+            pids = {"client": os.getpid(), "S3 server": pid, "ZooKeeper": metadata.child.pid or 0}
+            yield Site(directory, metadata.address, options, pids)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _objects(s3: str, directory: Path) -> AsyncIterator[tuple[S3Options, int]]:
+    """Run an S3 server; gives how to reach it, and its process."""
+    if s3:
+        async with stores.store(s3, directory, CLOCK) as other:
+            yield _reached(other.endpoint, other.access_key, other.secret_key), other.child.pid or 0
+        return
+    master, volume, filer, port = free_ports(PORT_COUNT, CLOCK, grpc=True)
     options = SeaweedOptions(
-        directory=directory / "seaweed",
-        ports=(master, volume, filer, s3),
+        directory=directory,
+        ports=(master, volume, filer, port),
         access_key=CLOCK.uuid().hex,
         secret_key=CLOCK.uuid().hex,
     )
-    keeper = ZooKeeperOptions(directory=directory / "zookeeper", port=free_ports(1, CLOCK)[0])
-    try:
-        async with zookeeper(keeper, CLOCK) as metadata, seaweed(options, CLOCK) as objects:
-            reached = S3Options(
-                bucket="",
-                endpoint=objects.endpoint,
-                access_key=options.access_key,
-                secret_key=options.secret_key,
-            )
-            pids = {"client": os.getpid(), "S3 server": objects.child.pid or 0, "ZooKeeper": metadata.child.pid or 0}
-            yield Site(directory, metadata.address, reached, pids)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    async with seaweed(options, CLOCK) as server:
+        yield _reached(server.endpoint, options.access_key, options.secret_key), server.child.pid or 0
+
+
+def _reached(endpoint: str, access_key: str, secret_key: str) -> S3Options:
+    return S3Options(bucket="", endpoint=endpoint, access_key=access_key, secret_key=secret_key)

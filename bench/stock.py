@@ -20,7 +20,7 @@ from bench.durable import quantile
 from bench.machine import cpu_s, forget_peak, memory_bytes
 from bench.report import Figure, spread
 from bench.site import CLOCK
-from bench.tailing import PLAN, distinct_entries
+from bench.tailing import PLAN, beside, distinct_entries
 from bench.usage import GIB, MIB, Measured, measured, process_figures, used_figures
 from offloaderd.model import Position, ReadPriority
 from tests.real.pulsar_offloader import OffloadTo, pulsar_offloader, refused
@@ -89,7 +89,7 @@ async def stock(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Fig
             ledger = Ledger(topic, topic.ledgers[0].ledger_id, count, entry_bytes, random)
             await _stock_round(site, theirs, ledger)  # warms the JVM and the bookies' caches
             rounds = [
-                (await _our_round(site, cluster, ledger), await _stock_round(site, theirs, ledger))
+                (await _our_round(beside(site, cluster), cluster, ledger), await _stock_round(site, theirs, ledger))
                 for _ in range(size.runs)
             ]
             figures += _figures(label, ledger, rounds)

@@ -15,7 +15,7 @@ from bench.bookie_reader import Task, measure
 from bench.load import MIB
 from bench.report import Figure, spread
 from bench.site import CLOCK
-from bench.usage import GIB, measured
+from bench.usage import GIB, measured, process_figures
 from tests.real.bookies import ClusterOptions, bookkeeper_cluster
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
@@ -38,6 +38,11 @@ async def bookies(site: Site) -> AsyncIterator[BookKeeperCluster]:
     options = ClusterOptions(directory=site.directory / f"bookies-{CLOCK.uuid().hex[:6]}")
     async with bookkeeper_cluster(options, CLOCK) as cluster:
         yield cluster
+
+
+def beside(site: Site, cluster: BookKeeperCluster) -> Site:
+    """Give a site that measures the bookies as well."""
+    return site.beside({f"bookie {number}": one.child.pid or 0 for number, one in enumerate(cluster.bookies, 1)})
 
 
 async def tail(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figure]:
@@ -64,25 +69,20 @@ async def tail(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
                 for _ in range(size.runs)
             ]
             figures += _figures(f"tail from bookies, {label}", count, entry_bytes, rounds)
-            figures.append(await _offload(site, cluster, topic.name, count * entry_bytes / GIB, label))
+            figures += await _offload(beside(site, cluster), cluster, topic.name, count * entry_bytes / GIB, label)
     return figures
 
 
-async def _offload(site: Site, cluster: BookKeeperCluster, topic: TopicName, gib: float, label: str) -> Figure:
-    """Measure what the whole way from bookies to S3 costs the daemon."""
+async def _offload(site: Site, cluster: BookKeeperCluster, topic: TopicName, gib: float, label: str) -> list[Figure]:
+    """Measure what the whole way from bookies to S3 costs every process."""
     sections: Sections = {"ledgers": {"kind": "bookkeeper"}, "bookkeeper": {"servers": cluster.zookeeper}}
-    name = f"tail{CLOCK.uuid().hex[:6]}"
+    name, benchmark = f"tail{CLOCK.uuid().hex[:6]}", f"from bookies to S3, {label}"
     async with site.bucket() as place, place.daemon(sections, name=name) as daemon, measured(daemon) as took:
         await daemon.client.enable(topic)
         await daemon.claimed(topic)
         await everything_offloaded(daemon, topic)
-    return Figure(
-        benchmark=f"from bookies to S3, {label}",
-        figure="CPU of the daemon",
-        values=[took.cpu_s["daemon"] / gib],
-        unit="s/GiB",
-        notes={"rate": f"{gib * 1024 / took.seconds:.1f} MiB/s"},
-    )
+    rate = Figure(benchmark=benchmark, figure="rate", values=[gib * 1024 / took.seconds], unit="MiB/s")
+    return [rate, *process_figures(benchmark, gib, [took])]
 
 
 def distinct_entries(count: int, entry_bytes: int) -> Iterator[bytes]:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pytest
 from botocore.config import Config
+from botocore.exceptions import ClientError
 from botocore.session import get_session
 
 from offloaderd.clock import SystemClock
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, SeaweedUser, seaweed
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
+from tests.real import stores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +84,11 @@ def s3_server_in(directory: Path, users: tuple[SeaweedUser, ...] = ()) -> Iterat
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A running S3 server."""
+    """A running S3 server: SeaweedFS, or the one that the environment names (tests/real/stores.py)."""
+    if name := stores.wanted():
+        with running(stores.store(name, tmp_path_factory.mktemp(name), SystemClock())) as other:
+            yield S3Server(other.endpoint, other.access_key, other.secret_key)
+        return
     with s3_server_in(tmp_path_factory.mktemp("seaweed")) as server:
         yield server
 
@@ -113,7 +119,23 @@ def bucket_at(server: S3Server, name: str = "") -> Iterator[str]:
         try:
             yield name
         finally:
-            client.delete_bucket(Bucket=name)  # this server drops the content with it
+            _drop(client, name)
+
+
+def _drop(client: Any, bucket: str) -> None:  # noqa: ANN401 - botocore's clients have no type
+    """Delete a bucket with all that is in it; SeaweedFS does it in one request."""
+    try:
+        client.delete_bucket(Bucket=bucket)
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "BucketNotEmpty":
+            raise
+        for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket):
+            for upload in page.get("Uploads", ()):
+                client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
+            for found in page.get("Contents", ()):
+                client.delete_object(Bucket=bucket, Key=found["Key"])
+        client.delete_bucket(Bucket=bucket)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.config.kinds import named_places
 from offloaderd.doctor.clocks import Reading
-from offloaderd.doctor.finding import Finding, fail, ok, skipped
+from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
 from offloaderd.errors import OffloaderError
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.objects.s3 import S3Store
@@ -151,16 +151,22 @@ class BucketProbe:
         key = f"{self._folder}aborted"
         upload_id = self._uploads[key] = await self._store.create_upload(key)
         await self._store.upload_part(key, upload_id, 1, self._content)
-        during = await self._open_uploads()
+        during, below = await self._open_uploads(key), await self._open_uploads(self._folder)
         await self._store.abort_upload(key, upload_id)
         del self._uploads[key]
-        after = await self._open_uploads()
+        after = await self._open_uploads(key)
         if key not in during or key in after:
             return fail(
                 f"an open upload is {'' if key in during else 'not '}listed while it is open, and "
                 f"{'still ' if key in after else 'not '}after it was aborted",
                 "uploads that a crash left behind are found by listing: this store would keep them for ever; set a "
                 "life-cycle rule that ends incomplete uploads",
+            )
+        if key not in below:
+            return warn(
+                "an open upload is listed by its key, and not by the folder that it is in",
+                "offloadctl gc finds no uploads that nobody knows any more: have the store end incomplete uploads, "
+                "days later than offload.segment_age_max_s",
             )
         return ok("an upload was given up and is gone")
 
@@ -181,8 +187,8 @@ class BucketProbe:
         async with aclosing(self._store.list(self._folder)) as found:
             return [info.key async for info in found]
 
-    async def _open_uploads(self) -> set[str]:
-        async with aclosing(self._store.list_uploads(self._folder)) as found:
+    async def _open_uploads(self, prefix: str) -> set[str]:
+        async with aclosing(self._store.list_uploads(prefix)) as found:
             return {upload.key async for upload in found}
 
 

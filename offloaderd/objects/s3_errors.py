@@ -36,6 +36,7 @@ HINT_EXPIRED = "refresh the credentials where they come from (profile, role): th
 HINT_BUCKET = "create the bucket, or correct objects.bucket and objects.endpoint"
 HINT_REGION = "set objects.region, or objects.endpoint, to where the bucket is"
 HINT_CLOCK = "set this machine's clock: signatures hold for 15 minutes"
+HINT_KMS = "check objects.kms_key_id: the key has to be there, be enabled and be for encryption"
 HINT_SPACE = "free space or raise the quota on the store"
 HINT_ENDPOINT = "check that the server runs and that objects.endpoint is right"
 HINT_CREDENTIALS = "set objects.access_key and objects.secret_key, or give this machine a role"
@@ -67,7 +68,9 @@ class _Verdict(NamedTuple):
 _MEANINGS = (
     (_Verdict(Throttled), "SlowDown SlowDownRead SlowDownWrite ServiceUnavailable Throttling ThrottlingException"),
     (_Verdict(Throttled), "RequestThrottled TooManyRequests RequestLimitExceeded BandwidthLimitExceeded Busy"),
-    (_Verdict(Denied, HINT_KEYS), "InvalidAccessKeyId SignatureDoesNotMatch InvalidToken"),
+    (_Verdict(Denied, HINT_KEYS), "InvalidAccessKeyId SignatureDoesNotMatch InvalidToken XAdminUserNotFound"),
+    (_Verdict(Denied, HINT_KMS), "KMS.NotFoundException KMS.DisabledException KMS.KMSInvalidStateException"),
+    (_Verdict(Denied, HINT_KMS), "KMS.InvalidKeyUsageException kms:KeyNotFound kms:NotAuthorized"),
     (_Verdict(Denied, HINT_RIGHTS), "AccessDenied AllAccessDisabled AccountProblem UnauthorizedAccess"),
     (_Verdict(Expired, HINT_EXPIRED), "ExpiredToken ExpiredTokenException TokenRefreshRequired"),
     (_Verdict(Denied, HINT_REGION), "PermanentRedirect TemporaryRedirect AuthorizationHeaderMalformed"),

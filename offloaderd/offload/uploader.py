@@ -23,6 +23,7 @@ from offloaderd.errors import (
     NoSpace,
     NotFound,
     OffloaderError,
+    OutcomeUnknown,
     Transient,
 )
 from offloaderd.objects import look
@@ -85,6 +86,11 @@ class Uplink:
 def _is_md5(etag: str) -> bool:
     """Whether an ETag can be the MD5 of what it stands for; stores that encrypt with a key of theirs have others."""
     return re.fullmatch("[0-9a-f]{32}", etag) is not None
+
+
+def _as_cut(part: CutPart) -> PartInfo:
+    """What a store that does not encrypt says of a part."""
+    return PartInfo(part_number=part.part_number, etag=md5(part.data), size_bytes=len(part.data))
 
 
 class SegmentUpload:
@@ -197,10 +203,7 @@ class SegmentUpload:
         try:
             info = self._kept(part)
             if info is None:
-                info = await self._persist(
-                    lambda: self._objects.upload_part(self._key, self.upload_id, part.part_number, part.data),
-                    paced=True,
-                )
+                info = await self._persist(self._sending(part), paced=True)
                 metrics.upload_parts.labels(outcome="ok").inc()
                 metrics.upload_bytes.inc(size)
                 metrics.upload_part_duration_seconds.observe(self._up.clock.monotonic() - started)
@@ -217,12 +220,34 @@ class SegmentUpload:
             metrics.inflight_parts.dec()
             metrics.pipeline_bytes.labels(stage="transfer").dec(size)
 
+    def _sending(self, part: CutPart) -> Callable[[], Awaitable[PartInfo]]:
+        """Return what sends a part, each time that it is called; after a lost answer it looks for the part first.
+
+        A store that refuses a part without reading it hangs up, and its refusal is lost on the way: that the upload is
+        gone is known from the look alone.
+        """
+        number, lost = part.part_number, False
+
+        async def once() -> PartInfo:
+            nonlocal lost
+            if lost:
+                stored = {one.part_number: one for one in await self._objects.list_parts(self._key, self.upload_id)}
+                if stored.get(number) == _as_cut(part):
+                    return stored[number]
+            try:
+                return await self._objects.upload_part(self._key, self.upload_id, number, part.data)
+            except OutcomeUnknown:
+                lost = True
+                raise
+
+        return once
+
     def _kept(self, part: CutPart) -> PartInfo | None:
         """Return a part as it is stored if it needs not be sent."""
         listed = self._listed.pop(part.part_number, None)
         if listed is None and not self._completed:
             return None
-        cut = PartInfo(part_number=part.part_number, etag=md5(part.data), size_bytes=len(part.data))
+        cut = _as_cut(part)
         if self._completed and (listed is None or not _is_md5(listed.etag)):
             return listed or cut  # the object as a whole is compared in the end
         if listed == cut:

@@ -343,9 +343,9 @@ def _hop(view: TopicView, cursor: Position, end_entry_id: int) -> Step:
 def _next_ledger(view: TopicView, ledger_id: int) -> Step:
     """Go to the ledger that follows one that is over, if there is one yet and nothing can lie between.
 
-    The buffer alone is no witness: it names its two ends, and there may be more between them. Nor is the bucket before a
-    gap, which only a source that lists the ledger itself, or the ledger's record, can say to be empty; what it has behind
-    the gap goes before what the source lists still later.
+    The buffer alone is no witness: it names its two ends, and there may be more between them. Nor is the bucket before
+    a gap, which only a source that lists the ledger itself, or the ledger's record, can say to be empty; what it has
+    behind the gap goes before what the source lists still later.
     """
     gap = _before_gap(view, ledger_id)
     stored, listed = _later_segment_ledgers(view, ledger_id), _later_source_ledgers(view, ledger_id)

@@ -58,6 +58,10 @@ if TYPE_CHECKING:
 FRAME_BYTES = 1024 * 1024
 """A batch of entries is about this long: in one frame and not in 64 it costs whoever receives it a sixth less."""
 
+AHEAD_BYTES = 2 * FRAME_BYTES
+"""How much of a stream is received before it is read. Left to gRPC's estimate of the line, it was up to 50 MiB for one
+pusher: the estimate takes the daemon's own work for the line's latency, and no budget knows of those bytes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
@@ -113,6 +117,8 @@ class RpcServer:
                 ("grpc.max_receive_message_length", options.message_bytes_max),
                 ("grpc.max_send_message_length", options.message_bytes_max),
                 ("grpc.http2.max_frame_size", FRAME_BYTES),
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
                 ("grpc.max_concurrent_streams", options.streams_max),
                 ("grpc.server_handshake_timeout_ms", round(options.handshake_s_max * 1000)),
                 ("grpc.so_reuseport", 0),

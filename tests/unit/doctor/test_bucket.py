@@ -77,6 +77,16 @@ class HidesUploads(FilesystemStore):
             yield upload
 
 
+class ListsUploadsByKey(FilesystemStore):
+    """ListMultipartUploads takes a prefix for a whole key, as MinIO does."""
+
+    async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
+        """Yield those of one key."""
+        async for upload in super().list_uploads(prefix):
+            if upload.key == prefix:
+                yield upload
+
+
 class KeepsEverything(FilesystemStore):
     """A bucket under a legal hold that says yes to every delete."""
 
@@ -148,6 +158,15 @@ async def test_a_sound_store_passes_and_stays_empty(case: Case, tmp_path: Path) 
     found = await results(case)
     assert [(result.name, result.verdict) for result in found] == [(name, Verdict.OK) for name in ALL]
     assert "team-a/offloaderd-doctor/" in found[1].found
+    assert left(tmp_path) == []
+
+
+async def test_what_gc_cannot_see_is_warned_of(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon can work with a store that lists uploads by their keys; only garbage stays for others to find."""
+    monkeypatch.setattr(stores, "FilesystemStore", ListsUploadsByKey)
+    found = [result for result in await results(case) if result.verdict is not Verdict.OK]
+    assert [(result.name, result.verdict) for result in found] == [("bucket abort", Verdict.WARN)]
+    assert "offloadctl gc" in found[0].what_to_do
     assert left(tmp_path) == []
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from offloaderd.errors import OutcomeUnknown, Transient
 from offloaderd.metadata import catalog, paths
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.roll import RollPolicy
-from offloaderd.testing.faults import FaultyMetadata, FaultyStore
+from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from tests.unit.offload.lives import recorded
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until_offloaded
+
+if TYPE_CHECKING:
+    from offloaderd.objects.port import Bytes, PartInfo
 
 CALLS = {"create_upload": 1, "upload_part": 3, "complete_upload": 1, "put": 2, "head": 2, "get": 2, "transact": 7}
 """How often each is made for one segment: claim, begin, upload, seal, parts, commit and release are transactions."""
@@ -74,3 +79,50 @@ async def test_a_lost_connection_is_settled_at_every_call(call: str, number: int
     assert list(await rig.tree.connect().children(paths.trash(TOPIC))) == []
     assert rig.metrics.segments.labels(state="failed")._value.get() == 0
     assert doubt.fired
+
+
+async def offloaded(rig: Rig) -> None:
+    """Offload entries to the store that the rig was given, until everything is committed."""
+    rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=300)
+    await rig.ledgers.append(TOPIC, payloads(ENTRIES))
+    async with rig.engine() as engine:
+        await enabled(engine)
+        topic = await offloader_of(engine)
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)
+    assert [payload for _, payload in await rig.committed()] == payloads(ENTRIES)
+
+
+async def test_a_part_that_arrived_is_not_sent_again() -> None:
+    """Its answer was lost; what the store has of it is looked at, and is the same."""
+    rig, faults = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600)), Faults()
+    rig.objects = FaultyStore(MemoryStore(rig.clock, part_bytes_min=1), faults)
+    faults.lose_answer("upload_part", times=2)
+    await offloaded(rig)
+    assert sum(1 for asked in faults.asked if asked.startswith("upload_part")) == CALLS["upload_part"]
+    assert faults.fired == 2
+
+
+async def test_an_upload_that_is_gone_is_known_although_no_answer_comes() -> None:
+    """The store hangs up on every part of an upload it does not have: the segment begins anew under another id."""
+    rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600))
+    rig.objects = store = GoneOnce(rig.clock, part_bytes_min=1)
+    await offloaded(rig)
+    assert store.gone
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 1
+
+
+class GoneOnce(MemoryStore):
+    """Loses its first upload when a part comes, and answers no more to that upload's parts."""
+
+    gone = ""
+
+    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Bytes) -> PartInfo:
+        """See MultipartStore."""
+        if not self.gone:
+            await self.abort_upload(key, upload_id)
+            self.gone = upload_id
+        if upload_id == self.gone:
+            raise OutcomeUnknown("it hung up")
+        return await super().upload_part(key, upload_id, part_number, data)
