@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.errors import NotFound
-from offloaderd.metadata import paths
+from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.model import TopicName
 from offloaderd.rpc.admin_messages import (
@@ -145,7 +145,7 @@ class AdminService(ManualCalls):
             message.placement = self._engine.placed(status.topic, message.owner)
             return message
         owner = await self._engine.owner_of(status.topic)
-        stored = await self._engine.topic_map(status.topic)
+        stored = await catalog.load(self._metadata, status.topic)  # who asks the engine wants the topic awake
         message.segments_committed = len(stored.segments)
         message.losses.extend(map(lost_range, stored.losses))
         if (offloaded := position(stored.offloaded)) is not None:
