@@ -7,6 +7,7 @@ from offloaderd.metric_families import Families
 STANDINGS = ("working", "impaired", "draining")
 PLACES = ("first", "elsewhere")
 MOVES = ("moved", "returned", "adopted")
+WAKE_CAUSES = ("source", "due", "used", "policy")
 
 
 class PlacementMetrics(Families):
@@ -14,6 +15,16 @@ class PlacementMetrics(Families):
 
     def _placement(self) -> None:
         self.ownership_topics = self._gauge("offloaderd_ownership_topics", "Topics that this daemon owns now.")
+        self.topics_asleep = self._gauge(
+            "offloaderd_topics_asleep",
+            "Topics that this daemon owns and has put down, since nothing happens to them (offload.sleep_after_s).",
+        )
+        self.topic_wakes = self._counter(
+            "offloaderd_topic_wakes_total",
+            "Topics that were taken up again, by what woke them. source: there is something new. due: a duty, or an "
+            "hour has passed. used: a push, a read, a call. policy: another one holds.",
+            cause=WAKE_CAUSES,
+        )
         self.ownership_changes = self._counter(
             "offloaderd_ownership_changes_total",
             "Topics claimed and given up or lost. Rising steadily: sessions flap.",

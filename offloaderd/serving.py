@@ -14,6 +14,7 @@ from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.retention import Retention
+from offloaderd.offload.sleep import SleepOptions
 from offloaderd.pages.board import Board
 from offloaderd.presence import registration_of
 from offloaderd.read.reader import TopicReader
@@ -99,6 +100,7 @@ class Crew:
     def _follow_rhythms(self, settings: Settings) -> None:
         """Collection of garbage and the deadline of a drain ask for the settings themselves."""
         self.engine.placement.options = wiring.placement_options(settings)
+        self.engine.dormitory.options = SleepOptions(after_s=settings.offload.sleep_after_s)
         self.retention.options = wiring.retention_options(settings)
         self.grants.follow(wiring.grant_options(settings))
         self.scrubber.follow(wiring.scrub_options(settings))
@@ -125,6 +127,7 @@ def assemble(
         shop,
         book,
         placement=wiring.placement_options(settings),
+        sleep=SleepOptions(after_s=settings.offload.sleep_after_s),
         duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber.run},
     )
     reader = _reader(settings, engine, ledgers, clock)

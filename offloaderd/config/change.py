@@ -27,12 +27,12 @@ LIVE = frozenset({
     "bookkeeper.topic_requests_per_s", "gc.grace_s", "gc.interval_s", "gc.mode", "grants.deletion_lag_s",
     "grants.interval_s", "grants.readback", "grpc.call_s_max", "grpc.calls_max", "grpc.send_s_max", "log.level",
     "log.levels", "memory.buffer_bytes", "memory.upload_bytes", "offload.parts_in_flight_max",
-    "offload.segment_age_max_s", "offload.segment_age_min_s", "offload.segment_bytes_max", "offload.verify",
-    "outage.policy", "placement.grace_s", "placement.handover_s", "placement.handovers_max", "placement.impaired_s",
-    "placement.keep_s", "placement.settle_s", "read.batch_bytes", "read.priority", "read.readers_max",
-    "retention.age_s", "retention.follow_lag_s", "retention.interval_s", "retention.kind", "retention.size_bytes",
-    "scrub.bytes_per_s", "scrub.first_s", "scrub.interval_s", "shutdown.drain_s", "tls.reload_s",
-    "upload.concurrency_max",
+    "offload.segment_age_max_s", "offload.segment_age_min_s", "offload.segment_bytes_max", "offload.sleep_after_s",
+    "offload.verify", "outage.policy", "placement.grace_s", "placement.handover_s", "placement.handovers_max",
+    "placement.impaired_s", "placement.keep_s", "placement.settle_s", "read.batch_bytes", "read.priority",
+    "read.readers_max", "retention.age_s", "retention.follow_lag_s", "retention.interval_s", "retention.kind",
+    "retention.size_bytes", "scrub.bytes_per_s", "scrub.first_s", "scrub.interval_s", "shutdown.drain_s",
+    "tls.reload_s", "upload.concurrency_max",
 })  # fmt: skip
 """Keys of the settings that a running daemon follows; all others need a restart."""
 

@@ -171,6 +171,13 @@ class OffloadSettings(Section):
         description="Do not roll by size before this age (PIP-76 minOffloadSegmentRolloverTimeMinutes). 0: roll as "
         "soon as the size is reached.",
     )
+    sleep_after_s: Seconds = Field(
+        default=60.0,
+        ge=0,
+        le=86_400,
+        description="Put a topic down that nothing has happened to for so long: it takes less than half of the memory "
+        "then, and is taken up again when something does. 0: never.",
+    )
     block_bytes: Bytes = Field(
         default=1 * MiB,
         ge=4 * KiB,

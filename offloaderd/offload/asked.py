@@ -192,7 +192,8 @@ async def keep(shop: Workshop, offloader: TopicOffloader) -> None:
                 await _go_on(offloader, asked.target, clock)
         except CorruptData as error:
             log.warning("offload.request_unreadable", topic=str(topic), error=str(error))
-        await offloader.policy_changed.wait()
+        with offloader.rest.until():
+            await offloader.policy_changed.wait()
 
 
 async def _go_on(offloader: TopicOffloader, target: Position, clock: Clock) -> None:

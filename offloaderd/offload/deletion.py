@@ -122,7 +122,9 @@ async def keep_trash_empty(shop: Workshop, offloader: TopicOffloader) -> None:
     """
     backoff = Backoff(shop.uplink.clock)
     topic, folder, seen = str(offloader.topic), paths.trash(offloader.topic), 0
-    async for _ in shop.metadata.watch(folder):
+    changes = shop.metadata.watch(folder)
+    await anext(changes)
+    while True:
         while True:
             try:
                 found = await nodes.node(shop.metadata, folder)
@@ -142,3 +144,5 @@ async def keep_trash_empty(shop: Workshop, offloader: TopicOffloader) -> None:
                     break
                 # The answer to the transaction that put it there may be on its way; nothing else wakes us then.
                 await backoff.wait(Transient("the map has a segment that is in the trash"))
+        with offloader.rest.until():
+            await anext(changes)

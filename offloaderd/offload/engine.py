@@ -25,8 +25,9 @@ from offloaderd.offload.placement import NOBODY, Placement, PlacementOptions
 from offloaderd.offload.report import Reporter
 from offloaderd.offload.rollback import Rollback
 from offloaderd.offload.selector import Selector
+from offloaderd.offload.signal import race
+from offloaderd.offload.sleep import Dormitory, SleepOptions
 from offloaderd.offload.spread import Spread
-from offloaderd.offload.status import idle
 from offloaderd.offload.supervisor import Duty, Household
 from offloaderd.patterns import of_topic
 
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+WAKE_S = 10.0
+"""How long somebody who wants a topic that sleeps waits for it; it takes a few requests to the metadata store."""
+
 __all__ = ["Duty", "Engine"]
 
 
@@ -59,6 +63,7 @@ class Engine:
         *,
         duties: Mapping[str, Duty] | None = None,
         placement: PlacementOptions | None = None,
+        sleep: SleepOptions | None = None,
     ) -> None:
         """Take what all topics work with, what holds for those that say nothing, and further duties towards each."""
         self.shop = shop
@@ -77,6 +82,10 @@ class Engine:
         self.changed = self._home.changed
         self.placement = Placement(shop.metadata, self._clock, placement)
         self._spread = Spread(self._home, self.placement, forget=self._reporter.forget)
+        self.dormitory = Dormitory(
+            shop, self._spread.supervised, sleep or SleepOptions(), report=self._reporter.report_topic
+        )
+        self._home.taken_up = self.dormitory.taken_up
 
     async def enable(self, topic: TopicName, policy: TopicPolicy) -> None:
         """Start offloading a topic, or change its policy; some daemon takes it up within moments."""
@@ -106,14 +115,14 @@ class Engine:
 
     def topics(self) -> Sequence[TopicName]:
         """Return the topics that this daemon owns at the moment."""
-        return sorted(topic for topic, one in self._spread.supervised.items() if one.offloader is not None)
+        return sorted(topic for topic, one in self._spread.supervised.items() if one.owns)
 
     def enabled(self) -> Sequence[TopicName]:
         """Return the topics that are enabled, whoever works on them."""
         return list(self._spread.enabled)
 
     def find(self, topic: TopicName) -> TopicOffloader | None:
-        """Return the topic's offloader if this daemon owns it."""
+        """Return the topic's offloader if this daemon owns it and it is awake."""
         supervisor = self._spread.supervised.get(topic)
         return supervisor.offloader if supervisor else None
 
@@ -122,7 +131,8 @@ class Engine:
         return self._spread.reason(topic, owner)
 
     async def owned(self, topic: TopicName) -> TopicOffloader:
-        """Return the topic's offloader. Raises NotFound when it is not enabled, Conflict when it is owned elsewhere."""
+        """Return the topic's offloader, awake. Raises NotFound (not enabled), Conflict (owned elsewhere)."""
+        await self.wake(topic)
         found = self.find(topic)
         if found is not None:
             return found
@@ -130,6 +140,20 @@ class Engine:
         if owner is not None and owner.daemon_id != self._home.me.daemon_id:
             raise Conflict(f"{topic} is owned by daemon {owner.daemon_id}", hint=f"ask it at {owner.address}")
         return self.offloader(topic)
+
+    async def wake(self, topic: TopicName) -> None:
+        """Have a topic that is here awake for some time, and return when it is, or after WAKE_S."""
+        supervisor = self._spread.supervised.get(topic)
+        if supervisor is None:
+            return
+        supervisor.use()
+
+        async def awake() -> None:
+            while supervisor.asleep is not None:
+                await self.changed.wait()
+
+        if supervisor.asleep is not None:
+            await race(awake(), self._clock.sleep(WAKE_S))
 
     async def heed(self, topic: TopicName) -> None:
         """Have a topic that is here follow what is said of it at this moment, which it may not have been told yet.
@@ -160,17 +184,16 @@ class Engine:
         return await ownership.owner_of(self.shop.metadata, topic)
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
-        """Return what is committed of a topic: the owner's live map, else as stored."""
+        """Return what is committed of a topic: the owner's live map, else as stored; one that sleeps is wanted."""
+        if (supervisor := self._spread.supervised.get(topic)) is not None:
+            supervisor.use()
         found = self.find(topic)
         return found.map if found is not None else await catalog.load(self.shop.metadata, topic)
 
     def statuses(self) -> list[TopicStatus]:
         """Describe every enabled topic that this daemon works on or waits for."""
         now_s = self._clock.monotonic()
-        return [
-            one.offloader.status() if one.offloader is not None else idle(topic, one.error, one.trouble, now_s=now_s)
-            for topic, one in sorted(self._spread.supervised.items())
-        ]
+        return [one.status(now_s) for _, one in sorted(self._spread.supervised.items())]
 
     async def run(self, me: DaemonNode) -> None:
         """Supervise this daemon's topics as `me` until `drain` has been called and every topic is released."""
@@ -179,6 +202,7 @@ class Engine:
         async with Group() as group:
             helpers = [
                 group.create_task(self._spread.run(), name="spread of topics"),
+                group.create_task(self.dormitory.run(), name="sleep of topics"),
                 group.create_task(self.placement.run(), name="placement"),
                 group.create_task(self._follow(paths.TOPICS, self._look), name="enabled topics"),
                 group.create_task(self._follow(paths.POLICIES, self._look_above), name="policies of levels"),

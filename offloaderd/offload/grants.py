@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import structlog
@@ -24,6 +25,8 @@ from offloaderd.offload import grant_records
 from offloaderd.offload.copy_check import CopyChecker, Unsound, segments_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from offloaderd.ledgers.port import LedgerStore
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.policy_book import PolicyBook
@@ -74,16 +77,30 @@ class Grants:
         """Verify, grant and delete until cancelled. Raises Fenced."""
         known: dict[int, Grant] = {}
         while self._options.enabled:
-            holds = offloader.policy
+            holds, patience_s = offloader.policy, 0.0
             try:
                 known = await self.look(offloader, known)
+                patience_s = self._patience_s(offloader, known)
             except Fenced:
                 raise
             except OffloaderError as error:
                 log.warning("grants.retried", topic=str(offloader.topic), error=str(error))
             if offloader.policy is holds:
                 pause_s = self._clock.jitter(2 * self._options.interval_s) * 2 / 3
-                await offloader.policy_changed.wait_at_most(self._clock, pause_s)
+                with offloader.rest.until(self._clock.monotonic() + max(pause_s, patience_s)):
+                    await offloader.policy_changed.wait_at_most(self._clock, pause_s)
+
+    def _patience_s(self, offloader: TopicOffloader, known: Mapping[int, Grant]) -> float:
+        """Return in how many seconds something may be due if the source, and what is committed, stay as they are."""
+        topic_map, listed = offloader.map, offloader.record.chain.ledgers
+        theirs = topic_map.deleted.keys() | {one.end.ledger_id for one in topic_map.segments if one.foreign}
+        wanted = (topic_map.ends.keys() & topic_map.contexts.keys()) - theirs - known.keys()
+        if any(self._shop.source is None or one in listed for one in wanted):
+            return 0.0
+        if self._store is None:
+            return inf
+        due_ms = [one.not_before_ms for one in known.values() if one.in_force and one.ledger_id in listed]
+        return (min(due_ms, default=NEVER_MS) - self._clock.wall_ms()) / 1000
 
     async def look(self, offloader: TopicOffloader, known: dict[int, Grant]) -> dict[int, Grant]:
         """Do once what is due; returns the grants that were there, `known` being those of the last look.

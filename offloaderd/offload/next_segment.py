@@ -157,7 +157,7 @@ class NextSegment:
         info = ledgers.get(ledger_id)
         if info is None or not info.closed:
             return False
-        if self._topic.asked_for(Position(ledger_id, info.entries - 1)):
+        if self._topic.filling.asked_for(Position(ledger_id, info.entries - 1)):
             return True
         if policy.threshold_s is not None and self._clock.wall_ms() - info.closed_at_ms > policy.threshold_s * 1000:
             return True
@@ -211,7 +211,7 @@ class NextSegment:
             if topic.record.end_is_news():
                 await topic.record.note_end()
             elif self.left is not None:
-                if topic.out_of_reach(self.left.begin):
+                if topic.filling.out_of_reach(self.left.begin):
                     error = "the source has lost its first entry"
                     await recovery.abandon(self._log, self.left, error, self._shop.uplink.metrics)
                     self.left = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.metadata.records.history import RangeState
+from offloaderd.offload.status import ASLEEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ class Reporter:
         """Set every gauge once."""
         metrics, statuses = self._metrics, self._statuses()
         metrics.ownership_topics.set(sum(1 for status in statuses if status.epoch))
+        metrics.topics_asleep.set(sum(1 for status in statuses if status.state == ASLEEP))
         metrics.topics_paused.set(sum(1 for status in statuses if status.paused_ms))
         metrics.buffer_bytes.set(self._shop.pool.used_bytes)
         metrics.buffer_overdrawn_bytes.set(self._shop.pool.overdrawn_bytes)
@@ -49,9 +51,10 @@ class Reporter:
             ranges = sum(status.history.ranges[state] for status in statuses if status.history is not None)
             metrics.history_ranges.labels(state=state.value).set(ranges)
         for status in statuses:
-            self._report_topic(status)
+            self.report_topic(status)
 
-    def _report_topic(self, status: TopicStatus) -> None:
+    def report_topic(self, status: TopicStatus) -> None:
+        """Set the gauges of one topic."""
         topic = str(status.topic)
         self._metrics.lag_entries.labels(topic=topic).set(status.lag_entries)
         self._metrics.lag_bytes.labels(topic=topic).set(status.lag_bytes)
@@ -74,7 +77,9 @@ class Reporter:
     def _report_stored(self, status: TopicStatus) -> None:
         """Show what is committed, summed up anew only when it changed, and what the lag is measured against."""
         metrics, topic = self._metrics, str(status.topic)
-        if self._summed.get(status.topic) is not status.segments:
+        if status.state == ASLEEP:
+            self._summed.pop(status.topic, None)  # all is as it was; nothing of it is kept
+        elif self._summed.get(status.topic) is not status.segments:
             self._summed[status.topic] = status.segments
             metrics.remote_segments.labels(topic=topic).set(len(status.segments))
             metrics.remote_bytes.labels(topic=topic).set(sum(segment.object_bytes for segment in status.segments))

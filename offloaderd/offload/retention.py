@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import structlog
@@ -169,24 +170,39 @@ class Retention:
         desk = self._desks[offloader.topic] = _Desk()
         try:
             while True:
-                holds = offloader.policy
+                holds, patience_s = offloader.policy, 0.0
                 try:
                     while desk.orders:
                         await self._carry_out(offloader, desk.orders.pop(0))
-                    await self.look(offloader, absent)
+                    patience_s = self._patience_s(offloader, await self.look(offloader, absent), absent)
                 except Fenced:
                     raise
                 except OffloaderError as error:
                     log.warning("retention.retried", topic=str(offloader.topic), error=str(error))
                 if not desk.orders and offloader.policy is holds:
                     pause_s = self._clock.jitter(2 * self.options.interval_s) * 2 / 3
-                    await race(desk.signal.wait(), offloader.policy_changed.wait(), self._clock.sleep(pause_s))
+                    with offloader.rest.until(self._clock.monotonic() + max(pause_s, patience_s)):
+                        await race(desk.signal.wait(), offloader.policy_changed.wait(), self._clock.sleep(pause_s))
         finally:
             del self._desks[offloader.topic]
             desk.close(offloader.topic)
 
-    async def look(self, offloader: TopicOffloader, absent: dict[int, float]) -> None:
-        """Do once what is due; `absent` keeps since when ledgers have been missing from the source (monotonic)."""
+    def _patience_s(self, offloader: TopicOffloader, limits: Limits, absent: dict[int, float]) -> float:
+        """Return in how many seconds something may be due if the source, and what is committed, stay as they are."""
+        if absent:
+            return 0.0
+        known = offloader.map.segments
+        if limits.kind is not TierRetention.LIMITED or limits.age_s is None or len(known) < 2:
+            return inf
+        if any(part.ledger_id in offloader.record.chain.ledgers for part in known[0].slices):
+            return inf
+        return limits.age_s - (self._clock.wall_ms() - known[0].offloaded_ms) / 1000
+
+    async def look(self, offloader: TopicOffloader, absent: dict[int, float]) -> Limits:
+        """Do once what is due; `absent` keeps since when ledgers have been missing from the source (monotonic).
+
+        Returns the limits that hold. Raises Fenced, Transient.
+        """
         limits = limits_of(await self._book.of(offloader.topic, fresh=True))
         follows = limits.kind is TierRetention.FOLLOW
         theirs = {one.end.ledger_id for one in offloader.map.segments if one.foreign}
@@ -198,6 +214,7 @@ class Retention:
         await self.remove_marked(offloader)
         if limits.kind is TierRetention.LIMITED:
             await self._remove_over(offloader, limits)
+        return limits
 
     async def mark(self, offloader: TopicOffloader, ledger_ids: Iterable[int], *, dry_run: bool) -> list[int]:
         """Have ledgers marked deleted at an operator's word, and what can go removed; returns those not marked before.

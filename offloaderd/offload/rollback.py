@@ -223,7 +223,8 @@ class _TopicRollback:
             await recovery.abandon(self._attempts, left, reason, self._metrics)
             return
         if not self.desk.active:
-            await self.desk.changed.wait()
+            with self._offloader.rest.until():
+                await self.desk.changed.wait()
         elif not rows:
             await self._end()
         else:

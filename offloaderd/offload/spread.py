@@ -133,7 +133,7 @@ class Spread:
             if first:
                 supervisor.guest = False
                 self._kept.pop(topic, None)
-            elif not supervisor.guest and supervisor.offloader is None:
+            elif not supervisor.guest and not supervisor.owns:
                 supervisor.stop()
             else:
                 self._misplaced[topic] = None

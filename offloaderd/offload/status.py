@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     from offloaderd.offload.troubles import Trouble
 
 
+OFFLOADING, ASLEEP = "offloading", "asleep"
+"""States of a topic to which something is done, or nothing for a while (`sleep.py`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStatus:
     """One topic of this daemon; sizes in payload bytes, ages in seconds.
 
     `edge` is how the source knows the newest entry (model.Edge), `hidden_entries` what is stored beyond it, and
     `looked_age_s` how long ago the source last told. The lag has what is left of `history` in it. `segments` are the
-    committed ones, `segment_age_max_s` is None where segments are not sealed by age. `taken` is what went into segments
-    since the claim, history apart.
+    committed ones, `segments_committed` their number: of a topic that sleeps only that is known. `segment_age_max_s` is
+    None where segments are not sealed by age. `taken` is what went into segments since the claim, history apart.
     """
 
     topic: TopicName
@@ -46,6 +50,7 @@ class TopicStatus:
     open_segment_continued: bool = False
     buffer_bytes: int = 0
     segments: tuple[CommittedSegment, ...] = ()
+    segments_committed: int = 0
     segment_age_max_s: float | None = None
     stalled_reason: str = ""
     stalled_class: str = ""
@@ -113,7 +118,7 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float, wall_ms: i
     since_s = topic.record.since_s if topic.map.unfinished is not None else now_s
     return TopicStatus(
         topic=topic.topic,
-        state="stalled" if stalled else "paused" if paused else "offloading",
+        state="stalled" if stalled else "paused" if paused else OFFLOADING,
         owner=owner,
         epoch=topic.claim.epoch,
         confirmed=confirmed,
@@ -128,6 +133,7 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float, wall_ms: i
         open_segment_continued=topic.segment is not None and topic.segment.continued,
         buffer_bytes=topic.buffer.used_bytes,
         segments=topic.map.segments,
+        segments_committed=len(topic.map.segments),
         segment_age_max_s=topic.policy.segment_age_max_s if topic.policy.method is OffloadMethod.STREAMING else None,
         stalled_reason=str(stalled.error) if stalled else "",
         stalled_class=error_class(stalled.error) if stalled else "",

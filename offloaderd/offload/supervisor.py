@@ -6,8 +6,10 @@ open segment first, or abandoned, which leaves the open segment to the next owne
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -23,6 +25,8 @@ from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog, Claim
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.signal import Signal, race
+from offloaderd.offload.sleep import Cause, state_of
+from offloaderd.offload.status import idle
 from offloaderd.offload.topic import TopicOffloader
 from offloaderd.offload.troubles import Trouble
 
@@ -34,12 +38,16 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.daemon import DaemonNode
     from offloaderd.metadata.records.policy import Paused, TopicPolicy
     from offloaderd.model import TopicName
+    from offloaderd.offload.sleep import Sleeper, State
+    from offloaderd.offload.status import TopicStatus
     from offloaderd.offload.workshop import Workshop
     from offloaderd.policy.effective import Effective
     from offloaderd.policy.policies import OffloadPolicies
 
 log = structlog.get_logger(__name__)
 
+TAKEN_UP_AT_ONCE = 20
+"""Topics of which it is read at the same time what is stored: more of them would only be awake sooner, and together."""
 SAME_TROUBLE_S = 120.0
 """A claim that fails within this time of the last failure goes on with its trouble: pauses are 30 s at most."""
 
@@ -54,6 +62,10 @@ class Abandoned(Closed):
     """The topic was given up with its open segment unsealed."""
 
 
+class LaidDown(Closed):
+    """The topic sleeps: its owner lets go of all but the claim."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Household:
     """What all topics of a daemon share; `changed` fires when one of them was claimed or released.
@@ -66,6 +78,8 @@ class Household:
     duties: Mapping[str, Duty]
     me: DaemonNode
     changed: Signal = field(default_factory=Signal)
+    taken_up: Callable[[Supervisor], None] = lambda _: None
+    turns: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TAKEN_UP_AT_ONCE))
     ended: set[str] = field(default_factory=set)
 
     def effective(self, topic: TopicName, policy: TopicPolicy) -> Effective:
@@ -82,6 +96,14 @@ class Supervisor:
         self.policy = policy
         self.guest = guest
         self.offloader: TopicOffloader | None = None
+        self.asleep: Sleeper | None = None
+        """What is kept of the topic while there is no offloader; until there is one again."""
+        self.untouched: State | None = None
+        """How the topic was when it was taken up, if nobody wanted that for more than to look at it."""
+        self.session: Session
+        """That of the claim, once there is one."""
+        self.used = 0
+        """How often somebody wanted the offloader."""
         self.error: OffloaderError | None = None
         self.trouble: Trouble | None = None
         """What the claims of late ended with, and since when; told while there is an error."""
@@ -93,6 +115,12 @@ class Supervisor:
         self._holds: tuple[OffloadPolicies, Paused | None] | None = None  # what the offloader was told last
         self._stop = Event()
         self._abandon = Event()
+        self._lay_down = Event()
+
+    @property
+    def owns(self) -> bool:
+        """Whether this daemon owns the topic, awake or asleep."""
+        return self.offloader is not None or self.asleep is not None
 
     @property
     def stopping(self) -> bool:
@@ -102,19 +130,45 @@ class Supervisor:
     def stop(self) -> None:
         """Seal and commit the open segment, then release the topic."""
         self._stop.set()
+        self._wake(Cause.LEAVING)
 
     def abandon(self) -> None:
         """Release the topic now; what was uploaded of its open segment is there for the next owner."""
-        self._stop.set()
+        self.stop()
         self._abandon.set()
+
+    def fall_asleep(self, sleeper: Sleeper) -> None:
+        """Let go of all but the claim; from this moment on nobody finds the offloader."""
+        self.asleep, self.offloader = sleeper, None
+        self._lay_down.set()
+
+    def use(self) -> None:
+        """Somebody wants the offloader: have the topic awake, now and for some time."""
+        self.used += 1
+        self._wake(Cause.USED)
+
+    def _wake(self, cause: Cause) -> None:
+        if self.asleep is not None:
+            self.asleep.wake(cause)
+
+    def status(self, now_s: float) -> TopicStatus:
+        """Describe where the topic stands at a monotonic time."""
+        if self.offloader is not None:
+            return self.offloader.status()
+        if self.asleep is not None:
+            return self.asleep.status(now_s)
+        return idle(self.topic, self.error, self.trouble, now_s=now_s)
 
     def change(self, policy: TopicPolicy) -> None:
         """Go on under another policy, of the topic or of a level above it."""
         self.policy = policy
-        if self.offloader is None:
+        if not self.owns:
             return
         effective = self._home.effective(self.topic, policy)
         if (effective.values, policy.paused) == self._holds:
+            return
+        if self.offloader is None:
+            self._wake(Cause.POLICY)
             return
         self.offloader.follow(self._take(effective))
         self.offloader.outage.follow(effective.values.outage)
@@ -174,32 +228,70 @@ class Supervisor:
                 self._home.ended.add(session.session_id)
 
     async def _own_in(self, session: Session) -> None:
-        """Claim the topic, take over what an earlier owner left, offload until told to stop, release."""
-        store, topic = self._home.shop.metadata, self.topic
+        """Claim the topic, work on it until told to stop and sleep in between, release."""
+        store = self._home.shop.metadata
         claim = await self._claim(session)
         if claim is None:
             return
+        self.session = session
         self._metrics.ownership_changes.labels(direction="gained").inc()
         try:
-            topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
-            attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics)
-            left = await recovery.take_over(attempts, topic_map.standing, self._home.shop)
-            effective = self._home.effective(topic, self.policy)
-            policy, me = self._take(effective), self._home.me.daemon_id
-            if left.begin is None and policy.method is not OffloadMethod.NONE:
-                topic_map = await adopt_head(self._home.shop, attempts, topic_map)
-            topic_map = await history.prepare(self._home.shop, attempts, topic_map, left, policy, me)
-            offloader = TopicOffloader(self._home.shop, attempts, topic_map, policy, left)
-            offloader.outage.follow(effective.values.outage)
-            self.offloader, self.error = offloader, None
-            self._home.changed.notify()
-            await self._work(offloader, session)
+            await self._stay_awake(claim, session)
+            while self.asleep is not None:
+                await self.asleep.woken.wait()
+                if self._stop.is_set():
+                    return
+                await self._check(claim, session)
+                self._metrics.topic_wakes.labels(cause=str(self.asleep.cause)).inc()
+                await self._stay_awake(claim, session)
         finally:
-            self.offloader = None
+            self.offloader = self.asleep = None
             self._metrics.ownership_changes.labels(direction="lost").inc()
             self._home.changed.notify()
             if not session.lost.is_set():
                 await ownership.release(store, claim, session, self._clock)
+
+    async def _check(self, claim: Claim, session: Session) -> None:
+        """See that a claim that nobody has looked after still holds. Raises Fenced."""
+
+        async def version() -> int:
+            return (await self._home.shop.metadata.get(claim.path)).version
+
+        found = None if session.lost.is_set() else await until_answered(self._clock, version)
+        if session.lost.is_set() or found != claim.epoch_version:
+            raise Fenced(
+                f"the claim on {self.topic} has ended while it slept",
+                hint="nothing to do: the topic is claimed again as soon as it can be",
+            )
+
+    async def _stay_awake(self, claim: Claim, session: Session) -> None:
+        """Take over what an earlier owner left, or this one before it slept; offload until told to stop or sleep."""
+        store, topic = self._home.shop.metadata, self.topic
+        attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics)
+        async with self._home.turns:
+            topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
+            left = await recovery.take_over(attempts, topic_map.standing, self._home.shop)
+        effective = self._home.effective(topic, self.policy)
+        policy, me = self._take(effective), self._home.me.daemon_id
+        if left.begin is None and policy.method is not OffloadMethod.NONE:
+            topic_map = await adopt_head(self._home.shop, attempts, topic_map)
+        topic_map = await history.prepare(self._home.shop, attempts, topic_map, left, policy, me)
+        offloader = TopicOffloader(self._home.shop, attempts, topic_map, policy, left)
+        cause = self.asleep.cause if self.asleep is not None else Cause.DUE
+        if self.asleep is not None:
+            before = self.asleep.record
+            offloader.filling.entries, offloader.filling.payload_bytes = before.taken_entries, before.taken_bytes
+        offloader.outage.follow(effective.values.outage)
+        self._lay_down.clear()
+        self.offloader, self.asleep, self.error = offloader, None, None
+        self.untouched = state_of(self, offloader) if cause is Cause.DUE else None
+        self._home.taken_up(self)
+        self.change(self.policy)
+        self._home.changed.notify()
+        try:
+            await self._work(offloader, session)
+        except LaidDown:
+            return
 
     async def _claim(self, session: Session) -> Claim | None:
         """Become the owner; None when told to stop, or the session is lost, before that."""
@@ -221,10 +313,12 @@ class Supervisor:
         async def stop_when_told() -> None:
             await self._stop.wait()
             offloader.stop()
-
-        async def abandon_when_told() -> None:
             await self._abandon.wait()
             raise Abandoned(f"{self.topic} is given up here before its open segment was sealed")
+
+        async def lie_down_when_told() -> None:
+            await self._lay_down.wait()
+            raise LaidDown(f"{self.topic} sleeps")
 
         async def fence_when_lost() -> None:
             await session.lost.wait()
@@ -237,13 +331,12 @@ class Supervisor:
             async with Group() as group:
                 helpers = [
                     group.create_task(stop_when_told(), name=f"stop {self.topic}"),
-                    group.create_task(abandon_when_told(), name=f"abandon {self.topic}"),
+                    group.create_task(lie_down_when_told(), name=f"sleep of {self.topic}"),
                     group.create_task(fence_when_lost(), name=f"session of {self.topic}"),
                 ]
-                helpers += [
-                    group.create_task(duty(offloader), name=f"{name} of {self.topic}")
-                    for name, duty in self._home.duties.items()
-                ]
+                for name, duty in self._home.duties.items():
+                    helpers.append(group.create_task(duty(offloader), name=f"{name} of {self.topic}"))
+                    offloader.rest.begun(helpers[-1])
                 await offloader.run()
                 for helper in helpers:
                     helper.cancel()

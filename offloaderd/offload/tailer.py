@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metrics import Metrics
-    from offloaderd.model import TopicName
+    from offloaderd.model import LedgerInfo, TopicName
     from offloaderd.offload.adoption import Adoption
     from offloaderd.offload.buffer import Gap, TailingBuffer
     from offloaderd.offload.chain import LedgerChain, Run
@@ -55,6 +55,13 @@ SETTLE_PAUSE_S = 0.1
 
 HELD_BACK_S = 60.0
 """How often to look at least whether what is held back is due: age makes it so, and the wall clock may jump."""
+
+
+class Sight(NamedTuple):
+    """How a topic's source was at one look: its ledgers as it listed them, and the end of the open one."""
+
+    infos: tuple[LedgerInfo, ...]
+    edge: Confirmed | None
 
 
 class LedgerTorn(OffloaderError):
@@ -111,6 +118,14 @@ class Tailer:
         """How the newest ledger's end is known; None while there is none."""
         self.looked_s: float | None = None
         """When the end of the newest ledger was last asked for with success (monotonic)."""
+        self.sight: Sight | None = None
+        """How the source was then; None when it did not say all."""
+        self._rests = False
+
+    @property
+    def resting(self) -> bool:
+        """Whether all that is known of the source has been dealt with, and nobody asked for more."""
+        return self._rests and not self._dirty and self.sight is not None
 
     def nudge(self) -> None:
         """The segment may need something that only the source has: look again."""
@@ -139,7 +154,9 @@ class Tailer:
                     due_s = self._due_in_s(self._held_back)
                     await self._wake.wait_at_most(self._clock, min(due_s or HELD_BACK_S, HELD_BACK_S))
                 elif self._waiting_at is None:
+                    self._rests = True
                     await self._wake.wait()
+                    self._rests = False
                 else:
                     await self._wake.wait_at_most(self._clock, PUSH_PATIENCE_S)
 
@@ -173,11 +190,14 @@ class Tailer:
         What was known of it stays known, and what lies before it can be read all the same.
         """
         trouble: Transient | None = None
+        sight = Sight((), None)
         try:
             infos = list(await self._source.ledgers(self._topic))
+            sight = Sight(tuple(infos), None)
             if infos and not infos[-1].closed:
                 try:
                     self.edge = await self._source.confirmed(self._topic, infos[-1].ledger_id)
+                    sight = sight._replace(edge=self.edge)
                     entries, closed = self.edge.last_entry_id + 1, self.edge.closed
                     infos[-1] = replace(infos[-1], entries=entries, closed=closed)
                 except Transient as error:
@@ -190,7 +210,8 @@ class Tailer:
             if self._adoption is not None:
                 infos = await self._adoption.look(infos)
         except NotFound:
-            infos, self.edge = [], None
+            infos, self.edge, sight = [], None, Sight((), None)
+        self.sight = sight if trouble is None else None
         if trouble is None:
             self.looked_s = self._clock.monotonic()
         self.chain.look(infos)

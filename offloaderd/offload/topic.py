@@ -27,6 +27,7 @@ from offloaderd.offload.next_segment import NextSegment
 from offloaderd.offload.open_segment import OpenSegment
 from offloaderd.offload.outage import Outage
 from offloaderd.offload.record import TopicRecord
+from offloaderd.offload.rest import Rest
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.status import TopicStatus, describe
 from offloaderd.offload.tailer import Tailer
@@ -64,6 +65,7 @@ class TopicOffloader:
         self.policy_changed = Signal()
         self.closed_ledgers: dict[int, LedgerInfo] = {}
         self.pushers = 0
+        self.rest = Rest()
         self._shop = shop
         self._clock = shop.uplink.clock
         self._metrics = shop.uplink.metrics
@@ -76,12 +78,12 @@ class TopicOffloader:
         taken = topic_map.standing or START
         if left.attempt is not None and left.attempt.parts and shop.source is not None:
             taken = left.attempt.parts[-1].end
-        self._filling = Filling(self, taken, clock=self._clock, metrics=self._metrics)
+        self.filling = Filling(self, taken, clock=self._clock, metrics=self._metrics)
         self.stopping = False
         self._claimed_s: float | None = self._clock.monotonic()  # until there has been progress
         self._last_result: SegmentResult | None = None
         self.buffer = TailingBuffer(
-            shop.pool, resume=taken, rereadable=shop.source is not None, on_pressure=self._filling.press
+            shop.pool, resume=taken, rereadable=shop.source is not None, on_pressure=self.filling.press
         )
         self.outage = Outage(self, shop)
         self.adoption = Adoption(self, shop)
@@ -148,12 +150,12 @@ class TopicOffloader:
     @property
     def taken(self) -> Position:
         """Newest entry that is in the open segment or committed; START when there is none."""
-        return self._filling.taken
+        return self.filling.taken
 
     @property
     def moved(self) -> tuple[int, int]:
         """How many entries, and bytes of payload, went into segments since the claim; history apart."""
-        return self._filling.entries, self._filling.payload_bytes
+        return self.filling.entries, self.filling.payload_bytes
 
     @property
     def newest(self) -> Position | None:
@@ -165,14 +167,6 @@ class TopicOffloader:
     def open_segment_age_s(self) -> float:
         """Age of the open segment since its first entry, in seconds; 0 when there is none."""
         return self._clock.monotonic() - self.segment.opened_s if self.segment is not None else 0.0
-
-    def asked_for(self, position: Position) -> bool:
-        """Say whether somebody asked for everything up to `position`, or beyond it, to be offloaded."""
-        return self._filling.asked_for(position)
-
-    def out_of_reach(self, end: Position) -> bool:
-        """See Filling."""
-        return self._filling.out_of_reach(end)
 
     def status(self) -> TopicStatus:
         """Describe where the topic stands."""
@@ -197,7 +191,7 @@ class TopicOffloader:
         self.policy = policy
         accepted, standing = self.buffer.last_offered, self.map.standing
         if policy.paused and self.handle.push_only and accepted and (standing is None or accepted > standing):
-            self._filling.ask(accepted)
+            self.filling.ask(accepted)
         self.changed.notify()
         self.buffer.changed.notify()
         if self.tailer is not None:
@@ -221,7 +215,7 @@ class TopicOffloader:
         target = self.next.reachable(to or target)
         if target is None or (self.map.standing is not None and target <= self.map.standing):
             return target if target is not None and self.map.awaits(target) else self.offloaded
-        self._filling.ask(target)
+        self.filling.ask(target)
         if self.tailer is not None:
             self.tailer.nudge()
         return target
@@ -307,7 +301,7 @@ class TopicOffloader:
         """Take entries to a segment's end and send them; False when stopping leaves it to the next owner."""
         if segment.continued:
             self._go_on(segment)
-        return await self._filling.fill(segment, parts)
+        return await self.filling.fill(segment, parts)
 
     def _go_on(self, segment: OpenSegment) -> None:
         """Take up what an earlier owner left, which has to begin where the topic does."""
@@ -315,7 +309,7 @@ class TopicOffloader:
         begin = builder.begin or self.buffer.take(self.taken, 1)[0].first
         if begin != segment.attempt.begin:
             raise SegmentFailed(f"the segment was to begin at {segment.attempt.begin}, its first entry is {begin}")
-        self._filling.taken = max(self.taken, builder.end or self.taken)
+        self.filling.taken = max(self.taken, builder.end or self.taken)
         self._metrics.segments_continued.inc()
         log.info(
             "segment.continued",
@@ -340,7 +334,7 @@ class TopicOffloader:
         builder, end = segment.builder, segment.builder.range.end
         self.segment = None
         self.next.committed()
-        self._filling.committed(end)
+        self.filling.committed(end)
         self.buffer.release(end)
         now = self._clock.monotonic()
         for sample in self.lag.durable(end):
@@ -365,8 +359,8 @@ class TopicOffloader:
         """What a broker has offloaded itself is part of the topic up to there: go on behind it."""
         self.went_on()
         self.next.committed()
-        self._filling.taken = end
-        self._filling.committed(end)
+        self.filling.taken = end
+        self.filling.committed(end)
         self.buffer.release(end)
         self.buffer.restart(end)
         self.lag.durable(end)
@@ -392,7 +386,7 @@ class TopicOffloader:
         await self._log.give_up(attempt, str(error))
         self.segment = None
         self.next.failed(str(error))
-        self._filling.taken = self.map.standing or START
+        self.filling.taken = self.map.standing or START
         self.buffer.restart(self.taken)
         if self.tailer is not None:
             self.tailer.nudge()

@@ -343,19 +343,21 @@ def _hop(view: TopicView, cursor: Position, end_entry_id: int) -> Step:
 def _next_ledger(view: TopicView, ledger_id: int) -> Step:
     """Go to the ledger that follows one that is over, if there is one yet and nothing can lie between.
 
-    The buffer alone is no witness: it names its two ends, and there may be more between them.
+    The buffer alone is no witness: it names its two ends, and there may be more between them. Nor is the bucket before
+    a gap, which only a source that lists the ledger itself, or the ledger's record, can say to be empty; what it has
+    behind the gap goes before what the source lists still later.
     """
-    stored = [] if _before_gap(view, ledger_id) else _later_segment_ledgers(view, ledger_id)
-    listed = _later_source_ledgers(view, ledger_id)
-    if not stored and listed and view.ledger(ledger_id) is None:
+    gap = _before_gap(view, ledger_id)
+    stored, listed = _later_segment_ledgers(view, ledger_id), _later_source_ledgers(view, ledger_id)
+    later = [*stored, *listed]
+    if (gap or not stored) and later and view.ledger(ledger_id) is None:
         known = view.complete.get(ledger_id)
-        if known is None or known.next_ledger_id != listed[0]:
+        if known is None or known.next_ledger_id != min(later):
             raise EntriesMissing(
-                f"nobody can say what lay between ledgers {ledger_id} and {listed[0]}",
+                f"nobody can say what lay between ledgers {ledger_id} and {min(later)}",
                 hint="the ledger source has dropped the former; what was lost is told once its owner has looked",
             )
-    later = [*stored, *listed]
-    if not later and _before_gap(view, ledger_id):
+    if not later and gap:
         raise EntriesMissing(
             f"what follows ledger {ledger_id} is not offloaded yet, and not at the source",
             hint="`offloadctl history status` shows how far the topic's history is offloaded",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.errors import NotFound
-from offloaderd.metadata import paths
+from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.model import TopicName
 from offloaderd.rpc.admin_messages import (
@@ -140,12 +140,12 @@ class AdminService(ManualCalls):
     async def completed(self, status: TopicStatus) -> admin_pb2.TopicStatus:
         """Complete what the engine knows by who owns the topic, and by what its owner has committed."""
         message = topic_status(status)
-        if self._engine.find(status.topic) is not None:
+        if status.epoch:
             message.owner = status.owner or self._daemon.snapshot().daemon_id
             message.placement = self._engine.placed(status.topic, message.owner)
             return message
         owner = await self._engine.owner_of(status.topic)
-        stored = await self._engine.topic_map(status.topic)
+        stored = await catalog.load(self._metadata, status.topic)  # who asks the engine wants the topic awake
         message.segments_committed = len(stored.segments)
         message.losses.extend(map(lost_range, stored.losses))
         if (offloaded := position(stored.offloaded)) is not None:

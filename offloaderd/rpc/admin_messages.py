@@ -123,7 +123,7 @@ def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
         open_segment_age_s=status.open_segment_age_s,
         open_segment_continued=status.open_segment_continued,
         buffer_bytes=status.buffer_bytes,
-        segments_committed=len(status.segments),
+        segments_committed=status.segments_committed,
         stalled_reason=status.stalled_reason,
         edge=status.edge,
         hidden_entries=status.hidden_entries,

@@ -69,6 +69,7 @@ class ManualCalls(TopicCalls):
         Raises NotFound for a topic that is unknown, or not offloaded and nobody asked; CorruptData, Transient.
         """
         topic = TopicName.parse(request.topic)
+        await self._engine.wake(topic)
         asked, offloader = await requests.read(self._metadata, topic), self._engine.find(topic)
         if asked is None and offloader is None:
             yield await self._unasked(topic)

@@ -116,7 +116,11 @@ class Engine(Protocol):
         ...
 
     def find(self, topic: TopicName) -> TopicOffloader | None:
-        """Return the topic's offloader if this daemon owns it."""
+        """Return the topic's offloader if this daemon owns it and it is awake."""
+        ...
+
+    async def wake(self, topic: TopicName) -> None:
+        """Have a topic that is here awake for some time."""
         ...
 
     async def heed(self, topic: TopicName) -> None:

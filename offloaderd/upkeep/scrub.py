@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -27,6 +28,7 @@ from offloaderd.upkeep.segment_check import Tables, Target, check_blocks, check_
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from contextlib import AbstractContextManager
     from uuid import UUID
 
     from offloaderd.clock import Clock
@@ -82,6 +84,14 @@ class Record(Protocol):
         ...
 
 
+class Rest(Protocol):
+    """Who has nothing to do for now."""
+
+    def until(self, due_s: float) -> AbstractContextManager[None]:
+        """Return a context in which the scrub has nothing to do before `due_s` (monotonic)."""
+        ...
+
+
 class Owned(Protocol):
     """A topic that this daemon owns."""
 
@@ -98,6 +108,11 @@ class Owned(Protocol):
     @property
     def record(self) -> Record:
         """What its owner writes through."""
+        ...
+
+    @property
+    def rest(self) -> Rest:
+        """Where duties say that they have nothing to do."""
         ...
 
 
@@ -163,7 +178,10 @@ class Scrubber:
                 log.warning("scrub.retried", topic=str(owned.topic), error=str(error))
                 self._metrics.scrub_objects.labels(result="unreachable").inc()
                 progress, wait_s = None, RETRY_S
-            await self._clock.sleep(self._clock.jitter(wait_s))
+            due = self._due(owned.map, progress) if progress is not None else None
+            patience_s = wait_s if progress is None else inf if due is None else due[1]
+            with owned.rest.until(self._clock.monotonic() + patience_s):
+                await self._clock.sleep(self._clock.jitter(wait_s))
 
     async def turn(self, owned: Owned, progress: _Progress) -> float:
         """Look at the segment that is due, if one is; returns how long to wait before the next turn."""

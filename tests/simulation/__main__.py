@@ -11,6 +11,7 @@ from collections import Counter
 import structlog
 
 from offloaderd.metrics import Metrics
+from offloaderd.metrics_placement import WAKE_CAUSES
 from tests.simulation.run import simulate
 
 
@@ -62,6 +63,8 @@ def main() -> int:
         f"{kept} parts found by new owners, {granted} ledgers deleted by grant, {removed} segments removed, "
         f"{fired.total()} faults"
     )
+    wakes = {one: metrics.topic_wakes.labels(cause=one)._value.get() for one in WAKE_CAUSES}
+    print("topics woken: " + ", ".join(f"{cause} {count:g}" for cause, count in wakes.items()))
     print(", ".join(f"{what} {count}" for what, count in sorted(fired.items())))
     if failed:
         print(f"failed: {failed}")

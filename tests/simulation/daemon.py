@@ -22,6 +22,7 @@ from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.registration import Registration
 from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.offload.signal import race
+from offloaderd.offload.sleep import SleepOptions
 from offloaderd.offload.uploader import Uplink, UploadLimits
 from offloaderd.offload.workshop import Workshop
 from offloaderd.policy.effective import Level, Origin
@@ -129,7 +130,13 @@ class SimDaemon:
         )
         book = PolicyBook(self.zookeeper, [Level(Origin.SETTINGS, options.policies)])
         self.retention = Retention(shop, source, RetentionOptions(follow_lag_s=2.0, interval_s=2.0), book)
-        self.engine = Engine(shop, book, placement=PLACEMENT, duties=self._duties(shop, book))
+        self.engine = Engine(
+            shop,
+            book,
+            placement=PLACEMENT,
+            duties=self._duties(shop, book),
+            sleep=SleepOptions(after_s=options.sleep_s, again_s=5.0),
+        )
         node = DaemonNode(daemon_id=self.name, address=f"{self.name}:1", version="0", started_ms=self.clock.wall_ms())
         self.registration = Registration(
             self.zookeeper,

@@ -50,6 +50,7 @@ class Options:
     order: HistoryOrder
     methods: tuple[OffloadMethod | None, ...]
     late_s: float
+    sleep_s: float
 
     @property
     def policies(self) -> OffloadPolicies:
@@ -101,4 +102,5 @@ class Options:
             order=rng.choice([HistoryOrder.HISTORY_FIRST, HistoryOrder.ALONGSIDE]),
             methods=(None,) if push == "only" else rng.choice([(None,), METHODS]),
             late_s=rng.choice([0.0, 0.0, 3.0, 8.0]),
+            sleep_s=rng.choice([0.0, 0.1, 0.3, 1.0]),
         )

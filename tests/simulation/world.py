@@ -38,6 +38,8 @@ HEALED_S = 400.0
 """Longest that a healed world may take to bring everything into the bucket."""
 JUST_S = 1.0
 TAIL = 300
+SILENT = 0.08
+"""How likely it is, where topics may sleep, that nothing follows an entry for some seconds."""
 
 
 class ServerClock:
@@ -208,7 +210,10 @@ class World:
         pause_s = rng.choice([0.1, 0.3, 0.6])
         retention = self.chance.stream(f"retention of {topic}")
         left = rng.choice([60, 120, 200])
+        silences = self.chance.stream(f"silences of {topic}")
         while self.writing and left > 0:
+            if self.options.sleep_s and silences.random() < SILENT:
+                await asyncio.sleep(silences.uniform(4.0, 14.0))  # noqa: TID251 - the loop's own time
             await asyncio.sleep(rng.expovariate(1 / pause_s))  # noqa: TID251 - the loop's own time
             sizes = [rng.choice([20, 60, 150, 500]) for _ in range(rng.choice([1, 1, 3, 8]))]
             self.ledgers.append(topic, sizes)

@@ -842,7 +842,7 @@ class TopicStatus(_message.Message):
     PAUSED_BY_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     state: _builtins.str
-    """claiming, offloading, stalled, stopped, not-owner"""
+    """claiming, offloading, asleep, paused, stalled, stopped, not-owner"""
     owner: _builtins.str
     epoch: _builtins.int
     lag_entries: _builtins.int

@@ -14,6 +14,7 @@ from offloaderd.model import TopicName
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.placement import PlacementOptions, ranked
 from offloaderd.offload.registration import Registration
+from offloaderd.offload.sleep import SleepOptions
 from tests.unit.offload.rig import DEADLINE_S, until
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ async def fellow(
     """Run a registered daemon; at the end it leaves as one that is told to: it drains."""
     session = rig.tree.connect()
     shop = rig.workshop(session, source=None if push_only else rig.ledgers)
-    engine = Engine(shop, rig.book(session), placement=options)
+    engine = Engine(shop, rig.book(session), placement=options, sleep=SleepOptions(after_s=rig.sleep_after_s))
     node = DaemonNode(daemon_id=name, address=f"{name}:1", version="0", started_ms=rig.clock.wall_ms())
     registration = Registration(session, node, clock=rig.clock, patience_s=5.0, changed=engine.placement.become)
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:

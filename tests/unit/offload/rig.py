@@ -29,6 +29,7 @@ from offloaderd.offload.pace import Pace
 from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
+from offloaderd.offload.sleep import SleepOptions
 from offloaderd.offload.uploader import Uplink, UploadLimits
 from offloaderd.offload.workshop import HistoryRules, Workshop
 from offloaderd.policy.effective import Level, Origin
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import BrokerOffloads, LedgerDescriber, LedgerStore
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
+    from offloaderd.offload.supervisor import Duty
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.traces import Traces
 
@@ -72,6 +74,8 @@ class Rig:
     traces: Traces = NO_TRACES
     offloads: BrokerOffloads | None = None
     places: tuple[tuple[str, str], ...] = (("b", "seg/"),)
+    duties: dict[str, Duty] = field(default_factory=dict)
+    sleep_after_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Make the stores that the test did not bring."""
@@ -143,7 +147,8 @@ class Rig:
     ) -> AsyncIterator[Engine]:
         """Run an engine; at the end it drains."""
         store = metadata or self.tree.connect()
-        engine = Engine(self.workshop(store, source=None if push_only else self.ledgers), self.book(store))
+        shop = self.workshop(store, source=None if push_only else self.ledgers)
+        engine = Engine(shop, self.book(store), duties=self.duties, sleep=SleepOptions(after_s=self.sleep_after_s))
         node = DaemonNode(daemon_id=name, address=f"{name}:1", version="0", started_ms=1)
         async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
             running = group.create_task(engine.run(node))

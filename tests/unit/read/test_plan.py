@@ -277,3 +277,10 @@ def test_where_history_ends_is_left_for_the_boundary_if_that_is_known_to_follow(
         unfinished=(Position(5, 4), Position(12, 0)),
     )
     assert step(view, Position(5, 5)) == Hop(Position(12, 0))
+
+
+def test_what_the_source_has_deleted_behind_a_gap_is_not_skipped() -> None:
+    """Live segments behind a history that is not done are granted, and gone from the source, before it is."""
+    left = SourceLedger(5, 9, True), SourceLedger(7, 9, True), SourceLedger(15, 5, False)
+    assert step(replace(HISTORY, source=left), Position(7, 10)) == Hop(Position(12, 0))
+    assert step(replace(HISTORY, source=left), Position(5, 10)) == Hop(Position(7, 0))

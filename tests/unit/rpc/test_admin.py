@@ -110,6 +110,9 @@ class FakeEngine:
         """Return what runs."""
         return self.running.get(topic)
 
+    async def wake(self, topic: TopicName) -> None:
+        """No topic sleeps here."""
+
     async def heed(self, topic: TopicName) -> None:
         """Nothing is said of topics here."""
 

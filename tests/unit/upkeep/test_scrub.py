@@ -21,6 +21,7 @@ from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.commit import Claim
 from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.fence import Fence
+from offloaderd.offload.rest import Rest
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.upkeep.scrub import AGAIN_S, Scrubber, ScrubOptions
 from offloaderd.upkeep.stored import Site
@@ -46,6 +47,7 @@ class Owner:
     def __init__(self, ground: Ground, topic_map: TopicMap, version: int) -> None:
         self.topic = TOPIC
         self.map = topic_map
+        self.rest = Rest()
         self.fence = Fence(ground.metadata, Claim(TOPIC, 1, version), clock=ground.clock, metrics=ground.metrics)
 
     @property
