@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from offloaderd.errors import Conflict, NotFound, OffloaderError
+from offloaderd.metadata import paths
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import Position, TierRetention, TopicName
 from offloaderd.objects import keys
@@ -287,8 +288,14 @@ class World:
             await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
 
     def _unfinished(self) -> list[str]:
-        """Return the nodes that a topic at rest does not have."""
-        return [path for path in self.tree.nodes if path.endswith("/attempt") or "/trash/" in path]
+        """Return the nodes that a topic at rest does not have; history that waits for its ledgers may have begun."""
+        waiting = [
+            paths.history_attempt(topic)
+            for topic in self.ledgers.gone
+            if (found := self.oracle.maps.get(topic)) is not None and found.unfinished is not None
+        ]
+        left = [path for path in self.tree.nodes if path.endswith("/attempt") or "/trash/" in path]
+        return [path for path in left if not path.endswith(tuple(waiting))]
 
     async def _read_all(self) -> None:
         for number, topic in enumerate(self.topics):
