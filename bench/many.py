@@ -101,7 +101,7 @@ async def _offloaded(daemon: Daemon, topics: Sequence[WrittenTopic]) -> None:
 async def _asleep(daemon: Daemon, count: int) -> None:
     """Wait until all topics sleep."""
     until = CLOCK.monotonic() + READY_S
-    while (asleep := sum(one.state == "asleep" for one in (await daemon.client.status()).topics)) < count:
+    while (asleep := sum(one.asleep for one in (await daemon.client.status()).topics)) < count:
         if CLOCK.monotonic() > until:
             raise RuntimeError(f"only {asleep} of {count} topics slept after {READY_S:g} s")
         await CLOCK.sleep(1.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.metadata.records.history import RangeState
-from offloaderd.offload.status import ASLEEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +38,7 @@ class Reporter:
         """Set every gauge once."""
         metrics, statuses = self._metrics, self._statuses()
         metrics.ownership_topics.set(sum(1 for status in statuses if status.epoch))
-        metrics.topics_asleep.set(sum(1 for status in statuses if status.state == ASLEEP))
+        metrics.topics_asleep.set(sum(status.asleep for status in statuses))
         metrics.topics_paused.set(sum(1 for status in statuses if status.paused_ms))
         metrics.buffer_bytes.set(self._shop.pool.used_bytes)
         metrics.buffer_overdrawn_bytes.set(self._shop.pool.overdrawn_bytes)
@@ -77,7 +76,7 @@ class Reporter:
     def _report_stored(self, status: TopicStatus) -> None:
         """Show what is committed, summed up anew only when it changed, and what the lag is measured against."""
         metrics, topic = self._metrics, str(status.topic)
-        if status.state == ASLEEP:
+        if status.asleep:
             self._summed.pop(status.topic, None)  # all is as it was; nothing of it is kept
         elif self._summed.get(status.topic) is not status.segments:
             self._summed[status.topic] = status.segments

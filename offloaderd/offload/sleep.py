@@ -31,7 +31,7 @@ import structlog
 from offloaderd.errors import NotFound, OffloaderError
 from offloaderd.event import Event
 from offloaderd.groups import Group
-from offloaderd.offload.status import ASLEEP, OFFLOADING
+from offloaderd.offload.status import OFFLOADING
 from offloaderd.offload.tailer import Sight
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class Dormitory:
         again_s, tailer, now = self.options.again_s, topic.tailer, topic.status()
         self._report(now)
         sleeper = Sleeper(
-            record=replace(now, state=ASLEEP, segments=()),
+            record=replace(now, asleep=True, segments=()),
             session=supervisor.session,
             sight=tailer.sight if tailer is not None else None,
             due_s=min(topic.rest.due_s or inf, now_s + again_s - self._clock.jitter(again_s / 5)),

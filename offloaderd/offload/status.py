@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from offloaderd.offload.troubles import Trouble
 
 
-OFFLOADING, ASLEEP = "offloading", "asleep"
-"""States of a topic to which something is done, or nothing for a while (`sleep.py`)."""
+OFFLOADING = "offloading"
+"""State of a topic to which is done what its policy says, be it awake or asleep (`sleep.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,7 @@ class TopicStatus:
 
     topic: TopicName
     state: str
+    asleep: bool = False
     owner: str = ""
     epoch: int = 0
     confirmed: Position | None = None

@@ -110,6 +110,7 @@ def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
     return admin_pb2.TopicStatus(
         topic=str(status.topic),
         state=status.state,
+        asleep=status.asleep,
         owner=status.owner,
         epoch=status.epoch,
         confirmed=position(status.confirmed),

@@ -39,6 +39,7 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
     return {
         "topic": one.topic,
         "state": one.state,
+        "asleep": one.asleep,
         "stalled_reason": one.stalled_reason or None,
         "stalled_class": one.stalled_class or None,
         "stalled_since_ms": one.stalled_since_ms or None,

@@ -40,7 +40,7 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         )
     lines = [
         ("topic", one.topic),
-        ("state", one.state + (f": {one.stalled_reason}" if one.stalled_reason else "")),
+        ("state", one.state + (", asleep" if one.asleep else f": {one.stalled_reason}" if one.stalled_reason else "")),
         ("owner", f"{one.owner or '-'} (epoch {one.epoch})" + (f": {one.placement}" if one.placement else "")),
         *([("PAUSED", f"since {words.moment(one.paused_ms)} UTC by {one.paused_by}")] if one.paused_ms else []),
         *outage_facts(one),

@@ -67,7 +67,7 @@ async def asleep(client: DaemonClient, topic: TopicName, upto: Position) -> admi
     """Wait until everything up to a position is offloaded and the topic sleeps; return its status."""
     while True:
         now = await status_of(client, topic)
-        if now.state == "asleep" and (now.offloaded.ledger_id, now.offloaded.entry_id) >= upto:
+        if now.asleep and (now.offloaded.ledger_id, now.offloaded.entry_id) >= upto:
             return now
         await CLOCK.sleep(0.1)
 

@@ -61,7 +61,7 @@ def row(one: admin_pb2.TopicStatus) -> tuple[str, ...]:
     """Return a topic's line in the table."""
     return (
         one.topic,
-        one.state,
+        "asleep" if one.asleep else one.state,
         show.position_of(one, "confirmed") or "-",
         show.position_of(one, "offloaded") or "-",
         show.number(one.lag_entries),

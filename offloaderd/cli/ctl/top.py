@@ -251,7 +251,7 @@ def row(view: View, one: admin_pb2.TopicStatus) -> tuple[str, ...]:
     rate = view.rates.get(one.topic)
     return (
         show.visible(one.topic),
-        one.state,
+        "asleep" if one.asleep else one.state,
         show.visible(one.owner) or "-",
         show.number(one.lag_entries),
         show.size(one.lag_bytes),

@@ -840,9 +840,10 @@ class TopicStatus(_message.Message):
     TAKEN_BYTES_FIELD_NUMBER: _builtins.int
     PAUSED_MS_FIELD_NUMBER: _builtins.int
     PAUSED_BY_FIELD_NUMBER: _builtins.int
+    ASLEEP_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     state: _builtins.str
-    """claiming, offloading, asleep, paused, stalled, stopped, not-owner"""
+    """claiming, offloading, paused, stalled, stopped, not-owner"""
     owner: _builtins.str
     epoch: _builtins.int
     lag_entries: _builtins.int
@@ -891,6 +892,8 @@ class TopicStatus(_message.Message):
     paused_ms: _builtins.int
     """since when an operator has it stand still; 0: it does not"""
     paused_by: _builtins.str
+    asleep: _builtins.bool
+    """nothing happens to it: its owner keeps the claim and little else"""
     @_builtins.property
     def confirmed(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -940,10 +943,11 @@ class TopicStatus(_message.Message):
         taken_bytes: _builtins.int = ...,
         paused_ms: _builtins.int = ...,
         paused_by: _builtins.str = ...,
+        asleep: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "history", b"history", "offloaded", b"offloaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

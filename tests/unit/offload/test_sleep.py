@@ -118,7 +118,7 @@ async def test_a_quiet_topic_sleeps_with_its_claim_and_its_status(rig: Rig) -> N
         assert owner is not None
         assert owner.epoch == await epoch_of(rig) == 1
         now = engine.statuses()[0]
-        assert now == replace(before, state="asleep", segments=(), looked_age_s=now.looked_age_s)
+        assert now == replace(before, asleep=True, segments=(), looked_age_s=now.looked_age_s)
         assert (now.offloaded, now.confirmed, now.lag_entries, now.segments_committed) == (last, last, 0, 1)
         assert (await engine.topic_map(TOPIC)).offloaded == last
 
@@ -462,13 +462,13 @@ async def test_topics_that_sleep_are_handed_over(rig: Rig) -> None:
             await a.engine.enable(topic, TopicPolicy(enabled=True))
         for topic in TOPICS:
             await (await offloader_of(a.engine, topic)).request_roll()
-        await until(lambda: all(one.state == "asleep" for one in a.engine.statuses()))
+        await until(lambda: all(one.asleep for one in a.engine.statuses()))
         before = await epochs(rig)
         async with fellow(rig, "b") as b:
             await settled(a, b)
             after = await epochs(rig)
             assert {topic for topic in TOPICS if after[topic] != before[topic]} == b.topics()
-            assert all(one.state == "asleep" for one in a.engine.statuses())
+            assert all(one.asleep for one in a.engine.statuses())
 
 
 async def test_who_follows_a_topic_hears_of_the_first_entry_after_its_sleep(rig: Rig) -> None:
