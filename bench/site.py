@@ -23,7 +23,6 @@ from offloaderd.objects.s3 import S3Options, S3Store
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.probe import http_get
 from offloaderd.standalone.process import ChildProcess, Command
-from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
 from tests.real import stores
 from tests.servers import S3Server, bucket_at
@@ -145,30 +144,14 @@ async def site(s3: str = "") -> AsyncIterator[Site]:
     directory = Path(tempfile.mkdtemp(prefix="offloaderd-bench-"))
     keeper = ZooKeeperOptions(directory=directory / "zookeeper", port=free_ports(1, CLOCK)[0])
     try:
-        async with zookeeper(keeper, CLOCK) as metadata, _objects(s3, directory / "objects") as (options, pid):
-            pids = {"client": os.getpid(), "S3 server": pid, "ZooKeeper": metadata.child.pid or 0}
-            yield Site(directory, metadata.address, options, pids)
+        async with zookeeper(keeper, CLOCK) as metadata, stores.store(s3, directory / "objects", CLOCK) as objects:
+            reached = S3Options(
+                bucket="",
+                endpoint=objects.endpoint,
+                access_key=objects.access_key,
+                secret_key=objects.secret_key,
+            )
+            pids = {"client": os.getpid(), "S3 server": objects.child.pid or 0, "ZooKeeper": metadata.child.pid or 0}
+            yield Site(directory, metadata.address, reached, pids)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-@asynccontextmanager
-async def _objects(s3: str, directory: Path) -> AsyncIterator[tuple[S3Options, int]]:
-    """Run an S3 server; gives how to reach it, and its process."""
-    if s3:
-        async with stores.store(s3, directory, CLOCK) as other:
-            yield _reached(other.endpoint, other.access_key, other.secret_key), other.child.pid or 0
-        return
-    master, volume, filer, port = free_ports(PORT_COUNT, CLOCK, grpc=True)
-    options = SeaweedOptions(
-        directory=directory,
-        ports=(master, volume, filer, port),
-        access_key=CLOCK.uuid().hex,
-        secret_key=CLOCK.uuid().hex,
-    )
-    async with seaweed(options, CLOCK) as server:
-        yield _reached(server.endpoint, options.access_key, options.secret_key), server.child.pid or 0
-
-
-def _reached(endpoint: str, access_key: str, secret_key: str) -> S3Options:
-    return S3Options(bucket="", endpoint=endpoint, access_key=access_key, secret_key=secret_key)

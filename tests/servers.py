@@ -17,7 +17,6 @@ from botocore.session import get_session
 
 from offloaderd.clock import SystemClock
 from offloaderd.standalone.ports import free_ports
-from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, SeaweedUser, seaweed
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
 from tests.real import stores
 
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
+
+    from offloaderd.standalone.seaweed import SeaweedUser
 
 T = TypeVar("T")
 
@@ -68,29 +69,16 @@ def zookeeper_address(zookeeper_server: str) -> str:
 
 @contextmanager
 def s3_server_in(directory: Path, users: tuple[SeaweedUser, ...] = ()) -> Iterator[S3Server]:
-    """Run an S3 server, for others than its owner as well."""
-    clock = SystemClock()
-    master, volume, filer, s3 = free_ports(PORT_COUNT, clock, grpc=True)
-    options = SeaweedOptions(
-        directory=directory,
-        ports=(master, volume, filer, s3),
-        access_key=clock.uuid().hex,
-        secret_key=clock.uuid().hex,
-        users=users,
-    )
-    with running(seaweed(options, clock)) as server:
-        yield S3Server(server.endpoint, options.access_key, options.secret_key)
+    """Run SeaweedFS, for others than its owner as well."""
+    with running(stores.seaweedfs(directory, SystemClock(), users)) as server:
+        yield S3Server(server.endpoint, server.access_key, server.secret_key)
 
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A running S3 server: SeaweedFS, or the one that the environment names (tests/real/stores.py)."""
-    if name := stores.wanted():
-        with running(stores.store(name, tmp_path_factory.mktemp(name), SystemClock())) as other:
-            yield S3Server(other.endpoint, other.access_key, other.secret_key)
-        return
-    with s3_server_in(tmp_path_factory.mktemp("seaweed")) as server:
-        yield server
+    with running(stores.store(stores.wanted(), tmp_path_factory.mktemp("s3"), SystemClock())) as server:
+        yield S3Server(server.endpoint, server.access_key, server.secret_key)
 
 
 @contextmanager

@@ -358,7 +358,7 @@ class S3Store:
 
         MinIO takes a prefix for a whole key, but lists all uploads of a bucket: so is asked where a folder has none.
         """
-        uploads = await self._uploads(prefix)
+        uploads: Sequence[UploadInfo] = await self._uploads(prefix)
         if not uploads and prefix.endswith("/"):
             with suppress(Denied):  # by a policy that knows our prefix alone: then nothing else is there to be seen
                 uploads = [upload for upload in await self._uploads("") if upload.key.startswith(prefix)]
@@ -367,7 +367,7 @@ class S3Store:
 
     async def _uploads(self, prefix: str) -> Sequence[UploadInfo]:
         """Return the open uploads that the server lists for a prefix."""
-        uploads: Sequence[UploadInfo] = []
+        uploads: list[UploadInfo] = []
         markers: Any = {}
         more = True
         while more:
@@ -377,7 +377,7 @@ class S3Store:
                         Bucket=self._options.bucket, Prefix=prefix, MaxUploads=self._options.page_keys, **markers
                     )
                 )
-            uploads = [*uploads, *uploads_of(page)]
+            uploads += uploads_of(page)
             more = page.get("IsTruncated", False)
             names = {"NextKeyMarker": "KeyMarker", "NextUploadIdMarker": "UploadIdMarker"}
             markers = {names[name]: page[name] for name in names if page.get(name)}  # type: ignore[literal-required]

@@ -1,7 +1,8 @@
-"""S3 servers beside the one of every run, as programs on loopback: what holds with one of them may be its own habit.
+"""The S3 server of the tests, and others beside it, on loopback: what holds with one of them may be its own habit.
 
-versitygw puts objects into files (and is the quickest of the three), MinIO has its own store, rights and keys. Both are
-built from the Go module proxy by `make stores`, so a machine without Go can do without them.
+SeaweedFS, from its wheel, serves unless another is asked for. versitygw puts objects into files (and is the quickest
+of the three), MinIO has its own store, rights and keys. Both are built from the Go module proxy by `make stores`, so a
+machine without Go can do without them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from offloaderd.errors import InvalidConfig
 from offloaderd.standalone.ports import LOOPBACK, free_ports
 from offloaderd.standalone.probe import http_get
 from offloaderd.standalone.process import ChildProcess, Command
+from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from offloaderd.clock import Clock
+    from offloaderd.standalone.seaweed import SeaweedUser
 
 FOLDER = Path(__file__).parents[2] / "build" / "stores"
 WANTED = "S3_SERVER"
@@ -50,10 +53,14 @@ def wanted() -> str:
 async def store(
     name: str, directory: Path, clock: Clock, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Store]:
-    """Run one of the servers over a directory, with more settings of its own if given.
+    """Run one of the servers over a directory, SeaweedFS for no name, others with more settings of their own if given.
 
     Raises InvalidConfig when it was not built, ServerDied when it does not come up.
     """
+    if not name:
+        async with seaweedfs(directory, clock) as ours:
+            yield ours
+        return
     program = FOLDER / name
     if not program.exists():
         raise InvalidConfig(f"no {name} in {FOLDER}", hint="make stores")
@@ -76,6 +83,23 @@ async def store(
 
         await child.ready(answers, START_S)
         yield Store(endpoint=f"http://{LOOPBACK}:{port}", access_key=access_key, secret_key=secret_key, child=child)
+
+
+@asynccontextmanager
+async def seaweedfs(directory: Path, clock: Clock, users: tuple[SeaweedUser, ...] = ()) -> AsyncIterator[Store]:
+    """Run SeaweedFS, for others than its owner as well. Raises as `seaweed` does."""
+    master, volume, filer, s3 = free_ports(PORT_COUNT, clock, grpc=True)
+    options = SeaweedOptions(
+        directory=directory,
+        ports=(master, volume, filer, s3),
+        access_key=clock.uuid().hex,
+        secret_key=clock.uuid().hex,
+        users=users,
+    )
+    async with seaweed(options, clock) as server:
+        yield Store(
+            endpoint=server.endpoint, access_key=options.access_key, secret_key=options.secret_key, child=server.child
+        )
 
 
 COMMANDS: Mapping[str, tuple[tuple[str, ...], tuple[str, str]]] = {
