@@ -14,7 +14,7 @@ from bench import goals, raw
 from bench.empty import empty_server
 from bench.load import DEADLINE_S, MIB, Entries, append, push
 from bench.report import Figure, spread
-from bench.scale import ENTRY_SIZES
+from bench.scale import ENTRY_SIZES, bytes_of
 from bench.site import CLOCK
 from bench.usage import GIB, Measured, measured, process_figures, used_figures
 from offloaderd.model import TopicName
@@ -51,7 +51,7 @@ async def pushed(site: Site, size: Scale) -> list[Figure]:
         daemon = await stack.enter_async_context(place.daemon(PUSHED, name="pushed"))
         await warm_up(daemon)
         for label, entry_bytes in size.entry_sizes.items():
-            entries = Entries(entry_bytes, size.bytes_of(entry_bytes))
+            entries = Entries(entry_bytes, bytes_of(size.segment_bytes, entry_bytes))
             rounds = []
             for _ in range(size.runs):
                 topic = TopicName.parse(f"push-{CLOCK.uuid().hex[:8]}")

@@ -17,6 +17,7 @@ from bench import goals
 from bench.child import Took, answer_of, used_s
 from bench.load import MIB, PUSH_LEDGER, Entries
 from bench.report import Figure, spread
+from bench.scale import bytes_of
 from offloaderd import log
 from offloaderd.format.chunks import CHUNK_BYTES
 from offloaderd.format.entries import ENTRY_HEAD
@@ -85,7 +86,7 @@ async def inside(site: Site, size: Scale) -> list[Figure]:
     figures: list[Figure] = []
     core: list[float] = []
     for label, entry_bytes in size.entry_sizes.items():
-        total = size.bytes_of(entry_bytes)
+        total = bytes_of(size.segment_bytes, entry_bytes)
         task = Task(entry_bytes=entry_bytes, total_bytes=total, runs=size.runs)
         found = {
             what: [Took(*one) for one in rounds] for what, rounds in (await answer_of("bench.inside", task)).items()

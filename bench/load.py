@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 from itertools import cycle
+from math import inf
 from typing import TYPE_CHECKING
 
 from grpc import aio
 
+from offloaderd.clock import SystemClock
 from offloaderd.format import broker_entry
 from offloaderd.format.entry_time import CHECKSUM
 from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata
@@ -19,7 +21,7 @@ from offloaderd.model import Position
 from offloaderd.rpc.v1 import common_pb2, offload_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from offloaderd.client import DaemonClient
     from offloaderd.model import TopicName
@@ -28,8 +30,9 @@ MIB = 1024 * 1024
 PUSH_LEDGER = 1
 WRITTEN, WRITTEN_MS = 1_000_000, 1_700_000_000_000
 """Index and time of the first message: large, as in a topic that has been written for a while."""
+CLOCK = SystemClock()
 DEADLINE_S = 200.0
-"""No call of a benchmark takes this long, unless something is wrong."""
+"""No call of a benchmark takes this long, unless something is wrong or it is kept up for longer on purpose."""
 
 OFFLOAD_METHOD = "/offloaderd.v1.OffloadService/StreamingOffload"
 _BATCH_TAG = bytes([offload_pb2.StreamingOffloadRequest.BATCH_FIELD_NUMBER << 3 | 2])
@@ -95,10 +98,8 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-async def push(
-    client: DaemonClient, topic: TopicName, entries: Entries, *, going: Callable[[], bool] = lambda: True
-) -> int:
-    """Push all entries, or those that there is time for, until they are committed; returns how many.
+async def push(client: DaemonClient, topic: TopicName, entries: Entries, *, seconds: float = inf) -> int:
+    """Push all entries, or those that `seconds` are enough for, until they are committed; returns how many.
 
     Once the last one has been taken, the open segment is sealed by hand: nothing waits for an age.
     """
@@ -107,7 +108,8 @@ async def push(
         method: aio.StreamStreamMultiCallable[bytes, offload_pb2.StreamingOffloadResponse] = channel.stream_stream(
             OFFLOAD_METHOD, response_deserializer=offload_pb2.StreamingOffloadResponse.FromString
         )
-        call = method(timeout=DEADLINE_S)
+        deadline_s, until = _limits(seconds)
+        call = method(timeout=deadline_s)
         await call.write(offload_pb2.StreamingOffloadRequest(open=opening).SerializeToString())
         offloaded, last = Position(-1, -1), Position(PUSH_LEDGER, -1)
         unanswered = 0
@@ -116,7 +118,7 @@ async def push(
         async def write() -> None:
             nonlocal unanswered
             for request in entries.requests():
-                if not going():
+                if CLOCK.monotonic() > until:
                     break
                 unanswered += 1
                 idle.clear()
@@ -146,15 +148,14 @@ async def push(
         return last.entry_id + 1
 
 
-async def append(
-    client: DaemonClient, topic: TopicName, entries: Entries, *, going: Callable[[], bool] = lambda: True
-) -> int:
-    """Append all entries to the daemon's ledgers, or those that there is time for; returns how many."""
+async def append(client: DaemonClient, topic: TopicName, entries: Entries, *, seconds: float = inf) -> int:
+    """Append all entries to the daemon's ledgers, or those that `seconds` are enough for; returns how many."""
+    deadline_s, until = _limits(seconds)
     answered = 0
 
     async def batches() -> AsyncIterator[list[bytes]]:
         for _, payloads in entries.batches():
-            if not going():
+            if CLOCK.monotonic() > until:
                 return
             yield payloads
 
@@ -162,5 +163,10 @@ async def append(
         nonlocal answered
         answered += count
 
-    await client.append(topic, batches(), lambda answer: note(answer.entry_count), timeout_s=DEADLINE_S)
+    await client.append(topic, batches(), lambda answer: note(answer.entry_count), timeout_s=deadline_s)
     return answered
+
+
+def _limits(seconds: float) -> tuple[float, float]:
+    """Return the deadline of a call that brings entries for so long, and until when (monotonic)."""
+    return DEADLINE_S + (seconds if seconds < inf else 0.0), CLOCK.monotonic() + seconds

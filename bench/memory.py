@@ -52,7 +52,7 @@ async def _peak(
         await daemon.claimed(TOPIC)
         async with asyncio.TaskGroup() as group:
             reader = group.create_task(_follow(daemon), name="reader")
-            payload_bytes = await load(daemon, CLOCK.monotonic() + size.sustained_s)
+            payload_bytes = await load(daemon, size.sustained_s)
             reader.cancel()
         read_bytes = reader.result() if not reader.cancelled() else 0
         _, most = memory_bytes(daemon.pid)
@@ -74,14 +74,12 @@ async def _peak(
     )
 
 
-async def _append(daemon: Daemon, until: float) -> int:
-    entries = Entries(1024, 1 << 40)
-    return await append(daemon.client, TOPIC, entries, going=lambda: CLOCK.monotonic() < until) * 1024
+async def _append(daemon: Daemon, seconds: float) -> int:
+    return await append(daemon.client, TOPIC, Entries(1024, 1 << 40), seconds=seconds) * 1024
 
 
-async def _push(daemon: Daemon, until: float) -> int:
-    entries = Entries(1024, 1 << 40)
-    return await push(daemon.client, TOPIC, entries, going=lambda: CLOCK.monotonic() < until) * 1024
+async def _push(daemon: Daemon, seconds: float) -> int:
+    return await push(daemon.client, TOPIC, Entries(1024, 1 << 40), seconds=seconds) * 1024
 
 
 async def _follow(daemon: Daemon) -> int:

@@ -102,16 +102,20 @@ class Aiobotocore:
         slots = asyncio.Semaphore(self._task["parallel"])
         etags: dict[int, str] = {}
 
-        async def part(number: int, body: bytes) -> None:
+        async def part(number: int, body: memoryview) -> None:
             async with slots:
                 answer = await client.upload_part(
-                    Bucket=bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=body
+                    Bucket=bucket,
+                    Key=key,
+                    UploadId=upload_id,
+                    PartNumber=number,
+                    Body=body,  # anything with a length and a buffer is sent as it is
                 )
                 etags[number] = answer["ETag"]
 
         async with asyncio.TaskGroup() as group:
             for number, at in enumerate(range(0, len(data), size), start=1):
-                group.create_task(part(number, bytes(data[at : at + size])))
+                group.create_task(part(number, data[at : at + size]))
         await client.complete_multipart_upload(
             Bucket=bucket,
             Key=key,

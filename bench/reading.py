@@ -15,6 +15,7 @@ from bench import goals, library, raw
 from bench.empty import empty_server
 from bench.load import DEADLINE_S, MIB, Entries
 from bench.report import Figure, spread
+from bench.scale import bytes_of
 from bench.stored import stored
 from bench.usage import GIB, Measured, measured, process_figures, used_figures
 from offloaderd.model import ReadPriority, TopicName
@@ -44,7 +45,10 @@ class Round(NamedTuple):
 async def read_back(site: Site, size: Scale) -> list[Figure]:
     """Measure cold reads of a whole topic."""
     topics = {
-        TopicName.parse(f"read-{label.replace(' ', '-')}"): (label, Entries(entry_bytes, size.bytes_of(entry_bytes)))
+        TopicName.parse(f"read-{label.replace(' ', '-')}"): (
+            label,
+            Entries(entry_bytes, bytes_of(size.read_bytes, entry_bytes)),
+        )
         for label, entry_bytes in size.entry_sizes.items()
     }
     rounds: dict[str, list[Round]] = {label: [] for label in size.entry_sizes}

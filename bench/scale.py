@@ -18,8 +18,11 @@ class Scale:
     runs: int
     segment_bytes: int
     """One topic's entries in one measurement of throughput; they are one segment."""
+    read_bytes: int
+    """The same where it is read: several times what the cache of blocks holds, so that most of it is not the filling of
+    memory that nothing was in before."""
     reader_bytes: int
-    """What each of several readers reads."""
+    """What each of several readers reads: several times what is fetched ahead for one, where shares are compared."""
     backfill_bytes: int
     """One topic's history for a Spark job, or what the data source reads."""
     stock_bytes: int
@@ -48,9 +51,10 @@ class Scale:
         """The same for ledgers on bookies, which take longer to write."""
         return {label: ENTRY_SIZES[label] for label in (QUICK_LABELS[:1] if self.quick else QUICK_LABELS)}
 
-    def bytes_of(self, entry_bytes: int) -> int:
-        """Return the payload bytes of one measurement: fewer where every entry costs the same and is small."""
-        return self.segment_bytes // 4 if entry_bytes < 1024 else self.segment_bytes
+
+def bytes_of(total: int, entry_bytes: int) -> int:
+    """Return how many of `total` bytes one measurement takes: fewer where every entry costs the same and is small."""
+    return total // 4 if entry_bytes < 1024 else total
 
 
 def scale(*, quick: bool, runs: int | None, sustained_s: float | None) -> Scale:
@@ -59,6 +63,7 @@ def scale(*, quick: bool, runs: int | None, sustained_s: float | None) -> Scale:
         return Scale(
             runs=runs or 1,
             segment_bytes=12 * MIB,
+            read_bytes=12 * MIB,
             reader_bytes=2 * MIB,
             backfill_bytes=24 * MIB,
             stock_bytes=8 * MIB,
@@ -74,7 +79,8 @@ def scale(*, quick: bool, runs: int | None, sustained_s: float | None) -> Scale:
     return Scale(
         runs=runs or 3,
         segment_bytes=128 * MIB,
-        reader_bytes=16 * MIB,
+        read_bytes=512 * MIB,
+        reader_bytes=64 * MIB,
         backfill_bytes=256 * MIB,
         stock_bytes=256 * MIB,
         random_reads=100,
