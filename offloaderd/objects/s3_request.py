@@ -49,12 +49,12 @@ class Body(Payload):
 
     def __init__(self, pieces: Pieces) -> None:
         self._views = [flat(piece) for piece in pieces]
-        self._size = sum(map(len, self._views))
+        self._size: int = sum(map(len, self._views))
         super().__init__(self._views)
 
     def __len__(self) -> int:
         """Size in bytes."""
-        return sum(map(len, self._views))
+        return self._size
 
     def seek(self, _offset: int) -> None:
         """Nothing to wind back: every sending starts at the beginning."""
