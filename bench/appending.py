@@ -80,12 +80,12 @@ async def caught_up(site: Site, size: Scale) -> list[Figure]:
 
 
 async def uploads(place: Site, stored: dict[str, int], *, parallel: int = PARALLEL, together: int = 1) -> list[Took]:
-    """Upload objects of these sizes by the bare client and by the fastest one."""
+    """Upload copies of these objects by the bare client and by the fastest one."""
     return [
         await raw.measure(
             "upload",
             place.s3,
-            {f"{client}-{key}": length for key, length in stored.items()},
+            stored,
             client=client,
             request_bytes=PART_BYTES,
             parallel=parallel,

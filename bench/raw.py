@@ -1,9 +1,12 @@
 """The limits: the same bytes moved by a bare S3 client, in a process of its own. Two clients, measured apart.
 
+What is uploaded are copies of objects that the daemon has stored, cut into the same parts: a server may look at what
+it gets (SeaweedFS tries to compress what begins like the header of a block).
+
 `aiobotocore` with the daemon's options is the client that the daemon uses; `obstore` (Rust's object_store) is the
 fastest one for Python, and tells what another client could bring. `python -m bench.raw` reads a task as JSON from
-standard input and prints what it took; `measure` runs it as a child. Making the bytes, starting the client and its
-first connection are not measured.
+standard input and prints what it took; `measure` runs it as a child. Getting the bytes to upload, starting the client
+and its first connection are not measured.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ from obstore.store import S3Store as RustStore
 
 from bench.child import Took, in_child, peak_bytes, used_s
 from offloaderd.clock import SystemClock
+from offloaderd.format.v2 import BLOCK_HEADER_BYTES, decode_header
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from types_aiobotocore_s3 import S3Client
+    from typing_extensions import Buffer
 
     from offloaderd.objects.s3 import S3Options
 
@@ -36,7 +41,7 @@ ClientName = Literal["aiobotocore", "obstore"]
 
 
 class Task(TypedDict):
-    """What to do: upload objects of these sizes under these keys, or get those keys in ranges."""
+    """What to do: upload copies of objects with these keys and sizes, or get them in ranges."""
 
     what: What
     client: ClientName
@@ -46,6 +51,7 @@ class Task(TypedDict):
     bucket: str
     objects: dict[str, int]
     request_bytes: int
+    """Of a range; a part is as many blocks as have so many bytes together."""
     parallel: int
     """Parts or ranges of one object at a time."""
     together: int
@@ -81,11 +87,12 @@ async def measure(
 class Bare(Protocol):
     """A client that is nothing else."""
 
-    async def upload(self, key: str, data: memoryview) -> None:
-        """Upload one object in parts, some side by side."""
+    async def upload(self, key: str, parts: Sequence[memoryview]) -> None:
+        """Upload one object in these parts, all of one content, some side by side."""
 
-    async def get(self, key: str, first: int, length: int) -> int:
-        """Get a range, and drop the bytes; returns how many they were."""
+    async def get(self, key: str, first: int, length: int) -> Buffer:
+        """Get a range."""
+        ...
 
 
 class Aiobotocore:
@@ -95,9 +102,9 @@ class Aiobotocore:
         self._client = client
         self._task = task
 
-    async def upload(self, key: str, data: memoryview) -> None:
+    async def upload(self, key: str, parts: Sequence[memoryview]) -> None:
         """Upload one object."""
-        client, bucket, size = self._client, self._task["bucket"], self._task["request_bytes"]
+        client, bucket = self._client, self._task["bucket"]
         upload_id = (await client.create_multipart_upload(Bucket=bucket, Key=key))["UploadId"]
         slots = asyncio.Semaphore(self._task["parallel"])
         etags: dict[int, str] = {}
@@ -114,8 +121,8 @@ class Aiobotocore:
                 etags[number] = answer["ETag"]
 
         async with asyncio.TaskGroup() as group:
-            for number, at in enumerate(range(0, len(data), size), start=1):
-                group.create_task(part(number, data[at : at + size]))
+            for number, body in enumerate(parts, start=1):
+                group.create_task(part(number, body))
         await client.complete_multipart_upload(
             Bucket=bucket,
             Key=key,
@@ -123,12 +130,13 @@ class Aiobotocore:
             MultipartUpload={"Parts": [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]},
         )
 
-    async def get(self, key: str, first: int, length: int) -> int:
+    async def get(self, key: str, first: int, length: int) -> Buffer:
         """Get a range."""
         said = f"bytes={first}-{first + length - 1}"
         answer = await self._client.get_object(Bucket=self._task["bucket"], Key=key, Range=said)
         async with answer["Body"] as body:
-            return len(await body.read())
+            content: bytes = await body.read()
+        return content
 
 
 class Obstore:
@@ -147,20 +155,20 @@ class Obstore:
             client_options={"allow_http": True},
         )
 
-    async def upload(self, key: str, data: memoryview) -> None:
-        """Upload one object."""
+    async def upload(self, key: str, parts: Sequence[memoryview]) -> None:
+        """Upload one object; all its parts are as long as the first."""
         await obstore.put_async(
             self._store,
             key,
-            data,
+            parts[0].obj,
             use_multipart=True,
-            chunk_size=self._task["request_bytes"],
+            chunk_size=len(parts[0]),
             max_concurrency=self._task["parallel"],
         )
 
-    async def get(self, key: str, first: int, length: int) -> int:
+    async def get(self, key: str, first: int, length: int) -> Buffer:
         """Get a range."""
-        return len(await obstore.get_range_async(self._store, key, start=first, length=length))
+        return await obstore.get_range_async(self._store, key, start=first, length=length)
 
 
 @asynccontextmanager
@@ -194,19 +202,37 @@ async def opened(task: Task) -> AsyncIterator[Bare]:
 
 async def run(task: Task) -> Took:
     """Do the task."""
-    content = memoryview(os.urandom(max(task["objects"].values()) if task["what"] == "upload" else 0))
     together = asyncio.Semaphore(task["together"])
-
-    async def one(client: Bare, key: str, size: int) -> None:
-        async with together:
-            await (client.upload(key, content[:size]) if task["what"] == "upload" else download(client, task, key))
-
     async with opened(task) as client:
+        uploads = {key: parts_of(await client.get(key, 0, size), task) for key, size in _uploaded(task).items()}
+
+        async def one(key: str) -> None:
+            async with together:
+                if key in uploads:
+                    await client.upload(f"{task['client']}-{key}", uploads[key])
+                else:
+                    await download(client, task, key)
+
         before, started = used_s(), CLOCK.monotonic()
         async with asyncio.TaskGroup() as group:
-            for key, size in task["objects"].items():
-                group.create_task(one(client, key, size))
+            for key in task["objects"]:
+                group.create_task(one(key))
         return Took(CLOCK.monotonic() - started, used_s() - before, peak_bytes())
+
+
+def _uploaded(task: Task) -> dict[str, int]:
+    return task["objects"] if task["what"] == "upload" else {}
+
+
+def parts_of(content: Buffer, task: Task) -> list[memoryview]:
+    """Cut an object where its blocks end, as the daemon does."""
+    data, parts, begin, at = memoryview(content), list[memoryview](), 0, 0
+    while at < len(data):
+        at += decode_header(data[at : at + BLOCK_HEADER_BYTES], key="", at=at).block_bytes
+        if at - begin >= task["request_bytes"] or at == len(data):
+            parts.append(data[begin:at])
+            begin = at
+    return parts
 
 
 async def download(client: Bare, task: Task, key: str) -> None:
@@ -216,7 +242,7 @@ async def download(client: Bare, task: Task, key: str) -> None:
     async def get(first: int) -> None:
         async with slots:
             length = min(at_once, size - first)
-            if await client.get(key, first, length) != length:
+            if len(memoryview(await client.get(key, first, length))) != length:
                 raise RuntimeError(f"{key}: fewer bytes than asked for")
 
     async with asyncio.TaskGroup() as group:

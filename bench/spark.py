@@ -102,8 +102,8 @@ async def _round(
     seconds, cpu = await _by_daemon(daemon, topic, segment_bytes)
     found.daemon.append(seconds)
     found.daemon_cpu.append(cpu)
-    copies = {f"raw-{topic.local}-{key}": size for key, size in (await objects_of(daemon, topic)).items()}
-    took = await raw.measure("upload", place.s3, copies, request_bytes=PART_BYTES, parallel=PARALLEL)
+    stored = await objects_of(daemon, topic)
+    took = await raw.measure("upload", place.s3, stored, request_bytes=PART_BYTES, parallel=PARALLEL)
     found.bare.append(took.seconds)
     found.worker_bytes = told["worker_bytes"]
 
