@@ -139,7 +139,7 @@ class Follower:
     def _ring(self) -> None:
         """Have a poll begin now, or after the one that is under way."""
         self._changed.ring()
-        if self._task is None:
+        if self._task is None and self.watchers:
             with suppress(Closed):
                 self._task = self._background.start(self._run(), name=f"follow {self._topic.name}")
 
