@@ -246,10 +246,7 @@ class ZooKeeperStore:
             watched.wakes.remove(changed.set)
 
     async def arm(self, path: str, fired: Callable[[], None]) -> None:
-        """Have `fired` called whenever the node, not what is below it, may have changed after this returned.
-
-        Each call ends what is known for certain: arm it again. See `ledgers.bookkeeper.ports.Znodes`.
-        """
+        """Have `fired` called once the node, not what is below it, may have changed; see `bookkeeper.ports.Znodes`."""
         full = self._full(path)
         watched = self._watch(full, fired)
         while True:
@@ -264,9 +261,8 @@ class ZooKeeperStore:
     def disarm(self, path: str, fired: Callable[[], None]) -> None:
         """Call it no more; one that is not armed is no error."""
         watched = self._watched.get(self._full(path))
-        if watched is not None:
-            with suppress(ValueError):
-                watched.wakes.remove(fired)
+        if watched is not None and fired in watched.wakes:
+            watched.wakes.remove(fired)
 
     async def session(self) -> StoreSession:
         """Return the current session, waiting until there is one."""
