@@ -74,7 +74,7 @@ class TopicSeries:
 
     def set(self, value: float) -> None:
         """Have it show this number."""
-        self._values[self._key] = float(value)
+        self._values[self._key] = float(value) or 0.0  # most are 0: one object for all of them
 
     def dec(self) -> None:
         """Have it show one less, unless it has been forgotten."""

@@ -19,7 +19,7 @@ from offloaderd.metadata.port import Check, Create, Delete, Replace, Versioned
 from offloaderd.metadata.session import StoreSession
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from types import TracebackType
 
     from offloaderd.metadata.port import Step
@@ -35,11 +35,11 @@ class _Node:
 
 
 class _Watcher:
-    """Wakes one watch; many wakes before it looks are one."""
+    """One who is told of changes of a node and of its list of children."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, told: Callable[[], None]) -> None:
         self.path = path
-        self.changed = asyncio.Event()
+        self.told = told
 
 
 class MemoryTree:
@@ -92,9 +92,9 @@ class MemoryTree:
                 raise _StepFailed(number, step, error) from error
         self._commit(nodes, [])
 
-    def watch(self, path: str) -> _Watcher:
+    def watch(self, path: str, told: Callable[[], None]) -> _Watcher:
         """Begin to watch a node and its list of children."""
-        watcher = _Watcher(path)
+        watcher = _Watcher(path, told)
         self._watchers.add(watcher)
         return watcher
 
@@ -114,9 +114,9 @@ class MemoryTree:
         before, self._nodes = self._nodes, nodes
         changed = {path for path in before.keys() | nodes.keys() if before.get(path) is not nodes.get(path)}
         listed = {rules.parent(path) for path in changed if (path in before) is not (path in nodes)}
-        for watcher in self._watchers:
+        for watcher in self._watchers.copy():
             if watcher.path in changed or watcher.path in listed:
-                watcher.changed.set()
+                watcher.told()
 
 
 class _StepFailed(Exception):
@@ -136,6 +136,7 @@ class MemoryMetadata:
         self._tree = tree
         self._session = tree.new_session()
         self._watchers: set[_Watcher] = set()
+        self._armed: dict[tuple[str, Callable[[], None]], _Watcher] = {}
         self._closed = False
 
     async def get(self, path: str) -> Versioned:
@@ -189,18 +190,39 @@ class MemoryMetadata:
         """Yield at once, then whenever the node's value or its list of children may have changed."""
         rules.checked_path(path)
         self._check_open()
-        watcher = self._tree.watch(path)
-        self._watchers.add(watcher)
-        watcher.changed.set()
+        changed = asyncio.Event()
+        watcher = self._tell(path, changed.set)
+        changed.set()
         try:
             while True:
-                await watcher.changed.wait()
+                await changed.wait()
                 self._check_open()
-                watcher.changed.clear()
+                changed.clear()
                 yield
         finally:
-            self._tree.unwatch(watcher)
-            self._watchers.discard(watcher)
+            self._tell_no_more(watcher)
+
+    async def arm(self, path: str, fired: Callable[[], None]) -> None:
+        """Have `fired` called whenever the node may have changed after this returned; see `ports.Znodes`."""
+        rules.checked_path(path)
+        await self._turn()
+        if (path, fired) not in self._armed:
+            self._armed[path, fired] = self._tell(path, fired)
+
+    def disarm(self, path: str, fired: Callable[[], None]) -> None:
+        """Call it no more; one that is not armed is no error."""
+        watcher = self._armed.pop((path, fired), None)
+        if watcher is not None:
+            self._tell_no_more(watcher)
+
+    def _tell(self, path: str, told: Callable[[], None]) -> _Watcher:
+        watcher = self._tree.watch(path, told)
+        self._watchers.add(watcher)
+        return watcher
+
+    def _tell_no_more(self, watcher: _Watcher) -> None:
+        self._tree.unwatch(watcher)
+        self._watchers.discard(watcher)
 
     async def session(self) -> StoreSession:
         """Return the current session."""
@@ -211,15 +233,15 @@ class MemoryMetadata:
         """End the session as a server does that heard nothing for too long; a new one follows at once."""
         self._tree.end_session(self._session)
         self._session = self._tree.new_session()
-        for watcher in self._watchers:
-            watcher.changed.set()
+        for watcher in self._watchers.copy():
+            watcher.told()
 
     def close(self) -> None:
         """End the session for good; every later call, and every open watch, raises Closed."""
         self._closed = True
         self._tree.end_session(self._session)
-        for watcher in self._watchers:
-            watcher.changed.set()
+        for watcher in self._watchers.copy():
+            watcher.told()
 
     async def __aenter__(self) -> Self:
         """Return itself: it is connected from the start."""

@@ -90,14 +90,16 @@ class _Watched:
     watched again and again then holds one callback, not many.
     """
 
+    __slots__ = ("_loop", "wakes")
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.wakes: set[Event] = set()
+        self.wakes: list[Callable[[], None]] = []
         self._loop = loop
 
     def wake(self) -> None:
         """Wake everyone who watches."""
-        for event in self.wakes:
-            event.set()
+        for wake in self.wakes.copy():
+            wake()
 
     def fired(self, event: WatchEvent) -> None:
         """Take an event on kazoo's thread; that of a change of connection is left to the connection itself."""
@@ -222,9 +224,8 @@ class ZooKeeperStore:
     async def watch(self, path: str) -> AsyncGenerator[None, None]:
         """Yield at once, then whenever the node's value or its list of children may have changed."""
         full = self._full(path)
-        watched = self._watched.setdefault(full, _Watched(asyncio.get_running_loop()))
         changed = Event()
-        watched.wakes.add(changed)
+        watched = self._watch(full, changed.set)
         try:
             if not self._connection.live:
                 self._connection.check_open()
@@ -233,7 +234,7 @@ class ZooKeeperStore:
                 await self._connection.client()
                 changed.clear()
                 try:
-                    await self._arm(full, watched)
+                    await self._arm(full, watched, children=True)
                 except Transient:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(REARM_PAUSE_S):
@@ -242,7 +243,26 @@ class ZooKeeperStore:
                 yield
                 await changed.wait()
         finally:
-            watched.wakes.discard(changed)
+            watched.wakes.remove(changed.set)
+
+    async def arm(self, path: str, fired: Callable[[], None]) -> None:
+        """Have `fired` called once the node, not what is below it, may have changed; see `bookkeeper.ports.Znodes`."""
+        full = self._full(path)
+        watched = self._watch(full, fired)
+        while True:
+            await self._connection.client()
+            try:
+                await self._arm(full, watched, children=False)
+            except Transient:
+                await asyncio.sleep(REARM_PAUSE_S)  # noqa: TID251 - as long as `watch` waits
+            else:
+                return
+
+    def disarm(self, path: str, fired: Callable[[], None]) -> None:
+        """Call it no more; one that is not armed is no error."""
+        watched = self._watched.get(self._full(path))
+        if watched is not None and fired in watched.wakes:
+            watched.wakes.remove(fired)
 
     async def session(self) -> StoreSession:
         """Return the current session, waiting until there is one."""
@@ -296,9 +316,18 @@ class ZooKeeperStore:
         except Conflict:
             return
 
-    async def _arm(self, full: str, watched: _Watched) -> None:
-        """Have kazoo call `watched` at the next change of the node or of its children."""
+    def _watch(self, full: str, wake: Callable[[], None]) -> _Watched:
+        """Have `wake` called for a node once kazoo is asked to tell of it."""
+        watched = self._watched.setdefault(full, _Watched(asyncio.get_running_loop()))
+        if wake not in watched.wakes:
+            watched.wakes.append(wake)
+        return watched
+
+    async def _arm(self, full: str, watched: _Watched, *, children: bool) -> None:
+        """Have kazoo call `watched` at the next change of the node, and of its children."""
         await self._read(f"watch {full}", lambda client: client.exists_async(full, watch=watched.fired))
+        if not children:
+            return
         with suppress(NotFound):
             await self._read(f"watch {full}", lambda client: client.get_children_async(full, watch=watched.fired))
 

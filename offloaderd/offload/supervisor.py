@@ -288,10 +288,7 @@ class Supervisor:
         self._home.taken_up(self)
         self.change(self.policy)
         self._home.changed.notify()
-        try:
-            await self._work(offloader, session)
-        except LaidDown:
-            return
+        await self._work(offloader, session)
 
     async def _claim(self, session: Session) -> Claim | None:
         """Become the owner; None when told to stop, or the session is lost, before that."""
@@ -310,6 +307,8 @@ class Supervisor:
         return claim
 
     async def _work(self, offloader: TopicOffloader, session: Session) -> None:
+        """Offload until told to stop or to sleep."""
+
         async def stop_when_told() -> None:
             await self._stop.wait()
             offloader.stop()
@@ -341,4 +340,6 @@ class Supervisor:
                 for helper in helpers:
                     helper.cancel()
         except BaseExceptionGroup as errors:
+            if isinstance(first_of(errors), LaidDown):
+                return
             raise first_of(errors) from None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from contextlib import suppress
 
 import pytest
@@ -101,3 +103,42 @@ async def turns(count: int) -> None:
     """Let everything that is ready run a few times."""
     for _ in range(count):
         await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
+
+
+class Held:
+    """Something that a task holds."""
+
+
+async def holding(held: Held) -> Held:
+    """Wait in a group, and in one below it, until cancelled."""
+    async with Group() as outer, Group() as inner:
+        outer.create_task(asyncio.Event().wait())
+        await inner.create_task(asyncio.Event().wait())
+    return held
+
+
+@pytest.mark.parametrize("end", ["cancelled", "fails"])
+async def test_what_the_tasks_of_a_group_held_goes_with_it(end: str) -> None:
+    """However it ended, nothing has to wait for the collector of cycles."""
+
+    async def run(held: Held) -> None:
+        async with Group() as group:
+            task = group.create_task(holding(held))
+            await turns(3)
+            if end == "cancelled":
+                task.cancel()
+            else:
+                group.create_task(failing())
+
+    held = Held()
+    kept = weakref.ref(held)
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(BaseExceptionGroup):
+            await run(held)
+        del held
+        await turns(3)
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -32,28 +32,32 @@ class Background(Tasks):
 class Alarm:
     """A sleep that can be cut short; a ring while nobody sleeps is not lost."""
 
+    __slots__ = ("_background", "_clock", "_sleeping", "rung")
+
     def __init__(self, background: Background, clock: Clock) -> None:
         self._background = background
         self._clock = clock
-        self._rung = False
-        self._sleeping: asyncio.Future[None] | None = None
+        self.rung = False
+        """Whether somebody rang whom nobody has heeded."""
+        self._sleeping: asyncio.Task[None] | None = None
 
     def ring(self) -> None:
         """Wake the sleeper, or keep the next one from falling asleep."""
-        self._rung = True
+        self.rung = True
         if self._sleeping is not None:
             self._sleeping.cancel()
 
-    async def sleep(self, seconds: float | None) -> None:
-        """Return at a ring, or after `seconds` if they are given. Raises Closed."""
-        if not self._rung:
-            if seconds is None:
-                self._sleeping = asyncio.get_running_loop().create_future()
-            else:
-                self._sleeping = self._background.start(self._clock.sleep(seconds), name="pause")
+    def forget(self) -> None:
+        """Whatever has rung has been heeded."""
+        self.rung = False
+
+    async def sleep(self, seconds: float) -> None:
+        """Return at a ring, or after `seconds`. Raises Closed."""
+        if not self.rung:
+            self._sleeping = self._background.start(self._clock.sleep(seconds), name="pause")
             try:
                 await asyncio.wait((self._sleeping,))
             finally:
                 self._sleeping.cancel()
                 self._sleeping = None
-        self._rung = False
+        self.rung = False

@@ -22,12 +22,13 @@ chance, so that the bells of many topics do not come back in one moment.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from offloaderd.errors import OffloaderError
+from offloaderd.errors import Closed, OffloaderError
 
 if TYPE_CHECKING:
     import asyncio
@@ -70,7 +71,7 @@ class Bells:
     def __init__(self, bookies: Bookies, background: Background, *, clock: Clock, options: SourceOptions) -> None:
         self._bookies = bookies
         self._background = background
-        self._clock = clock
+        self.clock = clock
         self.quiet_poll_s = options.quiet_poll_s if options.quiet_poll_s > options.poll_max_s else 0.0
         """0: no bells; waits that are shorter than the pauses between polls save nothing."""
 
@@ -84,31 +85,98 @@ class Bells:
         able = [each for each in members if heard.get(each, -1) >= 0 and self._bookies.long_polls(each)]
         return able[:needed] if self.quiet_poll_s and len(able) >= needed else []
 
-    def hang(
-        self, ledger_id: int, places: Mapping[str, int], wait_s: float, rung: Callable[[], None]
-    ) -> list[asyncio.Task[Heard]]:
-        """Hang bells at bookies with their LACs; `rung` is called when the first of them comes back."""
-        tasks = []
-        for bookie_id, lac in places.items():
-            task = self._background.start(self._listen(bookie_id, ledger_id, lac, wait_s), name=f"bell of {ledger_id}")
-            task.add_done_callback(lambda ended: None if ended.cancelled() else rung())
-            tasks.append(task)
-        return tasks
+    def hang(self, ledger_id: int, places: Mapping[str, int], wait_s: float, rung: Callable[[], None]) -> list[Bell]:
+        """Hang bells at bookies with their LACs; `rung` is called whenever one of them comes back."""
+        turns = TURNS if wait_s >= self.quiet_poll_s else 1
+        return [Bell(self, bookie_id, ledger_id, lac, wait_s, turns, rung) for bookie_id, lac in places.items()]
 
-    async def _listen(self, bookie_id: str, ledger_id: int, lac: int, wait_s: float) -> Heard:
-        for _ in range(TURNS if wait_s >= self.quiet_poll_s else 1):
-            seconds = wait_s - self._clock.jitter(SPREAD * wait_s)
-            begun = self._clock.monotonic()
-            try:
-                told = await self._bookies.newer(bookie_id, ledger_id, lac, seconds=seconds)
-            except OffloaderError as error:
-                log.debug("source.bell_broken", bookie=bookie_id, ledger_id=ledger_id, error=str(error))
-                return Heard.BROKEN
-            if told > lac:
-                return Heard.RUNG
-            if self._clock.monotonic() - begun < seconds / 2:
-                return Heard.NOTHING
-        return Heard.SILENCE
+    def start(self, bell: Bell) -> asyncio.Task[None]:
+        """Have a bell hung, once more. Raises Closed."""
+        return self._background.start(bell.hang(self._bookies), name=f"bell of {bell.ledger_id}")
+
+
+class Bell:
+    """One long poll after the other at one bookie. There is a task while one is sent, and none while it is out."""
+
+    __slots__ = (
+        "_bells",
+        "_bookie_id",
+        "_due_s",
+        "_lac",
+        "_rung",
+        "_turns",
+        "_wait_s",
+        "_waiting",
+        "heard",
+        "ledger_id",
+    )
+
+    def __init__(
+        self,
+        bells: Bells,
+        bookie_id: str,
+        ledger_id: int,
+        lac: int,
+        wait_s: float,
+        turns: int,
+        rung: Callable[[], None],
+    ) -> None:
+        self.ledger_id = ledger_id
+        self.heard: Heard | None = None
+        """How the wait ended, None while it lasts."""
+        self._bells = bells
+        self._bookie_id = bookie_id
+        self._lac = lac
+        self._wait_s = wait_s
+        self._turns = turns
+        self._rung = rung
+        self._due_s = 0.0
+        self._waiting: asyncio.Future[Any] = bells.start(self)
+
+    async def hang(self, bookies: Bookies) -> None:
+        """Send a long poll."""
+        clock = self._bells.clock
+        seconds = self._wait_s - clock.jitter(SPREAD * self._wait_s)
+        self._due_s = clock.monotonic() + seconds / 2
+        try:
+            told = await bookies.newer(self._bookie_id, self.ledger_id, self._lac, seconds=seconds)
+        except OffloaderError as error:
+            self._broken(error)
+        else:
+            self._waiting = told
+            told.add_done_callback(self._told)
+
+    def take_down(self) -> None:
+        """Have it ring no more."""
+        self._turns = 0
+        self._waiting.cancel()
+
+    def _told(self, told: asyncio.Future[int]) -> None:
+        if told.cancelled():
+            return
+        error = told.exception()
+        if not self._turns:
+            return
+        if error is not None:
+            self._broken(error)
+        elif told.result() > self._lac:
+            self._end(Heard.RUNG)
+        elif self._bells.clock.monotonic() < self._due_s:
+            self._end(Heard.NOTHING)
+        elif self._turns > 1:
+            self._turns -= 1
+            with suppress(Closed):
+                self._waiting = self._bells.start(self)
+        else:
+            self._end(Heard.SILENCE)
+
+    def _broken(self, error: BaseException) -> None:
+        log.debug("source.bell_broken", bookie=self._bookie_id, ledger_id=self.ledger_id, error=str(error))
+        self._end(Heard.BROKEN)
+
+    def _end(self, heard: Heard) -> None:
+        self.heard = heard
+        self._rung()
 
 
 class Silence:
@@ -118,14 +186,14 @@ class Silence:
 
     def __init__(self, bells: Bells) -> None:
         self._bells = bells
-        self._hung: list[asyncio.Task[Heard]] = []
+        self._hung: list[Bell] = []
         self._polls = 0
         self._wait_s = FIRST_S
 
     @property
     def kept(self) -> bool:
         """Whether bells hang, so that what is known is as good as if it had just been asked for."""
-        return bool(self._hung) and not any(task.done() for task in self._hung)
+        return bool(self._hung) and not any(bell.heard for bell in self._hung)
 
     def looked(self, *, moved: bool) -> None:
         """Note what a poll brought: news end the silence."""
@@ -155,9 +223,9 @@ class Silence:
 
     def take_down(self) -> Heard | None:
         """Have no bells hang any more; returns how the wait ended, None when something else ended it."""
-        ended = {task.result() for task in self._hung if task.done() and not task.cancelled()}
-        for task in self._hung:
-            task.cancel()
+        ended = {bell.heard for bell in self._hung}
+        for bell in self._hung:
+            bell.take_down()
         self._hung = []
         heard = next((each for each in Heard if each in ended), None)
         if heard is Heard.SILENCE:

@@ -149,18 +149,16 @@ class Bookie:
         self._judge(answer, window, ticket)
         return answer
 
-    async def long_poll(self, ledger_id: int, previous_lac: int, seconds: float) -> Answer:
-        """Wait until the bookie knows a LAC above `previous_lac`, or `seconds`; returns its answer whatever it says.
+    async def long_poll(self, ledger_id: int, previous_lac: int, seconds: float) -> asyncio.Future[Answer]:
+        """Have the bookie wait for a LAC above `previous_lac`, or `seconds`; returns the future of what it says.
 
-        Takes no slot of a window. Raises Throttled, and what `ask` does.
+        Takes no slot of a window. Raises Throttled, and what `ask` does; so does the future.
         """
         connection = await self._connection(Wire.V3)
         await connection.writable()
         number = connection.new_id()
         request = v3.encode_long_poll(number, ledger_id, previous_lac=previous_lac, timeout_ms=round(1000 * seconds))
-        answer = await connection.send_long_poll(number, request, ledger_id, seconds)
-        self.forgive()
-        return answer
+        return connection.send_long_poll(number, request, ledger_id, seconds)
 
     def distrust(self, wire: Wire, what: str) -> BadAnswer:
         """End a connection on which something else came than was asked for, and return the error to raise."""

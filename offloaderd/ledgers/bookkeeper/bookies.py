@@ -11,7 +11,9 @@ on a new one. What an answer says is checked against what was asked; what the en
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from offloaderd.errors import Closed, InvalidInput, OffloaderError
@@ -178,14 +180,37 @@ class BookiePool:
                 raise failure(status, code, bookie=bookie_id, what=f"the end of ledger {ledger_id}")
         raise bookie.distrust(Wire.V3, f"{type(answer).__name__} in answer to a read")
 
-    async def newer(self, bookie_id: str, ledger_id: int, previous_lac: int, *, seconds: float) -> int:
-        """Return the bookie's LAC once it is above `previous_lac`, or after `seconds`; see `ports.Bookies`."""
+    async def newer(self, bookie_id: str, ledger_id: int, previous_lac: int, *, seconds: float) -> asyncio.Future[int]:
+        """Ask for the bookie's LAC once it is above `previous_lac`, or after `seconds`; see `ports.Bookies`."""
         bookie = self._bookie(bookie_id)
         try:
             answer = await bookie.long_poll(ledger_id, previous_lac, seconds)
         except OffloaderError as error:
             self._count("wait", "timeout" if isinstance(error, TimedOut) else "failed")
             raise
+        told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(partial(self._tell, told, bookie, ledger_id))
+        return told
+
+    def _tell(
+        self, told: asyncio.Future[int], bookie: Bookie, ledger_id: int, answered: asyncio.Future[Answer]
+    ) -> None:
+        """Hand the answer to a long poll to who asked, if that is still of interest."""
+        error = answered.exception()
+        if told.done():
+            return
+        if error is not None:
+            self._count("wait", "timeout" if isinstance(error, TimedOut) else "failed")
+            told.set_exception(error)
+            return
+        try:
+            told.set_result(self._newer(bookie, ledger_id, answered.result()))
+        except OffloaderError as refused:
+            told.set_exception(refused)
+
+    def _newer(self, bookie: Bookie, ledger_id: int, answer: Answer) -> int:
+        """Return the LAC that a long poll brought; see `ports.Bookies` for what it raises."""
+        bookie.forgive()
         self._count("wait", _OUTCOMES.get(status_of(answer), "failed"))
         match answer:
             case v3.ReadAnswer(ledger_id=ledger) if ledger != ledger_id:
@@ -195,7 +220,7 @@ class BookiePool:
             case v3.ReadAnswer(status=status, code=code) | v3.Refusal(status=status, code=code):
                 if status in {Status.NO_LEDGER, Status.NO_ENTRY}:
                     return -1
-                refused = failure(status, code, bookie=bookie_id, what=f"news of ledger {ledger_id}")
+                refused = failure(status, code, bookie=bookie.bookie_id, what=f"news of ledger {ledger_id}")
                 if isinstance(refused, Unsupported):
                     bookie.lacks_long_polls()
                 raise refused

@@ -11,7 +11,7 @@ Metadata of closed ledgers is remembered without a watch: only its bookies can c
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import aclosing
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,12 +51,29 @@ REWATCH_S = 5.0
 class _Followed:
     """A node that is watched: what was read since its watch last fired."""
 
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
+    __slots__ = ("_watch", "changed", "changes", "fired", "known", "path", "task", "value")
+
+    def __init__(
+        self, path: str, changed: Callable[[], None], watch: Callable[[_Followed], asyncio.Task[None]]
+    ) -> None:
+        self.path = path
+        self.changed = changed
+        self._watch = watch
         self.changes = 0
         self.known = False
         self.value: Any = None
         """None: the node is known not to exist."""
+        self.fired = True
+        """Whether the watch has to be set, again."""
+        self.task: asyncio.Task[None] | None = watch(self)
+        """What sets it; None while it is set."""
+
+    def fire(self) -> None:
+        """The node may have changed, and nothing else may be told of it: set the watch again."""
+        self.fired = True
+        if self.task is None:
+            with suppress(Closed):
+                self.task = self._watch(self)
 
 
 class Nodes:
@@ -70,15 +87,15 @@ class Nodes:
 
     def follow(self, path: str, changed: Callable[[], None]) -> None:
         """Watch a node until `unfollow`; `changed` is called once at the beginning, then whenever it may differ."""
-        followed = _Followed()
-        followed.task = self._background.start(self._watch(path, followed, changed), name=f"watch {path}")
-        self._followed[path] = followed
+        self._followed[path] = _Followed(path, changed, self._start)
 
     def unfollow(self, path: str) -> None:
         """Watch a node no longer; one that is not followed is no error."""
         followed = self._followed.pop(path, None)
-        if followed is not None and followed.task is not None:
-            followed.task.cancel()
+        if followed is not None:
+            if followed.task is not None:
+                followed.task.cancel()
+            self._znodes.disarm(path, followed.fire)
 
     async def get(self, path: str, decode: Callable[[bytes], T], *, fresh: bool = False) -> T:
         """Return a node's decoded content; `fresh`: as it is now, whatever is remembered.
@@ -108,23 +125,29 @@ class Nodes:
                     break
         return None
 
-    async def _watch(self, path: str, followed: _Followed, changed: Callable[[], None]) -> None:
+    def _start(self, followed: _Followed) -> asyncio.Task[None]:
+        return self._background.start(self._watch(followed), name=f"watch {followed.path}")
+
+    async def _watch(self, followed: _Followed) -> None:
+        """Set a node's watch, and again for as long as it fired meanwhile: there is no task while nothing happens."""
         failing = False
-        while True:
+        while followed.fired:
+            followed.fired = False
             try:
-                async with aclosing(self._znodes.watch(path)) as changes:
-                    async for _ in changes:
-                        failing = followed.known = False
-                        followed.changes += 1
-                        changed()
+                await self._znodes.arm(followed.path, followed.fire)
             except Closed:
                 return
             except OffloaderError as error:
                 if not failing:
-                    log.warning("source.watch_failed", path=path, error=str(error))
-                failing = True
-            followed.known, followed.changes = False, 0
-            await self._clock.sleep(REWATCH_S)
+                    log.warning("source.watch_failed", path=followed.path, error=str(error))
+                followed.known, followed.changes = False, 0
+                failing = followed.fired = True
+                await self._clock.sleep(REWATCH_S)
+            else:
+                failing = followed.known = False
+                followed.changes += 1
+                followed.changed()
+        followed.task = None
 
 
 class Directory:

@@ -1,8 +1,9 @@
 """News of one topic for all who watch it, at the cost of nearly nothing while there are none.
 
-One task follows the topic's list and the open ledger's node and asks for the open ledger's end, often while it moves,
+The topic's list and the open ledger's node are watched, and the open ledger's end is asked for, often while it moves,
 ever more rarely while it does not. Of a ledger that stays quiet the bookies are to tell (`bells`), and the next poll is
-when one did, when a node changed, or when the bells come back. Nothing is asked while nothing is open.
+when one did, when a node changed, or when the bells come back. Nothing is asked while nothing is open. There is a task
+only for as long as there are polls: what rings begins another one.
 
 Watchers are woken by news, and every HEARTBEAT_S without any, so that they can tell how fresh their view is. While
 bells hang their view is as old as the last poll and holds all the same: at a heartbeat no bookie is asked, for the one
@@ -11,6 +12,7 @@ that holds the bell answered something within the last twice `request_timeout_s`
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING
@@ -77,6 +79,25 @@ class Pulse:
 class Follower:
     """Watches one topic for all its watchers."""
 
+    __slots__ = (
+        "_asker",
+        "_background",
+        "_changed",
+        "_directory",
+        "_followed",
+        "_news",
+        "_open_id",
+        "_pause_s",
+        "_pulse",
+        "_resting",
+        "_seen",
+        "_silence",
+        "_task",
+        "_told_s",
+        "_topic",
+        "watchers",
+    )
+
     def __init__(
         self,
         topic: Topic,
@@ -89,52 +110,72 @@ class Follower:
     ) -> None:
         self._topic = topic
         self._directory = directory
-        self._clock = asker.clock
-        self._options = asker.options
+        self._asker = asker
+        self._background = background
         self._pulse = pulse
         self._news = news
         self._silence = Silence(bells)
         self._resting: LedgerTail | None = None
+        """The open ledger's end while bells hang."""
         self._open_id: int | None = None
         self._changed = Alarm(background, asker.clock)
-        self._followed: set[str] = set()
-        self._told_s = self._clock.monotonic()
+        self._followed: tuple[str, ...] = ()
+        self._told_s = asker.clock.monotonic()
+        self._pause_s = asker.options.poll_min_s
+        self._seen: object = None
+        """What the last poll brought."""
         self.watchers = 0
-        self._task = background.start(self._run(), name=f"follow {topic.name}")
+        self._task: asyncio.Task[None] | None = background.start(self._run(), name=f"follow {topic.name}")
+        """What polls; None while there is nothing to do before something rings."""
 
     def stop(self) -> None:
         """Follow nothing any more."""
-        self._task.cancel()
-        self._pulse.leave(self._vouch)
-        self._silence.take_down()
+        if self._task is not None:
+            self._task.cancel()
+        self._end_rest()
         for path in self._followed:
             self._directory.nodes.unfollow(path)
 
+    def _ring(self) -> None:
+        """Have a poll begin now, or after the one that is under way."""
+        self._changed.ring()
+        if self._task is None and self.watchers:
+            with suppress(Closed):
+                self._task = self._background.start(self._run(), name=f"follow {self._topic.name}")
+
     async def _run(self) -> None:
-        """Follow the list, the open ledger and its end, until cancelled."""
-        self._follow({self._directory.topic_path(self._topic.name)})
-        pause_s = self._options.poll_min_s
-        seen: object = None
+        """Poll, again and again, until there is nothing to do before something rings."""
+        if not self._followed:
+            self._follow(self._directory.topic_path(self._topic.name))
+        options = self._asker.options
         while True:
+            self._changed.forget()
+            await self._rise()
             try:
                 known: Confirmed | OffloaderError | None = await self._poll()
             except Closed:
                 return
             except OffloaderError as error:
                 known = error
-            moved = isinstance(known, Confirmed) and known != seen
-            if moved or _state(known) != _state(seen) or self._clock.monotonic() - self._told_s >= HEARTBEAT_S:
+            moved = isinstance(known, Confirmed) and known != self._seen
+            told_before_s = self._asker.clock.monotonic() - self._told_s
+            if moved or _state(known) != _state(self._seen) or told_before_s >= HEARTBEAT_S:
                 self._tell()
-            pause_s = self._options.poll_min_s if moved else min(pause_s * SLOWER, self._options.poll_max_s)
-            seen = known
+            self._pause_s = options.poll_min_s if moved else min(self._pause_s * SLOWER, options.poll_max_s)
+            self._seen = known
             self._silence.looked(moved=moved)
             if known is None or isinstance(known, NotFound):
-                await self._changed.sleep(None)
-            elif moved or pause_s < self._options.poll_max_s or not await self._listened(known):
-                await self._changed.sleep(self._aligned(pause_s))
+                rests = True
+            else:
+                rests = not moved and self._pause_s >= options.poll_max_s and await self._listens(known)
+            if not rests:
+                await self._changed.sleep(self._aligned(self._pause_s))
+            elif not self._changed.rung:
+                break
+        self._task = None
 
-    async def _listened(self, known: Confirmed | OffloaderError) -> bool:
-        """Wait for the bookies' word that there is more; False at once where it cannot be had."""
+    async def _listens(self, known: Confirmed | OffloaderError) -> bool:
+        """Have the bookies tell when there is more; False where that cannot be had."""
         if not isinstance(known, Confirmed) or known.closed or self._open_id is None:
             return False
         try:
@@ -142,25 +183,31 @@ class Follower:
         except OffloaderError:
             return False
         tail = self._topic.tail(self._open_id) if metadata.last_entry_id is None else None
-        if tail is None or tail.broker_due_s < self._options.poll_max_s:
+        if tail is None or tail.broker_due_s < self._asker.options.poll_max_s:
             return False
-        if not self._silence.hang(tail.ledger_id, metadata, tail.heard, self._changed.ring, tail.broker_due_s):
+        if not self._silence.hang(tail.ledger_id, metadata, tail.heard, self._ring, tail.broker_due_s):
             return False
         self._resting = tail
-        tail.tell(self._changed.ring)
+        tail.tell(self._ring)
         self._pulse.join(self._vouch, self._told_s)
-        try:
-            await self._changed.sleep(None)
-        finally:
-            self._resting = None
-            tail.tell(None)
-            self._pulse.leave(self._vouch)
-            heard = self._silence.take_down()
-        if heard is Heard.RUNG:
+        return True
+
+    async def _rise(self) -> None:
+        """Take the bells down, if they hang, and heed what they said."""
+        tail, heard = self._resting, self._end_rest()
+        if tail is not None and heard is Heard.RUNG:
             tail.doubt()
         elif heard is Heard.BROKEN:
-            await self._changed.sleep(self._clock.jitter(RETURN_S))
-        return True
+            await self._changed.sleep(self._asker.clock.jitter(RETURN_S))
+
+    def _end_rest(self) -> Heard | None:
+        """Have nobody tell of news any more; returns how the wait for a bell ended, if that is what ended."""
+        tail, self._resting = self._resting, None
+        if tail is None:
+            return None
+        tail.tell(None)
+        self._pulse.leave(self._vouch)
+        return self._silence.take_down()
 
     def _vouch(self) -> None:
         """Tell the watchers that their view is fresh, if it is."""
@@ -172,33 +219,35 @@ class Follower:
         """Return about as long a pause, at whose end other topics are polled as well."""
         if pause_s < 10 * TICK_S:
             return pause_s
-        now_s = self._clock.monotonic()
+        now_s = self._asker.clock.monotonic()
         return ceil((now_s + pause_s) / TICK_S) * TICK_S - now_s
 
     async def _poll(self) -> Confirmed | None:
         """Ask for the end of the open ledger, whose node is followed from now on; None when none is open."""
-        paths = {self._directory.topic_path(self._topic.name)}
+        listed = self._directory.topic_path(self._topic.name)
         self._open_id = ledger_id = await self._topic.open_ledger()
         if ledger_id is None:
-            self._follow(paths)
+            self._follow(listed)
             return None
-        self._follow(paths | {await self._directory.ledger_path(ledger_id)})
+        self._follow(listed, await self._directory.ledger_path(ledger_id))
         return await self._topic.confirmed(ledger_id)
 
-    def _follow(self, paths: set[str]) -> None:
-        for path in self._followed - paths:
-            self._directory.nodes.unfollow(path)
-        for path in paths - self._followed:
-            self._directory.nodes.follow(path, self._woken)
-        self._followed = paths
+    def _follow(self, *paths: str) -> None:
+        before, self._followed = self._followed, paths
+        for path in before:
+            if path not in paths:
+                self._directory.nodes.unfollow(path)
+        for path in paths:
+            if path not in before:
+                self._directory.nodes.follow(path, self._woken)
 
     def _woken(self) -> None:
         """A node may have changed: the watchers may want to know at once, and the poll begins anew."""
-        self._changed.ring()
+        self._ring()
         self._tell()
 
     def _tell(self) -> None:
-        self._told_s = self._clock.monotonic()
+        self._told_s = self._asker.clock.monotonic()
         self._news()
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    import asyncio
+    from collections.abc import Callable, Sequence
 
     from offloaderd.metadata.port import Versioned
 
@@ -24,8 +25,16 @@ class Znodes(Protocol):
         """Return the sorted names below a node; a node that does not exist has none."""
         ...
 
-    def watch(self, path: str) -> AsyncGenerator[None, None]:
-        """Yield at once, then whenever the node's value or its list of children may have changed."""
+    async def arm(self, path: str, fired: Callable[[], None]) -> None:
+        """Have `fired` called once the node may have been made, replaced or deleted after this returned.
+
+        It may be called again, and need not be: arm it anew after each call, before anything is read. A change of
+        session counts as one. It waits for a session as long as it takes.
+        """
+        ...
+
+    def disarm(self, path: str, fired: Callable[[], None]) -> None:
+        """Call it no more; one that is not armed is no error."""
         ...
 
     async def sync(self, path: str) -> None:
@@ -82,11 +91,12 @@ class Bookies(Protocol):
         """Return the bookie's end of a ledger; a bookie that has nothing of it knows nothing, which is no error."""
         ...
 
-    async def newer(self, bookie_id: str, ledger_id: int, previous_lac: int, *, seconds: float) -> int:
-        """Return the bookie's greatest LAC once it is above `previous_lac`, or after `seconds` whatever it is.
+    async def newer(self, bookie_id: str, ledger_id: int, previous_lac: int, *, seconds: float) -> asyncio.Future[int]:
+        """Ask for the bookie's greatest LAC once it is above `previous_lac`, or after `seconds` whatever it is.
 
-        It takes no part in windows, and may return at any time with a LAC that is not above `previous_lac`: a bookie
-        does not wait for ledgers that are fenced, or that it does not know (-1). Raises Unsupported by a bookie that
-        knows no long polls; one that hangs is TimedOut long before `seconds` are over.
+        Returns when the question is out; its future raises what the call does, and may be cancelled. It takes no part
+        in windows, and may be told at any time of a LAC that is not above `previous_lac`: a bookie does not wait for
+        ledgers that are fenced, or that it does not know (-1). Raises Unsupported by a bookie that knows no long polls;
+        one that hangs is TimedOut long before `seconds` are over.
         """
         ...

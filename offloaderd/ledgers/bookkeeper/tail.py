@@ -11,7 +11,6 @@ then. Where entries are spread, all are asked. Between the polls of a ledger tha
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Protocol
@@ -19,11 +18,13 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from offloaderd.errors import CorruptData, OffloaderError, Transient
+from offloaderd.event import Event
 from offloaderd.ledgers.bookkeeper.hunt import checker_for
 from offloaderd.ledgers.bookkeeper.status import Reaction, reaction_to
 from offloaderd.model import Confirmed, Edge
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Mapping, Sequence
 
     from offloaderd.clock import Clock
@@ -161,7 +162,7 @@ class LedgerTail:
     def __init__(self, topic: TopicName, ledger_id: int, asker: TailAsker, *, edge: Edge) -> None:
         self._topic = topic
         self._asker = asker
-        self._asking = asyncio.Lock()
+        self._asking: Event | None = None  # set when whoever asks has the answer
         self._asked_s: float | None = None
         self._quiet_polls = 0
         self._moved_s = asker.clock.monotonic()
@@ -216,7 +217,10 @@ class LedgerTail:
 
         Raises Transient when no bookie answers, Denied.
         """
-        async with self._asking:
+        while self._asking is not None:
+            await self._asking.wait()
+        self._asking = asking = Event()
+        try:
             now = self._asker.clock.monotonic()
             if self._asked_s is None or now - self._asked_s > FRESH_S:
                 before = self.lac
@@ -228,6 +232,9 @@ class LedgerTail:
                     await self._ask_broker()
                 if self.lac > before and self._on_news is not None:
                     self._on_news()
+        finally:
+            self._asking = None
+            asking.set()
         return self.confirmed
 
     def closed(self, last_entry_id: int, path: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from bench.__main__ import NAMES, main
 from bench.report import CPU, PEAK, Figure, as_json, page, write
-from bench.scale import MIB, scale
+from bench.scale import MIB, bytes_of, scale
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ def test_a_quick_run_is_a_small_one() -> None:
     quick, full = (scale(quick=one, runs=None, sustained_s=None) for one in (True, False))
     assert (quick.runs, full.runs) == (1, 3)
     assert quick.segment_bytes < full.segment_bytes
-    assert full.bytes_of(100) < full.bytes_of(MIB)
+    assert bytes_of(full.segment_bytes, 100) < bytes_of(full.segment_bytes, MIB)
     assert scale(quick=True, runs=2, sustained_s=7.0).sustained_s == 7.0
     assert set(quick.entry_sizes) < set(full.entry_sizes)
 

@@ -110,13 +110,17 @@ class FakeBookies:
         """Whether it knows them."""
         return bookie_id not in self.without_long_polls
 
-    async def newer(self, bookie_id: str, ledger_id: int, previous_lac: int, *, seconds: float) -> int:
-        """Return the stored LAC: at once if it is remembered as above, when that changes, or at the end."""
-        assert self.clock is not None
+    async def newer(self, bookie_id: str, ledger_id: int, previous_lac: int, *, seconds: float) -> asyncio.Future[int]:
+        """Ask for the stored LAC: at once if it is remembered as above, when that changes, or at the end."""
         self.requests["wait", bookie_id] += 1
         self.waits_s.append(seconds)
         if bookie_id in self.down:
             raise Transient(f"{bookie_id} is down")
+        waiting = self._newer(bookie_id, ledger_id, previous_lac, seconds)
+        return asyncio.ensure_future(waiting)  # noqa: TID251 - a fake has no owner of tasks
+
+    async def _newer(self, bookie_id: str, ledger_id: int, previous_lac: int, seconds: float) -> int:
+        assert self.clock is not None
         if not self.stored.get(bookie_id, {}).get(ledger_id):
             return -1
         if ledger_id not in self.fenced and self.remembered.get((bookie_id, ledger_id), -1) <= previous_lac:

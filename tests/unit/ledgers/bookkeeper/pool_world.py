@@ -17,7 +17,7 @@ from tests.unit.ledgers.bookkeeper.entries import package_all
 from tests.unit.ledgers.bookkeeper.fake_bookie import fake_bookie
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from typing import Literal
 
     from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions
@@ -52,9 +52,13 @@ class FakeZnodes:
         """The pool lists nothing."""
         raise AssertionError(path)
 
-    def watch(self, path: str) -> AsyncGenerator[None, None]:
+    async def arm(self, path: str, fired: Callable[[], None]) -> None:
         """The pool watches nothing."""
-        raise AssertionError(path)
+        raise AssertionError(path, fired)
+
+    def disarm(self, path: str, fired: Callable[[], None]) -> None:
+        """The pool watches nothing."""
+        raise AssertionError(path, fired)
 
     async def sync(self, path: str) -> None:
         """The pool concludes nothing from an absence."""

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.errors import Transient
-from offloaderd.ledgers.bookkeeper.bells import RETURN_S
+from offloaderd.ledgers.bookkeeper.background import Background
+from offloaderd.ledgers.bookkeeper.bells import RETURN_S, Bells
 from offloaderd.ledgers.bookkeeper.follower import HEARTBEAT_S
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.model import Position
-from offloaderd.testing import payloads
+from offloaderd.testing import FakeClock, payloads
 from tests.unit.ledgers.bookkeeper.bench import Bench, benched
-from tests.unit.ledgers.bookkeeper.fake_cluster import FakeLedger, Shape
+from tests.unit.ledgers.bookkeeper.fake_cluster import FakeBookies, FakeLedger, Shape
 from tests.unit.ledgers.bookkeeper.test_watch import Watcher
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class Stage:
     def waits(self) -> dict[str, int]:
         """Return how many long polls each bookie was sent."""
         return {bookie: count for (kind, bookie), count in self.bookies.requests.items() if kind == "wait"}
+
+    def tasks(self) -> list[str]:
+        """Return the names of the source's tasks."""
+        return [task.get_name() for task in self.bench.source._background._tasks]
 
     def waited_for(self) -> list[str]:
         """Return the bookies at which bells hang."""
@@ -241,6 +246,51 @@ async def test_waits_grow_and_differ() -> None:
         await it.ledger.write(payloads(1))
         await it.clock.advance(12)
         assert it.bookies.waits_s[-1] <= 9
+
+
+@SPREAD
+async def test_a_silent_topic_has_no_task(shape: Shape) -> None:
+    """Neither its bells, nor the watches of its nodes, nor what follows it; heartbeats have one for all topics."""
+    async with silence(shape) as it:
+        for last in range(9, 12):
+            assert it.waited_for()
+            assert it.tasks() == ["heartbeats"]
+            await it.ledger.write(payloads(1))
+            await it.clock.settle()
+            assert it.watcher.last == last
+            await it.clock.advance(LONG_S)
+        await it.ledger.close()
+        await it.clock.advance(HEARTBEAT_S)
+        assert it.tasks() == []
+        await it.bench.cluster.ledger()
+        await it.clock.settle()
+        assert it.watcher.seen[-1].closed is False
+
+
+async def test_a_bell_that_comes_back_as_it_is_taken_down_is_not_hung_again() -> None:
+    """Nor does it ring: whoever took it down has gone on."""
+    told = [asyncio.get_running_loop().create_future() for _ in range(2)]
+    clock, options, rung = FakeClock(), SourceOptions(), list[str]()
+
+    class Asked(FakeBookies):
+        async def newer(self, *_: object, **__: object) -> asyncio.Future[int]:
+            return told[len(rung)]
+
+    async with Background(clock) as background:
+        for error in (None, Transient("the connection ended")):
+            bells = Bells(Asked(), background, clock=clock, options=options)
+            (bell,) = bells.hang(7, {"b0": 9}, options.quiet_poll_s, lambda: rung.append("rung"))
+            await clock.advance(options.quiet_poll_s)
+            if error is None:
+                told[0].set_result(9)
+            else:
+                told[0].set_exception(error)
+            bell.take_down()
+            await clock.settle()
+            assert not rung
+            assert bell.heard is None
+            assert not background._tasks
+            told.pop(0)
 
 
 async def test_the_end_of_a_watch_takes_the_bells_down() -> None:

@@ -17,7 +17,7 @@ from offloaderd.model import TopicName
 from offloaderd.testing import FakeClock
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from offloaderd.metadata.port import Versioned
 
@@ -50,12 +50,11 @@ class Follower(MemoryMetadata):
         self.unseen.clear()
         await super().sync(path)
 
-    async def watch(self, path: str) -> AsyncGenerator[None, None]:
+    async def arm(self, path: str, fired: Callable[[], None]) -> None:
         """Watch, unless that is denied."""
-        async for _ in super().watch(path):
-            if self.denied:
-                raise Denied("no rights")
-            yield
+        await super().arm(path, fired)
+        if self.denied:
+            raise Denied("no rights")
 
 
 class Bench:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,7 +16,7 @@ from tests.unit.ledgers.bookkeeper import wire
 from tests.unit.ledgers.bookkeeper.pool_world import ENTRIES, LEDGER, World, world
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Sequence
 
     from tests.unit.ledgers.bookkeeper.fake_bookie import Asked
 
@@ -24,9 +24,9 @@ SOON = BookieOptions(request_timeout_s=0.1, long_polls_max=3000)
 LAC = 8
 
 
-def newer(it: World, seconds: float = 30, *, ledger_id: int = LEDGER) -> Coroutine[Any, Any, int]:
+async def newer(it: World, seconds: float = 30, *, ledger_id: int = LEDGER) -> int:
     """Wait for a newer LAC of a ledger."""
-    return it.pool.newer(it.id, ledger_id, LAC, seconds=seconds)
+    return await (await it.pool.newer(it.id, ledger_id, LAC, seconds=seconds))
 
 
 def waits(it: World) -> list[Asked]:
