@@ -205,7 +205,7 @@ class BookiePool:
             return
         try:
             told.set_result(self._newer(bookie, ledger_id, answered.result()))
-        except OffloaderError as refused:
+        except Exception as refused:  # noqa: BLE001 - whoever waits raises it, and would wait for ever without
             told.set_exception(refused)
 
     def _newer(self, bookie: Bookie, ledger_id: int, answer: Answer) -> int:
