@@ -4,7 +4,7 @@ The report is a page with tables of min, median and max, goals and ratios; besid
 as SVG. The exit code says whether everything could be measured, not whether the goals were met: the report says that.
 
 examples:
-  python -m bench                              all but Spark's jobs, three rounds: 15 to 20 minutes of a quiet machine
+  python -m bench                              all but Spark's jobs, three rounds: some 22 minutes of a quiet machine
   python -m bench --quick                      the same, one round of little: less than 3 minutes
   python -m bench --only push --only read      some of it
   python -m bench --only memory --sustained 600

@@ -1,4 +1,4 @@
-"""How much of everything: a full run of some 15 to 20 minutes, or a quick one of less than three."""
+"""How much of everything: a full run of some 22 minutes, or a quick one of less than three."""
 
 from __future__ import annotations
 
