@@ -5,7 +5,7 @@ as SVG. The exit code says whether everything could be measured, not whether the
 
 examples:
   python -m bench                              all but Spark's jobs, three rounds: some 22 minutes of a quiet machine
-  python -m bench --quick                      the same, one round of little: less than 3 minutes
+  python -m bench --quick                      what has goals, one round of little: less than 3 minutes
   python -m bench --only push --only read      some of it
   python -m bench --only memory --sustained 600
   python -m bench --only spark --only spark-bookies --only spark-read --runs 2    Spark's jobs, three minutes
@@ -91,6 +91,8 @@ Told = Callable[[list[Figure]], None]
 NAMES = [*ALONE, *ON_BOOKIES, *ON_BROKER]
 NAMED = ("spark", "spark-read", "spark-bookies")
 """Those of Spark's jobs take as long as all others and have a page of their own: they run when they are named."""
+WITHOUT_GOALS = ("fifty", "follow", "publishing")
+"""A quick run leaves them out, unless they are named."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,7 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures.extend(more)
         write(chosen.report, _about(arguments, chosen.s3, size, CLOCK.monotonic() - started, load), figures, [])
 
-    names = chosen.only or [name for name in NAMES if name not in NAMED]
+    left_out = (*NAMED, *WITHOUT_GOALS) if chosen.quick else NAMED
+    names = chosen.only or [name for name in NAMES if name not in left_out]
     asyncio.run(run(names, size, told, started + 60 * chosen.minutes, chosen.s3 or ""))
     about = _about(arguments, chosen.s3, size, CLOCK.monotonic() - started, load)
     write(chosen.report, about, figures, plots.draw(chosen.report, figures))
