@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from grpc import aio
 
-from offloaderd.clock import SystemClock
+from bench.site import CLOCK
 from offloaderd.format import broker_entry
 from offloaderd.format.entry_time import CHECKSUM
 from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata
@@ -30,7 +30,6 @@ MIB = 1024 * 1024
 PUSH_LEDGER = 1
 WRITTEN, WRITTEN_MS = 1_000_000, 1_700_000_000_000
 """Index and time of the first message: large, as in a topic that has been written for a while."""
-CLOCK = SystemClock()
 DEADLINE_S = 200.0
 """No call of a benchmark takes this long, unless something is wrong or it is kept up for longer on purpose."""
 

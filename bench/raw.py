@@ -204,7 +204,8 @@ async def run(task: Task) -> Took:
     """Do the task."""
     together = asyncio.Semaphore(task["together"])
     async with opened(task) as client:
-        uploads = {key: parts_of(await client.get(key, 0, size), task) for key, size in _uploaded(task).items()}
+        uploaded = task["objects"] if task["what"] == "upload" else {}
+        uploads = {key: parts_of(await client.get(key, 0, size), task) for key, size in uploaded.items()}
 
         async def one(key: str) -> None:
             async with together:
@@ -218,10 +219,6 @@ async def run(task: Task) -> Took:
             for key in task["objects"]:
                 group.create_task(one(key))
         return Took(CLOCK.monotonic() - started, used_s() - before, peak_bytes())
-
-
-def _uploaded(task: Task) -> dict[str, int]:
-    return task["objects"] if task["what"] == "upload" else {}
 
 
 def parts_of(content: Buffer, task: Task) -> list[memoryview]:

@@ -6,16 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from kazoo.client import KazooClient
 
 from offloaderd.errors import Closed
 from offloaderd.metadata.memory import MemoryMetadata
 from offloaderd.metadata.zookeeper import ZooKeeperStore
-from tests.conformance.metadata_stores import Tree, eventually
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
+    from tests.conformance.metadata_stores import Tree
 
 QUIET_S = 0.3
 
@@ -107,33 +106,3 @@ async def test_a_store_that_is_closed_arms_nobody(tree: Tree) -> None:
     await armed.told()
     with pytest.raises(Closed):
         await armed.arm()
-
-
-async def test_zookeeper_watches_the_node_and_not_what_is_below(tree: Tree) -> None:
-    """One watch, however often it is armed; who watches the children beside it hears of them."""
-    store = await tree.connect()
-    if not isinstance(store, ZooKeeperStore):
-        return
-    armed = Armed(store)
-    await store.create("/a", b"")
-    for _ in range(3):
-        await armed.arm()
-    client = await store._connection.client()
-    assert isinstance(client, KazooClient)
-    assert [len(found) for found in client._data_watchers.values()] == [1]
-    assert not client._child_watchers
-    await store.create("/a/b", b"")
-    await armed.is_quiet()
-    watch = store.watch("/a")
-    await anext(watch)
-    await store.create("/a/c", b"")
-    async with asyncio.timeout(PATIENCE_S):
-        await anext(watch)
-    await watch.aclose()
-    armed.disarm()
-    await tree.expire(store)
-    await eventually(lambda: _forgotten(store))
-
-
-async def _forgotten(store: ZooKeeperStore) -> bool:
-    return not store._watched

@@ -24,7 +24,9 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, ZooKeeperServer, zookeeper
 from tests.conformance.metadata_stores import Changes, eventually, expire_session, zookeeper_store
+from tests.conformance.test_armed_nodes import Armed
 from tests.patience import PATIENCE_S
+from tests.real.freezing import freeze
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -54,7 +56,8 @@ class PrivateServer:
 
     def pause(self) -> None:
         """Stop the process; its connections stay open and silent."""
-        self._signal(signal.SIGSTOP)
+        if self._server is not None and self._server.child.pid is not None:
+            freeze(self._server.child.pid, CLOCK)
 
     def resume(self) -> None:
         """Let it go on."""
@@ -347,6 +350,30 @@ async def test_watches_that_come_and_go_leave_one_callback(zookeeper: str) -> No
 
 async def _forgotten(store: ZooKeeperStore) -> bool:
     return not store._watched
+
+
+async def test_who_is_armed_watches_the_node_and_not_what_is_below(zookeeper: str) -> None:
+    """One watch, however often it is armed; who watches the children beside it hears of them."""
+    async with zookeeper_store(zookeeper, "/armed") as store:
+        armed = Armed(store)
+        await store.create("/a", b"")
+        for _ in range(3):
+            await armed.arm()
+        client = await store._connection.client()
+        assert isinstance(client, KazooClient)
+        assert [len(found) for found in client._data_watchers.values()] == [1]
+        assert not client._child_watchers
+        await store.create("/a/b", b"")
+        await armed.is_quiet()
+        watch = store.watch("/a")
+        await anext(watch)
+        await store.create("/a/c", b"")
+        async with asyncio.timeout(PATIENCE_S):
+            await anext(watch)
+        await watch.aclose()
+        armed.disarm()
+        await expire_session(store)
+        await eventually(lambda: _forgotten(store))
 
 
 async def test_an_access_list_that_forbids_it_is_denied(zookeeper: str) -> None:

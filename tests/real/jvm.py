@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Transient
 from offloaderd.standalone.java import find_java
 from offloaderd.standalone.process import ChildProcess, Command
+from tests.real import freezing
 from tests.real.jar_lock import DESCRIPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from offloaderd.clock import Clock
 
@@ -41,8 +41,6 @@ JVM_FLAGS = (
     f"-Dlog4j.configurationFile={DESCRIPTIONS / 'log4j2.properties'}",
     *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),
 )
-STOPPED_S = 10.0
-"""A process stands still long before so many seconds after SIGSTOP."""
 
 
 def java_command(
@@ -77,15 +75,6 @@ def settings_text(settings: Mapping[str, object]) -> str:
     return "".join(
         f"{key}={str(value).lower() if isinstance(value, bool) else value}\n" for key, value in settings.items()
     )
-
-
-def _stands_still(pid: int | None) -> bool:
-    """Whether all threads of a process are stopped, or gone."""
-    try:
-        stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
-    except (FileNotFoundError, ProcessLookupError):
-        return False  # a thread has ended meanwhile: look again
-    return all(stat.rpartition(")")[2].split()[0] in "TZX" for stat in stats)
 
 
 class Server:
@@ -124,16 +113,10 @@ class Server:
             await self.child.wait()
 
     def freeze(self) -> None:
-        """Stop it from running (SIGSTOP): connections stay open and nothing answers.
-
-        Returns when none of its threads runs: until then one may still answer.
-        """
-        self._signal(signal.SIGSTOP)
+        """Stop it from running; returns when none of its threads does."""
+        if self.running and self.child.pid is not None:
+            freezing.freeze(self.child.pid, self._clock)
         self._frozen = True
-        until = self._clock.monotonic() + STOPPED_S
-        while self.running and not _stands_still(self.child.pid):
-            if self._clock.monotonic() > until:
-                raise Transient(f"{self.command.name} still runs {STOPPED_S:g} s after SIGSTOP")
 
     def thaw(self) -> None:
         """Let it run again."""

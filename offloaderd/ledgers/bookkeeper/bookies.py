@@ -186,7 +186,7 @@ class BookiePool:
         try:
             answer = await bookie.long_poll(ledger_id, previous_lac, seconds)
         except OffloaderError as error:
-            self._count("wait", "timeout" if isinstance(error, TimedOut) else "failed")
+            self._count_failed("wait", error)
             raise
         told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(partial(self._tell, told, bookie, ledger_id))
@@ -200,7 +200,7 @@ class BookiePool:
         if told.done():
             return
         if error is not None:
-            self._count("wait", "timeout" if isinstance(error, TimedOut) else "failed")
+            self._count_failed("wait", error)
             told.set_exception(error)
             return
         try:
@@ -256,7 +256,7 @@ class BookiePool:
         try:
             answer = await bookie.ask(wire, window, timed)
         except OffloaderError as error:
-            self._count(operation, "timeout" if isinstance(error, TimedOut) else "failed")
+            self._count_failed(operation, error)
             raise
         self._seconds[operation].observe(self._clock.monotonic() - sent_at)
         self._count(operation, _OUTCOMES.get(status_of(answer), "failed"))
@@ -264,6 +264,9 @@ class BookiePool:
 
     def _count(self, operation: str, outcome: str) -> None:
         self._requests[operation, outcome].inc()
+
+    def _count_failed(self, operation: str, error: BaseException) -> None:
+        self._count(operation, "timeout" if isinstance(error, TimedOut) else "failed")
 
     def _bookie(self, bookie_id: str) -> Bookie:
         """Return what is known of a bookie. Raises InvalidInput, Closed."""

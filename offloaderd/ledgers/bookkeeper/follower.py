@@ -164,17 +164,15 @@ class Follower:
             self._pause_s = options.poll_min_s if moved else min(self._pause_s * SLOWER, options.poll_max_s)
             self._seen = known
             self._silence.looked(moved=moved)
-            if known is None or isinstance(known, NotFound):
-                rests = True
-            else:
-                rests = not moved and self._pause_s >= options.poll_max_s and await self._listens(known)
-            if not rests:
+            nothing_open = known is None or isinstance(known, NotFound)
+            slow = not moved and self._pause_s >= options.poll_max_s
+            if not (nothing_open or (slow and await self._listens(known))):
                 await self._changed.sleep(self._aligned(self._pause_s))
             elif not self._changed.rung:
                 break
         self._task = None
 
-    async def _listens(self, known: Confirmed | OffloaderError) -> bool:
+    async def _listens(self, known: Confirmed | OffloaderError | None) -> bool:
         """Have the bookies tell when there is more; False where that cannot be had."""
         if not isinstance(known, Confirmed) or known.closed or self._open_id is None:
             return False
