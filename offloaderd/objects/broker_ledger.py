@@ -20,11 +20,17 @@ MANAGED_LEDGER = "pulsar/managed-ledger"
 
 
 async def verified_index(
-    objects: ObjectReader, where: keys.SegmentKeys, *, managed_ledger: str, info: LedgerInfo | None = None
+    objects: ObjectReader,
+    where: keys.SegmentKeys,
+    *,
+    managed_ledger: str,
+    info: LedgerInfo | None = None,
+    named: bool = False,
 ) -> tuple[LedgerObjectIndex, int]:
     """Return the index of a ledger's objects, and the length of the data, after looking at both.
 
-    `info` is what a broker says of the ledger, None when nobody is there to ask.
+    `info` is what a broker says of the ledger, None when nobody is there to ask. Objects of Pulsar before 2.2 name no
+    topic: they are any topic's that Pulsar's list gives them to, and nobody's for a caller alone (`named`).
     Reads the last block. Raises NotFound for a missing object, CorruptData for one that is not of this format, of this
     ledger or as long as it should be, Transient and Denied.
     """
@@ -42,6 +48,8 @@ async def verified_index(
     names = {pair.key: pair.value for pair in ledger.customMetadata}
     if names.get(MANAGED_LEDGER, managed_ledger.encode()) != managed_ledger.encode():
         raise _differs(where.index, 32, f"a ledger of {managed_ledger}", names[MANAGED_LEDGER])
+    if named and MANAGED_LEDGER not in names and keys.MANAGED_LEDGER_KEY not in data.metadata:
+        raise _differs(where.data, 0, f"a ledger that names {managed_ledger} as its topic", "one that names none")
     await _check_last_block(objects, where, index)
     return index, data.size_bytes
 

@@ -245,11 +245,17 @@ async def verified(shop: Workshop, topic: TopicName, info: LedgerInfo) -> Commit
 
 
 async def located(
-    shop: Workshop, topic: TopicName, ledger_id: int, offload: LedgerOffload, info: LedgerInfo | None = None
+    shop: Workshop,
+    topic: TopicName,
+    ledger_id: int,
+    offload: LedgerOffload,
+    info: LedgerInfo | None = None,
+    *,
+    named: bool = False,
 ) -> CommittedSegment:
     """Return such a ledger by the word of whoever knows where it lies; `info` None: nobody says how long it is.
 
-    Raises what `verified` does.
+    `named`: it is a caller's word alone, so the objects have to name the topic. Raises what `verified` does.
     """
     driver, places = offload.driver or DRIVER_DEFAULT, shop.places
     bucket = offload.properties.get("bucket", "") if offload.driver else places.home.bucket
@@ -260,8 +266,9 @@ async def located(
             hint="name that bucket in objects.places, copy its objects into ours, or let a broker serve it",
         )
     where = keys.SegmentKeys("", offload.object_id, ledger_id)
-    named = topic.managed_ledger
-    index, data_bytes = await verified_index(shop.uplink.objects.at(bucket), where, managed_ledger=named, info=info)
+    index, data_bytes = await verified_index(
+        shop.uplink.objects.at(bucket), where, managed_ledger=topic.managed_ledger, info=info, named=named
+    )
     ledger = index.ledger()
     return CommittedSegment(
         segment_id=offload.object_id,

@@ -46,7 +46,7 @@ class Copies:
     def __init__(self, shop: Workshop) -> None:
         self._shop = shop
         self._checker = CopyChecker(shop, readback=False)
-        self._theirs: dict[tuple[str, UUID, int], CommittedSegment] = {}
+        self._theirs: dict[tuple[TopicName, int, str, UUID], CommittedSegment] = {}
 
     async def verified(self, topic_map: TopicMap, wanted: ClosedLedger) -> int:
         """Return how many segments hold the ledger, all of them looked at now. Raises Unsound, Transient, Denied."""
@@ -60,7 +60,9 @@ class Copies:
             )
         for segment in holding:
             if segment.foreign:
-                await self._located(topic_map.topic, ledger_id, segment.bucket, segment.segment_id, segment.driver)
+                await self._located(
+                    topic_map.topic, ledger_id, segment.bucket, segment.segment_id, segment.driver, named=False
+                )
             else:
                 await self._checker.check(topic_map, segment, ledger_id)
         return len(holding)
@@ -68,28 +70,30 @@ class Copies:
     async def of_broker(self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID) -> CommittedSegment:
         """Return a ledger that Pulsar's own driver has offloaded (PIP-17), by what Pulsar's list says of it.
 
-        Raises InvalidConfig for a bucket that is not one of ours, NotFound, CorruptData, Transient and Denied.
+        What was found is remembered for the topic it was found for: the objects of another one are looked at anew, and
+        refused. Raises InvalidConfig for a bucket that is not one of ours, NotFound, CorruptData, Transient and Denied.
         """
-        key = bucket, object_id, ledger_id
+        key = topic, ledger_id, bucket, object_id
         known = self._theirs.get(key)
         if known is None:
-            known = await self._located(topic, ledger_id, bucket, object_id, DRIVER_DEFAULT)
+            known = await self._located(topic, ledger_id, bucket, object_id, DRIVER_DEFAULT, named=True)
             while len(self._theirs) >= KNOWN_MAX:
                 del self._theirs[next(iter(self._theirs))]
             self._theirs[key] = known
         return known
 
-    def forget(self, ledger_id: int, bucket: str, object_id: UUID) -> None:
-        """Know nothing any more of an object that is to be deleted."""
-        self._theirs.pop((bucket, object_id, ledger_id), None)
+    async def doomed(self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID) -> CommittedSegment:
+        """Return such a ledger that is to be deleted: looked at now, and not remembered. Raises as `of_broker`."""
+        self._theirs.pop((topic, ledger_id, bucket, object_id), None)
+        return await self._located(topic, ledger_id, bucket, object_id, DRIVER_DEFAULT, named=True)
 
     async def _located(
-        self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID, driver: str
+        self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID, driver: str, *, named: bool
     ) -> CommittedSegment:
         offload = LedgerOffload(
             object_id=object_id, driver=driver, properties={"bucket": bucket}, offloaded_ms=0, source_deleted=True
         )
-        return await located(self._shop, topic, ledger_id, offload)
+        return await located(self._shop, topic, ledger_id, offload, named=named)
 
 
 def is_whole(topic_map: TopicMap, ledger_id: int) -> bool:

@@ -252,10 +252,9 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         """Delete the objects that Pulsar's own driver has written, as it would itself. Raises Denied, Transient."""
         topic, ledger_id, object_id = named(ledger)
         try:
-            found = await self._copies.of_broker(topic, ledger_id, ledger.bucket, object_id)
+            found = await self._copies.doomed(topic, ledger_id, ledger.bucket, object_id)
         except NotFound:
             return "nothing"
-        self._copies.forget(ledger_id, ledger.bucket, object_id)
         where = keys.SegmentKeys("", object_id, ledger_id)
         await self._objects.at(found.bucket).delete([where.data, where.index])
         log.info("ledger.deleted", topic=str(topic), ledger_id=ledger_id, object_id=str(object_id), bucket=found.bucket)

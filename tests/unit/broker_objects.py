@@ -25,7 +25,7 @@ BUCKET = "b"
 
 
 def metadata_of(managed_ledger: str, payloads: Sequence[bytes]) -> bytes:
-    """Return what BookKeeper would say of a closed ledger."""
+    """Return what BookKeeper would say of a closed ledger; an empty name is none, as before Pulsar 2.2."""
     message = LedgerMetadataFormat(
         quorumSize=2,
         ensembleSize=3,
@@ -37,7 +37,8 @@ def metadata_of(managed_ledger: str, payloads: Sequence[bytes]) -> bytes:
         ctime=1,
     )
     message.segment.add(firstEntryId=0, ensembleMember=["a:1", "b:1", "c:1"])
-    message.customMetadata.add(key="pulsar/managed-ledger", value=managed_ledger.encode())
+    if managed_ledger:
+        message.customMetadata.add(key="pulsar/managed-ledger", value=managed_ledger.encode())
     return message.SerializeToString()
 
 
@@ -55,6 +56,7 @@ class BrokerLedger:
     bucket: str = BUCKET
     source_deleted: bool = False
     user_metadata: dict[str, str] = field(default_factory=dict)
+    nameless: bool = False
 
     @property
     def keys(self) -> keys.SegmentKeys:
@@ -94,6 +96,10 @@ class BrokerLedger:
             driver=self.driver,
         )
 
+    @property
+    def _name(self) -> str:
+        return "" if self.nameless else self.topic.managed_ledger
+
     def objects(self) -> tuple[bytes, bytes]:
         """Return data and index."""
         blocks = list(
@@ -106,7 +112,7 @@ class BrokerLedger:
         )
         data = b"".join(chunk for block in blocks for chunk in block.chunks)
         entries = self._denser(blocks) if self.index_every else [block.index_entry for block in blocks]
-        return data, v1.encode_index(len(data), metadata_of(self.topic.managed_ledger, self.payloads), entries)
+        return data, v1.encode_index(len(data), metadata_of(self._name, self.payloads), entries)
 
     def _denser(self, blocks: Sequence[ledger_blocks.Block]) -> list[IndexEntry]:
         found, firsts = [], {block.index_entry.first_entry_id: block.index_entry for block in blocks}
@@ -124,5 +130,7 @@ class BrokerLedger:
         """Store both objects as Pulsar does."""
         data, index = self.objects()
         for key, content, is_index in ((self.keys.data, data, False), (self.keys.index, index, True)):
-            named = keys.ledger_metadata("test", self.topic.managed_ledger, index=is_index)
+            named = keys.ledger_metadata("test", self._name, index=is_index)
+            if self.nameless:
+                del named[keys.MANAGED_LEDGER_KEY]
             await store.put(key, content, metadata={**named, keys.SOFTWARE_VERSION_KEY: "4.0.7", **self.user_metadata})

@@ -79,9 +79,11 @@ class Served:
 
     async def read(self, ledger_id: int, first: int, last: int) -> list[bytes]:
         """Return entries of a ledger."""
-        request = broker_pb2.ReadLedgerRequest(
-            ledger=self.named(ledger_id), first_entry_id=first, last_entry_id=last, batch_bytes=100
-        )
+        return await self.read_of(self.named(ledger_id), first, last)
+
+    async def read_of(self, ledger: broker_pb2.OffloadedLedger, first: int, last: int) -> list[bytes]:
+        """Return entries of what a broker names, the same in both forms of an answer."""
+        request = broker_pb2.ReadLedgerRequest(ledger=ledger, first_entry_id=first, last_entry_id=last, batch_bytes=100)
         found = []
         for request.framed in (False, True):
             answers = [answer async for answer in self.service.ReadLedger(request, CALLER)]
