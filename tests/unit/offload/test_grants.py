@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from offloaderd.errors import Conflict, Fenced, NotFound, Transient
+from offloaderd.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transient
 from offloaderd.format import manifest
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.catalog import TopicMap
@@ -258,6 +258,34 @@ async def test_a_revocation_that_comes_first_wins_over_the_deletion() -> None:
     await _granted(owned, store=owned.ledgers)
     assert await _present(owned) == [0, 1]
     assert rig.metrics.source_delete_denied.labels(reason="revoked")._value.get() == 1
+
+
+async def test_a_revocation_between_a_lost_request_and_its_repetition_wins() -> None:
+    """The owner's decision never arrived and it cannot know; the refusal of the second try is no proof of the first."""
+    rig = await offloaded_topic(10, 10)
+    await _granted(await Owned.claim(rig))
+    store = rig.tree.connect()
+
+    class Lost(FaultyMetadata):
+        """Loses the first request about the ledger on its way there; then somebody revokes."""
+
+        requests = 0
+
+        async def transact(self, steps: Sequence[Step]) -> None:
+            """Lose it, or carry it out."""
+            if any(step.path == paths.grant(TOPIC, 0) for step in steps):
+                self.requests += 1
+                if self.requests == 1:
+                    await grant_records.revoke(store, TOPIC, 0, reason="stop", now_ms=1)
+                    raise OutcomeUnknown("the connection was lost")
+            await super().transact(steps)
+
+    metadata = Lost(rig.tree.connect(), Faults())
+    owned = await Owned.claim(rig, metadata)
+    await _granted(owned, store=owned.ledgers)
+    assert metadata.requests == 2
+    assert await _present(owned) == [0, 1]
+    assert not (await grant_records.load_all(store, TOPIC))[0].source_deleted_ms
 
 
 async def test_a_deposed_owner_grants_and_deletes_nothing() -> None:
