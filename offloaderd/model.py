@@ -6,7 +6,7 @@ All are immutable; all numbers are BookKeeper's (ledger and entry ids are signed
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote_plus, unquote_plus
@@ -140,9 +140,9 @@ class LedgerOffload:
 class LedgerInfo:
     """What is known of one ledger of a topic.
 
-    `entries` and `size_bytes` (payload only) are those of the whole ledger once it is closed; before, `entries` is a
-    lower bound and `size_bytes` what is known of their size. `closed_at_ms` is 0 while it is open. `offloaded` is a
-    broker's own copy. `previous` is the ledger directly before it in the keeper's list, readable or not; None: untold.
+    `entries` and `size_bytes` (payload) are the whole ledger's once it is closed, before what is known; `closed_at_ms`
+    is 0 while it is open. `offloaded` is a broker's own copy. None where not known: `previous`, the one directly before
+    it in the keeper's list, readable or not; `created_ms`, by which a number that was given twice shows.
     """
 
     ledger_id: int
@@ -152,6 +152,7 @@ class LedgerInfo:
     closed_at_ms: int = 0
     offloaded: LedgerOffload | None = None
     previous: int | None = None
+    created_ms: int | None = field(default=None, compare=False)
 
 
 class LedgerEnd(NamedTuple):

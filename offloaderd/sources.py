@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
     from offloaderd.ledgers.bookkeeper.limits import Limits
-    from offloaderd.ledgers.port import BrokerOffloads, LedgerDescriber, LedgerRegister, LedgerSource, LedgerStore
+    from offloaderd.ledgers.port import (
+        BrokerOffloads,
+        LedgerDescriber,
+        LedgerRegister,
+        LedgerSource,
+        LedgerStore,
+        SourceIdentity,
+    )
     from offloaderd.metrics import Metrics
     from offloaderd.model import Retained
 
@@ -33,12 +40,14 @@ if TYPE_CHECKING:
 class Ledgers:
     """Where entries can be read again: nowhere (all None), in a cluster, or in a store that clients may append to.
 
-    `probe` asks for something small; it raises what the source would. `register` says which ledgers were deleted at the
-    source; the embedded store deletes none but by our own word. `describer` knows what BookKeeper says of a ledger,
-    `retained` says what Pulsar retains of the topics of a tenant's namespace, `limits` how fast bookies are read.
+    `origin` tells the source from others. `probe` asks for something small; it raises what the source would. `register`
+    says which ledgers were deleted at the source; the embedded store deletes none but by our own word. `describer`
+    knows what BookKeeper says of a ledger, `retained` says what Pulsar retains of the topics of a tenant's namespace,
+    `limits` how fast bookies are read.
     """
 
     source: LedgerSource | None = None
+    origin: SourceIdentity | None = None
     store: LedgerStore | None = None
     probe: Callable[[], Awaitable[object]] | None = None
     register: LedgerRegister | None = None
@@ -58,7 +67,7 @@ async def open_ledgers(stack: AsyncExitStack, settings: Settings, *, clock: Cloc
     async with AsyncExitStack() as opening:
         if settings.ledgers.kind == "embedded":
             store = await opening.enter_async_context(_embedded(settings, clock))
-            found = Ledgers(source=store, store=store, describer=store)
+            found = Ledgers(source=store, origin=store, store=store, describer=store)
         else:
             found = await _open_cluster(opening, settings, clock=clock, metrics=metrics)
         stack.push_async_exit(opening.pop_all())
@@ -115,6 +124,7 @@ async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: C
     retained = admin.retained if admin is not None else None
     return Ledgers(
         source=source,
+        origin=source,
         probe=probe,
         register=source,
         offloads=source,

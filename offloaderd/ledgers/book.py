@@ -48,6 +48,7 @@ class Ledger:
     size_bytes: int = 0
     closed: bool = False
     closed_at_ms: int = 0
+    created_ms: int | None = None
 
     def info(self) -> LedgerInfo:
         """Return the ledger as callers see it."""
@@ -57,6 +58,7 @@ class Ledger:
             entries=self.entries,
             size_bytes=self.size_bytes,
             closed_at_ms=self.closed_at_ms,
+            created_ms=self.created_ms,
         )
 
 
@@ -223,7 +225,7 @@ class Draft:
         return ledger if ledger is not None and not ledger.closed else None
 
     def _new_ledger(self, now: Now) -> Ledger:
-        ledger = Ledger(ledger_id=self.next_ledger_id, opened_s=now.monotonic_s)
+        ledger = Ledger(ledger_id=self.next_ledger_id, opened_s=now.monotonic_s, created_ms=now.wall_ms)
         self.next_ledger_id += 1
         return ledger
 

@@ -6,14 +6,7 @@ the store is open: SQLite itself would let a second process in.
 
 The database is in WAL mode with synchronous=FULL: a commit returns after its fsync. Application id and user version
 name the format; a newer version is refused, an older one would be migrated here.
-
-| table    | one row for each        | columns                                                        |
-|----------|-------------------------|----------------------------------------------------------------|
-| topics   | topic                   | topic_id, name (persistent://...)                              |
-| ledgers  | ledger                  | ledger_id, topic_id, entries, size_bytes, closed, closed_at_ms |
-| rows     | run of entries          | see rows.py                                                    |
-| doomed   | deleted ledger with rows| ledger_id                                                      |
-| sequence | store                   | next_ledger_id: no id is ever given twice                      |
+The tables are in `schema.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +27,7 @@ from offloaderd.errors import (
     OffloaderError,
     Transient,
 )
-from offloaderd.ledgers import rows
+from offloaderd.ledgers import rows, schema
 from offloaderd.ledgers.disk import file_bytes, free_bytes, full_disk, lock_directory, translated_os_errors
 from offloaderd.model import LedgerInfo, TopicName
 
@@ -44,8 +37,6 @@ if TYPE_CHECKING:
 
     from offloaderd.ledgers.book import Draft
 
-APPLICATION_ID = int.from_bytes(b"OFLD")
-FORMAT_VERSION = 1
 READERS = 2
 PAGE_BYTES = 8192
 CHECKPOINT_BYTES = 32 * 1024 * 1024
@@ -59,33 +50,6 @@ SWEEP_ROWS = 8
 
 BUSY_TIMEOUT_S = 5.0
 
-_SCHEMA = """
-BEGIN IMMEDIATE;
-CREATE TABLE topics (topic_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-CREATE TABLE ledgers (
-  ledger_id INTEGER PRIMARY KEY,
-  topic_id INTEGER NOT NULL REFERENCES topics,
-  entries INTEGER NOT NULL,
-  size_bytes INTEGER NOT NULL,
-  closed INTEGER NOT NULL,
-  closed_at_ms INTEGER NOT NULL
-);
-CREATE TABLE rows (
-  ledger_id INTEGER NOT NULL,
-  first_entry_id INTEGER NOT NULL,
-  entry_count INTEGER NOT NULL,
-  bytes_before INTEGER NOT NULL,
-  lengths BLOB NOT NULL,
-  lengths_crc32c INTEGER NOT NULL,
-  payloads BLOB NOT NULL,
-  payloads_crc32c INTEGER NOT NULL
-);
-CREATE UNIQUE INDEX rows_by_entry ON rows (ledger_id, first_entry_id);
-CREATE TABLE doomed (ledger_id INTEGER PRIMARY KEY);
-CREATE TABLE sequence (one INTEGER PRIMARY KEY CHECK (one = 1), next_ledger_id INTEGER NOT NULL);
-INSERT INTO sequence VALUES (1, 0);
-"""
-_STAMP = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT_VERSION}; COMMIT;"
 
 _HEAD_COLUMNS = "ledger_id, first_entry_id, entry_count, bytes_before, lengths, lengths_crc32c"
 _FLOOR = "(SELECT max(first_entry_id) FROM rows WHERE ledger_id = :ledger AND first_entry_id <= :entry)"
@@ -98,10 +62,14 @@ _SWEEP = "DELETE FROM rows WHERE rowid IN (SELECT rowid FROM rows WHERE ledger_i
 
 
 class Stored(NamedTuple):
-    """What an opened store holds: the ledgers of each topic, ascending, and the first id that was never given."""
+    """What an opened store holds: the ledgers of each topic, ascending, and the first id that was never given.
+
+    `store_id` tells it from other stores; None for one that was written by older releases only.
+    """
 
     topics: list[tuple[TopicName, list[LedgerInfo]]]
     next_ledger_id: int
+    store_id: str | None
 
 
 class Database:
@@ -116,8 +84,8 @@ class Database:
         self._reader_count = 0
         self._topic_ids: dict[TopicName, int] = {}
 
-    def open(self) -> Stored:
-        """Open or create the store and return what it holds.
+    def open(self, store_id: str) -> Stored:
+        """Open or create the store and return what it holds; one without an id of its own gets `store_id`.
 
         Raises Conflict when another process has it open, Denied, NoSpace, CorruptData, InvalidConfig.
         """
@@ -126,6 +94,8 @@ class Database:
                 self._lock = lock_directory(self.directory)
                 self._writer = self._connect()
                 self._check_format(self._writer)
+                self._writer.executescript(schema.LATER)
+                self._writer.execute("INSERT OR IGNORE INTO store VALUES (1, ?)", (store_id,))
                 stored = self._load(self._writer)
                 for _ in range(READERS):
                     self._add_reader()
@@ -184,6 +154,11 @@ class Database:
                         for one in kept
                     ],
                 )
+                writer.executemany(
+                    "INSERT OR IGNORE INTO births VALUES (?, ?)",
+                    [(one.ledger_id, one.created_ms) for one in kept if one.created_ms is not None],
+                )
+                writer.executemany("DELETE FROM births WHERE ledger_id = ?", [(one,) for one in gone])
                 writer.executemany("DELETE FROM ledgers WHERE ledger_id = ?", [(one,) for one in gone])
                 writer.executemany("INSERT OR IGNORE INTO doomed VALUES (?)", [(one,) for one in gone])
             writer.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows.rows(draft.runs))
@@ -300,18 +275,19 @@ class Database:
             for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
         )
         if (application_id, version, tables) == (0, 0, 0):
-            writer.executescript(_SCHEMA + _STAMP)
-        elif application_id != APPLICATION_ID:
+            writer.executescript(schema.SCHEMA + schema.STAMP)
+        elif application_id != schema.APPLICATION_ID:
             raise CorruptData(
                 key=str(self.path),
                 offset=68,  # of the application id in SQLite's header
-                expected=f"application id {APPLICATION_ID:#010x} of a ledger store",
+                expected=f"application id {schema.APPLICATION_ID:#010x} of a ledger store",
                 found=f"{application_id:#010x}",
                 hint="this is the database of another program: choose another directory",
             )
-        elif version != FORMAT_VERSION:
+        elif version != schema.FORMAT_VERSION:
             raise InvalidConfig(
-                f"the ledger store in {self.directory} has format {version}, this release reads {FORMAT_VERSION}",
+                f"the ledger store in {self.directory} has format {version}, "
+                f"this release reads {schema.FORMAT_VERSION}",
                 hint="run the release that wrote it, or a newer one",
             )
 
@@ -322,6 +298,10 @@ class Database:
         }
         self._topic_ids = {topic: topic_id for topic_id, topic in names.items()}
         ledgers: dict[int, list[LedgerInfo]] = {topic_id: [] for topic_id in names}
+        later = (
+            writer.execute("SELECT count(*) FROM sqlite_master WHERE name IN ('store', 'births')").fetchone()[0] == 2
+        )
+        births = dict(writer.execute("SELECT ledger_id, created_ms FROM births")) if later else {}
         for topic_id, ledger_id, entries, size_bytes, closed, closed_at_ms in writer.execute(
             "SELECT topic_id, ledger_id, entries, size_bytes, closed, closed_at_ms FROM ledgers ORDER BY ledger_id"
         ):
@@ -332,10 +312,13 @@ class Database:
                     entries=entries,
                     size_bytes=size_bytes,
                     closed_at_ms=closed_at_ms,
+                    created_ms=births.get(ledger_id),
                 )
             )
         next_ledger_id = writer.execute("SELECT next_ledger_id FROM sequence").fetchone()[0]
-        return Stored([(names[topic_id], found) for topic_id, found in ledgers.items()], next_ledger_id)
+        row = writer.execute("SELECT store_id FROM store").fetchone() if later else None
+        topics = [(names[topic_id], found) for topic_id, found in ledgers.items()]
+        return Stored(topics, next_ledger_id, row[0] if row is not None else None)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -93,6 +93,7 @@ class EmbeddedLedgers:
             entries_max=ledger_entries_max, bytes_max=ledger_bytes_max, age_max_s=ledger_age_max_s
         )
         self._database = Database(Path(directory))
+        self._store_id: str | None = None
         self._book = Book()
         self._changes = Changes()
         self._waiting: deque[_Change[Any]] = deque()
@@ -105,7 +106,7 @@ class EmbeddedLedgers:
     async def __aenter__(self) -> Self:
         """Open the store; see the class."""
         try:
-            stored = await self._loop().run_in_executor(self._writer, self._database.open)
+            stored = await self._loop().run_in_executor(self._writer, self._database.open, str(self._clock.uuid()))
         except BaseException:
             self._shut_down()
             raise
@@ -113,6 +114,7 @@ class EmbeddedLedgers:
         for topic, infos in stored.topics:
             self._book.restore(topic, [_restored(info, opened_s) for info in infos])
         self._book.next_ledger_id = stored.next_ledger_id
+        self._store_id = stored.store_id
         self._opened = True
         self._sweep()
         return self
@@ -180,6 +182,15 @@ class EmbeddedLedgers:
         if length is None:
             raise self._missing(topic, ledger_id, entry_id)
         return length
+
+    async def identity(self) -> str | None:
+        """Return the id that the store's file got when it was made; see SourceIdentity."""
+        self._check_open()
+        return self._store_id
+
+    async def moved(self) -> str | None:
+        """Return None: there is no other place for its lists."""
+        return None
 
     async def described(self, topic: TopicName, ledger_id: int) -> bytes:
         """Return what BookKeeper would say of a closed ledger; see LedgerDescriber. Raises NotFound, InvalidInput."""
@@ -318,4 +329,5 @@ def _restored(info: LedgerInfo, opened_s: float) -> Ledger:
         size_bytes=info.size_bytes,
         closed=info.closed,
         closed_at_ms=info.closed_at_ms,
+        created_ms=info.created_ms,
     )

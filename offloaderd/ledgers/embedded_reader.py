@@ -79,6 +79,14 @@ class EmbeddedReader:
                 return infos
         raise NotFound(f"no topic {topic} in {self._database.directory}")
 
+    async def identity(self) -> str | None:
+        """Return the id that the store's file got when it was made; see SourceIdentity."""
+        return (await self._blocking(self._database.load)).store_id
+
+    async def moved(self) -> str | None:
+        """Return None: there is no other place for its lists."""
+        return None
+
     async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield every second: what another process writes is not announced."""
         while True:

@@ -48,6 +48,8 @@ class MemoryLedgers:
         self._changes = Changes()
         self._payloads: dict[int, list[bytes]] = {}
         self._closed = False
+        self.store_id: str | None = "memory"
+        """What tells it from others."""
 
     async def __aenter__(self) -> Self:
         """Return itself; nothing needs opening."""
@@ -113,6 +115,15 @@ class MemoryLedgers:
         if not 0 <= entry_id < ledger.entries:
             raise NotFound(f"no entry {ledger_id}:{entry_id} in {topic}")
         return sum(map(len, self._stored(topic, ledger_id)[: entry_id + 1]))
+
+    async def identity(self) -> str | None:
+        """Return the store's own id; see SourceIdentity."""
+        await self._turn()
+        return self.store_id
+
+    async def moved(self) -> str | None:
+        """Return None: there is no other place for its lists."""
+        return None
 
     async def described(self, topic: TopicName, ledger_id: int) -> bytes:
         """Return what BookKeeper would say of a closed ledger; see LedgerDescriber. Raises NotFound, InvalidInput."""

@@ -62,6 +62,24 @@ class LedgerSource(Protocol):
         ...
 
 
+class SourceIdentity(Protocol):
+    """What tells one source from another: the number of a ledger means something only within its source."""
+
+    async def identity(self) -> str | None:
+        """Return the source's own id, the same for as long as its ledgers have their numbers.
+
+        None: it says none, so nobody can tell it from another. Raises Transient, Denied.
+        """
+        ...
+
+    async def moved(self) -> str | None:
+        """Say why the source's lists of ledgers may not be the present ones, None when nothing says so.
+
+        Raises Transient, Denied.
+        """
+        ...
+
+
 class LedgerDescriber(Protocol):
     """What BookKeeper knows of a ledger beside its entries; a source without BookKeeper makes up what it has not."""
 
@@ -98,7 +116,7 @@ class LedgerRegister(Protocol):
         ...
 
 
-class LedgerStore(LedgerSource, LedgerDescriber, Protocol):
+class LedgerStore(LedgerSource, LedgerDescriber, SourceIdentity, Protocol):
     """A source that offloaderd itself can write: the embedded store."""
 
     async def create(self, topic: TopicName) -> None:

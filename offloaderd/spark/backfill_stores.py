@@ -160,4 +160,4 @@ async def _ledgers(
     if settings.ledgers.kind != "embedded":
         return await open_ledgers(stack, settings, clock=clock, metrics=metrics)
     reader = await stack.enter_async_context(EmbeddedReader(settings.ledgers.directory, clock=clock))
-    return Ledgers(source=reader, describer=reader)
+    return Ledgers(source=reader, origin=reader, describer=reader)

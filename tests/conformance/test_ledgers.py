@@ -108,6 +108,15 @@ async def test_a_new_store_knows_nothing(store: LedgerStore) -> None:
         await store.roll(TOPIC)
 
 
+async def test_a_store_says_which_it_is(opener: Opener) -> None:
+    """By one id for good, and that its lists are the present ones."""
+    async with opener() as store:
+        first = await store.identity()
+        assert first
+        assert await store.identity() == first
+        assert await store.moved() is None
+
+
 async def test_created_topics_are_listed_in_name_order(store: LedgerStore) -> None:
     """Creating is idempotent, gives no ledger, and odd names come back as they were."""
     for topic in (TOPIC, OTHER, TOPIC):

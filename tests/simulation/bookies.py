@@ -52,6 +52,7 @@ class Ledgers:
         self.topics: dict[TopicName, list[Ledger]] = {}
         self.gone: set[TopicName] = set()
         self.sources: list[Source] = []
+        self.cluster_id = "simulated"
 
     def create(self, topic: TopicName) -> None:
         """Make a topic known."""
@@ -233,6 +234,14 @@ class Source:
             return sum(map(len, self._ledgers.find(topic, ledger_id).entries[: entry_id + 1]))
 
         return await self._wire.call(f"length {topic.local} {ledger_id}:{entry_id}", act, write=False)
+
+    async def identity(self) -> str | None:
+        """See SourceIdentity."""
+        return await self._wire.call("identity", lambda: self._ledgers.cluster_id, write=False)
+
+    async def moved(self) -> str | None:
+        """See SourceIdentity."""
+        return None
 
     async def described(self, topic: TopicName, ledger_id: int) -> bytes:
         """See LedgerDescriber."""

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import structlog
 
 from offloaderd.errors import Closed, InvalidInput, NotFound, OffloaderError, Transient
-from offloaderd.ledgers import pulsar, pulsar_names
+from offloaderd.ledgers import pulsar, pulsar_migration, pulsar_names
 from offloaderd.ledgers.bookkeeper import ledger_metadata
-from offloaderd.ledgers.bookkeeper.layout import decode_layout, layout_path
+from offloaderd.ledgers.bookkeeper.layout import decode_layout, instance_path, layout_path
 from offloaderd.metadata.each import each
 
 if TYPE_CHECKING:
@@ -158,9 +158,11 @@ class Directory:
         self._znodes = znodes
         self._ledgers_root = options.ledgers_root
         self._topics_root = options.managed_ledgers_root.rstrip("/")
+        self._flag_path = pulsar_migration.flag_path(options.managed_ledgers_root)
         self._path: Callable[[int], str] | None = None
         self._closed: OrderedDict[str, LedgerMetadata] = OrderedDict()
         self._odd: set[str] = set()
+        self._following: set[str] = set()
         self._topic_path = lru_cache(PATHS_MAX)(lambda topic: f"{self._topics_root}/{topic.managed_ledger}")
 
     def topic_path(self, topic: TopicName) -> str:
@@ -178,6 +180,26 @@ class Directory:
             layout = decode_layout(content, path=path)
             self._path = lru_cache(PATHS_MAX)(partial(layout.path, self._ledgers_root))
         return self._path(ledger_id)
+
+    async def instance_id(self) -> str | None:
+        """Return the id of this BookKeeper, None where it has none. It is read again after each change of session."""
+        content = await self._kept(instance_path(self._ledgers_root))
+        return content.decode("utf-8", errors="replace").strip() or None if content is not None else None
+
+    async def migration(self) -> str | None:
+        """Say why lists of ledgers may be out of date: the cluster moves its metadata, or has moved it."""
+        flag = await self._kept(self._flag_path)
+        return pulsar_migration.moved_reason(flag, path=self._flag_path) if flag is not None else None
+
+    async def _kept(self, path: str) -> bytes | None:
+        """Return a node that rarely changes and is asked for often; None where there is none."""
+        if path not in self._following:
+            self._following.add(path)
+            self.nodes.follow(path, lambda: None)
+        try:
+            return await self.nodes.get(path, bytes)
+        except NotFound:
+            return None
 
     async def topic(self, topic: TopicName) -> ManagedLedger:
         """Return a topic's list of ledgers. Raises NotFound, CorruptData."""

@@ -86,6 +86,11 @@ def layout_path(root: str) -> str:
     return f"{root.rstrip('/')}/LAYOUT"
 
 
+def instance_path(root: str) -> str:
+    """Return the path of the node that has the id of this BookKeeper, which is another one after it was made anew."""
+    return f"{root.rstrip('/')}/INSTANCEID"
+
+
 def registration_paths(root: str, bookie_id: str) -> tuple[str, str]:
     """Return where a bookie registers: as writable, and as read-only (which serves reads all the same).
 

@@ -113,6 +113,14 @@ class BookKeeperLedgers:
         """Return the ledgers of Pulsar's list, also those that BookKeeper does not have; see LedgerRegister."""
         return await self._directory.listed(topic)
 
+    async def identity(self) -> str | None:
+        """Return the cluster's INSTANCEID, which its BookKeeper got when it was initialised; see SourceIdentity."""
+        return await self._directory.instance_id()
+
+    async def moved(self) -> str | None:
+        """Say that the cluster moves, or has moved, its metadata elsewhere; see SourceIdentity."""
+        return await self._directory.migration()
+
     async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield at once and after changes; see LedgerSource."""
         follower = self._followers.get(topic)

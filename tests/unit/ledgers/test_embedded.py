@@ -17,6 +17,7 @@ from offloaderd.clock import SystemClock
 from offloaderd.errors import Conflict, CorruptData, Denied, InvalidConfig, NoSpace, NotFound, OffloaderError, Transient
 from offloaderd.ledgers.database import RESERVE_BYTES
 from offloaderd.ledgers.embedded import EmbeddedLedgers
+from offloaderd.ledgers.embedded_reader import EmbeddedReader
 from offloaderd.model import Position, TopicName
 from offloaderd.testing import FakeClock, payloads
 from tests.unit.ledgers import appender
@@ -64,6 +65,27 @@ async def test_a_restart_keeps_everything(tmp_path: Path) -> None:
         assert await store.append(TOPIC, payloads(7)) == Position(3, 9)
         assert await store.append(TOPIC, payloads(1)) == Position(4, 0)
         assert list(await store.ledgers(OTHER)) == []
+
+
+async def test_a_store_keeps_its_id_and_when_its_ledgers_were_made(tmp_path: Path) -> None:
+    """Over restarts, for whoever reads it beside its daemon, and for a file of a release that knew neither."""
+    clock = FakeClock(start_ms=5000)
+    async with EmbeddedLedgers(tmp_path, clock=clock) as store:
+        await store.append(TOPIC, payloads(1))
+        store_id = await store.identity()
+    async with opened(tmp_path) as store, EmbeddedReader(tmp_path, clock=FakeClock()) as reader:
+        assert await store.identity() == await reader.identity() == store_id
+        assert [one.created_ms for one in await store.ledgers(TOPIC)] == [5000]
+        assert [one.created_ms for one in await reader.ledgers(TOPIC)] == [5000]
+    with closing(sqlite3.connect(tmp_path / "ledgers.db")) as old:
+        old.executescript("DROP TABLE store; DROP TABLE births;")
+    async with EmbeddedReader(tmp_path, clock=FakeClock()) as reader:
+        assert await reader.identity() is None
+        assert [one.created_ms for one in await reader.ledgers(TOPIC)] == [None]
+    async with opened(tmp_path) as store:
+        assert await store.identity() is not None
+        assert await store.append(TOPIC, payloads(1)) == Position(0, 1)
+        assert [one.created_ms for one in await store.ledgers(TOPIC)] == [None]
 
 
 async def test_ledger_ids_are_never_given_twice(tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""A source says which cluster it is, and whether that cluster's lists of ledgers are still the present ones."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import Conflict
+from offloaderd.ledgers.bookkeeper.options import SourceOptions
+from offloaderd.ledgers.bookkeeper.source import BookKeeperLedgers
+from offloaderd.ledgers.pulsar_migration import flag_path, moved_reason
+from offloaderd.metrics import Metrics
+from offloaderd.testing import FakeClock
+from tests.unit.ledgers.bookkeeper.fake_cluster import FakeCluster
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+INSTANCE = "e34a5a6c-8b0a-4bd1-9a0e-3d1a6a3d8a51"
+FLAG = "/pulsar/migration-coordinator/migration"
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    """An empty cluster."""
+    return FakeCluster()
+
+
+@pytest.fixture
+async def source(cluster: FakeCluster) -> AsyncIterator[BookKeeperLedgers]:
+    """A source on the cluster."""
+    async with BookKeeperLedgers(
+        cluster.znodes, cluster.bookies, clock=FakeClock(), metrics=Metrics(), options=SourceOptions()
+    ) as opened:
+        yield opened
+
+
+async def put(cluster: FakeCluster, path: str, content: bytes) -> None:
+    """Make a node, and those above it."""
+    for end in [index for index, char in enumerate(path) if char == "/" and index]:
+        with suppress(Conflict):
+            await cluster.znodes.create(path[:end], b"")
+    try:
+        await cluster.znodes.create(path, content)
+    except Conflict:
+        await cluster.znodes.replace(path, content, (await cluster.znodes.get(path)).version)
+
+
+async def test_a_cluster_is_known_by_its_instance_id(cluster: FakeCluster, source: BookKeeperLedgers) -> None:
+    """None before there is one; it is read again whenever it may be another one."""
+    assert await source.identity() is None
+    await put(cluster, "/ledgers/INSTANCEID", INSTANCE.encode())
+    assert await source.identity() == INSTANCE
+    await put(cluster, "/ledgers/INSTANCEID", b"another\n")
+    assert await source.identity() == "another"
+
+
+async def test_the_flag_of_a_moving_cluster_is_seen(cluster: FakeCluster, source: BookKeeperLedgers) -> None:
+    """From its first phase on, and after it failed no more."""
+    assert await source.moved() is None
+    for phase, told in (
+        ("PREPARATION", "moving"),
+        ("COPYING", "moving"),
+        ("FAILED", None),
+        ("COMPLETED", "out of date"),
+        ("NOT_STARTED", None),
+    ):
+        await put(cluster, FLAG, json.dumps({"phase": phase, "targetUrl": "oxia://oxia:6648"}).encode())
+        reason = await source.moved()
+        assert (told is None and reason is None) or (reason is not None and str(told) in reason and FLAG in reason)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"null", b'"COPYING"', b"\xff", b'{"phase": "LATER"}'])
+def test_a_flag_that_nobody_can_read_counts(content: bytes) -> None:
+    """What a later release writes there is no reason to believe a list."""
+    assert moved_reason(content, path=FLAG) is not None
+
+
+def test_the_flag_lies_beside_the_topics() -> None:
+    """A cluster's metadata may begin at a path of its own."""
+    assert flag_path("/managed-ledgers") == FLAG
+    assert flag_path("/eu/managed-ledgers/") == f"/eu{FLAG}"
