@@ -31,6 +31,12 @@ class ControlMetrics(Families):
             "offloaderd_log_levels_raised",
             "Modules whose log level was set for a time by `offloadctl log-level`. Not 0 for days: somebody renews it.",
         )
+        self.selections_unapplied = self._gauge(
+            "offloaderd_selections_unapplied",
+            "Patterns that select nothing: their records are damaged, or their expressions, of an earlier release, are "
+            "not taken any more. Topics that they selected go on, new ones are not enabled; `offloadctl topics list` "
+            "says why. Not 0: enable another pattern, then disable the old one.",
+        )
         self.topics_paused = self._gauge(
             "offloaderd_topics_paused", "Topics of this daemon that an operator has paused; their lag grows on purpose."
         )

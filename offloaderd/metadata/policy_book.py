@@ -182,7 +182,7 @@ def _level(topic: TopicName, policy: TopicPolicy) -> tuple[Level, bool]:
     if not policy.selected_by or policy.selected_by == spelled((topic.tenant, topic.namespace)):
         return Level(Origin.TOPIC, policy, str(topic)), True
     try:
-        pattern = TopicPattern.parse(policy.selected_by)
+        pattern = TopicPattern.named(policy.selected_by)
     except InvalidInput:
         return Level(Origin.SELECTION, policy, policy.selected_by), False
     if pattern.breadth is Breadth.TOPIC:

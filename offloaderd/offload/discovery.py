@@ -19,6 +19,7 @@ import structlog
 from offloaderd.errors import OffloaderError
 from offloaderd.groups import Group
 from offloaderd.metadata import paths
+from offloaderd.offload import selection
 from offloaderd.offload.selection import Rules
 from offloaderd.offload.signal import race
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from offloaderd.errors import CorruptData
     from offloaderd.metadata.records.policy import TopicPolicy
+    from offloaderd.metrics import Metrics
     from offloaderd.model import TopicName
     from offloaderd.offload.selection import Change
     from offloaderd.offload.selector import Selector
@@ -40,6 +42,7 @@ JITTER_S = 1.0
 """Most that daemons wait after a selection changed, so that the one that was asked is done before others look."""
 JUDGED_S = 300.0
 """A topic that was left alone is looked at again after this long: it may no longer be compacted."""
+HINT_UNAPPLIED = "new topics are not enabled by it: enable another pattern for them, then disable this one"
 FIRST_TOLD = 5
 """How many topics a log line names."""
 
@@ -47,8 +50,11 @@ FIRST_TOLD = 5
 class Discovery:
     """The task of one daemon."""
 
-    def __init__(self, selector: Selector) -> None:
+    def __init__(self, selector: Selector, metrics: Metrics | None = None) -> None:
         self._selector = selector
+        self._metrics = metrics
+        self.unapplied: dict[str, str] = {}
+        """Selections that select nothing, with the reasons."""
         self._store, self._clock = selector.metadata, selector.clock
         self._told = asyncio.Event()
         self._stale = True
@@ -114,6 +120,12 @@ class Discovery:
         said = await self._selector.said()
         self._policies, self._rules = dict(said.policies), said.rules
         self._judged.clear()
+        unapplied = selection.unapplied(said.selections)
+        for pattern in unapplied.keys() - self.unapplied.keys():
+            log.error("selection.unapplied", pattern=pattern, reason=unapplied[pattern], hint=HINT_UNAPPLIED)
+        self.unapplied = unapplied
+        if self._metrics is not None:
+            self._metrics.selections_unapplied.set(len(unapplied))
 
     async def _listed(self) -> set[TopicName]:
         """Return what the source shows; a part of it that does not answer is left out until it does."""

@@ -78,6 +78,7 @@ class Engine:
         self._reporter = Reporter(shop, self.statuses)
         self.book = book
         self._selector = Selector(shop.metadata, shop.source, self._clock, book)
+        self._discovery = Discovery(self._selector, shop.uplink.metrics)
         self.levels = Levels(self._selector, book)
         self.changed = self._home.changed
         self.placement = Placement(shop.metadata, self._clock, placement)
@@ -195,6 +196,11 @@ class Engine:
         now_s = self._clock.monotonic()
         return [one.status(now_s) for _, one in sorted(self._spread.supervised.items())]
 
+    def alarms(self) -> list[str]:
+        """Say what is wrong with all topics' rules, and with no topic of its own."""
+        found = sorted(self._discovery.unapplied.items())
+        return [f"the selection {pattern} is not applied: {reason}" for pattern, reason in found]
+
     async def run(self, me: DaemonNode) -> None:
         """Supervise this daemon's topics as `me` until `drain` has been called and every topic is released."""
         self._home.me = me
@@ -207,7 +213,7 @@ class Engine:
                 group.create_task(self._follow(paths.TOPICS, self._look), name="enabled topics"),
                 group.create_task(self._follow(paths.POLICIES, self._look_above), name="policies of levels"),
                 group.create_task(self._reporter.run(), name="topic metrics"),
-                group.create_task(Discovery(self._selector).run(), name="discovery of topics"),
+                group.create_task(self._discovery.run(), name="discovery of topics"),
             ]
             while not (self._draining and not self._spread.supervised):
                 await self.changed.wait()

@@ -8,7 +8,8 @@ The first of these that there is counts:
 
 So a topic never depends on the order in which daemons saw things, and what a crash left half done is found and
 completed by comparing again. A policy by rule 2 or 3 says so in `selected_by`, and ends when its rule does. What
-cannot be read ends nothing: topics that follow from a damaged record keep the policy they have.
+cannot be read ends nothing: topics that follow from a damaged record, or from an expression that this release does not
+take, keep the policy they have.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Rules:
     def __init__(self, selections: Selections, policies: Policies, above: PolicyBook | None = None) -> None:
         """Take the selections, the topics' policies, and those above them (None: there are none)."""
         self._named: dict[TopicName, TopicPolicy] = {}
-        self._kept = {text for text, found in selections.items() if isinstance(found, CorruptData)}
+        self._kept = set(unapplied(selections))
         for topic, policy in policies.items():
             if isinstance(policy, CorruptData):
                 self._kept.add(of_topic(topic).text)
@@ -75,7 +76,7 @@ class Rules:
         self._namespaces = {Scope(*name) for name in above.offloading} if above is not None else set()
         if above is not None:
             self._kept |= {spelled(name) for name in above.unread}
-        sound = [found for found in selections.values() if isinstance(found, Selection)]
+        sound = [found for found in selections.values() if isinstance(found, Selection) and not found.refused]
         self._places = {
             one.pattern.scope: Rule(one.pattern.text, one.policy)
             for one in sound
@@ -145,6 +146,14 @@ class Rules:
         if current.selected_by != asked:
             return Change(topic, Outcome.LEFT_ALONE, _by(current.selected_by, asked))
         return Change(topic, Outcome.UNCHANGED)
+
+
+def unapplied(selections: Selections) -> dict[str, str]:
+    """Return the selections that select nothing, as their records or expressions cannot be read, with the reasons."""
+    reasons = {
+        text: str(found) if isinstance(found, CorruptData) else found.refused for text, found in selections.items()
+    }
+    return {text: reason for text, reason in reasons.items() if reason}
 
 
 def outcome(before: TopicPolicy | None, after: TopicPolicy) -> Outcome:

@@ -115,6 +115,7 @@ class AdminService(ManualCalls):
             topics=topics,
             memory_used_bytes=now.memory_used_bytes,
             memory_budget_bytes=now.memory_budget_bytes,
+            alarms=self._engine.alarms(),
         )
 
     async def topic_status(self, topic: TopicName) -> admin_pb2.TopicStatus:

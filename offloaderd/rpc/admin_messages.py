@@ -55,6 +55,7 @@ def selection(pattern: str, found: Selection | CorruptData, topics: int) -> admi
         retention_age_s=found.policy.retention_age_s,
         retention_bytes=found.policy.retention_bytes,
         policies=policies_message(found.policy),
+        damage=found.refused,
     )
 
 

@@ -101,7 +101,7 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DisableTopicRequest, context: Context
     ) -> admin_pb2.DisableTopicResponse:
         """Complete the open segments and stop offloading; what was offloaded stays readable."""
-        pattern = TopicPattern.parse(request.topic)
+        pattern = TopicPattern.named(request.topic)  # one that is not taken any more can be taken back
         changes = await self._engine.deselect(pattern, dry_run=request.dry_run)
         return admin_pb2.DisableTopicResponse(pattern=pattern.text, topics=map(topic_change, changes))
 

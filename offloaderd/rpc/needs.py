@@ -57,8 +57,11 @@ def topic_or_everything(request: Any) -> Iterator[Where]:  # noqa: ANN401
 
 
 def pattern(request: Any) -> Iterator[Where]:  # noqa: ANN401
-    """Name a topic or a pattern. Raises InvalidInput."""
-    yield TopicPattern.parse(request.topic)
+    """Name a topic or a pattern, of which nothing is compiled before its sender is known to have the role.
+
+    Raises InvalidInput.
+    """
+    yield TopicPattern.named(request.topic)
 
 
 def prefix(request: admin_pb2.ListTopicsRequest) -> Iterator[Where]:

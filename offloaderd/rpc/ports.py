@@ -146,6 +146,10 @@ class Engine(Protocol):
         """Return the topic's committed segments."""
         ...
 
+    def alarms(self) -> Sequence[str]:
+        """Say what is wrong and belongs to no single topic."""
+        ...
+
     def statuses(self) -> Sequence[TopicStatus]:
         """Describe every enabled topic that this daemon works on or waits for."""
         ...

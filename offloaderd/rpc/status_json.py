@@ -30,6 +30,7 @@ def daemon_json(found: admin_pb2.StatusResponse) -> dict[str, object]:
         "dependencies": [
             {"name": one.name, "up": one.up, "message": one.message or None} for one in found.dependencies
         ],
+        "alarms": list(found.alarms),
     }
 
 

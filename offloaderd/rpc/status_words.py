@@ -21,7 +21,7 @@ def daemon_facts(found: admin_pb2.StatusResponse) -> list[tuple[str, str]]:
         ("memory", f"{used} of {budget}"),
     ]
     lines += [(one.name, "up" if one.up else f"DOWN: {one.message or 'no reason given'}") for one in found.dependencies]
-    return lines
+    return [*lines, *(("ALARM", text) for text in found.alarms)]
 
 
 def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsResponse | None) -> list[tuple[str, str]]:

@@ -188,7 +188,7 @@ def one_pattern(context: click.Context, param: click.Parameter, words: tuple[str
         hint = "quote a pattern, or the shell puts names of files in its place: 'public/default/*'"
         raise click.UsageError(f"one topic or pattern, not {len(words)}\nhint: {hint}", context)
     try:
-        return TopicPattern.parse(words[0])
+        return TopicPattern.named(words[0])
     except InvalidInput as error:
         raise click.BadParameter(f"{error.message}\nhint: {error.hint}", context, param) from None
 

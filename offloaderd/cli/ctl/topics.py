@@ -93,7 +93,7 @@ def concerns(selection: admin_pb2.Selection, prefix: str) -> bool:
         return True
     parts = [*prefix.removesuffix("/").split("/"), ""][:2]
     asked = Scope(parts[0] or None, parts[1] or None)
-    scope = TopicPattern.parse(selection.pattern).scope
+    scope = TopicPattern.named(selection.pattern).scope
     return scope.covers(asked) or asked.covers(scope)
 
 
@@ -131,7 +131,7 @@ def selection_row(one: admin_pb2.Selection) -> tuple[str, ...]:
         show.number(one.topics),
         show.size(one.segment_bytes_max) if one.HasField("segment_bytes_max") else "-",
         show.age(one.segment_age_max_s) if one.HasField("segment_age_max_s") else "-",
-        "damaged" if one.damage else show.moment(one.created_ms),
+        "not applied" if one.damage else show.moment(one.created_ms),
     )
 
 

@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """A pattern with the policy of its topics. `created_ms` stays when the policy is changed."""
+    """A pattern with the policy of its topics. `created_ms` stays when the policy is changed.
+
+    `refused` says why the expression of an earlier release is not taken any more, empty: it is. One that is refused
+    selects nothing, and topics that it selected keep their policy until somebody disables it.
+    """
 
     pattern: TopicPattern
     policy: TopicPolicy
     created_ms: int
+    refused: str = ""
 
 
 def encode(value: Selection) -> bytes:
@@ -36,10 +41,15 @@ def encode(value: Selection) -> bytes:
 def decode(data: bytes, *, path: str) -> Selection:
     """Read a node's content; raises CorruptData."""
     record = codec.parse(records_pb2.SelectionRecord, data, path)
+    refused = ""
     try:
-        pattern = TopicPattern.parse(record.pattern)
+        pattern = TopicPattern.named(record.pattern)
     except InvalidInput:
         codec.corrupt(path, "a pattern", repr(record.pattern))
+    try:
+        pattern = TopicPattern.parse(record.pattern)
+    except InvalidInput as error:
+        refused = error.message
     if pattern.text != record.pattern or pattern.topic is not None:
         codec.corrupt(path, "a pattern of several topics in its one spelling", repr(record.pattern))
     if not record.HasField("policy"):
@@ -48,4 +58,5 @@ def decode(data: bytes, *, path: str) -> Selection:
         pattern=pattern,
         policy=policy_record.from_record(record.policy, path=path),
         created_ms=record.created_ms,
+        refused=refused,
     )

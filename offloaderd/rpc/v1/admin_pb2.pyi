@@ -769,6 +769,7 @@ class StatusResponse(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     MEMORY_USED_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_BUDGET_BYTES_FIELD_NUMBER: _builtins.int
+    ALARMS_FIELD_NUMBER: _builtins.int
     daemon_id: _builtins.str
     version: _builtins.str
     state: _builtins.str
@@ -780,6 +781,10 @@ class StatusResponse(_message.Message):
     def dependencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatusResponse.Dependency]: ...
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicStatus]: ...
+    @_builtins.property
+    def alarms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what is wrong and belongs to no single topic, as a selection that is not applied"""
+
     def __init__(
         self,
         *,
@@ -791,10 +796,11 @@ class StatusResponse(_message.Message):
         topics: _abc.Iterable[Global___TopicStatus] | None = ...,
         memory_used_bytes: _builtins.int = ...,
         memory_budget_bytes: _builtins.int = ...,
+        alarms: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "dependencies", b"dependencies", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "started_ms", b"started_ms", "state", b"state", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "daemon_id", b"daemon_id", "dependencies", b"dependencies", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "started_ms", b"started_ms", "state", b"state", "topics", b"topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

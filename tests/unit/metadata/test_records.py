@@ -199,7 +199,6 @@ def test_an_impossible_attempt_is_corrupt(changes: dict[str, Any]) -> None:
         (grant, records_pb2.GrantRecord(ledger_id=4, entries=9, verified_ms=1)),
         (grant, records_pb2.GrantRecord(ledger_id=4, entries=9, verified_ms=1, segments=[_part(0, 3), _part(5, 8)])),
         (grant, records_pb2.GrantRecord(ledger_id=4, entries=9, verified_ms=1, segments=[_part(0, 9)])),
-        (selection, records_pb2.SelectionRecord(pattern="re:(", policy=SOME_POLICY)),
         (selection, records_pb2.SelectionRecord(pattern="public/default/orders", policy=SOME_POLICY)),
         (selection, records_pb2.SelectionRecord(pattern="persistent://a/*", policy=SOME_POLICY)),
         (selection, records_pb2.SelectionRecord(pattern="a/*")),

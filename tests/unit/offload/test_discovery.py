@@ -14,9 +14,13 @@ from offloaderd.errors import Denied, NotFound, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
 from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.metadata.records.selection import Selection
+from offloaderd.metrics import Metrics
 from offloaderd.model import TopicName
+from offloaderd.offload import policies as stored
 from offloaderd.offload.discovery import DISCOVERY_S, JITTER_S, JUDGED_S, Discovery
 from offloaderd.offload.selector import Selector
+from offloaderd.patterns import TopicPattern
 from offloaderd.testing.clock import FakeClock
 from tests.unit.offload.test_selector import Room
 from tests.unit.offload.topic_source import TopicSource
@@ -46,14 +50,20 @@ async def discovering(*names: str, tree: MemoryTree | None = None) -> AsyncItera
     """A daemon that has looked once, and an operator who asks another daemon over the same tree."""
     tree, source, clock = tree or MemoryTree(), TopicSource(set(names)), FakeClock()
     store = Counting(tree)
-    discovery = Discovery(Selector(store, source, clock))  # type: ignore[arg-type]
+    metrics = Metrics()
+    discovery = Discovery(Selector(store, source, clock), metrics)  # type: ignore[arg-type]
     async with store, tree.connect() as other, asyncio.TaskGroup() as group:
         task = group.create_task(discovery.run())
         await clock.advance(JITTER_S)
         source.requests.clear()
         selector = Selector(other, source, FakeClock(seed=1))  # type: ignore[arg-type]
-        yield Room(selector, source, store, clock)
+        yield Room(selector, source, store, clock, metrics)
         task.cancel()
+
+
+def unapplied(room: Room) -> float | None:
+    """Return how many selections the daemon cannot apply."""
+    return room.metrics.registry.get_sample_value("offloaderd_selections_unapplied")
 
 
 def reads(room: Room) -> int:
@@ -206,6 +216,28 @@ async def test_a_damaged_selection_ends_nothing() -> None:
             await room.clock.advance(2 * DISCOVERY_S)
         assert "selection.corrupt" in [line["event"] for line in logs]
         assert await room.enabled() == {"orders": "public/default/*"}
+
+
+async def test_an_expression_that_is_not_taken_any_more_ends_nothing() -> None:
+    """What an earlier release stored stays readable and selects nothing: topics go on, an alarm says so, it can go."""
+    tree, pattern = MemoryTree(), TopicPattern.named("re:public/default/(?!us-).*")
+    chosen = TopicPolicy(selected_by=pattern.text)
+    async with tree.connect() as store:
+        clock = FakeClock()
+        await stored.put(store, clock, Selection(pattern=pattern, policy=chosen, created_ms=1))
+        await stored.write(store, clock, [TopicName.parse("orders")], lambda *_: chosen, known=[])
+    with capture_logs() as logs:
+        async with discovering("orders", "eu-1", tree=tree) as room:
+            await room.clock.advance(2 * DISCOVERY_S)
+            assert await room.enabled() == {"orders": pattern.text}
+            found = (await stored.selections(room.store))[pattern.text]
+            assert isinstance(found, Selection)
+            assert "(?!" in found.refused
+            assert unapplied(room) == 1
+            await room.selector.disable(pattern)
+            await room.clock.advance(2 * DISCOVERY_S)
+            assert (await room.enabled(), unapplied(room)) == ({}, 0)
+    assert [line["pattern"] for line in logs if line["event"] == "selection.unapplied"] == [pattern.text]
 
 
 async def test_an_expired_session_stops_no_discovery() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +14,7 @@ from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
 from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.metrics import Metrics
 from offloaderd.model import TopicName
 from offloaderd.offload import policies
 from offloaderd.offload.selector import Selector
@@ -37,6 +38,7 @@ class Room:
     source: TopicSource
     store: MemoryMetadata
     clock: FakeClock
+    metrics: Metrics = field(default_factory=Metrics)
 
     async def enable(self, pattern: str, policy: TopicPolicy = POLICY, *, dry_run: bool = False) -> dict[str, str]:
         """Enable and return outcome and reason by topic."""

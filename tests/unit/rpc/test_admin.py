@@ -134,6 +134,10 @@ class FakeEngine:
         """Return what is stored."""
         return await load(self.store, topic)
 
+    def alarms(self) -> list[str]:
+        """One thing is wrong."""
+        return ["the selection re:(?=a) is not applied: look-around"]
+
     def statuses(self) -> list[TopicStatus]:
         """Describe all."""
         return [*(offloader.status() for offloader in self.running.values()), *self.waiting]

@@ -12,7 +12,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 import offloaderd.rpc.v1
-from offloaderd.access.rights import EVERYTHING, Role, shown
+from offloaderd import expressions
+from offloaderd.access.rights import EVERYTHING, Grant, Role, shown
 from offloaderd.errors import InvalidInput
 from offloaderd.metadata import paths
 from offloaderd.model import TopicName
@@ -133,6 +134,20 @@ def test_names_are_read_as_the_service_reads_them(path: str, request_: Any, name
     if path.startswith("ReadService"):
         assert where is not None
         assert where.topic is not None
+
+
+def test_nothing_is_compiled_before_the_role_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has no role makes no daemon work at an expression; who has it for the namespace is let through to it."""
+
+    def compiled(source: str) -> None:
+        pytest.fail(f"{source} was compiled")
+
+    monkeypatch.setattr(expressions, "compiled", compiled)
+    request_ = admin_pb2.EnableTopicRequest(topic="re:acme/x/(?i)" + "[X-\U0010fffd]" * 60)
+    for call in ("EnableTopic", "DisableTopic"):
+        (named,) = NEEDS[f"/offloaderd.v1.AdminService/{call}"].named(request_)
+        assert not Grant.parse("admin mallory acme/y/*").gives(Role.ADMIN, named)
+        assert Grant.parse("admin alice acme/x/*").gives(Role.ADMIN, named)
 
 
 def test_a_name_that_is_no_text_is_refused() -> None:
