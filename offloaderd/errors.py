@@ -72,6 +72,10 @@ class InvalidConfig(OffloaderError):
     """The configuration cannot work; `message` lists every mistake found. Commands exit with code 2."""
 
 
+class IdentityRefused(OffloaderError):
+    """Metadata, bucket or source may be of another history: nothing is deleted until an operator has looked."""
+
+
 class Closed(OffloaderError):
     """The component has been closed or is draining."""
 

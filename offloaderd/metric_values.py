@@ -22,7 +22,17 @@ ENTRIES_BUCKETS = tuple(float(10**power) for power in range(9))
 
 TIERS = ("buffer", "source", "objects")
 DEPENDENCIES = ("metadata", "objects", "ledgers")
-ERROR_CLASSES = ("throttled", "transient", "expired", "denied", "no_space", "bucket_missing", "not_found", "other")
+ERROR_CLASSES = (
+    "throttled",
+    "transient",
+    "expired",
+    "denied",
+    "no_space",
+    "bucket_missing",
+    "not_found",
+    "identity",
+    "other",
+)
 CACHES = ("blocks", "segments")
 BOOKIE_OPERATIONS = ("read", "batch", "last", "wait", "probe")
 BOOKIE_TIMED = ("read", "batch", "last")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.metric_families import Families
 from offloaderd.metric_values import OPEN
 
 REMOVAL_REASONS = ("ledgers_deleted", "age", "size")
 DENIED_REASONS = ("not_offloaded", "missing_object", "size", "corrupt", "gap", "bucket", "revoked", "unreachable")
+
+
+REFUSAL_KINDS = tuple(RefusalKind)
 
 
 class RetentionMetrics(Families):
@@ -38,6 +42,13 @@ class RetentionMetrics(Families):
         self.delete_failures = self._counter(
             "offloaderd_delete_failures_total",
             "Failed tries to delete decided segments; each is repeated. Look when it keeps rising.",
+        )
+        self.identity_refusals = self._topic_gauge(
+            "offloaderd_identity_refusals",
+            "1 for each reason why nothing of the topic is deleted or granted: its metadata, bucket or source may be "
+            "of another history. Page when it is not 0: offloadctl status says what was found and what to do.",
+            topic=OPEN,
+            kind=REFUSAL_KINDS,
         )
         self.grants = self._counter(
             "offloaderd_grants_total",

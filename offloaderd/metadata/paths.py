@@ -5,9 +5,10 @@
     /policies/
         broker
         namespaces/<tenant>/<namespace>
+    /identity                                              which deployment this is, and whose ledgers it offloads
     /rebuild                                               while the rest is being rebuilt from the bucket
     /topics/<tenant>/<namespace>/<domain>/<local>/
-        policy  owner  epoch  attempt  floor  verified  asked
+        policy  owner  epoch  attempt  floor  verified  asked  identity
         ledgers/<ledger id>
         losses/<ledger id>
         trash/<segment uuid>
@@ -37,6 +38,7 @@ BROKER_POLICY = f"{POLICIES}/broker"
 NAMESPACE_POLICIES = f"{POLICIES}/namespaces"
 TOPICS = "/topics"
 REBUILD = "/rebuild"
+IDENTITY = "/identity"
 _SAFE = "-_.*=:"
 _TOPIC_DEPTH = 6  # "", topics, tenant, namespace, domain, local
 
@@ -135,6 +137,11 @@ def floor(name: TopicName) -> str:
 def verified(name: TopicName) -> str:
     """When each segment was last looked at by the scrub."""
     return f"{topic(name)}/verified"
+
+
+def identity(name: TopicName) -> str:
+    """Refusals that stand because the topic's metadata, bucket or source may be of another history."""
+    return f"{topic(name)}/identity"
 
 
 def asked(name: TopicName) -> str:

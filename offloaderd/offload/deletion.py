@@ -14,6 +14,7 @@ import structlog
 
 from offloaderd.errors import CorruptData, NotFound, OffloaderError, Transient
 from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.offload.budget import Backoff
 
@@ -50,6 +51,9 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
     waiting = shop.uplink.metrics.trash_waiting.labels(topic=str(topic))
     names = await store.children(paths.trash(topic))
     waiting.set(len(names))
+    if names and (why := await deletion_refused(store, topic)):
+        log.error("trash.left", topic=str(topic), segments=len(names), why=why, hint=_HINT)
+        return Emptied(0, len(names))
     for name in names:
         try:
             path = paths.trash_record(topic, UUID(name))

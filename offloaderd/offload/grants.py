@@ -18,6 +18,7 @@ import structlog
 
 from offloaderd.errors import BucketMissing, Conflict, CorruptData, Denied, Fenced, NotFound, OffloaderError, Transient
 from offloaderd.metadata import paths
+from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records.grant import Grant
@@ -109,6 +110,9 @@ class Grants:
         """
         topic_map = offloader.map
         if not topic_map.ends:
+            return known
+        if why := await deletion_refused(self._shop.metadata, offloader.topic):
+            log.error("grants.refused", topic=str(offloader.topic), why=why)
             return known
         known = await grant_records.load_all(self._shop.metadata, offloader.topic, known)
         present = await self._present(offloader)
@@ -245,6 +249,8 @@ class Grants:
         if found is None or not found.grant.allows(self._clock.wall_ms()):
             return
         if not await self._is_held(offloader, ledger_id, found.grant):
+            return
+        if await deletion_refused(self._shop.metadata, topic):
             return
         if not found.grant.source_deleted_ms and not await self._decide(offloader, ledger_id, found):
             return

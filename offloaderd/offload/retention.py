@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import structlog
 
-from offloaderd.errors import Conflict, Fenced, NotFound, OffloaderError, Transient
+from offloaderd.errors import Conflict, Fenced, IdentityRefused, NotFound, OffloaderError, Transient
 from offloaderd.metadata import removal
+from offloaderd.metadata.identity import deletion_refused
 from offloaderd.model import TierRetention
 from offloaderd.objects import keys
 from offloaderd.offload.grant_records import deleted_by_us
@@ -204,6 +205,10 @@ class Retention:
         Returns the limits that hold. Raises Fenced, Transient.
         """
         limits = limits_of(await self._book.of(offloader.topic, fresh=True))
+        if why := await deletion_refused(self._shop.metadata, offloader.topic):
+            log.error("retention.refused", topic=str(offloader.topic), why=why)
+            absent.clear()
+            return limits
         follows = limits.kind is TierRetention.FOLLOW
         theirs = {one.end.ledger_id for one in offloader.map.segments if one.foreign}
         if self._register is not None and (follows or theirs):
@@ -223,6 +228,7 @@ class Retention:
         """
         ledger_ids = list(ledger_ids)
         if dry_run:
+            await self._check_identity(offloader.topic)
             return checked_marks(offloader.map, ledger_ids, await self._kept(offloader))
         desk = self._desks.get(offloader.topic)
         if desk is None:
@@ -233,13 +239,19 @@ class Retention:
         return await order.done
 
     async def mark_now(self, offloader: TopicOffloader, ledger_ids: Iterable[int]) -> list[int]:
-        """Mark ledgers deleted, and remove what can go. Raises what `checked_marks` does, Transient and Fenced."""
+        """Mark ledgers deleted, and remove what can go. Raises what `checked_marks` does, IdentityRefused, Fenced."""
         wanted = checked_marks(offloader.map, ledger_ids, await self._kept(offloader))
+        await self._check_identity(offloader.topic)
         if wanted:
             await offloader.record.mark_deleted(wanted)
             log.info("ledgers.marked_deleted", topic=str(offloader.topic), ledger_ids=wanted, why="asked for")
         await self.remove_marked(offloader)
         return wanted
+
+    async def _check_identity(self, topic: TopicName) -> None:
+        """Raise IdentityRefused while nothing of a topic may be deleted."""
+        if why := await deletion_refused(self._shop.metadata, topic):
+            raise IdentityRefused(f"nothing of {topic} is deleted for the time being: {why}")
 
     async def _carry_out(self, offloader: TopicOffloader, order: _Order) -> None:
         """Do as ordered, and say how it went. Raises Fenced."""

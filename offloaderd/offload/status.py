@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from offloaderd.errors import OffloaderError
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.history import RangeState
+    from offloaderd.metadata.records.identity import Refusal
     from offloaderd.model import Loss, Position, TopicName
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.troubles import Trouble
@@ -75,6 +76,7 @@ class TopicStatus:
     paused_ms: int = 0
     paused_by: str = ""
     paused_s: float = 0.0
+    refusals: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,15 +160,21 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float, wall_ms: i
         paused_ms=paused.since_ms if paused else 0,
         paused_by=paused.by if paused else "",
         paused_s=max(0.0, wall_ms - paused.since_ms) / 1000 if paused else 0.0,
+        refusals=topic.identity.refusals,
     )
 
 
 def idle(
-    topic: TopicName, error: OffloaderError | None, trouble: Trouble | None = None, *, now_s: float = 0.0
+    topic: TopicName,
+    error: OffloaderError | None,
+    trouble: Trouble | None = None,
+    *,
+    refusals: tuple[Refusal, ...] = (),
+    now_s: float = 0.0,
 ) -> TopicStatus:
     """Describe a topic that this daemon does not own, or stopped working on because of an error."""
     if error is None:
-        return TopicStatus(topic=topic, state="claiming")
+        return TopicStatus(topic=topic, state="claiming", refusals=refusals)
     return TopicStatus(
         topic=topic,
         state="stalled",
@@ -174,6 +182,7 @@ def idle(
         stalled_class=error_class(error),
         stalled_since_ms=trouble.since_ms if trouble is not None else 0,
         stalled_s=now_s - trouble.since_s if trouble is not None else 0.0,
+        refusals=refusals,
     )
 
 

@@ -23,6 +23,7 @@ from offloaderd.offload import history, ownership, recovery
 from offloaderd.offload.adoption import adopt_head
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog, Claim
+from offloaderd.offload.identity import TopicIdentity
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.signal import Signal, race
 from offloaderd.offload.sleep import Cause, state_of
@@ -96,6 +97,8 @@ class Supervisor:
         self.policy = policy
         self.guest = guest
         self.offloader: TopicOffloader | None = None
+        self.identity: TopicIdentity | None = None
+        """What was refused under the last claim."""
         self.asleep: Sleeper | None = None
         """What is kept of the topic while there is no offloader; until there is one again."""
         self.untouched: State | None = None
@@ -157,7 +160,8 @@ class Supervisor:
             return self.offloader.status()
         if self.asleep is not None:
             return self.asleep.status(now_s)
-        return idle(self.topic, self.error, self.trouble, now_s=now_s)
+        refusals = self.identity.refusals if self.identity is not None else ()
+        return idle(self.topic, self.error, self.trouble, refusals=refusals, now_s=now_s)
 
     def change(self, policy: TopicPolicy) -> None:
         """Go on under another policy, of the topic or of a level above it."""
@@ -268,7 +272,9 @@ class Supervisor:
         """Take over what an earlier owner left, or this one before it slept; offload until told to stop or sleep."""
         store, topic = self._home.shop.metadata, self.topic
         attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics)
+        self.identity = identity = TopicIdentity(attempts.fence, clock=self._clock, metrics=self._metrics)
         async with self._home.turns:
+            await identity.load()
             topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
             left = await recovery.take_over(attempts, topic_map.standing, self._home.shop)
         effective = self._home.effective(topic, self.policy)
@@ -276,7 +282,7 @@ class Supervisor:
         if left.begin is None and policy.method is not OffloadMethod.NONE:
             topic_map = await adopt_head(self._home.shop, attempts, topic_map)
         topic_map = await history.prepare(self._home.shop, attempts, topic_map, left, policy, me)
-        offloader = TopicOffloader(self._home.shop, attempts, topic_map, policy, left)
+        offloader = TopicOffloader(self._home.shop, attempts, topic_map, policy, left, identity)
         cause = self.asleep.cause if self.asleep is not None else Cause.DUE
         if self.asleep is not None:
             before = self.asleep.record

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import EntryBatch, LedgerInfo, Loss, Position, TopicName
     from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.identity import TopicIdentity
     from offloaderd.offload.recovery import LeftBehind
     from offloaderd.offload.roll import RollPolicy
     from offloaderd.offload.segment import SegmentBuilder
@@ -54,10 +55,16 @@ class TopicOffloader:
     """The owner's side of one topic, from claim to release."""
 
     def __init__(
-        self, shop: Workshop, log: AttemptLog, topic_map: TopicMap, policy: RollPolicy, left: LeftBehind
+        self,
+        shop: Workshop,
+        log: AttemptLog,
+        topic_map: TopicMap,
+        policy: RollPolicy,
+        left: LeftBehind,
+        identity: TopicIdentity,
     ) -> None:
         """Take up a topic where its map ends, with what an earlier owner left behind it."""
-        self.claim = log.fence.claim
+        self.identity, self.claim = identity, log.fence.claim
         self.topic: TopicName = self.claim.topic
         self.policy = policy
         self.segment: OpenSegment | None = None

@@ -15,6 +15,7 @@ from offloaderd.errors import (
     BucketMissing,
     Denied,
     Expired,
+    IdentityRefused,
     NoSpace,
     NotFound,
     OffloaderError,
@@ -37,25 +38,22 @@ STALLED_TRIES = 5
 """After so many failures in a row of something that may pass, a topic counts as stalled."""
 
 
+_CLASSES: tuple[tuple[type[OffloaderError], str], ...] = (
+    (Throttled, "throttled"),
+    (Transient, "transient"),
+    (Expired, "expired"),
+    (Denied, "denied"),
+    (NoSpace, "no_space"),
+    (BucketMissing, "bucket_missing"),
+    (NotFound, "not_found"),
+    (IdentityRefused, "identity"),
+)
+"""The first that fits counts: narrower ones stand before wider ones."""
+
+
 def error_class(error: OffloaderError) -> str:
     """Name the class of an error for metric labels: bounded, and what an operator acts on."""
-    match error:
-        case Throttled():
-            return "throttled"
-        case Transient():
-            return "transient"
-        case Expired():
-            return "expired"
-        case Denied():
-            return "denied"
-        case NoSpace():
-            return "no_space"
-        case BucketMissing():
-            return "bucket_missing"
-        case NotFound():
-            return "not_found"
-        case _:
-            return "other"
+    return next((name for kind, name in _CLASSES if isinstance(error, kind)), "other")
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData, InvalidInput
+from offloaderd.metadata.records import identity
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OffloadMethod
 from offloaderd.policy.policies import NAMES
@@ -16,6 +17,7 @@ from offloaderd.rpc.v1 import admin_pb2, common_pb2, history_pb2
 if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.records.identity import Refusal
     from offloaderd.metadata.records.selection import Selection
     from offloaderd.model import Loss, Position
     from offloaderd.offload.selection import Change
@@ -145,6 +147,14 @@ def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
         taken_bytes=status.taken_bytes,
         paused_ms=status.paused_ms,
         paused_by=status.paused_by,
+        refusals=[identity_refusal(one) for one in status.refusals],
+    )
+
+
+def identity_refusal(one: Refusal) -> admin_pb2.IdentityRefusal:
+    """Return what is refused of a topic as a message."""
+    return admin_pb2.IdentityRefusal(
+        kind=one.kind, found=one.found, evidence=one.evidence, since_ms=one.since_ms, hint=identity.hint(one.kind)
     )
 
 

@@ -14,7 +14,8 @@ from uuid import UUID
 
 import structlog
 
-from offloaderd.errors import Conflict, InvalidInput, NotFound, Transient
+from offloaderd.errors import Conflict, IdentityRefused, InvalidInput, NotFound, Transient
+from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import Position, ReadPriority, TopicName
 from offloaderd.objects import keys
@@ -249,12 +250,14 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             return False
 
     async def _delete_theirs(self, ledger: broker_pb2.OffloadedLedger) -> str:
-        """Delete the objects that Pulsar's own driver has written, as it would itself. Raises Denied, Transient."""
+        """Delete the objects that Pulsar's own driver has written. Raises Denied, Transient, IdentityRefused."""
         topic, ledger_id, object_id = named(ledger)
         try:
             found = await self._copies.doomed(topic, ledger_id, ledger.bucket, object_id)
         except NotFound:
             return "nothing"
+        if why := await deletion_refused(self._engine.shop.metadata, topic):
+            raise IdentityRefused(f"nothing of {topic} is deleted for the time being: {why}")
         where = keys.SegmentKeys("", object_id, ledger_id)
         await self._objects.at(found.bucket).delete([where.data, where.index])
         log.info("ledger.deleted", topic=str(topic), ledger_id=ledger_id, object_id=str(object_id), bucket=found.bucket)

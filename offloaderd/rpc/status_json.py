@@ -58,6 +58,16 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         "placement": one.placement or None,
         "paused": {"since_ms": one.paused_ms, "by": one.paused_by} if one.paused_ms else None,
         "epoch": one.epoch,
+        "refusals": [
+            {
+                "kind": refusal.kind,
+                "found": refusal.found,
+                "evidence": refusal.evidence,
+                "since_ms": refusal.since_ms,
+                "hint": refusal.hint,
+            }
+            for refusal in one.refusals
+        ],
         "confirmed": position_of(one, "confirmed"),
         "offloaded": position_of(one, "offloaded"),
         "history": history_json(one.history) if one.HasField("history") else None,

@@ -43,6 +43,7 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         ("state", one.state + (", asleep" if one.asleep else f": {one.stalled_reason}" if one.stalled_reason else "")),
         ("owner", f"{one.owner or '-'} (epoch {one.epoch})" + (f": {one.placement}" if one.placement else "")),
         *([("PAUSED", f"since {words.moment(one.paused_ms)} UTC by {one.paused_by}")] if one.paused_ms else []),
+        *[("REFUSED", refusal_text(refusal)) for refusal in one.refusals],
         *outage_facts(one),
         *([("method", one.method)] if one.method else []),
         ("lag", lag),
@@ -73,6 +74,12 @@ def outage_facts(one: admin_pb2.TopicStatus) -> list[tuple[str, str]]:
         since = words.moment(one.unprotected_since_ms)
         lines.append(("NOT PROTECTED", f"{entries}, {size}{spilled}, since {since} UTC"))
     return lines
+
+
+def refusal_text(one: admin_pb2.IdentityRefusal) -> str:
+    """Say what does not fit together, and what to do."""
+    since = words.moment(one.since_ms)
+    return f"{one.kind} since {since} UTC: {one.found}; nothing of the topic is deleted or granted. To do: {one.hint}"
 
 
 def history_text(one: history_pb2.HistorySummary) -> str:

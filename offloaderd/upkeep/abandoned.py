@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import BucketMissing, NotFound, OffloaderError
 from offloaderd.metadata import catalog, nodes, paths
+from offloaderd.metadata.identity import deletion_refused
 from offloaderd.objects import look
 from offloaderd.upkeep.finds import Find, Kind, Verdict
 
@@ -55,6 +56,7 @@ class AbandonedTrash:
         """Return a find for each thing that is left of a segment, and for the record alone if nothing is."""
         if await nodes.node(self._metadata, paths.owner(topic)) is not None:
             return []
+        refused = await deletion_refused(self._metadata, topic)
         site = self._site(record)
         assert site is not None  # noqa: S101 - what lies elsewhere is left out
         keys, store = record.keys(site.prefix).all, self._objects.at(site.bucket)
@@ -64,7 +66,9 @@ class AbandonedTrash:
         sizes = {key: info.size_bytes for key in keys if (info := await look.head(store, key)) is not None}
         reason = f"decided ({record.reason}), and nobody works on the topic"
         verdict = Verdict.DELETE
-        if self._rules.apply:
+        if refused:
+            verdict, reason = Verdict.KEEP, f"{reason}; it stays: {refused}"
+        elif self._rules.apply:
             verdict = Verdict.DELETED
             try:
                 if not await self._empty(store, topic, record, keys, uploads):
@@ -94,7 +98,8 @@ class AbandonedTrash:
     ) -> bool:
         """Delete uploads, objects and the record, in this order; not what the map refers to after all."""
         current = await catalog.load(self._metadata, topic)
-        if any(one.segment_id == record.segment_id for one in current.segments):
+        held = any(one.segment_id == record.segment_id for one in current.segments)
+        if held or await deletion_refused(self._metadata, topic):
             return False
         for upload_id in uploads:
             await store.abort_upload(keys[0], upload_id)

@@ -28,6 +28,8 @@ class Kind(StrEnum):
     """Not older than the grace age: it may be on its way."""
     FOREIGN = "foreign"
     """Of another cluster, or not written by offloaderd."""
+    REFUSED = "refused"
+    """Of a topic whose metadata, bucket or source may be of another history: nothing of it is deleted."""
     CHANGED = "changed"
     """Referred to, stored again or gone by the time of its deletion."""
     UNCOVERED = "uncovered"

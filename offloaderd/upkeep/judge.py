@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from offloaderd.errors import CorruptData
 from offloaderd.format import manifest
 from offloaderd.metadata import catalog
+from offloaderd.metadata.identity import deletion_refused
 from offloaderd.model import Position, TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
@@ -94,6 +95,8 @@ class Judge:
             return Judgement(
                 Kind.UNKNOWN_TOPIC, f"the metadata knows nothing of {topic}; if it was lost, run offloaderd rebuild"
             )
+        if refused := await deletion_refused(self._metadata, topic):
+            return Judgement(Kind.REFUSED, refused, topic)
         if topic not in self._maps:
             self._maps[topic] = await catalog.load(self._metadata, topic)
         hole = first_uncovered(described, self._maps[topic], self._broken)

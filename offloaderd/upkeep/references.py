@@ -35,6 +35,7 @@ KNOWN_NODES = frozenset(
         "epoch",
         "floor",
         "grants",
+        "identity",
         "history",
         "ledgers",
         "losses",

@@ -27,6 +27,7 @@ def test_every_node_lies_where_the_architecture_says() -> None:
     assert paths.attempt(ORDERS) == f"{folder}/attempt"
     assert paths.ledger(ORDERS, 17) == f"{folder}/ledgers/17"
     segment_id = UUID("11223344-5566-7788-99aa-bbccddeeff00")
+    assert paths.identity(ORDERS) == f"{folder}/identity"
     assert paths.trash_record(ORDERS, segment_id) == f"{folder}/trash/11223344-5566-7788-99aa-bbccddeeff00"
     assert paths.daemon("host/1") == "/daemons/host%2F1"
     assert paths.selection("acme/*") == "/selections/acme%2F*"

@@ -11,6 +11,7 @@ from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.model import Position
 from offloaderd.offload.commit import AttemptLog, Claim
 from offloaderd.offload.deletion import empty_trash
+from offloaderd.offload.identity import TopicIdentity
 from offloaderd.offload.recovery import LeftBehind
 from offloaderd.offload.topic import TopicOffloader
 from offloaderd.policy.effective import Level, Origin
@@ -65,7 +66,8 @@ class Owned:
         shop = rig.workshop(metadata or store, source=None if push_only else rig.ledgers)
         topic_map = await catalog.load(store, TOPIC)
         attempts = AttemptLog(shop.metadata, Claim(TOPIC, epoch, version), clock=rig.clock, metrics=rig.metrics)
-        return cls(rig, shop, TopicOffloader(shop, attempts, topic_map, rig.policy, LeftBehind()))
+        identity = TopicIdentity(attempts.fence, clock=rig.clock, metrics=rig.metrics)
+        return cls(rig, shop, TopicOffloader(shop, attempts, topic_map, rig.policy, LeftBehind(), identity))
 
     def book(self, **said: Any) -> PolicyBook:  # noqa: ANN401 - each value its own type
         """Return what holds for the topic when it says nothing itself."""

@@ -1,0 +1,42 @@
+"""What is refused of a topic because its metadata, bucket or source may be of another history, as it is stored.
+
+Whoever deletes anything of a topic, or permits its deletion, asks `deletion_refused` first, in whatever process.
+Reads never ask.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.records import identity as identity_record
+from offloaderd.metadata.records.identity import TopicIdentityRecord
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.model import TopicName
+
+
+class Stored(NamedTuple):
+    """A topic's record, and the version of its node; None when there is no node."""
+
+    record: TopicIdentityRecord
+    version: int | None
+
+
+async def load(store: MetadataStore, topic: TopicName) -> Stored:
+    """Read a topic's record. Raises CorruptData, Transient."""
+    path = paths.identity(topic)
+    node = await nodes.node(store, path)
+    if node is None:
+        return Stored(TopicIdentityRecord(), None)
+    return Stored(identity_record.decode(node.value, path=path), node.version)
+
+
+async def deletion_refused(store: MetadataStore, topic: TopicName) -> str:
+    """Say why nothing of a topic may be deleted, nor its deletion be granted; empty: it may. Read fresh each time.
+
+    Raises CorruptData and Transient: who does not know does not delete.
+    """
+    refusals = (await load(store, topic)).record.refusals
+    return "; ".join(f"{one} ({identity_record.hint(one.kind)})" for one in refusals)

@@ -1,0 +1,223 @@
+"""`identity`: which deployment this is and whose ledgers it offloads; of a topic, what is refused or was accepted.
+
+Numbers of ledgers mean something only inside one history. Where the metadata, the bucket or the source seems to be of
+another one, a refusal stands in the topic's record: nothing of the topic is deleted and no deletion is granted until
+the cause is gone, or an operator has accepted what was found. An acceptance is about one piece of evidence; what
+differs from it is refused again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from offloaderd.format.pb.storage import identity_pb2
+from offloaderd.metadata.records import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from uuid import UUID
+
+ACCEPTED_MAX = 50
+"""So many acceptances are kept, the newest: more would only be history, which the audit log has."""
+TEXT_CHARS_MAX = 2000
+
+
+class RefusalKind(StrEnum):
+    """What does not fit together."""
+
+    METADATA_WENT_BACK = "metadata-went-back"
+    """The bucket has segments of this topic that are newer than the metadata."""
+    OTHER_DEPLOYMENT = "other-deployment"
+    """Another deployment writes this topic under the same prefix."""
+    OTHER_SOURCE = "other-source"
+    """The ledger source is another one than the ledgers were offloaded from."""
+    LIST_BEHIND = "list-behind"
+    """The newest ledger of the source's list is older than what is committed."""
+    LEDGER_REPLACED = "ledger-replaced"
+    """A ledger of a known number was created at another time."""
+    LEDGER_SHORTER = "ledger-shorter"
+    """A closed ledger has fewer entries than are committed of it."""
+
+
+STALLS = frozenset(RefusalKind) - {RefusalKind.OTHER_SOURCE}
+"""Kinds that stop the offloading of the topic as well; the others only stop deletions and grants."""
+
+_HINTS = {
+    RefusalKind.METADATA_WENT_BACK: "restore newer metadata, or disable the topic and run `offloaderd rebuild --topic`",
+    RefusalKind.OTHER_DEPLOYMENT: "give each deployment a bucket, prefix or daemon.cluster of its own",
+    RefusalKind.OTHER_SOURCE: "point the daemon to the source that the topic was offloaded from",
+    RefusalKind.LIST_BEHIND: "restore the source's metadata; if the source began anew, use another topic name",
+    RefusalKind.LEDGER_REPLACED: "restore the source's metadata; if the source began anew, use another topic name",
+    RefusalKind.LEDGER_SHORTER: "compare the ledger with the tier: `offloadctl ledgers list`",
+}
+_ACCEPT = "`offloadctl identity show` has the details, `offloadctl identity accept` believes what was found"
+
+
+def hint(kind: str) -> str:
+    """Return the way out of a refusal; of a kind that only a later release knows, where to look."""
+    known = _HINTS.get(RefusalKind(kind)) if kind in set(RefusalKind) else None
+    return f"{known}; {_ACCEPT}" if known else _ACCEPT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceIdentity:
+    """Where ledger ids come from. `kind` is bookkeeper, embedded or none; an empty `instance_id` is unknown."""
+
+    kind: str
+    instance_id: str = ""
+    cluster: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """What an operator has accepted: a kind of refusal, for one piece of evidence."""
+
+    kind: str
+    evidence: str
+    by: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """What is refused. `found` says it in words, `evidence` is what an acceptance has to be about.
+
+    `kind` is a RefusalKind, or one of a later release.
+    """
+
+    kind: str
+    found: str
+    evidence: str
+    since_ms: int
+    epoch: int = 0
+
+    def __str__(self) -> str:
+        """Name what was found and the kind, as an operator reads it."""
+        return f"{self.kind}: {self.found}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """One deployment: what shares a metadata root. `source` is None until a daemon has said it."""
+
+    deployment_id: UUID
+    made_ms: int
+    made_by: str
+    source: SourceIdentity | None = None
+    accepted: tuple[Acceptance, ...] = ()
+    unknown: bytes = field(default=b"", repr=False, compare=False)
+    """What a later release has added to the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicIdentityRecord:
+    """What is refused of a topic, and what was accepted."""
+
+    refusals: tuple[Refusal, ...] = ()
+    accepted: tuple[Acceptance, ...] = ()
+    unknown: bytes = field(default=b"", repr=False, compare=False)
+    """What a later release has added to the record."""
+
+    def accepts(self, kind: str, evidence: str) -> bool:
+        """Whether an operator has accepted this piece of evidence."""
+        return any((one.kind, one.evidence) == (kind, evidence) for one in self.accepted)
+
+    def refusing(self, refusal: Refusal) -> TopicIdentityRecord:
+        """Return it with a refusal in place of an earlier one of its kind, whose time it keeps."""
+        since_ms = next((one.since_ms for one in self.refusals if one.kind == refusal.kind), refusal.since_ms)
+        return replace(self, refusals=(*self.without(refusal.kind).refusals, replace(refusal, since_ms=since_ms)))
+
+    def without(self, kind: str) -> TopicIdentityRecord:
+        """Return it without the refusal of a kind."""
+        return replace(self, refusals=tuple(one for one in self.refusals if one.kind != kind))
+
+    def accepting(self, acceptance: Acceptance) -> TopicIdentityRecord:
+        """Return it with an acceptance, and without the refusal that this lifts."""
+        kept = tuple(one for one in self.refusals if (one.kind, one.evidence) != (acceptance.kind, acceptance.evidence))
+        return replace(self, refusals=kept, accepted=(*self.accepted, acceptance)[-ACCEPTED_MAX:])
+
+
+def encode(value: TopicIdentityRecord) -> bytes:
+    """Return the content of a topic's node."""
+    message = identity_pb2.TopicIdentityRecord(
+        refusals=[
+            identity_pb2.RefusalRecord(
+                kind=one.kind,
+                found=one.found[:TEXT_CHARS_MAX],
+                evidence=one.evidence,
+                since_ms=one.since_ms,
+                epoch=one.epoch,
+            )
+            for one in value.refusals
+        ],
+        accepted=[_acceptance(one) for one in value.accepted],
+    )
+    return codec.written(message, value.unknown)
+
+
+def decode(data: bytes, *, path: str) -> TopicIdentityRecord:
+    """Read a topic's node; raises CorruptData."""
+    record = codec.parse(identity_pb2.TopicIdentityRecord, data, path)
+    return TopicIdentityRecord(
+        refusals=tuple(
+            Refusal(
+                kind=codec.present(path, "a refusal's kind", one.kind),
+                found=one.found,
+                evidence=one.evidence,
+                since_ms=one.since_ms,
+                epoch=one.epoch,
+            )
+            for one in record.refusals
+        ),
+        accepted=_accepted(path, record.accepted),
+        unknown=codec.unknown(record),
+    )
+
+
+def encode_deployment(value: Deployment) -> bytes:
+    """Return the content of the deployment's node."""
+    message = identity_pb2.DeploymentRecord(
+        deployment_id=str(value.deployment_id),
+        made_ms=value.made_ms,
+        made_by=value.made_by,
+        accepted=[_acceptance(one) for one in value.accepted],
+    )
+    if value.source is not None:
+        message.source.kind = value.source.kind
+        message.source.instance_id, message.source.cluster = value.source.instance_id, value.source.cluster
+    return codec.written(message, value.unknown)
+
+
+def decode_deployment(data: bytes, *, path: str) -> Deployment:
+    """Read the deployment's node; raises CorruptData."""
+    record = codec.parse(identity_pb2.DeploymentRecord, data, path)
+    source = None
+    if record.HasField("source"):
+        kind = codec.present(path, "a source's kind", record.source.kind)
+        source = SourceIdentity(kind=kind, instance_id=record.source.instance_id, cluster=record.source.cluster)
+    return Deployment(
+        deployment_id=codec.segment_id(path, record.deployment_id),
+        made_ms=record.made_ms,
+        made_by=record.made_by,
+        source=source,
+        accepted=_accepted(path, record.accepted),
+        unknown=codec.unknown(record),
+    )
+
+
+def _acceptance(one: Acceptance) -> identity_pb2.AcceptanceRecord:
+    return identity_pb2.AcceptanceRecord(kind=one.kind, evidence=one.evidence, by=one.by, at_ms=one.at_ms)
+
+
+def _accepted(path: str, records: Iterable[identity_pb2.AcceptanceRecord]) -> tuple[Acceptance, ...]:
+    return tuple(
+        Acceptance(
+            kind=codec.present(path, "an acceptance's kind", one.kind),
+            evidence=one.evidence,
+            by=one.by,
+            at_ms=one.at_ms,
+        )
+        for one in records
+    )

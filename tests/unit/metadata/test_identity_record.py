@@ -1,0 +1,101 @@
+"""The record of a deployment, and that of a topic's refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offloaderd.errors import CorruptData
+from offloaderd.format.pb.storage import identity_pb2
+from offloaderd.metadata.records import identity
+from offloaderd.metadata.records.identity import (
+    Acceptance,
+    Deployment,
+    Refusal,
+    RefusalKind,
+    SourceIdentity,
+    TopicIdentityRecord,
+)
+from tests.unit.metadata.strategies import NAME, TEXT, UINT64
+
+PATH = "/identity"
+acceptances = st.builds(Acceptance, kind=NAME, evidence=TEXT, by=TEXT, at_ms=UINT64)
+refusals = st.builds(Refusal, kind=NAME, found=TEXT, evidence=TEXT, since_ms=UINT64, epoch=UINT64)
+BEHIND = Refusal(kind=RefusalKind.LIST_BEHIND, found="12 is the newest", evidence="newest 12", since_ms=5)
+
+
+@given(
+    st.builds(
+        Deployment,
+        deployment_id=st.uuids(),
+        made_ms=UINT64,
+        made_by=TEXT,
+        source=st.none() | st.builds(SourceIdentity, kind=NAME, instance_id=TEXT, cluster=TEXT),
+        accepted=st.lists(acceptances, max_size=3).map(tuple),
+    )
+)
+def test_a_deployment_reads_back(value: Deployment) -> None:
+    """Every field of the deployment's record survives."""
+    assert identity.decode_deployment(identity.encode_deployment(value), path=PATH) == value
+
+
+@given(
+    st.builds(
+        TopicIdentityRecord,
+        refusals=st.lists(refusals, max_size=3).map(tuple),
+        accepted=st.lists(acceptances, max_size=3).map(tuple),
+    )
+)
+def test_a_topics_refusals_read_back(value: TopicIdentityRecord) -> None:
+    """Every field of a topic's record survives."""
+    assert identity.decode(identity.encode(value), path=PATH) == value
+
+
+def test_what_a_later_release_adds_is_kept() -> None:
+    """Fields that this release does not know survive a rewrite of either record."""
+    later = b"\xaa\x06\x03new"  # field 101
+    topic = identity.encode(TopicIdentityRecord(refusals=(BEHIND,)))
+    assert identity.encode(identity.decode(topic + later, path=PATH)).endswith(later)
+    made = identity.encode_deployment(Deployment(deployment_id=UUID(int=7), made_ms=1, made_by="one"))
+    assert identity.encode_deployment(identity.decode_deployment(made + later, path=PATH)).endswith(later)
+
+
+def test_what_is_no_record_is_corrupt() -> None:
+    """A refusal without a kind, an id that is no uuid: CorruptData, so nobody takes it for 'nothing is refused'."""
+    unnamed = identity_pb2.TopicIdentityRecord(refusals=[identity_pb2.RefusalRecord(found="x")])
+    with pytest.raises(CorruptData):
+        identity.decode(unnamed.SerializeToString(), path=PATH)
+    with pytest.raises(CorruptData):
+        identity.decode_deployment(b"", path=PATH)
+
+
+def test_a_refusal_takes_the_place_of_one_of_its_kind_and_keeps_its_time() -> None:
+    """What is found anew of a kind is shown, as of when the kind was first found."""
+    first = TopicIdentityRecord().refusing(BEHIND)
+    again = first.refusing(replace(BEHIND, found="13 is the newest", evidence="newest 13", since_ms=9))
+    assert again.refusals == (replace(BEHIND, found="13 is the newest", evidence="newest 13"),)
+    assert again.without(RefusalKind.LIST_BEHIND).refusals == ()
+
+
+def test_an_acceptance_is_about_one_piece_of_evidence() -> None:
+    """It lifts the refusal of that evidence, and accepts no other."""
+    accepted = (
+        TopicIdentityRecord()
+        .refusing(BEHIND)
+        .accepting(Acceptance(kind=BEHIND.kind, evidence=BEHIND.evidence, by="ann", at_ms=9))
+    )
+    assert accepted.refusals == ()
+    assert accepted.accepts(RefusalKind.LIST_BEHIND, "newest 12")
+    assert not accepted.accepts(RefusalKind.LIST_BEHIND, "newest 13")
+    assert not accepted.accepts(RefusalKind.LEDGER_SHORTER, "newest 12")
+
+
+@pytest.mark.parametrize("kind", RefusalKind)
+def test_each_kind_names_a_way_out(kind: RefusalKind) -> None:
+    """Each refusal has one hint of its own, and so has one that only a later release knows."""
+    assert identity.hint(kind).endswith(identity.hint("of-a-later-release"))
+    assert len(identity.hint(kind)) > len(identity.hint("of-a-later-release"))
