@@ -7,6 +7,8 @@ from offloaderd.metric_values import TIERS
 
 WHYS = ("chosen", "only_here", "fell_back_missing", "fell_back_corrupt", "fell_back_unavailable")
 
+BROKER_UNKNOWN = ("map_unknown", "topic_unknown", "entries_missing")
+
 
 class ReadMetrics(Families):
     """The part of the metrics that is about reads."""
@@ -35,6 +37,13 @@ class ReadMetrics(Families):
             "Payload bytes handed out, by tier and why it was this one, as read_choice_entries.",
             source=TIERS,
             why=WHYS,
+        )
+        self.broker_unknown = self._counter(
+            "offloaderd_broker_unknown_total",
+            "Ledgers that a broker wanted to read, and of which nobody can say what became of them: map_unknown (the "
+            "map has not all of it, and not its deletion), topic_unknown (nothing is on record of the topic), "
+            "entries_missing (an object is gone). Brokers try again and skip nothing. Page on any.",
+            reason=BROKER_UNKNOWN,
         )
         self.read_duration_seconds = self._histogram(
             "offloaderd_read_duration_seconds", "From a read's start to its end; reads that follow are not counted."

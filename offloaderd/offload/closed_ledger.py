@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from offloaderd.errors import InvalidInput, OffloaderError
 from offloaderd.model import LedgerOffload, Position
 from offloaderd.offload.adoption import DRIVER_DEFAULT, located
-from offloaderd.offload.copy_check import CopyChecker, Unsound, segments_of
+from offloaderd.offload.copy_check import CopyChecker, Unsound, holding_all, segments_of
 from offloaderd.offload.wanted import Wanted
 
 if TYPE_CHECKING:
@@ -96,8 +96,27 @@ class Copies:
         return await located(self._shop, topic, ledger_id, offload, named=named)
 
 
+def is_held(topic_map: TopicMap, ledger_id: int) -> bool:
+    """Whether the map has all of a closed ledger, which is enough to read it, whatever lies before and behind it."""
+    try:
+        holding_all(topic_map, ledger_id)
+    except Unsound:
+        return False
+    return True
+
+
+def is_gone(topic_map: TopicMap, ledger_id: int) -> bool:
+    """Whether it is on record that a ledger was deleted from the tier: by a mark, or with all up to the floor."""
+    if ledger_id in topic_map.deleted:
+        return True
+    floor, end = topic_map.floor, topic_map.ends.get(ledger_id)
+    if floor is None or ledger_id != floor.ledger_id:
+        return floor is not None and ledger_id < floor.ledger_id
+    return end is not None and end.entries <= floor.entry_id + 1
+
+
 def is_whole(topic_map: TopicMap, ledger_id: int) -> bool:
-    """Whether the map has all of a closed ledger."""
+    """Whether the map has all of a closed ledger, and it joins on to its neighbours, so that its source may go."""
     try:
         segments_of(topic_map, ledger_id)
     except Unsound:

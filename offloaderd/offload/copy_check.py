@@ -38,6 +38,13 @@ class Unsound(OffloaderError):
 
 def segments_of(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:
     """Return the segments that hold the whole ledger, in order. Raises Unsound when they do not, or do not join on."""
+    holding = holding_all(topic_map, ledger_id)
+    _check_joints(topic_map, holding)
+    return holding
+
+
+def holding_all(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:
+    """Return the segments that hold the whole ledger, whatever lies before and behind it. Raises Unsound."""
     end = topic_map.ends.get(ledger_id)
     if end is None or ledger_id not in topic_map.contexts or ledger_id in topic_map.deleted:
         raise Unsound("not_offloaded", f"ledger {ledger_id} is not offloaded to its end, or is marked deleted")
@@ -52,7 +59,6 @@ def segments_of(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:
         expected = part.last_entry_id + 1
     if expected != end.entries:
         raise Unsound("gap", f"the segments hold {expected} of {end.entries} entries of ledger {ledger_id}")
-    _check_joints(topic_map, holding)
     return holding
 
 

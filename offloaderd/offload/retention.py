@@ -105,7 +105,7 @@ def checked_marks(topic_map: TopicMap, ledger_ids: Iterable[int], kept: Collecti
             if topic_map.floor is not None and ledger_id <= topic_map.floor.ledger_id:
                 continue
             raise NotFound(
-                f"nothing of ledger {ledger_id} of {topic_map.topic} is offloaded", hint="offloadctl ledgers list"
+                f"the map of {topic_map.topic} has nothing of ledger {ledger_id}", hint="offloadctl ledgers list"
             )
         if kept is not None and ledger_id in kept:
             raise Conflict(

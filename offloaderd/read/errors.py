@@ -1,8 +1,12 @@
-"""Errors that only a read gives; each is a kind of what `offloaderd.errors` knows."""
+"""Errors that only a read gives; each is a kind of what `offloaderd.errors` knows.
+
+Readers act on two of them in opposite ways: what was deleted is skipped, and what nobody can tell is waited for. So
+EntriesDeleted is said only of what was deleted on purpose and on record.
+"""
 
 from __future__ import annotations
 
-from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.errors import Conflict, InvalidInput, NotFound
 
 
 class TopicNotFound(NotFound):
@@ -23,3 +27,11 @@ class EntriesLost(EntriesMissing):
 
 class EntriesDeleted(EntriesMissing):
     """Entries of the range were offloaded and deleted again by the topic's retention; the hint says what there is."""
+
+
+class MapUnknown(Conflict):
+    """Nothing is on record of what was asked for, not even its deletion: the map may be empty, old, or another's."""
+
+
+class TopicUnknown(MapUnknown):
+    """Nothing is on record of the whole topic: no policy, no segment, no deletion."""

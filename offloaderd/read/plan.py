@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.errors import InvalidInput
 from offloaderd.model import ENTRY_ID_MAX, Position, ReadPriority
 from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange
 
@@ -156,7 +156,7 @@ def checked_range(
     """Return the range to read; a missing end is the newest entry, or stays open when following.
 
     (None, ...) means that there is nothing yet. Raises InvalidInput for a reversed range or a negative position,
-    OutOfRange beyond the newest entry, NotFound before the oldest (EntriesDeleted up to the floor).
+    OutOfRange beyond the newest entry, EntriesMissing before the oldest (EntriesDeleted up to the floor).
     """
     for bound in (first, last):
         if bound is not None:
@@ -176,7 +176,9 @@ def checked_range(
             raise OutOfRange(f"position {bound} is beyond the end", hint=f"the topic holds {oldest} to {newest}")
     for bound in (first, last):
         if bound is not None and bound < oldest:
-            raise NotFound(f"position {bound} is older than anything that is kept", hint=f"the oldest is {oldest}")
+            raise EntriesMissing(
+                f"position {bound} is older than anything that is kept", hint=f"the oldest is {oldest}"
+            )
     return first or oldest, last if last is not None or follow else newest
 
 

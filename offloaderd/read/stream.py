@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import CorruptData, Denied, NotFound, OffloaderError, Transient
+from offloaderd.errors import BucketMissing, CorruptData, Denied, NotFound, OffloaderError, Transient
 from offloaderd.format.frames import FramedEntries
 from offloaderd.model import ENTRY_ID_MAX, EntryBatch, Position, ReadPriority
 from offloaderd.read import plan
@@ -202,7 +202,11 @@ class Stream:
             for _, error in self._troubles:
                 if isinstance(error, kind):
                     return error
-        return self._troubles[0][1] if self._troubles else self._missing or NotFound(f"no entry {self._cursor}")
+        missing = self._missing or EntriesMissing(f"no entry {self._cursor}")
+        error = self._troubles[0][1] if self._troubles else missing
+        if isinstance(error, EntriesMissing | BucketMissing):
+            return error
+        return EntriesMissing(error.message, hint=error.hint)  # an object is gone, which does not mean that it may be
 
     async def _wait(self, seen: int) -> None:
         if self._news is None:

@@ -3,35 +3,49 @@
 The broker decides what is offloaded, when its own copy goes, and which copy is read; here is only what the tier has.
 A topic that nobody spoke of is enabled when its broker first asks for one of its ledgers. Nothing is deleted that
 Pulsar's list still has: a broker cleans up after each attempt that failed, by the same call and without a word of why.
+A broker asks for what its list calls offloaded, and may skip for good what is gone (EntriesDeleted), so that is said
+only of what is on record as deleted; of everything else it hears that nobody can tell, and tries again.
 """
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
 from uuid import UUID
 
 import structlog
 
-from offloaderd.errors import Conflict, IdentityRefused, InvalidInput, NotFound, Transient
+from offloaderd.errors import BucketMissing, Conflict, IdentityRefused, InvalidInput, NotFound, Transient
+from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import Position, ReadPriority, TopicName
 from offloaderd.objects import keys
 from offloaderd.offload import policies
-from offloaderd.offload.closed_ledger import ClosedLedger, Copies, hurry, is_whole, length_of, needs_push
+from offloaderd.offload.closed_ledger import (
+    ClosedLedger,
+    Copies,
+    hurry,
+    is_gone,
+    is_held,
+    is_whole,
+    length_of,
+    needs_push,
+)
 from offloaderd.patterns import of_topic
+from offloaderd.read.errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.admin_messages import position
 from offloaderd.rpc.convert import encoded_read_response
+from offloaderd.rpc.errors import reason_of
 from offloaderd.rpc.manual import HEARTBEAT_S, changed_or_heartbeat
 from offloaderd.rpc.read import BATCH_BYTES_MAX
 from offloaderd.rpc.retention import checked_ledger
 from offloaderd.rpc.v1 import broker_pb2, broker_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 
     from grpc import aio
 
@@ -50,6 +64,11 @@ log = structlog.get_logger(__name__)
 NEWS_S = 0.05
 """A broker asks in the moment of the close, before the source has heard of it: then it is looked again this soon, and
 after ever longer pauses."""
+
+LOST = (
+    "is this daemon's metadata this cluster's, and whole? `offloaderd rebuild --config FILE` shows what the bucket has"
+)
+"""A broker asks only for what was once covered here, so the map has gone back, is another's, or is not rebuilt yet."""
 
 STATES = broker_pb2.EnsureState
 Report = broker_pb2.EnsureLedgerResponse
@@ -119,9 +138,14 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def OpenLedger(  # noqa: N802 - named by the proto
         self, request: broker_pb2.OpenLedgerRequest, context: Context
     ) -> broker_pb2.OpenLedgerResponse:
-        """Say how far a ledger reaches. Raises InvalidInput, NotFound, InvalidConfig, CorruptData, Transient."""
+        """Say how far a ledger reaches.
+
+        Raises EntriesDeleted, MapUnknown, TopicUnknown, EntriesMissing, InvalidInput, InvalidConfig, CorruptData,
+        Transient.
+        """
         topic, ledger_id, _ = named(request.ledger)
-        theirs = await self._theirs(request.ledger)
+        with self._told_apart(topic, ledger_id):
+            theirs = await self._theirs(request.ledger)
         if theirs is not None:
             part = theirs.slices[0]
             return broker_pb2.OpenLedgerResponse(last_entry_id=part.last_entry_id, length_bytes=part.payload_bytes)
@@ -139,7 +163,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             raise InvalidInput(f"batch_bytes of {request.batch_bytes} is too large", hint=f"at most {BATCH_BYTES_MAX}")
         first = Position(ledger_id, request.first_entry_id).checked()
         last = Position(ledger_id, request.last_entry_id).checked()
-        with self._reads.counted():
+        with self._reads.counted(), self._told_apart(topic, ledger_id):
             theirs = await self._theirs(request.ledger)
             if theirs is not None:
                 if not first <= last <= theirs.end:
@@ -229,16 +253,56 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def _theirs(self, ledger: broker_pb2.OffloadedLedger) -> CommittedSegment | None:
         """Return a ledger in an object of Pulsar's own driver, None for one that our segments hold.
 
-        What the map has is ours to read, whoever wrote it. Raises NotFound when neither is there.
+        What the map has is ours to read, whoever wrote it. Raises EntriesDeleted, MapUnknown, TopicUnknown, NotFound.
         """
         topic, ledger_id, object_id = named(ledger)
-        if is_whole(await self._engine.topic_map(topic), ledger_id):
+        stored = await self._engine.topic_map(topic)
+        if is_held(stored, ledger_id):
             return None
         if ledger.bucket:
             return await self._copies.of_broker(topic, ledger_id, ledger.bucket, object_id)
-        raise NotFound(
-            f"ledger {ledger_id} of {topic} is not offloaded, or was deleted", hint=f"offloadctl ledgers list {topic}"
+        if is_gone(stored, ledger_id):
+            if why := await deletion_refused(self._engine.shop.metadata, topic):
+                raise MapUnknown(f"ledger {ledger_id} of {topic} is on record as deleted, which is in doubt: {why}")
+            raise EntriesDeleted(
+                f"ledger {ledger_id} of {topic} was deleted from the tier", hint=f"offloadctl ledgers list {topic}"
+            )
+        raise await self._unknown(stored, ledger_id)
+
+    async def _unknown(self, stored: TopicMap, ledger_id: int) -> MapUnknown:
+        """Return what to say of a ledger that the map has not, or not all of, nor its deletion."""
+        topic = stored.topic
+        if stored == TopicMap(topic) and not (await self._engine.book.of(topic)).known:
+            return TopicUnknown(
+                f"nothing is on record of {topic}, and a broker wants its ledger {ledger_id}", hint=LOST
+            )
+        has = "part" if ledger_id in stored.contexts else "nothing"
+        return MapUnknown(
+            f"the map of {topic} has {has} of ledger {ledger_id}, and not that it was deleted; a broker calls it "
+            "offloaded",
+            hint=LOST,
         )
+
+    @contextmanager
+    def _told_apart(self, topic: TopicName, ledger_id: int) -> Iterator[None]:
+        """Have a broker hear that something is gone only if that is on record, and count what nobody can tell.
+
+        A loss on record is no such word: the map has the ledger, or had it a moment ago.
+        """
+        unknown: EntriesMissing | MapUnknown
+        try:
+            yield
+            return
+        except (EntriesDeleted, BucketMissing):
+            raise
+        except MapUnknown as error:
+            unknown = error
+        except NotFound as error:
+            unknown = EntriesMissing(error.message, hint=error.hint)
+        reason = reason_of(type(unknown)).lower()
+        self._engine.shop.uplink.metrics.broker_unknown.labels(reason=reason).inc()
+        log.error("ledger.unknown", topic=str(topic), ledger_id=ledger_id, reason=reason, error=str(unknown))
+        raise unknown
 
     async def _listed(self, topic: TopicName, ledger_id: int) -> bool:
         """Whether Pulsar's list has a ledger, or nobody can say that it has not. Raises Transient."""
@@ -254,6 +318,8 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         topic, ledger_id, object_id = named(ledger)
         try:
             found = await self._copies.doomed(topic, ledger_id, ledger.bucket, object_id)
+        except BucketMissing:
+            raise
         except NotFound:
             return "nothing"
         if why := await deletion_refused(self._engine.shop.metadata, topic):

@@ -34,7 +34,15 @@ from offloaderd.errors import (
     Unauthenticated,
 )
 from offloaderd.offload.copy_check import Unsound
-from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange, TopicNotFound
+from offloaderd.read.errors import (
+    EntriesDeleted,
+    EntriesLost,
+    EntriesMissing,
+    MapUnknown,
+    OutOfRange,
+    TopicNotFound,
+    TopicUnknown,
+)
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -55,6 +63,9 @@ CODES: dict[type[OffloaderError], grpc.StatusCode] = {
     Denied: grpc.StatusCode.PERMISSION_DENIED,
     NoSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
     EntriesLost: grpc.StatusCode.DATA_LOSS,
+    EntriesDeleted: grpc.StatusCode.NOT_FOUND,
+    EntriesMissing: grpc.StatusCode.FAILED_PRECONDITION,
+    BucketMissing: grpc.StatusCode.FAILED_PRECONDITION,
     NotFound: grpc.StatusCode.NOT_FOUND,
     Conflict: grpc.StatusCode.FAILED_PRECONDITION,
     IdentityRefused: grpc.StatusCode.FAILED_PRECONDITION,
@@ -66,11 +77,9 @@ CODES: dict[type[OffloaderError], grpc.StatusCode] = {
     CorruptData: grpc.StatusCode.DATA_LOSS,
     Unsound: grpc.StatusCode.DATA_LOSS,
 }
-"""By class; an error takes the code of its nearest ancestor here."""
+"""By class; an error takes the code of its nearest ancestor here. NOT_FOUND is no word for what nobody can tell."""
 
-_REASONS = (
-    *CODES, BucketMissing, EntriesDeleted, EntriesMissing, Expired, Fenced, OutcomeUnknown, TopicNotFound,
-)  # fmt: skip
+_REASONS = (*CODES, Expired, Fenced, MapUnknown, OutcomeUnknown, TopicNotFound, TopicUnknown)
 _CODE_ERRORS: dict[grpc.StatusCode, type[OffloaderError]] = {
     grpc.StatusCode.UNAVAILABLE: Transient,
     grpc.StatusCode.DEADLINE_EXCEEDED: Transient,

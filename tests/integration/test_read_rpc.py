@@ -117,7 +117,7 @@ async def test_what_was_offloaded_comes_back(s3_server: S3Server, s3_bucket: str
 @pytest.mark.parametrize("what", ["data", "index", "manifest"])
 @pytest.mark.parametrize("how", ["deleted", "cut", "flipped"])
 async def test_damage_in_the_bucket(s3_server: S3Server, s3_bucket: str, what: str, how: str) -> None:
-    """Without another copy the call ends in NOT_FOUND or DATA_LOSS that names the object; with one it succeeds."""
+    """Without another copy the call ends in an error that names the object, never NOT_FOUND; with one it succeeds."""
     key = keys.SegmentKeys(PREFIX, ID).of(ObjectKind(what))
     async with s3(s3_server, s3_bucket) as store, MemoryLedgers(clock=SystemClock()) as ledgers:
         ledger_id = (await ledgers.append(TOPIC, ENTRIES)).ledger_id
@@ -138,7 +138,7 @@ async def test_damage_in_the_bucket(s3_server: S3Server, s3_bucket: str, what: s
                     continue
                 with pytest.raises(aio.AioRpcError, match=key) as caught:
                     await read(stub, read_pb2.ReadRequest(topic="orders"))
-                expected = grpc.StatusCode.NOT_FOUND if how == "deleted" else grpc.StatusCode.DATA_LOSS
+                expected = grpc.StatusCode.FAILED_PRECONDITION if how == "deleted" else grpc.StatusCode.DATA_LOSS
                 assert caught.value.code() is expected
                 failures = sample(metrics, "offloaderd_checksum_failures_total", {"where": "read"})
                 assert failures == (0 if how == "deleted" else 1)

@@ -8,8 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.errors import CorruptData, NotFound
+from offloaderd.errors import BucketMissing, CorruptData
 from offloaderd.model import TopicName
+from offloaderd.read.errors import EntriesMissing
 from offloaderd.rpc.v1 import broker_pb2
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.offload.rig import TOPIC, Rig, payloads
@@ -71,7 +72,7 @@ async def test_another_topics_ledger_is_not_deleted(warm: bool) -> None:
             await delete(daemon, MALLORYS, rig)
         assert await read(daemon, TOPIC, rig) == one.payloads
         assert await delete(daemon, TOPIC, rig) == "deleted"
-        with pytest.raises(NotFound):
+        with pytest.raises(EntriesMissing):
             await read(daemon, TOPIC, rig)
 
 
@@ -95,3 +96,17 @@ async def test_objects_that_name_no_topic_are_nobodys_by_a_callers_word() -> Non
                 await read(daemon, topic, rig)
             with pytest.raises(CorruptData, match="names none"):
                 await delete(daemon, topic, rig)
+
+
+async def test_a_bucket_that_is_gone_is_no_ledger_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read nothing is missing, and to delete there is not nothing."""
+    async with stored(warm=False) as (rig, daemon, _):
+
+        async def head(key: str) -> None:
+            raise BucketMissing("no such bucket")
+
+        monkeypatch.setattr(rig.store, "head", head)
+        with pytest.raises(BucketMissing):
+            await read(daemon, TOPIC, rig)
+        with pytest.raises(BucketMissing):
+            await delete(daemon, TOPIC, rig)

@@ -14,6 +14,7 @@ from offloaderd.model import EntryBatch, OfferResult, Position
 from offloaderd.offload.copy_check import Unsound
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.retention import Retention, RetentionOptions
+from offloaderd.read.errors import MapUnknown
 from offloaderd.read.reader import TopicReader
 from offloaderd.rpc.broker import BrokerService
 from offloaderd.rpc.convert import decoded_read_response
@@ -130,7 +131,7 @@ async def test_a_closed_ledger_is_covered_and_read_of_a_topic_that_nobody_enable
         opened = await one.service.OpenLedger(broker_pb2.OpenLedgerRequest(ledger=one.named(0)), CALLER)
         assert (opened.last_entry_id, opened.length_bytes) == (9, length_of(everything, 0))
         assert await one.read(0, 3, 9) == [payload for position, payload in everything if position < (1, 0)][3:]
-        with pytest.raises(NotFound, match="not offloaded"):
+        with pytest.raises(MapUnknown, match="nothing of ledger 7"):
             await one.service.OpenLedger(broker_pb2.OpenLedgerRequest(ledger=one.named(7)), CALLER)
 
 

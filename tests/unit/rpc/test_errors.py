@@ -27,7 +27,15 @@ from offloaderd.errors import (
     Transient,
 )
 from offloaderd.metrics import Metrics
-from offloaderd.read.errors import EntriesDeleted, EntriesMissing, OutOfRange, TopicNotFound
+from offloaderd.read.errors import (
+    EntriesDeleted,
+    EntriesLost,
+    EntriesMissing,
+    MapUnknown,
+    OutOfRange,
+    TopicNotFound,
+    TopicUnknown,
+)
 from offloaderd.rpc.errors import CODES, DETAIL_KEY, code_of, detail_of, from_rpc_error, reason_of
 from offloaderd.rpc.interceptor import code_name, status_of
 from offloaderd.rpc.v1 import common_pb2, ledgers_pb2, ledgers_pb2_grpc, read_pb2, read_pb2_grpc
@@ -41,9 +49,12 @@ if TYPE_CHECKING:
 EXPECTED = [
     (NotFound("a", hint="b"), grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
     (TopicNotFound("a"), grpc.StatusCode.NOT_FOUND, "TOPIC_NOT_FOUND"),
-    (BucketMissing("a"), grpc.StatusCode.NOT_FOUND, "BUCKET_MISSING"),
-    (EntriesMissing("a"), grpc.StatusCode.NOT_FOUND, "ENTRIES_MISSING"),
+    (BucketMissing("a"), grpc.StatusCode.FAILED_PRECONDITION, "BUCKET_MISSING"),
+    (EntriesMissing("a"), grpc.StatusCode.FAILED_PRECONDITION, "ENTRIES_MISSING"),
     (EntriesDeleted("a"), grpc.StatusCode.NOT_FOUND, "ENTRIES_DELETED"),
+    (EntriesLost("a"), grpc.StatusCode.DATA_LOSS, "ENTRIES_LOST"),
+    (MapUnknown("a", hint="d"), grpc.StatusCode.FAILED_PRECONDITION, "MAP_UNKNOWN"),
+    (TopicUnknown("a"), grpc.StatusCode.FAILED_PRECONDITION, "TOPIC_UNKNOWN"),
     (InvalidInput("a"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT"),
     (OutOfRange("a", hint="c"), grpc.StatusCode.OUT_OF_RANGE, "OUT_OF_RANGE"),
     (Conflict("a"), grpc.StatusCode.FAILED_PRECONDITION, "CONFLICT"),

@@ -14,6 +14,8 @@ import org.apache.bookkeeper.mledger.ManagedLedgerException;
 final class Failures {
     private static final Metadata.Key<ErrorDetail> DETAIL = Metadata.Key.of(
             "offloaderd-error-bin", ProtoUtils.metadataMarshaller(ErrorDetail.getDefaultInstance()));
+    /** The one reason that says that nothing is there any more, on purpose. */
+    private static final String DELETED = "ENTRIES_DELETED";
     /** Of a daemon that restarts, is overloaded, or was cut off in the middle of an answer. */
     private static final Set<Status.Code> PASSING = EnumSet.of(
             Status.Code.UNAVAILABLE,
@@ -33,8 +35,9 @@ final class Failures {
     }
 
     /**
-     * Returns what the broker is to see. Only of a ledger that is certainly gone it hears that there is none: with
-     * {@code autoSkipNonRecoverableData} it skips that one, while everything else is tried again.
+     * Returns what the broker is to see. Only of a ledger that is on record as deleted it hears that there is none: with
+     * {@code autoSkipNonRecoverableData} it skips that one for good. Everything else it tries again, also what a daemon
+     * does not find, does not know, or believes to be lost: its metadata may be old, empty, or another cluster's.
      */
     static ManagedLedgerException of(Throwable error, String what) {
         Throwable cause = root(error);
@@ -48,12 +51,9 @@ final class Failures {
             detail = found != null ? found : detail;
         }
         String message = what + ": " + told(error) + (detail.getHint().isEmpty() ? "" : " (" + detail.getHint() + ")");
-        return switch (detail.getReason()) {
-            case "NOT_FOUND", "ENTRIES_DELETED", "TOPIC_NOT_FOUND" ->
-                    new ManagedLedgerException.LedgerNotExistException(message);
-            case "ENTRIES_LOST" -> new ManagedLedgerException.NonRecoverableLedgerException(message);
-            default -> new ManagedLedgerException(message);
-        };
+        return detail.getReason().equals(DELETED)
+                ? new ManagedLedgerException.LedgerNotExistException(message)
+                : new ManagedLedgerException(message);
     }
 
     /** Says what went wrong; of a daemon that was not reached, what its connection failed of. */
