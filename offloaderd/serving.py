@@ -134,7 +134,9 @@ def assemble(
     gc = Collector(objects, metadata, wiring.sites(settings), clock=clock, metrics=metrics)
     session_s, surroundings = settings.metadata.session_timeout_s, wiring.surroundings(settings)
     registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
-    reads = ReadService(reader, settings.read.readers_max, metrics=metrics)
+    reads = ReadService(
+        reader, settings.read.readers_max, metrics=metrics, message_bytes_max=settings.grpc.message_bytes_max
+    )
     upkeep = UpkeepService(gc, grace_s=settings.gc.grace_s)
     places = surroundings.places
     admin = AdminService(engine=engine, metadata=metadata, source=ledgers.source, daemon=daemon, places=places)

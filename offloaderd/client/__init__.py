@@ -12,6 +12,7 @@ from offloaderd.client.errors import NotConsecutive, TimedOut, Unreachable, tran
 from offloaderd.client.push import LedgerClosed, Pushed
 from offloaderd.client.reading import Wanted
 from offloaderd.client.trust import NotTrusted, Trust
+from offloaderd.format.transactions import Transactions
 from offloaderd.model import EntryBatch, OfferResult, Position, ReadPriority, TopicName
 from offloaderd.patterns import TopicPattern
 from offloaderd.read.seek_goal import Goal, SeekKind
@@ -33,6 +34,7 @@ __all__ = [
     "TimedOut",
     "TopicName",
     "TopicPattern",
+    "Transactions",
     "Trust",
     "Unreachable",
     "Wanted",

@@ -9,6 +9,7 @@ from offloaderd.client.answers import read_answer
 from offloaderd.client.connection import Connection
 from offloaderd.client.reading import Reading, Wanted, read_request
 from offloaderd.client.resume import RESUME_S, Resume
+from offloaderd.format.transactions import Transactions
 from offloaderd.rpc.v1 import read_pb2, read_pb2_grpc
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 READ_METHOD = "/offloaderd.v1.ReadService/Read"
 AHEAD = 4
 """Answers that a read fetches before they are asked for; the daemon makes them 1 MiB unless told otherwise."""
+
+_TRANSACTIONS = {
+    Transactions.COMMITTED: read_pb2.TRANSACTIONS_COMMITTED,
+    Transactions.ALL: read_pb2.TRANSACTIONS_ALL,
+}
 
 
 class EntryCalls(Connection):
@@ -69,10 +75,21 @@ class EntryCalls(Connection):
                 yield answer
 
     async def read_messages(
-        self, topic: TopicName | str, *, timeout_s: float | None = None, **wanted: Unpack[Wanted]
+        self,
+        topic: TopicName | str,
+        *,
+        timeout_s: float | None = None,
+        transactions: Transactions = Transactions.COMMITTED,
+        **wanted: Unpack[Wanted],
     ) -> AsyncGenerator[read_pb2.ReadMessagesResponse, None]:
-        """Yield the messages in the entries of a range. It is not resumed: a message may span several entries."""
-        call = self._reads.ReadMessages(read_request(topic, wanted), timeout=timeout_s)
+        """Yield the messages in the entries of a range. It is not resumed: a message may span several entries.
+
+        Those that a consumer is given now, unless all are asked for: the last answer has `held_back` where that ends
+        before the range does. Daemons that know nothing of transactions give all, and say of none what became of it.
+        """
+        request = read_request(topic, wanted)
+        request.transactions = _TRANSACTIONS[transactions]
+        call = self._reads.ReadMessages(request, timeout=timeout_s)
         with self._errors(call):
             async for response in call:
                 yield response

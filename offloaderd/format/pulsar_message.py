@@ -28,10 +28,12 @@ from offloaderd.format import broker_entry
 from offloaderd.format.compression import Compression, Undecodable, decompress
 from offloaderd.format.messages import parse_message
 from offloaderd.format.pb.pulsar import messages_pb2 as pb
+from offloaderd.format.transactions import mention_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from offloaderd.format.transactions import TransactionId
     from offloaderd.model import Position
 
 CHECKSUM = b"\x0e\x01"
@@ -67,7 +69,7 @@ class Message:
     """One message. `batch_index` is -1 outside of batches; times are milliseconds, None where there is none.
 
     `key` is bytes, since keys may be. `schema_version` is what the producer's broker called the schema of the data.
-    `reason` says why the data is not a message's.
+    `index` is None where nobody knows it. `reason` says why the data is not a message's.
     """
 
     position: Position
@@ -86,6 +88,7 @@ class Message:
     schema_version: bytes = b""
     tombstone: bool = False
     chunk: Chunk | None = None
+    transaction: TransactionId | None = None
     reason: str = ""
 
 
@@ -96,6 +99,8 @@ def decode_entry(position: Position, payload: bytes, *, content_bytes_max: int =
         whole = replace(whole, broker_ms=head.broker_timestamp, index=head.index)
     try:
         metadata, content = _client_part(broker_entry.without_head(payload))
+        if (mention := mention_in(metadata)) is not None:
+            whole = replace(whole, transaction=mention.transaction)
         return _messages(whole, metadata, content, content_bytes_max)
     except (CorruptData, Undecodable) as error:
         return [replace(whole, reason=str(error))]
@@ -154,7 +159,7 @@ def _unpacked(one: Message, count: int, content: bytes) -> Iterator[Message]:
         end = at + single.payload_size
         if not at <= end <= len(content):
             raise Undecodable(f"message {number} of a batch claims {single.payload_size} bytes of {len(content) - at}")
-        # The first message's sequence is that of the batch; the broker's index is that of the last message.
+        # The first message's sequence is that of the batch.
         yield replace(
             one,
             batch_index=number,
@@ -165,13 +170,26 @@ def _unpacked(one: Message, count: int, content: bytes) -> Iterator[Message]:
             properties=tuple((pair.key, pair.value) for pair in single.properties),
             sequence_id=single.sequence_id if single.HasField("sequence_id") else one.sequence_id + number,
             event_ms=single.event_time or None,
-            index=one.index - (count - 1 - number) if one.index is not None else None,
+            index=_index(one, count, number),
             tombstone=single.null_value,
             reason="removed by compaction" if single.compacted_out else "",
         )
         at = end
     if at != len(content):
         raise Undecodable(f"{len(content) - at} bytes are left behind a batch of {count} messages")
+
+
+def _index(one: Message, count: int, number: int) -> int | None:
+    """Return the broker's index of a message in a batch, None where there is none.
+
+    The entry's index is that of its last message: the broker adds the batch's count to the one before. It adds 1 for an
+    entry that its transaction buffer appends, whatever the count (TopicTransactionBuffer gives none), so the messages
+    of such a batch have no numbers of their own.
+    """
+    if one.index is None or (one.transaction is not None and count > 1):
+        return None
+    index = one.index - (count - 1 - number)
+    return index if index >= 0 else None
 
 
 def _compression(metadata: pb.MessageMetadata) -> Compression:
@@ -240,6 +258,10 @@ class Joiner:
             if chunk is None or message.state is not MessageState.CHUNK:
                 yield message
                 continue
+            if chunk.content_bytes > self._bytes_max:
+                why = f"the whole of {chunk.content_bytes} bytes is more than the {self._bytes_max} that are joined"
+                yield replace(message, reason=f"{message.reason}: {why}")
+                continue
             if chunk.index == 0 or chunk.index != len(self._waiting.get(chunk.message, ())):
                 yield from self._given_up(chunk.message, "the chunks after it are missing")
             if chunk.index and chunk.message not in self._waiting:
@@ -247,10 +269,10 @@ class Joiner:
                 continue
             self._waiting.setdefault(chunk.message, []).append(message)
             self._held_bytes += len(message.data)
-            if chunk.index == chunk.count - 1:
-                yield self._joined(chunk)
             while self._held_bytes > self._bytes_max:
                 yield from self._given_up(next(iter(self._waiting)), "there is no room to wait for the others")
+            if chunk.index == chunk.count - 1 and chunk.message in self._waiting:
+                yield self._joined(chunk)
 
     def rest(self) -> Iterator[Message]:
         """Yield the chunks that still wait for others."""

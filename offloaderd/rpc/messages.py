@@ -1,7 +1,7 @@
 """Messages out of batches of entries, for ReadMessages; no I/O.
 
 An answer holds about 1 MiB of messages. What would be larger than an answer may be is not unpacked or joined: it comes
-as it is stored, with the reason.
+as it is stored, with the reason, and without its bytes where even that is too large.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.format.pulsar_message import Joiner, MessageState, decode_entry
+from offloaderd.format.transactions import TransactionState
 from offloaderd.model import Position
 from offloaderd.rpc.convert import TIERS, to_position
 from offloaderd.rpc.v1 import read_pb2
@@ -18,64 +19,120 @@ if TYPE_CHECKING:
 
     from offloaderd.format.frames import Entries
     from offloaderd.format.pulsar_message import Message
+    from offloaderd.format.transactions import OpenTransaction, TransactionId
+    from offloaderd.read.consumer import ConsumerView
     from offloaderd.read.plan import Tier
 
-ANSWER_BYTES = 1024 * 1024
-CONTENT_BYTES_MAX = 16 * 1024 * 1024
-"""Greatest content of an entry or of a message in chunks that is unpacked; clients take answers of 32 MiB."""
+MIB = 1024 * 1024
+ANSWER_BYTES = MIB
+CLIENT_BYTES_MAX = 32 * MIB
+"""What clients take as one answer."""
+CONTENT_BYTES_MAX = 16 * MIB
+"""Greatest content of an entry or of a message in chunks that is unpacked, if an answer may hold it."""
+FIELDS_BYTES = MIB
+"""Room in an answer for all of a message but its content."""
+FRAMING_BYTES = 64
+"""More than what an answer has around one message."""
 
 _STATES = {state: read_pb2.MessageState.Value(f"MESSAGE_STATE_{state.name}") for state in MessageState}
+_OUTCOMES = {state: read_pb2.TransactionState.Value(f"TRANSACTION_STATE_{state.name}") for state in TransactionState}
 
 
 class MessageReader:
-    """Turns the entries of one read, in their order, into answers."""
+    """Turns the entries of one read, in their order, into answers of at most `message_bytes_max`.
 
-    def __init__(self) -> None:
-        self._joiner = Joiner(CONTENT_BYTES_MAX)
+    Of what is told by the view: all of it with `everything`, else what is neither a marker nor aborted.
+    """
+
+    def __init__(self, view: ConsumerView, *, everything: bool, message_bytes_max: int) -> None:
+        self._view = view
+        self._everything = everything
+        self._bytes_max = min(message_bytes_max, CLIENT_BYTES_MAX) - FRAMING_BYTES
+        self._content_bytes_max = min(CONTENT_BYTES_MAX, self._bytes_max - FIELDS_BYTES)
+        self._joiner = Joiner(self._content_bytes_max)
 
     def answers(self, batch: Entries, tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
         """Yield the messages that a batch completes."""
-        yield from _packed(self._joiner.take(_messages(batch)), tier)
+        yield from self._packed(self._joiner.take(self._messages(batch)), tier)
 
     def rest(self, tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
-        """Yield the chunks whose messages go on behind the range."""
-        yield from _packed(self._joiner.rest(), tier)
+        """Yield the chunks whose messages go on behind the range, and what consumers are not given yet."""
+        yield from self._packed(self._joiner.rest(), tier)
+        if (held := self._view.held) is not None:
+            yield read_pb2.ReadMessagesResponse(held_back=_to_held_back(held))
 
+    def _messages(self, batch: Entries) -> Iterator[Message]:
+        for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
+            position = Position(batch.ledger_id, entry_id)
+            messages = decode_entry(position, payload, content_bytes_max=self._content_bytes_max)
+            if self._everything or self._is_given(messages[0]):
+                yield from messages
 
-def _messages(batch: Entries) -> Iterator[Message]:
-    for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
-        yield from decode_entry(Position(batch.ledger_id, entry_id), payload, content_bytes_max=CONTENT_BYTES_MAX)
+    def _is_given(self, first: Message) -> bool:
+        """Whether consumers are given an entry, by its first message; it lies before all that is open."""
+        if first.state is MessageState.MARKER:
+            return False
+        known = first.transaction
+        return known is None or self._view.state(first.position, known) is not TransactionState.ABORTED
 
-
-def _packed(messages: Iterable[Message], tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
-    """Put messages together until an answer is large enough."""
-    answer, size = read_pb2.ReadMessagesResponse(), 0
-    for message in messages:
-        answer.messages.append(_to_message(message, tier))
-        size += len(message.data) + len(message.key or b"")
-        if size >= ANSWER_BYTES:
+    def _packed(self, messages: Iterable[Message], tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
+        """Put messages together until an answer is large enough."""
+        answer, size = read_pb2.ReadMessagesResponse(), 0
+        for message in messages:
+            made = self._to_message(message, tier)
+            length = made.ByteSize()
+            if length > self._bytes_max:
+                made = self._without_bytes(made, length)
+            if answer.messages and size + length > min(self._bytes_max, ANSWER_BYTES):
+                yield answer
+                answer, size = read_pb2.ReadMessagesResponse(), 0
+            answer.messages.append(made)
+            size += length + FRAMING_BYTES
+        if answer.messages:
             yield answer
-            answer, size = read_pb2.ReadMessagesResponse(), 0
-    if answer.messages:
-        yield answer
+
+    def _without_bytes(self, message: read_pb2.Message, length: int) -> read_pb2.Message:
+        """Return what is left of a message that no answer can hold."""
+        reason = f"{length} bytes are more than the {self._bytes_max} of an answer (grpc.message_bytes_max)"
+        return read_pb2.Message(
+            position=message.position,
+            batch_index=message.batch_index,
+            state=read_pb2.MESSAGE_STATE_RAW,
+            tier=message.tier,
+            transaction=message.transaction if message.HasField("transaction") else None,
+            reason=f"left out: {reason}",
+        )
+
+    def _to_message(self, value: Message, tier: Tier) -> read_pb2.Message:
+        known = value.transaction
+        return read_pb2.Message(
+            position=to_position(value.position),
+            batch_index=value.batch_index,
+            state=_STATES[value.state],
+            data=value.data,
+            key=value.key,
+            ordering_key=value.ordering_key,
+            properties=[read_pb2.Property(key=name, value=text) for name, text in value.properties],
+            producer=value.producer,
+            sequence_id=value.sequence_id,
+            publish_ms=value.publish_ms,
+            event_ms=value.event_ms,
+            broker_ms=value.broker_ms,
+            index=value.index,
+            tombstone=value.tombstone,
+            reason=value.reason,
+            tier=TIERS[tier],
+            transaction=_to_transaction(known, self._view.state(value.position, known)) if known is not None else None,
+        )
 
 
-def _to_message(value: Message, tier: Tier) -> read_pb2.Message:
-    return read_pb2.Message(
-        position=to_position(value.position),
-        batch_index=value.batch_index,
-        state=_STATES[value.state],
-        data=value.data,
-        key=value.key,
-        ordering_key=value.ordering_key,
-        properties=[read_pb2.Property(key=name, value=text) for name, text in value.properties],
-        producer=value.producer,
-        sequence_id=value.sequence_id,
-        publish_ms=value.publish_ms,
-        event_ms=value.event_ms,
-        broker_ms=value.broker_ms,
-        index=value.index,
-        tombstone=value.tombstone,
-        reason=value.reason,
-        tier=TIERS[tier],
+def _to_transaction(transaction: TransactionId, state: TransactionState) -> read_pb2.Transaction:
+    return read_pb2.Transaction(
+        most_bits=transaction.most_bits, least_bits=transaction.least_bits, state=_OUTCOMES[state]
+    )
+
+
+def _to_held_back(held: OpenTransaction) -> read_pb2.HeldBack:
+    return read_pb2.HeldBack(
+        position=to_position(held.position), transaction=_to_transaction(held.transaction, TransactionState.OPEN)
     )

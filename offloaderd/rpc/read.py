@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import InvalidInput, Throttled
 from offloaderd.format import broker_entry
 from offloaderd.model import EntryBatch, ReadPriority, TopicName
+from offloaderd.read.consumer import ConsumerView
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.convert import encoded_read_response, from_position, to_position
 from offloaderd.rpc.messages import MessageReader
@@ -34,15 +35,22 @@ BATCH_BYTES_MAX = 16 * 1024 * 1024
 
 
 class ReadService(read_pb2_grpc.ReadServiceServicer):
-    """Serves reads from a TopicReader, at most `readers_max` at a time."""
+    """Serves reads from a TopicReader, at most `readers_max` at a time, in answers of at most `message_bytes_max`."""
 
     def __init__(
-        self, reader: TopicReader, readers_max: int, *, metrics: Metrics, batch_bytes_max: int = BATCH_BYTES_MAX
+        self,
+        reader: TopicReader,
+        readers_max: int,
+        *,
+        metrics: Metrics,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        message_bytes_max: int = BATCH_BYTES_MAX,
     ) -> None:
         self._reader = reader
         self._metrics = metrics
         self.readers_max = readers_max
         self._batch_bytes_max = batch_bytes_max
+        self._message_bytes_max = message_bytes_max
         self._readers = 0
 
     async def Read(  # type: ignore[override] # noqa: N802 - named by the proto; its answers are serialized already
@@ -59,14 +67,21 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         self, request: read_pb2.ReadRequest, context: Context
     ) -> AsyncIterator[read_pb2.ReadMessagesResponse]:
         """Stream a range as messages. Raises as Read does; what cannot be unpacked is no error."""
-        messages, last_tier = MessageReader(), Tier.OBJECTS
+        everything = request.transactions == read_pb2.TRANSACTIONS_ALL
+        topic, last_tier = TopicName.parse(request.topic), Tier.OBJECTS
         with self.counted():
-            async with aclosing(self._entries(request, framed=False)) as batches:
-                async for batch, last_tier in batches:
-                    for answer in messages.answers(batch, last_tier):
-                        yield answer
-            for answer in messages.rest(last_tier):
-                yield answer
+            async with ConsumerView(self._reader, topic, follow=request.follow, everything=everything) as view:
+                messages = MessageReader(view, everything=everything, message_bytes_max=self._message_bytes_max)
+                async with aclosing(self._entries(request, framed=False)) as batches:
+                    async for batch, last_tier in batches:
+                        async with aclosing(view.told(batch)) as parts:
+                            async for part in parts:
+                                for answer in messages.answers(part, last_tier):
+                                    yield answer
+                        if view.held is not None:
+                            break
+                for answer in messages.rest(last_tier):
+                    yield answer
 
     async def _entries(
         self, request: read_pb2.ReadRequest, *, framed: bool

@@ -9,10 +9,11 @@ import click
 
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.moments import MOMENT
-from offloaderd.cli.ctl.read_styles import FORMATS, TIERS, encoder, message_encoder
+from offloaderd.cli.ctl.read_styles import FORMATS, TIERS, encoder, held_back, message_encoder
 from offloaderd.cli.ctl.seek import NUMBER, one_goal
 from offloaderd.client.resume import RESUME_S
 from offloaderd.errors import InvalidInput
+from offloaderd.format.transactions import Transactions
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -42,6 +43,14 @@ if TYPE_CHECKING:
     "with position and tier (base64 where it is not UTF-8).",
 )
 @click.option("--messages", is_flag=True, help="Unpack entries into messages, as a consumer would be given them.")
+@click.option(
+    "--transactions",
+    type=click.Choice([kind.value for kind in Transactions]),
+    default=Transactions.COMMITTED.value,
+    show_default=True,
+    help="With --messages. committed: those that a consumer is given. all: aborted and open ones and markers as well, "
+    "and what they are.",
+)
 @click.option("--client-bytes", is_flag=True, help="Leave out the metadata that brokers put before entries (PIP-70).")
 @click.option("--priority", "read_priority", type=options.PRIORITY, help="tiered-storage-first or bookkeeper-first.")
 @options.common
@@ -52,6 +61,7 @@ def read(
     *,
     style: str,
     messages: bool,
+    transactions: str,
     time: int | None,
     index: int | None,
     sequence: int | None,
@@ -64,7 +74,9 @@ def read(
     as escapes; elsewhere it gives the bytes as they are.
 
     With --messages, batches are unpacked, contents uncompressed and chunks joined. Messages that cannot be unpacked,
-    such as encrypted ones, come as they are stored, and say so. --max counts entries, not messages.
+    such as encrypted ones, come as they are stored, and say so. --max counts entries, not messages. Messages of
+    aborted transactions are left out, and nothing is printed from the first message of an open transaction on, as
+    consumers are given it: --follow waits there, else the command ends and says so. --transactions all prints all.
 
     \b
     Examples:
@@ -81,9 +93,12 @@ def read(
         raise click.UsageError("--from excludes --from-time, --from-index and --from-sequence")
     if first is not None and last is not None and first > last:
         raise InvalidInput(f"the range {first}..{last} is reversed", hint="--from must not be after --to")
+    if transactions != Transactions.COMMITTED and not messages:
+        raise click.UsageError("--transactions needs --messages: entries are printed whatever transaction they are in")
     style, terminal = "json" if session.json else style, sys.stdout.isatty()
     if messages:
-        return session.run(_read_messages(session, topic, wanted, message_encoder(style, terminal=terminal)))
+        encode, kind = message_encoder(style, terminal=terminal), Transactions(transactions)
+        return session.run(_read_messages(session, topic, wanted, encode, kind))
     return session.run(_read(session, topic, wanted, encoder(style, terminal=terminal)))
 
 
@@ -97,9 +112,13 @@ async def _read(session: Session, topic: TopicName, wanted: Wanted, encode: Enco
             output.flush()
 
 
-async def _read_messages(session: Session, topic: TopicName, wanted: Wanted, encode: MessageEncoder) -> None:
-    output = sys.stdout.buffer
+async def _read_messages(
+    session: Session, topic: TopicName, wanted: Wanted, encode: MessageEncoder, transactions: Transactions
+) -> None:
+    output, timeout_s = sys.stdout.buffer, session.timeout_s
     async with session.client() as client:
-        async for answer in client.read_messages(topic, timeout_s=session.timeout_s, **wanted):
+        async for answer in client.read_messages(topic, timeout_s=timeout_s, transactions=transactions, **wanted):
             output.writelines(map(encode, answer.messages))
             output.flush()
+            if answer.HasField("held_back"):
+                click.echo(held_back(answer.held_back), err=True)

@@ -93,18 +93,19 @@ def message_encoder(style: str, *, terminal: bool) -> MessageEncoder:
 
 
 def message_as_text(message: read_pb2.Message) -> bytes:
-    """One message a line, bytes untouched; what is no message to a consumer is named in angle brackets."""
-    return _named(message) or message.data + b"\n"
+    """One message a line, bytes untouched; what a consumer is not given is named in angle brackets."""
+    return _named(message) or _not_committed(message) + message.data + b"\n"
 
 
 def message_as_safe_text(message: read_pb2.Message) -> bytes:
     """The same for a terminal."""
-    return _named(message) or f"{printable(message.data)}\n".encode()
+    return _named(message) or _not_committed(message) + f"{printable(message.data)}\n".encode()
 
 
 def message_as_hex(message: read_pb2.Message) -> bytes:
-    """Id, key and bytes in hexadecimal."""
-    return f"{message_id(message)}\t{message.key.hex()}\t{message.data.hex()}\n".encode()
+    """Id, key and bytes in hexadecimal, and of a message in a transaction that one's id and state."""
+    transaction = f"\t{transaction_of(message)}" if message.HasField("transaction") else ""
+    return f"{message_id(message)}\t{message.key.hex()}\t{message.data.hex()}{transaction}\n".encode()
 
 
 def message_as_json(message: read_pb2.Message) -> bytes:
@@ -124,6 +125,8 @@ def message_as_json(message: read_pb2.Message) -> bytes:
         "broker_ms": message.broker_ms if message.HasField("broker_ms") else None,
         "index": message.index if message.HasField("index") else None,
         "tombstone": message.tombstone,
+        "transaction_id": transaction_id(message.transaction) if message.HasField("transaction") else None,
+        "transaction_state": transaction_state(message.transaction) if message.HasField("transaction") else None,
         "reason": message.reason,
         **as_value(message.data),
     }
@@ -139,6 +142,37 @@ def message_id(message: read_pb2.Message) -> str:
 def state_of(message: read_pb2.Message) -> str:
     """Return what a message's data is, in lower case."""
     return read_pb2.MessageState.Name(message.state).removeprefix("MESSAGE_STATE_").lower()
+
+
+def transaction_id(transaction: read_pb2.Transaction) -> str:
+    """Return a transaction's id as Pulsar writes it."""
+    return f"({transaction.most_bits},{transaction.least_bits})"
+
+
+def transaction_state(transaction: read_pb2.Transaction) -> str:
+    """Return what became of a transaction, in lower case."""
+    return read_pb2.TransactionState.Name(transaction.state).removeprefix("TRANSACTION_STATE_").lower()
+
+
+def transaction_of(message: read_pb2.Message) -> str:
+    """Return id and state of a message's transaction."""
+    return f"{transaction_id(message.transaction)} {transaction_state(message.transaction)}"
+
+
+def held_back(held: read_pb2.HeldBack) -> str:
+    """Say where what a consumer is given ends, and why."""
+    at = f"{held.position.ledger_id}:{held.position.entry_id}"
+    return (
+        f"note: consumers are given nothing from {at} on yet: transaction {transaction_id(held.transaction)} begins "
+        "there and is open; --follow waits for its end, --transactions all shows what there is"
+    )
+
+
+def _not_committed(message: read_pb2.Message) -> bytes:
+    """Say what stands before the data of a message that a consumer is not given; empty for one that is."""
+    if not message.HasField("transaction") or message.transaction.state == read_pb2.TRANSACTION_STATE_COMMITTED:
+        return b""
+    return f"<{message_id(message)} {transaction_of(message)}> ".encode()
 
 
 def _named(message: read_pb2.Message) -> bytes:

@@ -20,6 +20,58 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Transactions:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TransactionsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Transactions.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRANSACTIONS_UNSPECIFIED: _Transactions.ValueType  # 0
+    """as TRANSACTIONS_COMMITTED"""
+    TRANSACTIONS_COMMITTED: _Transactions.ValueType  # 1
+    """What a consumer is given: no markers, no messages of aborted transactions, and nothing from the first message of the
+    first open transaction on. Following waits there for the outcome, else the answers end with `held_back`.
+    """
+    TRANSACTIONS_ALL: _Transactions.ValueType  # 2
+    """All messages and markers, with what became of their transactions."""
+
+class Transactions(_Transactions, metaclass=_TransactionsEnumTypeWrapper): ...
+
+TRANSACTIONS_UNSPECIFIED: Transactions.ValueType  # 0
+"""as TRANSACTIONS_COMMITTED"""
+TRANSACTIONS_COMMITTED: Transactions.ValueType  # 1
+"""What a consumer is given: no markers, no messages of aborted transactions, and nothing from the first message of the
+first open transaction on. Following waits there for the outcome, else the answers end with `held_back`.
+"""
+TRANSACTIONS_ALL: Transactions.ValueType  # 2
+"""All messages and markers, with what became of their transactions."""
+Global___Transactions: _TypeAlias = Transactions  # noqa: Y015
+
+class _TransactionState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TransactionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TransactionState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRANSACTION_STATE_UNSPECIFIED: _TransactionState.ValueType  # 0
+    TRANSACTION_STATE_COMMITTED: _TransactionState.ValueType  # 1
+    TRANSACTION_STATE_ABORTED: _TransactionState.ValueType  # 2
+    TRANSACTION_STATE_OPEN: _TransactionState.ValueType  # 3
+    """no marker up to the newest entry"""
+    TRANSACTION_STATE_UNKNOWN: _TransactionState.ValueType  # 4
+    """entries that may hold the marker cannot be read"""
+
+class TransactionState(_TransactionState, metaclass=_TransactionStateEnumTypeWrapper): ...
+
+TRANSACTION_STATE_UNSPECIFIED: TransactionState.ValueType  # 0
+TRANSACTION_STATE_COMMITTED: TransactionState.ValueType  # 1
+TRANSACTION_STATE_ABORTED: TransactionState.ValueType  # 2
+TRANSACTION_STATE_OPEN: TransactionState.ValueType  # 3
+"""no marker up to the newest entry"""
+TRANSACTION_STATE_UNKNOWN: TransactionState.ValueType  # 4
+"""entries that may hold the marker cannot be read"""
+Global___TransactionState: _TypeAlias = TransactionState  # noqa: Y015
+
 class _MessageState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -98,6 +150,7 @@ class ReadRequest(_message.Message):
     CLIENT_BYTES_FIELD_NUMBER: _builtins.int
     SEEK_FIELD_NUMBER: _builtins.int
     FRAMED_FIELD_NUMBER: _builtins.int
+    TRANSACTIONS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     follow: _builtins.bool
     """go on with new entries until `last`, or until cancelled"""
@@ -113,6 +166,8 @@ class ReadRequest(_message.Message):
     """Entries may come in `frames`, which is much cheaper; batch_bytes counts the bytes of frames then. Daemons that know
     nothing of it answer with payloads, and so does this one with client_bytes, or what does not come from the bucket.
     """
+    transactions: Global___Transactions.ValueType
+    """of ReadMessages; entries are given as they are, whatever transaction they are in"""
     @_builtins.property
     def first(self) -> _common_pb2.Position:
         """absent: the oldest entry"""
@@ -138,10 +193,11 @@ class ReadRequest(_message.Message):
         client_bytes: _builtins.bool = ...,
         seek: Global___SeekTarget | None = ...,
         framed: _builtins.bool = ...,
+        transactions: Global___Transactions.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "_seek", b"_seek", "first", b"first", "last", b"last", "seek", b"seek"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "_seek", b"_seek", "batch_bytes", b"batch_bytes", "client_bytes", b"client_bytes", "entries_max", b"entries_max", "first", b"first", "follow", b"follow", "framed", b"framed", "last", b"last", "read_priority", b"read_priority", "seek", b"seek", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "_seek", b"_seek", "batch_bytes", b"batch_bytes", "client_bytes", b"client_bytes", "entries_max", b"entries_max", "first", b"first", "follow", b"follow", "framed", b"framed", "last", b"last", "read_priority", b"read_priority", "seek", b"seek", "topic", b"topic", "transactions", b"transactions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first: _TypeAlias = _typing.Literal["first"]  # noqa: Y015
     _WhichOneofArgType__first: _TypeAlias = _typing.Literal["_first", b"_first"]  # noqa: Y015
@@ -199,20 +255,79 @@ class ReadMessagesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    HELD_BACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]: ...
+    @_builtins.property
+    def held_back(self) -> Global___HeldBack:
+        """Only in the last answer, without messages: the range goes on, and consumers are not given the rest yet."""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___Message] | None = ...,
+        held_back: Global___HeldBack | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["held_back", b"held_back"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_back", b"held_back", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadMessagesResponse: _TypeAlias = ReadMessagesResponse  # noqa: Y015
+
+@_typing.final
+class HeldBack(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    TRANSACTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def position(self) -> _common_pb2.Position:
+        """first message of a transaction that is neither committed nor aborted"""
+
+    @_builtins.property
+    def transaction(self) -> Global___Transaction: ...
+    def __init__(
+        self,
+        *,
+        position: _common_pb2.Position | None = ...,
+        transaction: Global___Transaction | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "transaction", b"transaction"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "transaction", b"transaction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldBack: _TypeAlias = HeldBack  # noqa: Y015
+
+@_typing.final
+class Transaction(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOST_BITS_FIELD_NUMBER: _builtins.int
+    LEAST_BITS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    most_bits: _builtins.int
+    """Pulsar writes an id as (most,least)"""
+    least_bits: _builtins.int
+    state: Global___TransactionState.ValueType
+    """on this topic or partition"""
+    def __init__(
+        self,
+        *,
+        most_bits: _builtins.int = ...,
+        least_bits: _builtins.int = ...,
+        state: Global___TransactionState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["least_bits", b"least_bits", "most_bits", b"most_bits", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Transaction: _TypeAlias = Transaction  # noqa: Y015
 
 @_typing.final
 class Message(_message.Message):
@@ -236,6 +351,7 @@ class Message(_message.Message):
     TOMBSTONE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
+    TRANSACTION_FIELD_NUMBER: _builtins.int
     batch_index: _builtins.int
     """-1: not in a batch"""
     state: Global___MessageState.ValueType
@@ -249,7 +365,7 @@ class Message(_message.Message):
     broker_ms: _builtins.int
     """PIP-70"""
     index: _builtins.int
-    """PIP-70: of this message in the topic"""
+    """PIP-70: of this message in the topic; absent where the broker counted otherwise"""
     tombstone: _builtins.bool
     reason: _builtins.str
     """why data is not a message's"""
@@ -261,6 +377,10 @@ class Message(_message.Message):
 
     @_builtins.property
     def properties(self) -> _containers.RepeatedCompositeFieldContainer[Global___Property]: ...
+    @_builtins.property
+    def transaction(self) -> Global___Transaction:
+        """absent: in none, or an older daemon answers"""
+
     def __init__(
         self,
         *,
@@ -280,10 +400,11 @@ class Message(_message.Message):
         tombstone: _builtins.bool = ...,
         reason: _builtins.str = ...,
         tier: _common_pb2.Tier.ValueType = ...,
+        transaction: Global___Transaction | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_broker_ms", b"_broker_ms", "_event_ms", b"_event_ms", "_index", b"_index", "_key", b"_key", "_publish_ms", b"_publish_ms", "broker_ms", b"broker_ms", "event_ms", b"event_ms", "index", b"index", "key", b"key", "position", b"position", "publish_ms", b"publish_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_broker_ms", b"_broker_ms", "_event_ms", b"_event_ms", "_index", b"_index", "_key", b"_key", "_publish_ms", b"_publish_ms", "broker_ms", b"broker_ms", "event_ms", b"event_ms", "index", b"index", "key", b"key", "position", b"position", "publish_ms", b"publish_ms", "transaction", b"transaction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_broker_ms", b"_broker_ms", "_event_ms", b"_event_ms", "_index", b"_index", "_key", b"_key", "_publish_ms", b"_publish_ms", "batch_index", b"batch_index", "broker_ms", b"broker_ms", "data", b"data", "event_ms", b"event_ms", "index", b"index", "key", b"key", "ordering_key", b"ordering_key", "position", b"position", "producer", b"producer", "properties", b"properties", "publish_ms", b"publish_ms", "reason", b"reason", "sequence_id", b"sequence_id", "state", b"state", "tier", b"tier", "tombstone", b"tombstone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_broker_ms", b"_broker_ms", "_event_ms", b"_event_ms", "_index", b"_index", "_key", b"_key", "_publish_ms", b"_publish_ms", "batch_index", b"batch_index", "broker_ms", b"broker_ms", "data", b"data", "event_ms", b"event_ms", "index", b"index", "key", b"key", "ordering_key", b"ordering_key", "position", b"position", "producer", b"producer", "properties", b"properties", "publish_ms", b"publish_ms", "reason", b"reason", "sequence_id", b"sequence_id", "state", b"state", "tier", b"tier", "tombstone", b"tombstone", "transaction", b"transaction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__broker_ms: _TypeAlias = _typing.Literal["broker_ms"]  # noqa: Y015
     _WhichOneofArgType__broker_ms: _TypeAlias = _typing.Literal["_broker_ms", b"_broker_ms"]  # noqa: Y015

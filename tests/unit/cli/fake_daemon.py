@@ -71,6 +71,7 @@ class FakeDaemon(
     waited: list[admin_pb2.OffloadProgress] = field(default_factory=list)
     batches: list[read_pb2.ReadResponse] = field(default_factory=list)
     messages: list[read_pb2.Message] = field(default_factory=list)
+    held_back: read_pb2.HeldBack | None = None
     status: admin_pb2.StatusResponse = field(default_factory=admin_pb2.StatusResponse)
     positions: read_pb2.LastPositionsResponse = field(default_factory=read_pb2.LastPositionsResponse)
     sought: read_pb2.SeekResponse = field(default_factory=read_pb2.SeekResponse)
@@ -161,6 +162,8 @@ class FakeDaemon(
         """Answer with the messages."""
         self._seen(request, context)
         yield read_pb2.ReadMessagesResponse(messages=self.messages)
+        if self.held_back is not None:
+            yield read_pb2.ReadMessagesResponse(held_back=self.held_back)
 
     def LastPositions(self, request: Any, context: Any) -> Any:
         """Answer with the positions."""

@@ -99,10 +99,35 @@ def test_messages_as_json_lines(ctl: Ctl, fake: FakeDaemon) -> None:
     assert one == {
         "ledger_id": 7, "entry_id": 4, "batch_index": 1, "tier": "source", "state": "plain", "key": "/w==",
         "properties": {"a": "1"}, "producer": "p", "sequence_id": 3, "publish_ms": 17, "event_ms": None,
-        "broker_ms": None, "index": None, "tombstone": False, "reason": "", "bytes": 5, "encoding": "utf-8",
-        "payload": "café",
+        "broker_ms": None, "index": None, "tombstone": False, "transaction_id": None, "transaction_state": None,
+        "reason": "", "bytes": 5, "encoding": "utf-8", "payload": "café",
     }  # fmt: skip
     assert (two["state"], two["key"], two["payload"]) == ("encrypted", None, "\x01\x02")
+
+
+def test_messages_say_what_became_of_their_transactions(ctl: Ctl, fake: FakeDaemon) -> None:
+    """All of them if asked, those that a consumer is not given marked; where that ends is told beside the messages."""
+    transaction = read_pb2.Transaction(most_bits=1, least_bits=7, state=read_pb2.TRANSACTION_STATE_ABORTED)
+    position = common_pb2.Position(ledger_id=7, entry_id=6)
+    aborted = read_pb2.Message(
+        position=position, batch_index=-1, state=read_pb2.MESSAGE_STATE_PLAIN, data=b"no", transaction=transaction
+    )
+    committed = read_pb2.Message()
+    committed.CopyFrom(aborted)
+    committed.transaction.state = read_pb2.TRANSACTION_STATE_COMMITTED
+    fake.messages = [aborted, committed]
+    arguments = ("read", "orders", "--messages", "--transactions", "all")
+    assert ctl(*arguments).out == "<7:6 (1,7) aborted> no\nno\n"
+    assert [request.transactions for request in fake.requests] == [read_pb2.TRANSACTIONS_ALL]
+    assert ctl(*arguments, "--format", "hex").out == "7:6\t\t6e6f\t(1,7) aborted\n7:6\t\t6e6f\t(1,7) committed\n"
+    line = ctl(*arguments, "--json").lines[0]
+    assert (line["transaction_id"], line["transaction_state"]) == ("(1,7)", "aborted")
+    fake.messages, fake.held_back = [], read_pb2.HeldBack(position=position, transaction=transaction)
+    found = ctl("read", "orders", "--messages")
+    assert (found.out, found.code) == ("", 0)
+    assert "nothing from 7:6 on yet: transaction (1,7)" in found.err
+    assert fake.requests[-1].transactions == read_pb2.TRANSACTIONS_COMMITTED
+    assert "--transactions needs --messages" in ctl("read", "orders", "--transactions", "all").err
 
 
 def test_messages_in_the_other_styles(ctl: Ctl, fake: FakeDaemon) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import cramjam
@@ -162,18 +163,31 @@ def test_any_bytes_give_messages_or_a_reason(payload: bytes, cut: int) -> None:
             assert message.state is not MessageState.RAW or message.reason
 
 
-def chunks(name: str, data: bytes, count: int, method: Compression = Compression.NONE) -> list[Message]:
-    """Return a message that was compressed and then cut."""
-    content, found = COMPRESSED[method](data), []
+def chunks_of(
+    data: bytes,
+    count: int,
+    *,
+    name: str = "one",
+    method: Compression = Compression.NONE,
+    **fields: Any,  # noqa: ANN401
+) -> list[bytes]:
+    """Return the entries of a message that was compressed and then cut."""
+    content = COMPRESSED[method](data)
     size = -(-len(content) // count)
-    for number in range(count):
-        payload = entry(
+    return [
+        entry(
             content[number * size : (number + 1) * size],
             uuid=name, chunk_id=number, num_chunks_from_msg=count, total_chunk_msg_size=len(content),
-            compression=method, uncompressed_size=len(data),
-        )  # fmt: skip
-        found += decode_entry(Position(7, number), payload)
-    return found
+            compression=method, uncompressed_size=len(data), **fields,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def chunks(name: str, data: bytes, count: int, method: Compression = Compression.NONE) -> list[Message]:
+    """Return the same as messages."""
+    entries = chunks_of(data, count, name=name, method=method)
+    return [one for number, payload in enumerate(entries) for one in decode_entry(Position(7, number), payload)]
 
 
 @pytest.mark.parametrize("method", [Compression.NONE, Compression.ZSTD])
@@ -205,11 +219,42 @@ def test_chunks_without_their_message_say_what_is_missing() -> None:
 def test_waiting_chunks_are_bounded() -> None:
     """The oldest message that is not whole gives way; what is given out again is what came in."""
     joiner = Joiner(bytes_max=12)
-    first, second = chunks("one", b"0123456789" * 2, 4), chunks("two", b"abcdefghij", 2)
+    first, second = chunks("one", b"0123456789ab", 3), chunks("two", b"abcdefghij", 2)
     found = list(joiner.take([first[0], first[1], second[0]]))
-    assert [message.data for message in found] == [b"01234", b"56789"]
+    assert [message.data for message in found] == [b"0123", b"4567"]
     assert "no room" in found[0].reason
     assert [message.data for message in joiner.take([second[1]])] == [b"abcdefghij"]
+
+
+def test_a_message_in_chunks_that_is_too_large_is_not_joined() -> None:
+    """Neither one that says so nor one that does not: its chunks come as they are, and what follows is joined."""
+    joiner = Joiner(bytes_max=12)
+    large, silent, small = chunks("one", bytes(13), 2), chunks("two", bytes(14), 2), chunks("three", b"abcdef", 2)
+    silent = [replace(one, chunk=replace(one.chunk, content_bytes=0)) for one in silent if one.chunk is not None]
+    found = list(joiner.take([*large, *silent, *small]))
+    assert [(one.state, len(one.data)) for one in found] == [
+        *[(MessageState.CHUNK, size) for size in (7, 6, 7, 7)],
+        (MessageState.PLAIN, 6),
+    ]
+    assert "the whole of 13 bytes is more than the 12 that are joined" in found[1].reason
+    assert list(joiner.rest()) == []
+
+
+def test_messages_of_a_transactional_batch_have_no_index() -> None:
+    """A broker counts an entry that its transaction buffer appends as one: several messages have no numbers then."""
+    head = broker_entry.encode_head(broker_timestamp=99, index=0)
+    ids: dict[str, Any] = {"txnid_most_bits": 1, "txnid_least_bits": 7}
+    content = batch((b"one", {}), (b"two", {}))
+    found = decode_entry(AT, entry(content, head=head, num_messages_in_batch=2, **ids))
+    assert [(one.index, one.transaction) for one in found] == [(None, (1, 7)), (None, (1, 7))]
+    assert only(entry(batch((b"x", {})), head=head, num_messages_in_batch=1, **ids)).index == 0
+    assert [one.index for one in decode_entry(AT, entry(content, head=head, num_messages_in_batch=2))] == [None, 0]
+
+
+def test_an_entry_that_cannot_be_unpacked_keeps_its_transaction() -> None:
+    """So that what was aborted is not given out as raw bytes."""
+    bad = only(entry(b"x", compression=9, txnid_most_bits=1, txnid_least_bits=7))
+    assert (bad.state, bad.transaction) == (MessageState.RAW, (1, 7))
 
 
 def test_a_joined_message_that_does_not_decompress_is_raw() -> None:

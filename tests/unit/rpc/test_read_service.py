@@ -19,6 +19,7 @@ from offloaderd.rpc.convert import from_batch, from_position, to_batch, to_posit
 from offloaderd.rpc.errors import from_rpc_error
 from offloaderd.rpc.v1 import common_pb2, read_pb2
 from tests.patience import PATIENCE_S
+from tests.unit.format.test_pulsar_message import chunks_of
 from tests.unit.read.build import TOPIC, Piece, flat, make_house, payloads, put_segment, sample
 from tests.unit.rpc.serve_reads import entries_of, served
 
@@ -267,6 +268,37 @@ async def test_answers_of_messages_are_bounded() -> None:
     assert max(sum(len(one.data) for one in answer.messages) for answer in answers) <= 2 * MIB
     last = answers[-1].messages[-1]
     assert (last.state, last.data) == (read_pb2.MESSAGE_STATE_RAW, huge)
+
+
+async def test_a_message_in_chunks_that_no_answer_can_hold() -> None:
+    """Its chunks come as they are stored, and what follows is read: with all their fields answers fit."""
+    size, fields = 5 * MIB - 100, [pb.MessageProperty(key="k", value="v" * 50_000)]
+    parts = chunks_of(bytes(4 * size), 4, properties=fields)
+    house = await house_of([*parts, *chunks_of(bytes(3 * size), 3, properties=fields), entry(b"after")])
+    async with served(house) as stub:
+        request = read_pb2.ReadRequest(topic="orders")
+        answers = [answer async for answer in stub.ReadMessages(request)]
+    found = [one for answer in answers for one in answer.messages]
+    assert [(one.state, len(one.data)) for one in found] == [
+        *[(read_pb2.MESSAGE_STATE_CHUNK, size)] * 4,
+        (read_pb2.MESSAGE_STATE_PLAIN, 3 * size),
+        (read_pb2.MESSAGE_STATE_PLAIN, 5),
+    ]
+    assert max(answer.ByteSize() for answer in answers) <= 16 * MIB
+    assert "is more than the" in found[0].reason
+
+
+async def test_an_entry_that_no_answer_can_hold_is_left_out_and_told() -> None:
+    """Brokers may be told to take entries of any size; reading goes on behind one that is too large."""
+    house = await house_of([entry(bytes(17 * MIB)), entry(b"after")])
+    async with served(house) as stub:
+        request = read_pb2.ReadRequest(topic="orders")
+        found = [one async for answer in stub.ReadMessages(request) for one in answer.messages]
+    assert [(one.state, one.data) for one in found] == [
+        (read_pb2.MESSAGE_STATE_RAW, b""),
+        (read_pb2.MESSAGE_STATE_PLAIN, b"after"),
+    ]
+    assert "grpc.message_bytes_max" in found[0].reason
 
 
 async def test_the_brokers_metadata_can_be_left_out() -> None:

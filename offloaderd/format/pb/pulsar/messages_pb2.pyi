@@ -80,6 +80,8 @@ class MessageMetadata(_message.Message):
     PARTITION_KEY_B64_ENCODED_FIELD_NUMBER: _builtins.int
     ORDERING_KEY_FIELD_NUMBER: _builtins.int
     MARKER_TYPE_FIELD_NUMBER: _builtins.int
+    TXNID_LEAST_BITS_FIELD_NUMBER: _builtins.int
+    TXNID_MOST_BITS_FIELD_NUMBER: _builtins.int
     NULL_VALUE_FIELD_NUMBER: _builtins.int
     UUID_FIELD_NUMBER: _builtins.int
     NUM_CHUNKS_FROM_MSG_FIELD_NUMBER: _builtins.int
@@ -104,6 +106,9 @@ class MessageMetadata(_message.Message):
     ordering_key: _builtins.bytes
     marker_type: _builtins.int
     """of an entry that the brokers wrote for themselves"""
+    txnid_least_bits: _builtins.int
+    """of a message in a transaction, and of the marker that ends it"""
+    txnid_most_bits: _builtins.int
     null_value: _builtins.bool
     uuid: _builtins.str
     num_chunks_from_msg: _builtins.int
@@ -132,6 +137,8 @@ class MessageMetadata(_message.Message):
         partition_key_b64_encoded: _builtins.bool | None = ...,
         ordering_key: _builtins.bytes | None = ...,
         marker_type: _builtins.int | None = ...,
+        txnid_least_bits: _builtins.int | None = ...,
+        txnid_most_bits: _builtins.int | None = ...,
         null_value: _builtins.bool | None = ...,
         uuid: _builtins.str | None = ...,
         num_chunks_from_msg: _builtins.int | None = ...,
@@ -139,9 +146,9 @@ class MessageMetadata(_message.Message):
         chunk_id: _builtins.int | None = ...,
         null_partition_key: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk_id", b"chunk_id", "compression", b"compression", "event_time", b"event_time", "marker_type", b"marker_type", "null_partition_key", b"null_partition_key", "null_value", b"null_value", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "producer_name", b"producer_name", "publish_time", b"publish_time", "replicated_from", b"replicated_from", "schema_version", b"schema_version", "sequence_id", b"sequence_id", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk_id", b"chunk_id", "compression", b"compression", "event_time", b"event_time", "marker_type", b"marker_type", "null_partition_key", b"null_partition_key", "null_value", b"null_value", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "producer_name", b"producer_name", "publish_time", b"publish_time", "replicated_from", b"replicated_from", "schema_version", b"schema_version", "sequence_id", b"sequence_id", "total_chunk_msg_size", b"total_chunk_msg_size", "txnid_least_bits", b"txnid_least_bits", "txnid_most_bits", b"txnid_most_bits", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_id", b"chunk_id", "compression", b"compression", "encryption_keys", b"encryption_keys", "event_time", b"event_time", "marker_type", b"marker_type", "null_partition_key", b"null_partition_key", "null_value", b"null_value", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "producer_name", b"producer_name", "properties", b"properties", "publish_time", b"publish_time", "replicated_from", b"replicated_from", "schema_version", b"schema_version", "sequence_id", b"sequence_id", "total_chunk_msg_size", b"total_chunk_msg_size", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_id", b"chunk_id", "compression", b"compression", "encryption_keys", b"encryption_keys", "event_time", b"event_time", "marker_type", b"marker_type", "null_partition_key", b"null_partition_key", "null_value", b"null_value", "num_chunks_from_msg", b"num_chunks_from_msg", "num_messages_in_batch", b"num_messages_in_batch", "ordering_key", b"ordering_key", "partition_key", b"partition_key", "partition_key_b64_encoded", b"partition_key_b64_encoded", "producer_name", b"producer_name", "properties", b"properties", "publish_time", b"publish_time", "replicated_from", b"replicated_from", "schema_version", b"schema_version", "sequence_id", b"sequence_id", "total_chunk_msg_size", b"total_chunk_msg_size", "txnid_least_bits", b"txnid_least_bits", "txnid_most_bits", b"txnid_most_bits", "uncompressed_size", b"uncompressed_size", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

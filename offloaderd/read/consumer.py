@@ -1,0 +1,228 @@
+"""Which entries of a topic its consumers are given, while a read goes through it.
+
+What became of a transaction stands in a marker behind its messages, perhaps in a later ledger or segment. So whenever
+the read comes to a message without an outcome, entries ahead of it are looked through, from any tier, until they have
+it; that stretch is read twice. What was open before the read began is looked for in what lies before it: all entries
+before it would say it for certain, and the last `LOOK_BACK_BYTES` of them are read.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Self
+
+import structlog
+
+from offloaderd.errors import CorruptData, NotFound, Throttled
+from offloaderd.format.transactions import TransactionLog, TransactionState, mention_of
+from offloaderd.model import Position
+from offloaderd.read.errors import OutOfRange
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+    from types import TracebackType
+
+    from offloaderd.format.frames import Entries
+    from offloaderd.format.transactions import OpenTransaction, TransactionId
+    from offloaderd.metadata.committed import LedgerSlice
+    from offloaderd.model import TopicName
+    from offloaderd.read.plan import Tier, TopicView
+    from offloaderd.read.reader import TopicReader
+
+LOOK_BACK_BYTES = 64 * 1024 * 1024
+ENTRY_BYTES = 1024
+"""How long entries are taken to be of which nobody has counted the bytes."""
+
+TRANSACTIONS_MAX = 1_000_000
+"""Transactions that one read remembers, some 200 bytes each."""
+
+log = structlog.get_logger(__name__)
+
+
+class ConsumerView:
+    """The transactions of one read; an async context manager. `held` is set where consumers are given nothing more.
+
+    `everything`: nothing is held, and what has no outcome up to the newest entry is told as open, or as unknown when
+    entries on the way there cannot be read.
+    """
+
+    def __init__(self, reader: TopicReader, topic: TopicName, *, follow: bool, everything: bool) -> None:
+        self.log = TransactionLog()
+        self.held: OpenTransaction | None = None
+        self._reader = reader
+        self._topic = topic
+        self._waits = follow and not everything
+        self._everything = everything
+        self._blind = False
+        self._upto: Position | None = None
+        self._ahead: AsyncGenerator[tuple[Entries, Tier], None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Be ready."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop reading ahead."""
+        await self._stop_ahead()
+
+    async def told(self, batch: Entries) -> AsyncGenerator[Entries, None]:
+        """Yield a batch in the parts whose outcome is known, each once it is; stops before what is `held`.
+
+        Raises what reading ahead raises, and Throttled when there are too many transactions.
+        """
+        if self._upto is None:
+            await self._look_back(batch.first)
+        if self._take(batch):
+            await self._stop_ahead()
+        if self._everything:
+            await self._know(batch)
+            yield batch
+        else:
+            async with aclosing(self._visible(batch)) as parts:
+                async for part in parts:
+                    yield part
+        self.log.forget(batch.first)
+
+    async def _know(self, batch: Entries) -> None:
+        """Look ahead until the transactions of a batch have an outcome, or there is no further entry."""
+
+        def unknown() -> bool:
+            return any(one.position <= batch.last for one in self.log.open_positions())
+
+        try:
+            while unknown() and await self._look_ahead():
+                pass
+        except (NotFound, CorruptData):
+            self._blind = True
+
+    def state(self, position: Position, transaction: TransactionId) -> TransactionState:
+        """Return the state of a message in what was `told`."""
+        found = self.log.state(position, transaction)
+        return TransactionState.UNKNOWN if self._blind and found is TransactionState.OPEN else found
+
+    async def _visible(self, batch: Entries) -> AsyncGenerator[Entries, None]:
+        """Yield what consumers may be given of a batch, as far as they may."""
+        rest = batch
+        while (opened := self.log.first_open()) is not None and opened.position <= rest.last:
+            if opened.position > rest.first:
+                at = opened.position.entry_id
+                yield rest.between(rest.first_entry_id, at - 1)
+                rest = rest.between(at, rest.last_entry_id)
+            elif not await self._look_ahead():
+                self.held = opened
+                return
+        yield rest
+
+    def _take(self, batch: Entries) -> bool:
+        """Take what was not taken yet; says whether there was something. Raises Throttled."""
+        if self._upto is not None and batch.last <= self._upto:
+            return False
+        for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
+            if (mention := mention_of(payload)) is not None:
+                position = Position(batch.ledger_id, entry_id)
+                if self._upto is None or position > self._upto:
+                    self.log.take(position, mention)
+        self._upto = batch.last
+        if len(self.log) > TRANSACTIONS_MAX:
+            raise Throttled(
+                f"{self._topic} has more than {TRANSACTIONS_MAX} open or aborted transactions up to {self._upto}",
+                hint="read a range that begins later",
+            )
+        return True
+
+    async def _look_ahead(self) -> bool:
+        """Take the next entries behind all that were taken; says whether there were some."""
+        if self._ahead is None and self._upto is not None:
+            behind = Position(self._upto.ledger_id, self._upto.entry_id + 1)
+            self._ahead = self._reader.read(self._topic, first=behind, follow=self._waits)
+        try:
+            while self._ahead is not None:
+                batch, _ = await anext(self._ahead)
+                if self._take(batch):
+                    return True
+        except (StopAsyncIteration, OutOfRange):
+            await self._stop_ahead()
+        return False
+
+    async def _stop_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            await ahead.aclose()
+
+    async def _look_back(self, first: Position) -> None:
+        """Take the entries before the first one of the read. What cannot be read of them leaves no transaction open."""
+        start = look_back_from(await self._reader.view(self._topic), first)
+        if start is None:
+            return
+        try:
+            async with aclosing(self._reader.read(self._topic, first=start)) as batches:
+                async for batch, _ in batches:
+                    if batch.first >= first:
+                        break
+                    before = batch.last_entry_id if batch.ledger_id != first.ledger_id else first.entry_id - 1
+                    self._take(batch.between(batch.first_entry_id, before))
+                    if batch.last >= first:
+                        break
+        except (NotFound, CorruptData) as error:
+            log.warning("read.transactions_before_unknown", topic=str(self._topic), first=str(first), error=str(error))
+            self.log = TransactionLog()
+
+
+def look_back_from(view: TopicView, first: Position, bytes_max: int = LOOK_BACK_BYTES) -> Position | None:
+    """Return from which entry on about `bytes_max` lie before `first`, None when there is no entry before it.
+
+    Nothing is counted from before a gap: what was lost, or is still to be offloaded.
+    """
+    gaps = [loss.before for loss in view.losses] + ([view.unfinished[1]] if view.unfinished else [])
+    floor = max((one for one in gaps if one <= first), default=Position(-1, -1))
+    room, start = bytes_max, None
+    for ledger_id, low, high, entry_bytes in _runs_before(view, first):
+        begin = max(low, floor.entry_id) if ledger_id == floor.ledger_id else low
+        if ledger_id < floor.ledger_id or begin > high:
+            break
+        entries = min(high - begin + 1, -(-room // entry_bytes))
+        start = Position(ledger_id, high - entries + 1)
+        room -= entries * entry_bytes
+        if room <= 0 or start.entry_id > begin:
+            break
+    return start
+
+
+def _runs_before(view: TopicView, first: Position) -> Iterator[tuple[int, int, int, int]]:
+    """Yield, backwards from `first`, ledgers with the first and last entry that some tier has, and bytes an entry."""
+    offloaded = view.segments[-1].end if view.segments else Position(-1, -1)
+    newest = view.segments[-1].slices[-1] if view.segments else None
+    beyond = [(one.ledger_id, 0, one.last_entry_id) for one in view.source]
+    if view.hot is not None:
+        beyond = sorted([*beyond, *(run for run in _buffered(*view.hot) if view.ledger(run[0]) is None)])
+    for ledger_id, low, last in reversed(beyond):
+        begin = max(low, offloaded.entry_id + 1) if ledger_id == offloaded.ledger_id else low
+        high = _below(first, ledger_id, last)
+        if ledger_id >= offloaded.ledger_id and begin <= high:
+            yield ledger_id, begin, high, entry_bytes_of(newest) if newest else ENTRY_BYTES
+    for segment in reversed(view.segments):
+        for part in reversed(segment.slices):
+            high = _below(first, part.ledger_id, part.last_entry_id)
+            if part.first_entry_id <= high:
+                yield part.ledger_id, part.first_entry_id, high, entry_bytes_of(part)
+
+
+def entry_bytes_of(part: LedgerSlice) -> int:
+    """Return how long the entries of a slice are on average, at least 1."""
+    return max(1, part.payload_bytes // part.entries)
+
+
+def _buffered(oldest: Position, newest: Position) -> list[tuple[int, int, int]]:
+    """Return runs of entries that the buffer has; of several ledgers nobody says where those but the last end."""
+    if oldest.ledger_id == newest.ledger_id:
+        return [(oldest.ledger_id, oldest.entry_id, newest.entry_id)]
+    return [(oldest.ledger_id, oldest.entry_id, oldest.entry_id), (newest.ledger_id, 0, newest.entry_id)]
+
+
+def _below(first: Position, ledger_id: int, last: int) -> int:
+    """Return the last of a ledger's entries that lies before a position; -1 for none."""
+    if ledger_id > first.ledger_id:
+        return -1
+    return min(last, first.entry_id - 1) if ledger_id == first.ledger_id else last

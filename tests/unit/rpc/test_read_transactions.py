@@ -1,0 +1,292 @@
+"""ReadMessages of topics with transactions: what a consumer is given, and all there is."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offloaderd.errors import NotFound, Throttled
+from offloaderd.format.transactions import TransactionId
+from offloaderd.model import EntryBatch, Loss, Position
+from offloaderd.read import consumer
+from offloaderd.read.consumer import look_back_from
+from offloaderd.read.errors import EntriesLost
+from offloaderd.rpc.read import ReadService
+from offloaderd.rpc.v1 import read_pb2
+from tests.unit.format.test_pulsar_message import batch, chunks_of, entry
+from tests.unit.read.build import TOPIC, Piece, make_house, put_segment, turns
+from tests.unit.transactional import abort, commit, sent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from tests.unit.read.build import House
+
+ALL = read_pb2.TRANSACTIONS_ALL
+COMMITTED, ABORTED, OPEN, UNKNOWN = (
+    read_pb2.TransactionState.Value(f"TRANSACTION_STATE_{name}") for name in ("COMMITTED", "ABORTED", "OPEN", "UNKNOWN")
+)
+IDS = [TransactionId(1, number) for number in range(4)]
+
+
+class Op(NamedTuple):
+    """One entry: of a transaction, or none."""
+
+    kind: str
+    number: int = 0
+
+    def payload(self, at: int) -> bytes:
+        """Return the entry; its content is its place."""
+        content, transaction = str(at).encode(), IDS[self.number]
+        match self.kind:
+            case "sent":
+                return sent(transaction, content)
+            case "commit":
+                return commit(transaction)
+            case "abort":
+                return abort(transaction)
+            case "replication":
+                return entry(b"", marker_type=12)
+            case _:
+                return entry(content)
+
+
+def consumed(ops: Sequence[Op]) -> tuple[list[int], int | None]:
+    """Return which entries a consumer is given, and before which one it waits; looked up for each by itself."""
+
+    def outcome(at: int) -> str | None:
+        number = ops[at].number
+        if Op("abort", number) in ops[:at]:
+            return "abort"
+        return next((op.kind for op in ops[at:] if op.number == number and op.kind in {"commit", "abort"}), None)
+
+    open_at = [at for at, op in enumerate(ops) if op.kind == "sent" and outcome(at) is None]
+    end = min(open_at, default=len(ops))
+    given_out = [
+        at for at, op in enumerate(ops[:end]) if op.kind == "plain" or (op.kind == "sent" and outcome(at) == "commit")
+    ]
+    return given_out, end if open_at else None
+
+
+def sensible(ops: list[Op]) -> list[Op]:
+    """Leave out what no coordinator does: anything of a transaction behind its commit, and a second marker."""
+    found: list[Op] = []
+    for op in ops:
+        ended = {one.kind for one in found if one.number == op.number} & {"commit", "abort"}
+        if op.kind in {"commit", "abort"} and ended:
+            continue
+        if op.kind == "sent" and "commit" in ended:
+            continue
+        found.append(op)
+    return found
+
+
+async def topic_of(ledgers: Sequence[Sequence[bytes]], *, hot: int = 0) -> House:
+    """Return a topic with these ledgers: each a segment, but for the last `hot` ones, which are in the buffer."""
+    house = make_house(batch_bytes=300)
+    stored = len(ledgers) - hot
+    for ledger_id, payloads in enumerate(ledgers):
+        if ledger_id < stored:
+            piece = Piece(ledger_id, 0, payloads, closed=len(payloads))
+            segment = await put_segment(house.store, [piece], segment_id=uuid.UUID(int=ledger_id + 1), block_entries=2)
+            house.map.segments.append(segment)
+        else:
+            before = ledgers[ledger_id - 1] if ledger_id else ()
+            follows = Position(ledger_id - 1, len(before) - 1) if before else None
+            house.hot.add(EntryBatch(ledger_id, 0, payloads), follows)
+    return house
+
+
+def answers(house: House, **fields: object) -> AsyncIterator[read_pb2.ReadMessagesResponse]:
+    """Ask for messages."""
+    request = read_pb2.ReadRequest(topic=str(TOPIC), **fields)  # type: ignore[arg-type] # fields of the request
+    return ReadService(house.reader, 4, metrics=house.metrics).ReadMessages(request, None)  # type: ignore[arg-type]
+
+
+async def read(house: House, **fields: object) -> tuple[list[read_pb2.Message], read_pb2.HeldBack | None]:
+    """Return all messages, and what is held back."""
+    found = [answer async for answer in answers(house, **fields)]
+    held = [answer.held_back for answer in found if answer.HasField("held_back")]
+    assert held in ([], [found[-1].held_back if found else None]), "only the last answer may say so"
+    return [message for answer in found for message in answer.messages], held[0] if held else None
+
+
+def place(at: int, ledgers: Sequence[Sequence[bytes]]) -> tuple[int, int]:
+    """Return the ledger and the entry of the topic's entry `at`."""
+    for ledger_id, payloads in enumerate(ledgers):
+        if at < len(payloads):
+            return ledger_id, at
+        at -= len(payloads)
+    raise IndexError(at)
+
+
+OPS = st.lists(
+    st.builds(Op, st.sampled_from(["plain", "sent", "sent", "commit", "abort", "replication"]), st.integers(0, 3)),
+    min_size=1,
+    max_size=14,
+).map(sensible)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(ops=OPS, cuts=st.sets(st.integers(1, 13), max_size=3), hot=st.integers(0, 2), data=st.data())
+def test_messages_are_those_that_a_consumer_is_given(
+    ops: list[Op], cuts: set[int], hot: int, data: st.DataObject
+) -> None:
+    """Whatever is open, committed and aborted, wherever ledgers and segments end, and wherever the read begins."""
+    payloads = [op.payload(at) for at, op in enumerate(ops)]
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(ops)), len(ops)]
+    ledgers = [payloads[low:high] for low, high in pairwise(bounds)]
+    first = data.draw(st.integers(0, len(ops) - 1))
+    last = data.draw(st.integers(first, len(ops) - 1))
+
+    async def run() -> tuple[list[int], list[tuple[int, int]], tuple[int, int] | None]:
+        house = await topic_of(ledgers, hot=min(hot, len(ledgers)))
+        low, high = place(first, ledgers), place(last, ledgers)
+        asked = {
+            "first": {"ledger_id": low[0], "entry_id": low[1]},
+            "last": {"ledger_id": high[0], "entry_id": high[1]},
+        }
+        async with house.reader:
+            messages, held = await read(house, **asked)
+            everything, _ = await read(house, **asked, transactions=ALL)
+        states = [(one.position.ledger_id, one.position.entry_id) for one in everything]
+        at = (held.position.ledger_id, held.position.entry_id) if held is not None else None
+        return [int(one.data) for one in messages], states, at
+
+    found, everything, held = asyncio.run(run())
+    expected, waits = consumed(ops)
+    assert found == [at for at in expected if first <= at <= last]
+    assert everything == [place(at, ledgers) for at in range(first, last + 1)]
+    hidden = waits is not None and waits <= last
+    assert held == (place(waits, ledgers) if hidden and waits is not None else None)
+
+
+async def test_everything_says_what_became_of_it() -> None:
+    """States of messages and markers, and none where there is no transaction; an outcome may be two ledgers later."""
+    ledgers = [
+        [entry(b"plain"), sent(IDS[0], b"a"), sent(IDS[1], b"b")],
+        [sent(IDS[2], b"c"), commit(IDS[0])],
+        [abort(IDS[1]), entry(b"", marker_type=12)],
+    ]
+    house = await topic_of(ledgers, hot=1)
+    async with house.reader:
+        found, held = await read(house, transactions=ALL)
+    states = [one.transaction.state if one.HasField("transaction") else None for one in found]
+    assert states == [None, COMMITTED, ABORTED, OPEN, COMMITTED, ABORTED, None]
+    assert (found[1].transaction.most_bits, found[1].transaction.least_bits) == (1, 0)
+    assert held is None
+
+
+async def test_a_batch_and_chunks_in_transactions() -> None:
+    """A batch is aborted as a whole; a message in chunks whose transaction was committed is joined."""
+    two = batch((b"one", {}), (b"two", {}))
+    parts = chunks_of(b"0123456789", 2, txnid_most_bits=1, txnid_least_bits=1)
+    ledgers = [
+        [sent(IDS[0], two, num_messages_in_batch=2), *parts, abort(IDS[0])],
+        [sent(IDS[2], two, num_messages_in_batch=2), commit(IDS[1]), commit(IDS[2])],
+    ]
+    house = await topic_of(ledgers)
+    async with house.reader:
+        found, _ = await read(house)
+        everything, _ = await read(house, transactions=ALL)
+    assert [one.data for one in found] == [b"0123456789", b"one", b"two"]
+    assert len(everything) == 8
+
+
+async def test_following_waits_for_the_outcome() -> None:
+    """Messages behind an open transaction come once it has ended, and not before; all of them come at once if asked."""
+    house = await topic_of([[entry(b"1"), sent(IDS[0], b"2"), entry(b"3")]], hot=1)
+    seen: list[bytes] = []
+
+    async def follow() -> None:
+        async for answer in answers(house, follow=True):
+            seen.extend(one.data for one in answer.messages)
+
+    async with house.reader:
+        following = asyncio.create_task(follow())  # noqa: TID251 - it is cancelled below
+        await turns(200)
+        assert seen == [b"1"]
+        house.hot.add(EntryBatch(0, 3, [sent(IDS[1], b"4"), commit(IDS[0])]), Position(0, 2))
+        await turns(200)
+        assert seen == [b"1", b"2", b"3"]
+        house.hot.add(EntryBatch(0, 5, [abort(IDS[1]), entry(b"5")]), Position(0, 4))
+        await turns(200)
+        assert seen == [b"1", b"2", b"3", b"5"]
+        following.cancel()
+        async with asyncio.timeout(5):
+            async for answer in answers(house, follow=True, transactions=ALL):
+                if answer.messages[-1].data == b"5":
+                    break
+
+
+async def test_an_outcome_that_was_lost_is_not_guessed() -> None:
+    """Where entries that may hold the marker are gone: an error by default, a state of its own for everything."""
+    house = await topic_of([[entry(b"1"), sent(IDS[0], b"2")], [entry(b"3")]])
+    house.map.losses = (Loss(Position(0, 1), Position(1, 0), 1),)
+    last = {"ledger_id": 0, "entry_id": 1}
+    async with house.reader:
+        with pytest.raises(EntriesLost):
+            await read(house, last=last)
+        found, _ = await read(house, last=last, transactions=ALL)
+        assert [one.data for one in (await read(house, first={"ledger_id": 1, "entry_id": 0}))[0]] == [b"3"]
+    assert [one.transaction.state for one in found] == [0, UNKNOWN]
+
+
+async def test_damage_before_the_read_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was open there is not known then, and what was asked for is sound."""
+    house = await topic_of([[sent(IDS[0], b"1")], [entry(b"2")]])
+
+    async with house.reader:
+        plain = house.reader.read
+
+        def gone(topic: object, *, first: Position | None = None, **what: object) -> object:
+            if first == Position(0, 0):
+                raise NotFound("the segment is gone")
+            return plain(topic, first=first, **what)  # type: ignore[arg-type] # passed through
+
+        monkeypatch.setattr(house.reader, "read", gone)
+        assert [one.data for one in (await read(house, first={"ledger_id": 1, "entry_id": 0}))[0]] == [b"2"]
+
+
+@pytest.mark.parametrize(
+    ("first", "room", "expected"),
+    [
+        (Position(0, 0), 1000, None),
+        (Position(0, 2), 1000, Position(0, 0)),
+        (Position(2, 0), 1000, Position(0, 0)),
+        (Position(2, 2), 15, Position(2, 0)),
+        (Position(2, 1), 25, Position(1, 1)),
+        (Position(9, 0), 10, Position(2, 2)),
+    ],
+)
+async def test_how_far_is_looked_back(first: Position, room: int, expected: Position | None) -> None:
+    """About so many bytes of entries before the first one, over segments and what is behind them."""
+    house = await topic_of([[b"0123456789"] * 3] * 3, hot=1)
+    async with house.reader:
+        view = await house.reader.view(TOPIC)
+    assert look_back_from(view, first, room) == expected
+
+
+async def test_nothing_before_a_gap_is_looked_at() -> None:
+    """What opened before it may have ended in it."""
+    house = await topic_of([[b"0123456789"] * 3] * 3)
+    house.map.losses = (Loss(Position(0, 2), Position(1, 1), 1),)
+    async with house.reader:
+        view = await house.reader.view(TOPIC)
+    assert look_back_from(view, Position(2, 0), 1000) == Position(1, 1)
+    assert look_back_from(view, Position(1, 1), 1000) is None
+
+
+async def test_transactions_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than a read remembers end it with the reason."""
+    monkeypatch.setattr(consumer, "TRANSACTIONS_MAX", 2)
+    house = await topic_of([[sent(one) for one in IDS]])
+    async with house.reader:
+        with pytest.raises(Throttled, match="more than 2 open or aborted"):
+            await read(house)
