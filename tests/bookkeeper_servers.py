@@ -25,7 +25,6 @@ from tests.servers import running
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
 
     from tests.real.bookies import BookKeeperCluster
     from tests.real.broker import PulsarBroker
@@ -45,7 +44,6 @@ DOWNLOADING = {
 }
 """Fixtures whose first use on a machine downloads, under a deadline of its own."""
 TEST_TIMEOUT_S = 300
-TOKEN = "token"
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
@@ -140,17 +138,10 @@ def driven_broker_session(
             **TOPIC_SETTINGS,
             "forceDeleteNamespaceAllowed": True,
             "managedLedgerOffloadDriver": "offloaderd",
-            "managedLedgerOffloadExtraConfigTokenFile": directory / TOKEN,
         },
         environment=secrets,
     )
-    (directory / TOKEN).write_text("nobody's")
     yield from started(lambda: pulsar_broker(options, SystemClock()))
-
-
-def token_of(broker: PulsarBroker) -> Path:
-    """Return the file of the token that a broker shows to daemons; most of them ask for none."""
-    return broker.command.directory / TOKEN
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from offloaderd.clock import SystemClock
 from offloaderd.ledgers.pulsar import decode
 from offloaderd.rpc.v1 import policy_pb2
 from tests.authority import Authority, token
-from tests.bookkeeper_servers import token_of
 from tests.integration.processes import DaemonProcess, Proxy, Site
 from tests.real.driven import Driven
 from tests.servers import s3_client
@@ -171,8 +170,8 @@ async def test_crashes_and_outages_lose_nothing(
 async def test_what_is_not_streamed_is_pushed(
     site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster, tmp_path: Path
 ) -> None:
-    """A ledger begun by a daemon with bookies and ended by one without is whole; by TLS, with broker.conf's token."""
-    ca, token_file = Authority(tmp_path), token_of(driven_broker)
+    """A ledger begun by a daemon with bookies and ended by one without is whole; by TLS, with a token."""
+    ca, token_file = Authority(tmp_path), tmp_path / "token"
     server = ca.server()
     token_file.write_text(token(SECRET, "broker"))
     site.settings["tls"] = {"cert_file": server.cert, "key_file": server.key}
@@ -182,7 +181,8 @@ async def test_what_is_not_streamed_is_pushed(
     }
     trust = Trust(tls=True, ca_file=ca.file, token_file=token_file)
     async with DaemonProcess(site) as daemon, daemon.client(trust) as client:
-        driven = Driven(driven_broker, bookkeeper, daemon.address, {"Tls": "true", "TlsTrustCertsFile": str(ca.file)})
+        shown = {"Tls": "true", "TlsTrustCertsFile": str(ca.file), "TokenFile": str(token_file)}
+        driven = Driven(driven_broker, bookkeeper, daemon.address, shown)
         await driven.create()
         await driven.offload()
         for _ in range(2):  # the second burst shows what of the first was in flight

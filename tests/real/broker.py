@@ -127,6 +127,7 @@ class PulsarBroker(Administered):
             "-Xmx384m",
             "-XX:MaxDirectMemorySize=384m",
             "-Dpulsar.extra.offload.drivers=offloaderd",
+            "-Doffloaderd.NamespaceAddresses=true",  # each test has daemons of its own
             *options.flags,
         ]
         classes = [f"{server_jars('pulsar')}/*"]

@@ -80,6 +80,9 @@ class TieredHandles:
         return made
 
 
+OURS = ["-Xmx384m", "-Doffloaderd.NamespaceAddresses=true"]
+
+
 @asynccontextmanager
 async def tiered_handles(
     home: Path, clock: Clock, *, flags: Iterable[str], environment: Mapping[str, str]
@@ -87,7 +90,7 @@ async def tiered_handles(
     """Load both drivers below a directory. Raises CannotBuild, FetchFailed, InvalidConfig (no Java), ServerDied."""
     offloaders(home)
     classes = [f"{server_jars('pulsar')}/*"]
-    async with java_gateway(home, clock, classes, flags=["-Xmx384m", *flags], environment=environment) as gateway:
+    async with java_gateway(home, clock, classes, flags=[*OURS, *flags], environment=environment) as gateway:
         handles = TieredHandles(gateway, home)
         try:
             yield handles

@@ -6,6 +6,7 @@ import io.grpc.ChannelCredentials;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
 import io.grpc.Metadata;
+import io.grpc.SecurityLevel;
 import io.grpc.Status;
 import io.grpc.TlsChannelCredentials;
 import io.grpc.okhttp.OkHttpChannelBuilder;
@@ -13,6 +14,8 @@ import java.io.File;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.attribute.BasicFileAttributes;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
@@ -22,11 +25,14 @@ import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import offloaderd.v1.BrokerServiceGrpc;
 import offloaderd.v1.OffloadServiceGrpc;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * Connections to daemons: the one that is configured, and those that it names as owners of topics. They belong to the
  * factory, and outlive every offloader: a namespace's offloader is replaced whenever its policies change, while readers go
- * on.
+ * on. Certificates and keys are looked at for each call: when a file has changed, calls that begin go by a connection
+ * made anew, and those that run end on the old one.
  */
 final class Daemons implements AutoCloseable {
     static final int BATCH_BYTES = 1 << 20;
@@ -36,9 +42,13 @@ final class Daemons implements AutoCloseable {
     private static final Metadata.Key<String> AUTHORIZATION =
             Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
 
+    private static final Logger LOG = LoggerFactory.getLogger(Daemons.class);
+
     private record Where(Settings settings, String address) {}
 
-    private final Map<Where, ManagedChannel> channels = new ConcurrentHashMap<>();
+    private record Made(ManagedChannel channel, List<String> files) {}
+
+    private final Map<Where, Made> channels = new ConcurrentHashMap<>();
     /** What is put off when the broker ends is never done. */
     private final ScheduledExecutorService timer = new ScheduledThreadPoolExecutor(
             1,
@@ -63,13 +73,54 @@ final class Daemons implements AutoCloseable {
     }
 
     private ManagedChannel channel(Settings settings, String address) {
-        return channels.computeIfAbsent(new Where(settings, address), where -> OkHttpChannelBuilder
-                .forTarget(where.address, credentials(settings))
+        List<String> files = List.of(
+                seen(settings.trustCertsFile()), seen(settings.certFile()), seen(settings.keyFile()));
+        return channels.compute(new Where(settings, address), (where, made) -> {
+            if (made != null && made.files.equals(files)) {
+                return made;
+            }
+            try {
+                Made anew = new Made(connecting(settings, address), files);
+                if (made == null && !settings.tokenFile().isEmpty() && !address.equals(settings.address())) {
+                    LOG.info("The token goes to {} as well, which {} named, if its certificate is good", address,
+                            settings.address());
+                }
+                if (made != null) {
+                    LOG.info("Certificates have changed: connecting to {} anew", address);
+                    made.channel.shutdown();
+                }
+                return anew;
+            } catch (IllegalStateException | IllegalArgumentException error) {
+                if (made == null) {
+                    throw error;
+                }
+                LOG.warn("Certificates have changed and cannot be used, the old connection stays: {}", error.getMessage());
+                return made;
+            }
+        }).channel;
+    }
+
+    private static ManagedChannel connecting(Settings settings, String address) {
+        return OkHttpChannelBuilder
+                .forTarget(address, credentials(settings))
                 .maxInboundMessageSize(MESSAGE_BYTES_MAX)
                 .flowControlWindow(WINDOW_BYTES)
                 .keepAliveTime(20, TimeUnit.SECONDS)
                 .keepAliveTimeout(10, TimeUnit.SECONDS)
-                .build());
+                .build();
+    }
+
+    /** Returns what is another when a file was replaced or rewritten; symbolic links are followed. */
+    private static String seen(String file) {
+        if (file.isEmpty()) {
+            return "";
+        }
+        try {
+            BasicFileAttributes found = Files.readAttributes(Path.of(file), BasicFileAttributes.class);
+            return found.fileKey() + " " + found.size() + " " + found.lastModifiedTime();
+        } catch (IOException error) {
+            return "unreadable";
+        }
     }
 
     private static ChannelCredentials credentials(Settings settings) {
@@ -93,11 +144,11 @@ final class Daemons implements AutoCloseable {
     @Override
     public void close() {
         timer.shutdownNow();
-        channels.values().forEach(ManagedChannel::shutdownNow);
+        channels.values().forEach(made -> made.channel.shutdownNow());
         channels.clear();
     }
 
-    /** A token that is read anew for each call, so that it may be replaced. */
+    /** A token that is read anew for each call, so that it may be replaced, and goes nowhere that is not encrypted. */
     private static final class Token extends CallCredentials {
         private final Path file;
 
@@ -107,6 +158,11 @@ final class Daemons implements AutoCloseable {
 
         @Override
         public void applyRequestMetadata(RequestInfo info, Executor executor, MetadataApplier applier) {
+            if (info.getSecurityLevel() != SecurityLevel.PRIVACY_AND_INTEGRITY) {
+                applier.fail(Status.UNAUTHENTICATED.withDescription(
+                        "a token is sent over TLS only, and " + info.getAuthority() + " is reached without it"));
+                return;
+            }
             executor.execute(() -> {
                 try {
                     if (Files.size(file) > TOKEN_BYTES_MAX) {

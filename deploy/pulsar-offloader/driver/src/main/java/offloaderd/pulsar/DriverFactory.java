@@ -1,7 +1,6 @@
 package offloaderd.pulsar;
 
 import java.io.IOException;
-import java.util.HashMap;
 import java.util.Map;
 import org.apache.bookkeeper.common.util.OrderedScheduler;
 import org.apache.bookkeeper.mledger.LedgerOffloaderFactory;
@@ -14,7 +13,7 @@ import org.apache.pulsar.common.policies.data.OffloadPoliciesImpl;
  * <p>A broker gives the extra configuration of broker.conf to its default offloader alone, which it makes while it starts
  * ({@code PulsarService.start} in Pulsar 4.0): what it merges for a namespace has none of it
  * ({@code OffloadPoliciesImpl.mergeConfiguration}). So that one is remembered, and holds for namespaces unless they say
- * something else. A broker whose default driver is another makes ours for namespaces alone; what one of them says is
+ * something else of what is theirs to say. A broker whose default driver is another makes ours for namespaces alone; what one of them says is
  * nothing to the next.
  */
 public final class DriverFactory implements LedgerOffloaderFactory<Driver> {
@@ -45,10 +44,9 @@ public final class DriverFactory implements LedgerOffloaderFactory<Driver> {
         own = own != null ? own : Map.of();
         if (brokerStarts()) {
             ofBroker = Map.copyOf(own);
+            own = Map.of();
         }
-        Map<String, String> configured = new HashMap<>(ofBroker);
-        configured.putAll(own);
-        return new Driver(Settings.read(configured), policies, daemons, stats);
+        return new Driver(Settings.read(ofBroker, own), policies, daemons, stats);
     }
 
     /** Nothing in the arguments tells the default offloader from a namespace's; who calls does. */

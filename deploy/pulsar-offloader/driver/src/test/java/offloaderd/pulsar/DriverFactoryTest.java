@@ -1,9 +1,12 @@
 package offloaderd.pulsar;
 
 import static org.junit.Assert.assertEquals;
-import static org.junit.Assert.assertFalse;
+import static org.junit.Assert.assertThrows;
 import static org.junit.Assert.assertTrue;
 
+import java.io.File;
+import java.io.IOException;
+import java.util.List;
 import java.util.Map;
 import org.apache.pulsar.broker.PulsarService;
 import org.apache.pulsar.common.policies.data.OffloadPoliciesImpl;
@@ -31,18 +34,52 @@ public class DriverFactoryTest {
 
     @Test
     public void whatOneNamespaceSaysIsNothingToTheNext() throws Exception {
-        assertTrue(ofNamespace(Map.of("Tls", "true", "Address", "one:1")).tls());
-        Settings next = ofNamespace(Map.of("Address", "two:2"));
-        assertFalse(next.tls());
-        assertEquals("two:2", next.address());
+        assertEquals(7, ofNamespace(Map.of("CallTimeoutSeconds", "7")).callTimeout().toSeconds());
+        assertEquals(30, ofNamespace(Map.of("ReadAheadBytes", "9")).callTimeout().toSeconds());
     }
 
     @Test
-    public void whatBrokerConfSaysHoldsUnlessTheNamespaceSaysElse() throws Exception {
-        PulsarService.start(() -> made(Map.of("Tls", "true", "Address", "broker:1")));
+    public void patienceOfBrokerConfHoldsUnlessTheNamespaceSaysElse() throws Exception {
+        PulsarService.start(() -> made(Map.of("Tls", "true", "Address", "broker:1", "ReadTimeoutSeconds", "5")));
+        Settings said = ofNamespace(Map.of("ReadTimeoutSeconds", "6"));
+        assertEquals(6, said.readTimeout().toSeconds());
+        for (Settings one : List.of(said, ofNamespace(Map.of()))) {
+            assertTrue(one.tls());
+            assertEquals("broker:1", one.address());
+        }
+        assertEquals(5, ofNamespace(Map.of()).readTimeout().toSeconds());
+    }
+
+    @Test
+    public void aNamespaceCannotHaveTheBrokersFilesSentToAnAddressOfItsOwn() throws Exception {
+        File secret = File.createTempFile("superuser", ".token");
+        PulsarService.start(() -> made(Map.of("Tls", "true")));
+        for (Map<String, String> attack : List.of(
+                Map.of("Address", "evil.example:443"),
+                Map.of("Tls", "false"),
+                Map.of("TokenFile", secret.getPath()),
+                Map.of("TlsTrustCertsFile", secret.getPath()),
+                Map.of("TlsCertFile", secret.getPath(), "TlsKeyFile", secret.getPath()),
+                Map.of("NamespaceAddresses", "true", "Address", "evil.example:443"))) {
+            IOException error = assertThrows(IOException.class, () -> ofNamespace(attack));
+            assertTrue(error.getMessage(), error.getMessage().contains(" is the broker's to say, not a namespace's"));
+        }
+    }
+
+    @Test
+    public void aBrokerMayLetNamespacesNameTheirDaemons() throws Exception {
+        PulsarService.start(() -> made(Map.of("NamespaceAddresses", "true", "Address", "broker:1")));
         assertEquals("two:2", ofNamespace(Map.of("Address", "two:2")).address());
-        Settings silent = ofNamespace(Map.of());
-        assertTrue(silent.tls());
-        assertEquals("broker:1", silent.address());
+        assertEquals("broker:1", ofNamespace(Map.of()).address());
+        assertThrows(IOException.class, () -> ofNamespace(Map.of("NamespaceAddresses", "false")));
+    }
+
+    @Test
+    public void aTokenIsNotTakenWithoutTls() throws Exception {
+        File token = File.createTempFile("broker", ".token");
+        IOException error = assertThrows(IOException.class, () -> Settings.read(
+                Map.of("TokenFile", token.getPath(), "Address", "127.0.0.1:7650"), Map.of()));
+        assertTrue(error.getMessage(), error.getMessage().contains("TokenFile without Tls=true"));
+        assertTrue(Settings.read(Map.of("TokenFile", token.getPath(), "Tls", "true"), Map.of()).tls());
     }
 }

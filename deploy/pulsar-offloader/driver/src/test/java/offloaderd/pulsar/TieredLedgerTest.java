@@ -123,7 +123,7 @@ public class TieredLedgerTest {
         }
         OffloadedLedger named = OffloadedLedger.newBuilder().setTopic("t").setLedgerId(5).build();
         LedgerOffloaderStats stats = LedgerOffloaderStats.create(false, false, null, 0);
-        return new TieredLedger(daemons, Settings.read(said), stats, named, ENTRIES - 1, 2890);
+        return new TieredLedger(daemons, Settings.read(said, Map.of()), stats, named, ENTRIES - 1, 2890);
     }
 
     private void holds(CompletableFuture<LedgerEntries> read, long first, long last) throws Exception {
@@ -261,7 +261,7 @@ public class TieredLedgerTest {
     @Test
     public void allMistakesOfSettingsAreToldAtOnce() {
         IOException error = assertThrows(IOException.class, () -> Settings.read(Map.of(
-                "Address", "nowhere", "ReadTimeoutSeconds", "soon", "Adress", "x", "TokenFile", "/no/such/file")));
+                "Address", "nowhere", "ReadTimeoutSeconds", "soon", "Adress", "x", "TokenFile", "/no/such/file"), Map.of()));
         for (String word : new String[] {"nowhere", "soon", "Adress", "/no/such/file"}) {
             assertTrue(error.getMessage(), error.getMessage().contains(word));
         }
