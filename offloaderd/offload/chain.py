@@ -63,6 +63,9 @@ class LedgerChain:
         self._accepted = {loss.after: loss for loss in losses}
         if begin is not None and begin.ledger_id > resume.ledger_id:
             self._next[resume.ledger_id] = begin.ledger_id
+            self._known[begin.ledger_id] = LedgerInfo(
+                ledger_id=begin.ledger_id, closed=False, entries=begin.entry_id + 1, size_bytes=0
+            )
         if end is not None:
             self._known[resume.ledger_id] = LedgerInfo(
                 ledger_id=resume.ledger_id, closed=True, entries=end.entries, size_bytes=0
@@ -80,8 +83,20 @@ class LedgerChain:
         for info in ledgers:
             previous = before if info.previous is None else info.previous
             if previous is not None:
-                self._next[previous] = info.ledger_id
+                self._join(previous, info.ledger_id)
             before = info.ledger_id
+
+    def _join(self, previous: int, ledger_id: int) -> None:
+        """Note that the list has a ledger directly behind another one, which bridges what was empty between them.
+
+        One that was seen with entries and is not listed any more stays between, so that it is told of.
+        """
+        between: int | None = previous
+        while (between := self._next.get(between)) is not None and between < ledger_id:
+            known = self._known.get(between)
+            if known is not None and known.entries and between not in self.ledgers:
+                previous = between
+        self._next[previous] = ledger_id
 
     def forget_before(self, position: Position) -> None:
         """Drop what lies before the ledger of `position`, which nobody will ask for again."""

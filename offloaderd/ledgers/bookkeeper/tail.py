@@ -3,7 +3,8 @@
 A LAC is a promise that the writer made; every one heard from anybody holds, so the greatest counts and it never falls.
 It comes from the headers of entries (checked by their digest), from bookies that were told it explicitly (a bare
 number, taken only as far as an entry is stored there or elsewhere), from the metadata, or from the broker. Entries
-beyond it may be stored and are not confirmed: they are counted as hidden.
+beyond it may be stored and are not confirmed: they are counted as hidden. While somebody recovers the ledger it stays
+what it was.
 
 One bookie is asked where every bookie has every entry; all of them when the ledger has just become quiet, and now and
 then. Where entries are spread, all are asked. Between the polls of a ledger that stays quiet `bells` hang.
@@ -235,6 +236,15 @@ class LedgerTail:
         finally:
             self._asking = None
             asking.set()
+        return self.confirmed
+
+    def frozen(self, metadata: LedgerMetadata) -> Confirmed:
+        """Return what was known before somebody began to recover the ledger; no bookie is asked.
+
+        Who recovers writes entries anew with LACs of its own. Were it to die half-way, the next one may end lower, so
+        nothing that it says counts before the ledger is closed.
+        """
+        self.lac = max(self.lac, metadata.confirmed_at_least)
         return self.confirmed
 
     def closed(self, last_entry_id: int, path: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import CorruptData, NotFound
+from offloaderd.ledgers.bookkeeper.ledger_metadata import LedgerState
 from offloaderd.ledgers.bookkeeper.tail import LedgerTail
 from offloaderd.ledgers.pulsar_names import misplaced_ledger
 from offloaderd.model import Confirmed, Edge, LedgerInfo
@@ -69,6 +70,8 @@ class Topic:
         metadata = await self.metadata(ledger_id)
         if metadata.last_entry_id is not None:
             return Confirmed(metadata.last_entry_id, closed=True)
+        if metadata.state is LedgerState.IN_RECOVERY:
+            return self.tail(ledger_id).frozen(metadata)
         return await self.tail(ledger_id).ask(metadata)
 
     async def readable(self, ledger_id: int) -> tuple[LedgerMetadata, int]:

@@ -140,10 +140,49 @@ def test_a_listed_ledger_that_cannot_be_read_is_told(empty: list[LedgerInfo]) ->
     assert seen.next_after(here) == Loss(here, Position(4, 0), 7)
 
 
+@pytest.mark.parametrize(
+    ("between", "entries"),
+    [
+        ([ledger(2, 5, closed=False)], 5),
+        ([ledger(2, 5)], 5),
+        ([ledger(2, 0), ledger(3, 4), ledger(4, 0, closed=False)], 4),
+        ([ledger(2, 5), ledger(3, 4)], 9),
+        ([ledger(2, 0, closed=False)], 0),
+    ],
+    ids=["open", "closed", "between empty ones", "two", "nothing of it was ever seen"],
+)
+@pytest.mark.parametrize("previous", [1, None], ids=["by Pulsar's list", "by what is there"])
+def test_a_ledger_with_entries_that_drops_out_of_the_middle_of_the_list_is_told(
+    between: list[LedgerInfo], entries: int, previous: int | None
+) -> None:
+    """Nothing of it had been taken: what was seen of it is not bridged because the list does."""
+    here = Position(1, 2)
+    seen = chain(here, [ledger(1, 3), *between], [ledger(1, 3), ledger(9, 2, previous=previous)])
+    expected = Loss(here, Position(9, 0), entries) if entries else Run(9, 0, 1)
+    assert seen.next_after(here) == expected
+    seen.look([ledger(1, 3), ledger(9, 2, previous=previous), ledger(10, 1, closed=False, previous=9)])
+    assert seen.next_after(here) == expected
+
+
+def test_what_dropped_out_and_is_listed_again_is_no_loss() -> None:
+    """One list lacked it, the next one has it."""
+    here, lists = Position(1, 2), [ledger(1, 3), ledger(2, 5), ledger(3, 1)]
+    seen = chain(here, lists, [lists[0], ledger(3, 1, previous=1)], lists)
+    assert seen.next_after(here) == Run(2, 0, 4)
+    assert seen.next_after(Position(2, 4)) == Run(3, 0, 0)
+
+
+def test_the_begin_of_an_unfinished_segment_is_not_bridged() -> None:
+    """An earlier owner had begun with the ledger, so it had an entry."""
+    here = Position(1, 2)
+    seen = chain(here, [ledger(1, 3), ledger(4, 2, previous=1)], begin=Position(2, 0))
+    assert seen.next_after(here) == Loss(here, Position(4, 0), 1)
+
+
 def test_the_begin_of_an_unfinished_segment_is_remembered() -> None:
     """What an earlier owner had begun to upload was there, even if nothing of it is left."""
     begin = Position(2, 0)
-    assert chain(START, [ledger(4, 2)], begin=begin).next_after(START) == Loss(START, Position(4, 0), 0)
+    assert chain(START, [ledger(4, 2)], begin=begin).next_after(START) == Loss(START, Position(4, 0), 1)
     assert chain(START, [ledger(2, 2)], begin=begin).next_after(START) == Run(2, 0, 1)
 
 

@@ -266,6 +266,24 @@ async def test_recovery_is_waited_for(bench: Bench) -> None:
     assert [info.entries for info in await bench.source.ledgers(TOPIC)] == [50]
 
 
+async def test_what_a_recovery_under_way_says_is_not_confirmed(bench: Bench) -> None:
+    """It writes entries anew with greater LACs and may die half-way: the next one may end lower."""
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(50), lac=20)
+    known = await bench.confirmed()
+    assert known.last_entry_id == 20
+    await ledger.change(state=LedgerState.IN_RECOVERY)
+    for entry_id in range(21, 40):
+        for bookie_id in ledger.metadata.replicas(entry_id):
+            ledger.store(bookie_id, entry_id, lac=entry_id - 1)
+    polls = sum(bench.polls().values())
+    for _ in range(30):
+        assert await bench.confirmed() == known
+    assert sum(bench.polls().values()) == polls
+    await ledger.close(last_entry_id=30)
+    assert await bench.confirmed() == Confirmed(30, closed=True)
+
+
 async def test_a_ledger_that_was_closed_below_what_was_confirmed_is_corrupt(bench: Bench) -> None:
     """Confirmed entries were lost by whoever closed it: loudly, and each time."""
     ledger = await bench.cluster.ledger()
