@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import (
         BrokerOffloads,
         LedgerDescriber,
+        LedgerOrigin,
         LedgerRegister,
         LedgerSource,
         LedgerStore,
-        SourceIdentity,
     )
     from offloaderd.metrics import Metrics
     from offloaderd.model import Retained
@@ -47,7 +47,7 @@ class Ledgers:
     """
 
     source: LedgerSource | None = None
-    origin: SourceIdentity | None = None
+    origin: LedgerOrigin | None = None
     store: LedgerStore | None = None
     probe: Callable[[], Awaitable[object]] | None = None
     register: LedgerRegister | None = None

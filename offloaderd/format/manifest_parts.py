@@ -5,7 +5,7 @@ Records of open segments in the metadata store hold the same messages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.format.chunks import packed, unpacked
@@ -87,7 +87,10 @@ class Past(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerPart:
-    """What a segment holds of one ledger, and what was known of the whole ledger when the segment was sealed."""
+    """What a segment holds of one ledger, and what was known of the whole ledger when the segment was sealed.
+
+    `created_ms` is when the ledger was made, None where that was not known; releases that do not know it leave it out.
+    """
 
     ledger_id: int
     first_entry_id: int
@@ -97,6 +100,7 @@ class LedgerPart:
     ledger_entries: int
     ledger_bytes: int
     closed_ms: int
+    created_ms: int | None = field(default=None, compare=False)
 
 
 def part_to_message(part: LedgerPart) -> pb.SegmentLedger:
@@ -110,6 +114,7 @@ def part_to_message(part: LedgerPart) -> pb.SegmentLedger:
         ledger_entries=part.ledger_entries,
         ledger_bytes=part.ledger_bytes,
         closed_ms=part.closed_ms,
+        created_ms=part.created_ms,
     )
 
 
@@ -178,6 +183,7 @@ def part_from_message(message: pb.SegmentLedger) -> LedgerPart:
         ledger_entries=message.ledger_entries,
         ledger_bytes=message.ledger_bytes,
         closed_ms=message.closed_ms,
+        created_ms=message.created_ms if message.HasField("created_ms") else None,
     )
 
 

@@ -184,13 +184,18 @@ class EmbeddedLedgers:
         return length
 
     async def identity(self) -> str | None:
-        """Return the id that the store's file got when it was made; see SourceIdentity."""
+        """Return the id that the store's file got when it was made; see LedgerOrigin."""
         self._check_open()
         return self._store_id
 
     async def moved(self) -> str | None:
         """Return None: there is no other place for its lists."""
         return None
+
+    async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
+        """Return a ledger as the store has it; see LedgerOrigin. Raises NotFound."""
+        self._check_open()
+        return self._book.ledger(topic, ledger_id).info()
 
     async def described(self, topic: TopicName, ledger_id: int) -> bytes:
         """Return what BookKeeper would say of a closed ledger; see LedgerDescriber. Raises NotFound, InvalidInput."""

@@ -80,12 +80,16 @@ class EmbeddedReader:
         raise NotFound(f"no topic {topic} in {self._database.directory}")
 
     async def identity(self) -> str | None:
-        """Return the id that the store's file got when it was made; see SourceIdentity."""
+        """Return the id that the store's file got when it was made; see LedgerOrigin."""
         return (await self._blocking(self._database.load)).store_id
 
     async def moved(self) -> str | None:
         """Return None: there is no other place for its lists."""
         return None
+
+    async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
+        """Return a ledger as the store has it; see LedgerOrigin. Raises NotFound."""
+        return await self._info(topic, ledger_id)
 
     async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield every second: what another process writes is not announced."""

@@ -117,13 +117,18 @@ class MemoryLedgers:
         return sum(map(len, self._stored(topic, ledger_id)[: entry_id + 1]))
 
     async def identity(self) -> str | None:
-        """Return the store's own id; see SourceIdentity."""
+        """Return the store's own id; see LedgerOrigin."""
         await self._turn()
         return self.store_id
 
     async def moved(self) -> str | None:
         """Return None: there is no other place for its lists."""
         return None
+
+    async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
+        """Return a ledger as the store has it; see LedgerOrigin. Raises NotFound."""
+        await self._turn()
+        return self._book.ledger(topic, ledger_id).info()
 
     async def described(self, topic: TopicName, ledger_id: int) -> bytes:
         """Return what BookKeeper would say of a closed ledger; see LedgerDescriber. Raises NotFound, InvalidInput."""

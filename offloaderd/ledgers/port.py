@@ -62,7 +62,7 @@ class LedgerSource(Protocol):
         ...
 
 
-class SourceIdentity(Protocol):
+class LedgerOrigin(Protocol):
     """What tells one source from another: the number of a ledger means something only within its source."""
 
     async def identity(self) -> str | None:
@@ -76,6 +76,13 @@ class SourceIdentity(Protocol):
         """Say why the source's lists of ledgers may not be the present ones, None when nothing says so.
 
         Raises Transient, Denied.
+        """
+        ...
+
+    async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
+        """Return a ledger as whoever stores it knows it, whatever the list of its topic says, and when it was made.
+
+        Raises NotFound, Transient, Denied, CorruptData.
         """
         ...
 
@@ -116,7 +123,7 @@ class LedgerRegister(Protocol):
         ...
 
 
-class LedgerStore(LedgerSource, LedgerDescriber, SourceIdentity, Protocol):
+class LedgerStore(LedgerSource, LedgerDescriber, LedgerOrigin, Protocol):
     """A source that offloaderd itself can write: the embedded store."""
 
     async def create(self, topic: TopicName) -> None:

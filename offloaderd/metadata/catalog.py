@@ -49,10 +49,10 @@ class TopicMap:
 
     `ends` has the ledgers that are offloaded to their end, `losses` what was gone before it could be offloaded,
     `deleted` the ledgers that are marked deleted, with the time of it, `source_deleted` those of which the source has
-    no copy or is about to delete it. `base` is the record of what was deleted from
-    the front, `base_version` its node's version. `history` is the plan of a topic whose live segments do not wait for
-    what lay before them, or wait for a job: until it is done, segments may be missing between the last one before its
-    boundary and the boundary, and nowhere else.
+    no copy or is about to delete it, `created` when ledgers were made, as far as known. `base` is the record of what
+    was deleted from the front, `base_version` its node's version. `history` is the plan of a topic whose live segments
+    do not wait for what lay before them, or wait for a job: until it is done, segments may be missing between the last
+    one before its boundary and the boundary, and nowhere else.
     """
 
     topic: TopicName
@@ -62,6 +62,7 @@ class TopicMap:
     losses: tuple[Loss, ...] = ()
     deleted: Mapping[int, int] = field(default_factory=dict)
     source_deleted: frozenset[int] = frozenset()
+    created: Mapping[int, int] = field(default_factory=dict)
     base: Floor | None = None
     base_version: int = 0
     history: HistoryPlan | None = None
@@ -82,6 +83,7 @@ class TopicMap:
         ends: dict[int, LedgerEnd] = {}
         deleted: dict[int, int] = {}
         source_deleted: set[int] = set()
+        created: dict[int, int] = {}
         base = floor_record.decode(floor.value, path=paths.floor(topic)) if floor is not None else None
         if base is not None and base.end is not None:
             ends[base.position.ledger_id] = base.end
@@ -92,6 +94,8 @@ class TopicMap:
                 ends[ledger_id] = known.end
             if known.source_deleted:
                 source_deleted.add(ledger_id)
+            if known.created_ms is not None:
+                created[ledger_id] = known.created_ms
             if known.deleted_ms is not None:
                 deleted[ledger_id] = known.deleted_ms
             for index, found in enumerate(known.segments):
@@ -112,6 +116,7 @@ class TopicMap:
             tuple(sorted(losses)),
             MappingProxyType(deleted),
             frozenset(source_deleted),
+            MappingProxyType(created),
             base,
             floor.version if floor is not None else 0,
             history_record.decode(plan.value, path=paths.history_plan(topic)) if plan is not None else None,
@@ -207,7 +212,7 @@ class TopicMap:
         if any(known.segment_id == segment.segment_id for known in self.segments):
             raise Conflict(f"segment {segment.segment_id} is already part of {self.topic}")
         steps: list[Step] = []
-        contexts = dict(self.contexts)
+        contexts, created = dict(self.contexts), dict(self.created)
         for part in segment.slices:
             path = paths.ledger(self.topic, part.ledger_id)
             node = contexts.get(part.ledger_id)
@@ -217,6 +222,8 @@ class TopicMap:
             else:
                 steps.append(Replace(path, value, node.version))
             contexts[part.ledger_id] = Versioned(value, node.version + 1 if node else 0)
+            if part.created_ms is not None:
+                created.setdefault(part.ledger_id, part.created_ms)
         segments = (*self.segments[:index], segment, *self.segments[index:])
         losses = [(loss, loss.without(part.range for part in segment.slices)) for loss in self.losses]
         for loss, left in losses:
@@ -227,6 +234,7 @@ class TopicMap:
             self,
             segments=segments,
             contexts=MappingProxyType(contexts),
+            created=MappingProxyType(created),
             losses=tuple(left for _, left in losses if left),
         )
         ending, after = whole.with_ends(ends)
@@ -290,7 +298,8 @@ class TopicMap:
                 raise Conflict(f"segment {segment.segment_id} is not all of ledger {part.ledger_id} of {self.topic}")
             known = replace(known, end=LedgerEnd(part.entries, None))
         segments = (*known.segments[:index], added, *known.segments[index:])
-        return context.encode(replace(known, segments=segments))
+        created_ms = part.created_ms if known.created_ms is None else known.created_ms
+        return context.encode(replace(known, segments=segments, created_ms=created_ms))
 
     def _ending_at_or_after(self, position: Position) -> int:
         return bisect_left(self.segments, position, key=_end)

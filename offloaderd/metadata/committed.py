@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSlice:
-    """Consecutive entries of one ledger, `first_entry_id` to `last_entry_id`, both inclusive."""
+    """Consecutive entries of one ledger, `first_entry_id` to `last_entry_id`, both inclusive.
+
+    `created_ms` is when the ledger was made, as far as a manifest says; the map keeps it by ledger.
+    """
 
     ledger_id: int
     first_entry_id: int
     last_entry_id: int
     payload_bytes: int
+    created_ms: int | None = field(default=None, compare=False)
 
     @property
     def entries(self) -> int:
@@ -60,7 +64,9 @@ class CommittedSegment:
         return cls(
             segment_id=manifest.segment_id,
             slices=tuple(
-                LedgerSlice(part.ledger_id, part.first_entry_id, part.last_entry_id, part.payload_bytes)
+                LedgerSlice(
+                    part.ledger_id, part.first_entry_id, part.last_entry_id, part.payload_bytes, part.created_ms
+                )
                 for part in manifest.ledgers
             ),
             object_bytes=manifest.data_bytes,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import Conflict, InvalidInput
 from offloaderd.metadata import paths
 from offloaderd.metadata.catalog import ledger_segment
-from offloaderd.metadata.committed import LedgerSlice
 from offloaderd.metadata.port import Replace, Versioned
 from offloaderd.metadata.records import context
 from offloaderd.metadata.removal import to_trash
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
     from offloaderd.metadata.port import Step
 
 SOURCES_MAX = 500
@@ -79,7 +78,7 @@ def goal_of(sources: Sequence[CommittedSegment], *, ledger_id: int | None = None
         last = slices[-1] if slices else None
         if last is not None and last.ledger_id == part.ledger_id:
             size = last.payload_bytes + part.payload_bytes
-            slices[-1] = LedgerSlice(part.ledger_id, last.first_entry_id, part.last_entry_id, size)
+            slices[-1] = replace(part, first_entry_id=last.first_entry_id, payload_bytes=size)
         else:
             slices.append(part)
     return Goal(slices=tuple(slices), sources=tuple(sources), whole=ledger_id is not None)

@@ -21,7 +21,7 @@ from offloaderd.metadata.records import floor as floor_record
 from offloaderd.metadata.records import trash as trash_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
@@ -65,6 +65,20 @@ def note_source_deleted(topic_map: TopicMap, ledger_ids: Iterable[int]) -> tuple
         contexts[ledger_id] = Versioned(value, node.version + 1)
     after = replace(topic_map, contexts=MappingProxyType(contexts))
     return steps, replace(after, source_deleted=topic_map.source_deleted.union(noted))
+
+
+def note_created(topic_map: TopicMap, created: Mapping[int, int]) -> tuple[list[Step], TopicMap]:
+    """Return the steps that note when ledgers were made, in place of what was noted before, and the map afterwards."""
+    steps: list[Step] = []
+    contexts, known = dict(topic_map.contexts), dict(topic_map.created)
+    for ledger_id, created_ms in sorted(created.items()):
+        node, path = contexts.get(ledger_id), paths.ledger(topic_map.topic, ledger_id)
+        if node is None or known.get(ledger_id) == created_ms:
+            continue
+        value = context.encode(replace(context.decode(node.value, path=path), created_ms=created_ms))
+        steps.append(Replace(path, value, node.version))
+        contexts[ledger_id], known[ledger_id] = Versioned(value, node.version + 1), created_ms
+    return steps, replace(topic_map, contexts=MappingProxyType(contexts), created=MappingProxyType(known))
 
 
 def batches(topic_map: TopicMap, ledger_ids: Iterable[int]) -> Iterator[list[int]]:
@@ -153,6 +167,7 @@ def without_oldest(
         losses=tuple(loss for loss in topic_map.losses if loss not in gone),
         deleted=MappingProxyType(deleted),
         source_deleted=topic_map.source_deleted & contexts.keys(),
+        created=MappingProxyType({one: at for one, at in topic_map.created.items() if one in contexts}),
         base=risen,
         base_version=topic_map.base_version + 1 if base is not None else 0,
     )

@@ -91,11 +91,12 @@ class LedgerChain:
 
         One that was seen with entries and is not listed any more stays between, so that it is told of.
         """
-        between: int | None = previous
-        while (between := self._next.get(between)) is not None and between < ledger_id:
+        between = self._next.get(previous)
+        while between is not None and between < ledger_id:
             known = self._known.get(between)
             if known is not None and known.entries and between not in self.ledgers:
                 previous = between
+            between = self._next.get(between)
         self._next[previous] = ledger_id
 
     def forget_before(self, position: Position) -> None:

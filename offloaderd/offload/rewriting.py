@@ -140,6 +140,7 @@ class Rewriting:
             entries=self.goal.entries if self.goal.whole else known.ledger_entries,
             size_bytes=sum(part.payload_bytes for part in parts) if self.goal.whole else known.ledger_bytes,
             closed_at_ms=max(part.closed_ms for part in parts) if closed_ms is None else closed_ms,
+            created_ms=known.created_ms,
         )
 
     async def _rewrite(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> None:

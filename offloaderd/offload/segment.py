@@ -285,6 +285,7 @@ class SegmentBuilder:
                     ledger_entries=known.entries if known and closed else sums.last_entry_id + 1,
                     ledger_bytes=known.size_bytes if known and closed else 0,
                     closed_ms=known.closed_at_ms if known else 0,
+                    created_ms=known.created_ms if known else None,
                 )
             )
         return tuple(parts)

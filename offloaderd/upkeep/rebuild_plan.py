@@ -265,13 +265,17 @@ def _joined(first: Position, begin: Position, ends: Mapping[int, LedgerEnd]) -> 
 def _contexts(segments: Sequence[CommittedSegment], ends: Mapping[int, LedgerEnd]) -> dict[int, Versioned]:
     """Return the nodes as commits would have left them. Raises ValueError for a gap inside a ledger."""
     parts: dict[int, list[LedgerSegment]] = {}
+    created: dict[int, int] = {}
     for segment in segments:
         for part in segment.slices:
             parts.setdefault(part.ledger_id, []).append(ledger_segment(segment, part))
+            if part.created_ms is not None:
+                created.setdefault(part.ledger_id, part.created_ms)
     contexts = {}
     for ledger_id, found in parts.items():
         end = ends.get(ledger_id)
         whole = end is not None and found[-1].end_entry_id + 1 == end.entries
-        value = context.encode(LedgerContext(segments=tuple(found), end=end if whole else None))
+        known = LedgerContext(segments=tuple(found), end=end if whole else None, created_ms=created.get(ledger_id))
+        value = context.encode(known)
         contexts[ledger_id] = Versioned(value, 0)
     return contexts

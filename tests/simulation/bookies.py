@@ -27,6 +27,7 @@ class Ledger:
 
     ledger_id: int
     entries: list[bytes] = field(default_factory=list)
+    created_ms: int | None = None
     closed_ms: int = 0
     deleted: bool = False
     hidden: int = 0
@@ -40,6 +41,17 @@ class Ledger:
     def confirmed(self) -> int:
         """Number of entries that may be read."""
         return len(self.entries) if self.closed else max(0, len(self.entries) - self.hidden)
+
+    def info(self) -> LedgerInfo:
+        """Return the ledger as a list has it."""
+        return LedgerInfo(
+            ledger_id=self.ledger_id,
+            closed=self.closed,
+            entries=len(self.entries) if self.closed else 0,
+            size_bytes=sum(map(len, self.entries)) if self.closed else 0,
+            closed_at_ms=self.closed_ms,
+            created_ms=self.created_ms,
+        )
 
 
 class Ledgers:
@@ -68,7 +80,7 @@ class Ledgers:
         self.gone.discard(topic)
         ledgers = self.topics[topic]
         if not ledgers or ledgers[-1].closed:
-            ledgers.append(Ledger(self._next_id))
+            ledgers.append(Ledger(self._next_id, created_ms=self._world.wall_ms()))
             self._next_id += self._rng.choice([1, 1, 2, 7])
         ledger = ledgers[-1]
         for size in sizes:
@@ -172,17 +184,7 @@ class Source:
         def act() -> list[LedgerInfo]:
             if topic not in self._ledgers.topics or topic in self._ledgers.gone:
                 raise NotFound(f"unknown topic {topic}")
-            return [
-                LedgerInfo(
-                    ledger_id=one.ledger_id,
-                    closed=one.closed,
-                    entries=len(one.entries) if one.closed else 0,
-                    size_bytes=sum(map(len, one.entries)) if one.closed else 0,
-                    closed_at_ms=one.closed_ms,
-                )
-                for one in self._ledgers.topics[topic]
-                if not one.deleted
-            ]
+            return [one.info() for one in self._ledgers.topics[topic] if not one.deleted]
 
         return await self._wire.call(f"ledgers {topic.local}", act, write=False)
 
@@ -236,12 +238,17 @@ class Source:
         return await self._wire.call(f"length {topic.local} {ledger_id}:{entry_id}", act, write=False)
 
     async def identity(self) -> str | None:
-        """See SourceIdentity."""
+        """See LedgerOrigin."""
         return await self._wire.call("identity", lambda: self._ledgers.cluster_id, write=False)
 
     async def moved(self) -> str | None:
-        """See SourceIdentity."""
+        """See LedgerOrigin."""
         return None
+
+    async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
+        """See LedgerOrigin."""
+        act = lambda: self._ledgers.find(topic, ledger_id).info()  # noqa: E731 - as short as its name
+        return await self._wire.call(f"inspect {topic.local} {ledger_id}", act, write=False)
 
     async def described(self, topic: TopicName, ledger_id: int) -> bytes:
         """See LedgerDescriber."""

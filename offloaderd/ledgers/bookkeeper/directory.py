@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.bookkeeper.options import SourceOptions
     from offloaderd.ledgers.bookkeeper.ports import Znodes
     from offloaderd.ledgers.pulsar import ManagedLedger
+    from offloaderd.metadata.port import Versioned
     from offloaderd.model import TopicName
 
 T = TypeVar("T")
@@ -97,7 +99,7 @@ class Nodes:
                 followed.task.cancel()
             self._znodes.disarm(path, followed.fire)
 
-    async def get(self, path: str, decode: Callable[[bytes], T], *, fresh: bool = False) -> T:
+    async def get(self, path: str, decode: Callable[[Versioned], T], *, fresh: bool = False) -> T:
         """Return a node's decoded content; `fresh`: as it is now, whatever is remembered.
 
         Raises NotFound for certain, what `decode` raises, and what Znodes do.
@@ -114,12 +116,12 @@ class Nodes:
             raise NotFound(f"there is no node {path}")
         return value
 
-    async def _read(self, path: str, decode: Callable[[bytes], T], *, fresh: bool) -> T | None:
+    async def _read(self, path: str, decode: Callable[[Versioned], T], *, fresh: bool) -> T | None:
         for synced in (False, True):
             if synced or fresh:
                 await self._znodes.sync(path)
             try:
-                return decode((await self._znodes.get(path)).value)
+                return decode(await self._znodes.get(path))
             except NotFound:
                 if fresh:
                     break
@@ -150,6 +152,16 @@ class Nodes:
         followed.task = None
 
 
+def _value(node: Versioned) -> bytes:
+    return node.value
+
+
+def _metadata(node: Versioned, path: str) -> LedgerMetadata:
+    """Read a ledger's node. Where its writer left out when it was made, the node's time stands in, as in BookKeeper."""
+    metadata = ledger_metadata.decode(node.value, path=path)
+    return metadata if metadata.ctime_ms is not None else replace(metadata, ctime_ms=node.created_ms or None)
+
+
 class Directory:
     """Topics and ledgers as ZooKeeper has them."""
 
@@ -174,7 +186,7 @@ class Directory:
         if self._path is None:
             path = layout_path(self._ledgers_root)
             try:
-                content = await self.nodes.get(path, bytes)
+                content = await self.nodes.get(path, _value)
             except NotFound:
                 content = None
             layout = decode_layout(content, path=path)
@@ -197,7 +209,7 @@ class Directory:
             self._following.add(path)
             self.nodes.follow(path, lambda: None)
         try:
-            return await self.nodes.get(path, bytes)
+            return await self.nodes.get(path, _value)
         except NotFound:
             return None
 
@@ -205,7 +217,7 @@ class Directory:
         """Return a topic's list of ledgers. Raises NotFound, CorruptData."""
         path = self.topic_path(topic)
         try:
-            return await self.nodes.get(path, lambda content: pulsar.decode(content, key=path))
+            return await self.nodes.get(path, lambda node: pulsar.decode(node.value, key=path))
         except NotFound:
             raise NotFound(f"unknown topic {topic}", hint=f"there is no node {path} in ZooKeeper") from None
 
@@ -217,7 +229,7 @@ class Directory:
         """
         path = self.topic_path(topic)
         try:
-            managed = await self.nodes.get(path, lambda content: pulsar.decode(content, key=path), fresh=True)
+            managed = await self.nodes.get(path, lambda node: pulsar.decode(node.value, key=path), fresh=True)
         except NotFound:
             if not await self._znodes.children(self._topics_root):
                 raise Transient(
@@ -235,7 +247,7 @@ class Directory:
             self._closed.move_to_end(path)
             return known
         try:
-            metadata = await self.nodes.get(path, lambda node: ledger_metadata.decode(node, path=path), fresh=fresh)
+            metadata = await self.nodes.get(path, partial(_metadata, path=path), fresh=fresh)
         except NotFound:
             self._closed.pop(path, None)
             raise NotFound(f"ledger {ledger_id} is not in BookKeeper", hint="it has been deleted") from None
@@ -244,10 +256,6 @@ class Directory:
             if len(self._closed) > CLOSED_MAX:
                 self._closed.popitem(last=False)
         return metadata
-
-    async def created_ms(self, ledger_id: int) -> int:
-        """Return when a ledger's node was made, by ZooKeeper's clock. Raises NotFound."""
-        return (await self._znodes.get(await self.ledger_path(ledger_id))).created_ms
 
     async def cursors(self, topic: TopicName) -> Sequence[str]:
         """Return the names of the topic's cursors, as they are spelt in ZooKeeper."""

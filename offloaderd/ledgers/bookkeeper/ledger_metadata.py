@@ -56,7 +56,7 @@ class LedgerMetadata:
     """One ledger's znode as a value; the password is kept out of logs.
 
     `last_entry_id` (-1: none) and `length_bytes` are None unless it is closed. `digest_type` is None where version 1
-    stored none; `ctime_ms` is None where the writer left it out (the znode's own time stands in for it).
+    stored none; `ctime_ms` is None where the writer left it out, as most do; the directory then has the znode's.
     """
 
     format_version: int

@@ -114,12 +114,16 @@ class BookKeeperLedgers:
         return await self._directory.listed(topic)
 
     async def identity(self) -> str | None:
-        """Return the cluster's INSTANCEID, which its BookKeeper got when it was initialised; see SourceIdentity."""
+        """Return the cluster's INSTANCEID, which its BookKeeper got when it was initialised; see LedgerOrigin."""
         return await self._directory.instance_id()
 
     async def moved(self) -> str | None:
-        """Say that the cluster moves, or has moved, its metadata elsewhere; see SourceIdentity."""
+        """Say that the cluster moves, or has moved, its metadata elsewhere; see LedgerOrigin."""
         return await self._directory.migration()
+
+    async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
+        """Return a ledger as BookKeeper has it, read anew, whatever Pulsar's list says; see LedgerOrigin."""
+        return await self._topic(topic).inspected(ledger_id)
 
     async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield at once and after changes; see LedgerSource."""
@@ -180,7 +184,7 @@ class BookKeeperLedgers:
         if ledger_id not in await self._directory.listed(topic):
             raise NotFound(f"{topic} has no ledger {ledger_id}")
         metadata = await self._directory.ledger(ledger_id, fresh=True)
-        return index_metadata(metadata, node_created_ms=await self._directory.created_ms(ledger_id))
+        return index_metadata(metadata, node_created_ms=0)  # the directory has put it in
 
     async def delete(self, topic: TopicName, ledger_id: int) -> None:
         """Refuse: Pulsar's ledgers are deleted by its brokers. Raises Denied."""

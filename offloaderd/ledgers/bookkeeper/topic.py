@@ -41,6 +41,7 @@ class Topic:
         self._placed: LedgerMetadata | None = None
         self._gone: set[int] = set()
         self._closed_ms: dict[int, int] = {}
+        self._created_ms: dict[int, int] = {}
         self._listed: tuple[ManagedLedger, int, list[LedgerInfo]] | None = None
 
     async def ledgers(self) -> Sequence[LedgerInfo]:
@@ -108,11 +109,30 @@ class Topic:
                 path = await self._directory.ledger_path(ledger_id)
                 raise CorruptData(key=path, offset=0, expected=f"a ledger of {self.name}", found=reason)
             self._placed = metadata
+        self._note(ledger_id, metadata)
         tail = self._tails.get(ledger_id)
         if metadata.last_entry_id is not None and tail is not None:
             tail.closed(metadata.last_entry_id, await self._directory.ledger_path(ledger_id))
             self._edge = self._tails.pop(ledger_id, tail).edge
         return metadata
+
+    async def inspected(self, ledger_id: int) -> LedgerInfo:
+        """Return a ledger as BookKeeper has it now. Raises NotFound, CorruptData."""
+        metadata = await self._directory.ledger(ledger_id, fresh=True)
+        self._note(ledger_id, metadata)
+        return LedgerInfo(
+            ledger_id=ledger_id,
+            closed=metadata.closed,
+            entries=metadata.confirmed_at_least + 1,
+            size_bytes=metadata.length_bytes or 0,
+            created_ms=metadata.ctime_ms,
+        )
+
+    def _note(self, ledger_id: int, metadata: LedgerMetadata) -> None:
+        """Remember when a ledger was made, for looks at the list that ask BookKeeper nothing."""
+        if metadata.ctime_ms is not None and self._created_ms.get(ledger_id) != metadata.ctime_ms:
+            self._created_ms[ledger_id] = metadata.ctime_ms
+            self._listed = None
 
     def vanished(self, ledger_id: int) -> None:
         """Leave a deleted ledger out from now on."""
@@ -147,19 +167,21 @@ class Topic:
     def _closed_by_list(self, managed: ManagedLedger) -> list[LedgerInfo]:
         """Return the ledgers at the beginning that the list itself calls closed; the list changes rarely."""
         if self._listed is None or self._listed[0] is not managed or self._listed[1] != len(self._gone):
-            self._gone.intersection_update(each.ledger_id for each in managed.ledgers)
+            listed = {each.ledger_id for each in managed.ledgers}
+            self._gone &= listed
+            self._created_ms = {one: at for one, at in self._created_ms.items() if one in listed}
             infos = []
             for each in self._present(managed):
                 if not _complete(each):
                     break
-                infos.append(_info_of(each))
+                infos.append(_info_of(each, self._created_ms.get(each.ledger_id)))
             self._listed = (managed, len(self._gone), infos)
         return self._listed[2]
 
     async def _info(self, listed: ListedLedger) -> LedgerInfo | None:
         """Return a ledger as far as it is known, None for one that is gone."""
         if _complete(listed):
-            return _info_of(listed)
+            return _info_of(listed, self._created_ms.get(listed.ledger_id))
         ledger_id, previous = listed.ledger_id, listed.previous
         try:
             metadata = await self.metadata(ledger_id)
@@ -170,7 +192,12 @@ class Topic:
             entries = max(metadata.confirmed_at_least, tail.lac if tail is not None else -1) + 1
             size_bytes = tail.size_bytes if tail is not None else 0
             return LedgerInfo(
-                ledger_id=ledger_id, closed=False, entries=entries, size_bytes=size_bytes, previous=previous
+                ledger_id=ledger_id,
+                closed=False,
+                entries=entries,
+                size_bytes=size_bytes,
+                previous=previous,
+                created_ms=metadata.ctime_ms,
             )
         closed_ms = self._closed_ms.setdefault(ledger_id, self._asker.clock.wall_ms())
         return LedgerInfo(
@@ -180,6 +207,7 @@ class Topic:
             size_bytes=metadata.length_bytes or 0,
             closed_at_ms=listed.closed_at_ms or closed_ms,
             previous=previous,
+            created_ms=metadata.ctime_ms,
         )
 
 
@@ -193,7 +221,7 @@ def _gone_by_list(listed: ListedLedger) -> bool:
     return listed.offload is not None and listed.offload.bookkeeper_deleted
 
 
-def _info_of(listed: ListedLedger) -> LedgerInfo:
+def _info_of(listed: ListedLedger, created_ms: int | None = None) -> LedgerInfo:
     return LedgerInfo(
         ledger_id=listed.ledger_id,
         closed=True,
@@ -202,4 +230,5 @@ def _info_of(listed: ListedLedger) -> LedgerInfo:
         closed_at_ms=listed.closed_at_ms or 0,
         offloaded=listed.offloaded,
         previous=listed.previous,
+        created_ms=created_ms,
     )

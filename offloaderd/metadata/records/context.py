@@ -7,6 +7,7 @@
 | context.ledgerEntries (1000), nextLedgerId (1001) | once all of a closed ledger is offloaded: entries, successor |
 | context.bookkeeperDeleted | once the ledger source has no copy of it, or is about to delete it |
 | context.deletedTimestamp (1002) | once the ledger is marked deleted: when, in milliseconds |
+| context.createdTimestamp (1006) | where it is known: when the ledger was created, in milliseconds |
 | context.assignedTimestamp (1003), dataObjectLength (1004), payloadBytes (1005) | of a ledger in one object |
 | segment.uidMsb, uidLsb | the segment's uuid in two signed halves, the same in every ledger that it touches |
 | segment.complete | true: only what is committed gets here; the open segment is the topic's `attempt` |
@@ -40,6 +41,7 @@ _OURS: Final = (
     "nextLedgerId",
     "deletedTimestamp",
     "bookkeeperDeleted",
+    "createdTimestamp",
     "uidMsb",
     "uidLsb",
 )
@@ -74,7 +76,7 @@ class LedgerContext:
     """All segments that hold entries of one ledger, ascending; `end` once all of it is offloaded.
 
     `deleted_ms` is when the ledger was marked deleted, None while it is kept; `source_deleted` says that its source
-    has no copy of it any more, or is about to delete it.
+    has no copy of it any more, or is about to delete it. `created_ms` is when the ledger was made, None: not known.
     `source` as in LedgerSegment.
     """
 
@@ -82,6 +84,7 @@ class LedgerContext:
     end: LedgerEnd | None = None
     deleted_ms: int | None = None
     source_deleted: bool = False
+    created_ms: int | None = None
     source: bytes = field(default=b"", repr=False, compare=False)
 
     @property
@@ -100,6 +103,8 @@ def encode(value: LedgerContext) -> bytes:
         message.bookkeeperDeleted = True
     if value.deleted_ms is not None:
         message.deletedTimestamp = value.deleted_ms
+    if value.created_ms is not None:
+        message.createdTimestamp = value.created_ms
     if value.end is not None:
         message.ledgerEntries = value.end.entries
         if value.end.next_ledger_id is not None:
@@ -139,6 +144,7 @@ def decode(data: bytes, *, path: str) -> LedgerContext:
         end=end,
         deleted_ms=deleted_ms,
         source_deleted=message.bookkeeperDeleted,
+        created_ms=message.createdTimestamp if message.HasField("createdTimestamp") else None,
         source=message.SerializeToString(deterministic=True),
     )
 

@@ -117,7 +117,8 @@ def ledger_contexts(draw: st.DrawFn) -> LedgerContext:
             )
         )
         begin += length
-    return LedgerContext(segments=tuple(segments), deleted_ms=draw(st.none() | INT63))
+    times = st.none() | INT63
+    return LedgerContext(segments=tuple(segments), deleted_ms=draw(times), created_ms=draw(times))
 
 
 @st.composite

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -222,3 +223,25 @@ async def test_what_the_source_has_deleted_is_noted_as_pulsar_notes_it() -> None
     await store.transact(steps)
     assert await catalog.load(store, TOPIC) == after
     assert after.source_deleted == {4}
+
+
+async def test_when_a_ledger_was_made_is_kept_for_as_long_as_its_context() -> None:
+    """A commit notes it, later ones leave it; a note replaces it; a reload agrees, and it goes with the ledger."""
+    store = await _stored()
+    born = replace(A, slices=tuple(replace(one, created_ms=100 + one.ledger_id) for one in A.slices))
+    again = replace(B, slices=tuple(replace(one, created_ms=7) for one in B.slices))
+    current = await _committed(store, born, again, C, ends=ENDS)
+    assert current.created == {3: 103, 4: 104}
+    assert await catalog.load(store, TOPIC) == current
+    steps, noted = removal.note_created(current, {4: 104, 6: 106, 3: 33, 99: 1})
+    await store.transact(steps)
+    assert len(steps) == 2
+    assert noted.created == {3: 33, 4: 104, 6: 106}
+    assert await catalog.load(store, TOPIC) == noted
+    assert removal.note_created(noted, noted.created) == ([], noted)
+    steps, marked = removal.mark_deleted(noted, [3], now_ms=5)
+    await store.transact(steps)
+    steps, after = removal.without_oldest(marked, born, reason="age", now_ms=6)
+    await store.transact(steps)
+    assert after.created == {4: 104, 6: 106}
+    assert await catalog.load(store, TOPIC) == after

@@ -156,6 +156,7 @@ class OffloadContext(_message.Message):
     ASSIGNEDTIMESTAMP_FIELD_NUMBER: _builtins.int
     DATAOBJECTLENGTH_FIELD_NUMBER: _builtins.int
     PAYLOADBYTES_FIELD_NUMBER: _builtins.int
+    CREATEDTIMESTAMP_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     uidMsb: _builtins.int
     uidLsb: _builtins.int
@@ -174,6 +175,8 @@ class OffloadContext(_message.Message):
     """Of a ledger that was offloaded as a whole (complete): what an OffloadSegment says of a segment."""
     dataObjectLength: _builtins.int
     payloadBytes: _builtins.int
+    createdTimestamp: _builtins.int
+    """When the ledger was created, as its source said; by that a number shows that was given to another ledger."""
     format: _builtins.int
     """What a reader has to know to touch the record at all; not set by any release so far."""
     @_builtins.property
@@ -196,11 +199,12 @@ class OffloadContext(_message.Message):
         assignedTimestamp: _builtins.int | None = ...,
         dataObjectLength: _builtins.int | None = ...,
         payloadBytes: _builtins.int | None = ...,
+        createdTimestamp: _builtins.int | None = ...,
         format: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignedTimestamp", b"assignedTimestamp", "bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "dataObjectLength", b"dataObjectLength", "deletedTimestamp", b"deletedTimestamp", "driverMetadata", b"driverMetadata", "format", b"format", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "payloadBytes", b"payloadBytes", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignedTimestamp", b"assignedTimestamp", "bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "createdTimestamp", b"createdTimestamp", "dataObjectLength", b"dataObjectLength", "deletedTimestamp", b"deletedTimestamp", "driverMetadata", b"driverMetadata", "format", b"format", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "payloadBytes", b"payloadBytes", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignedTimestamp", b"assignedTimestamp", "bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "dataObjectLength", b"dataObjectLength", "deletedTimestamp", b"deletedTimestamp", "driverMetadata", b"driverMetadata", "format", b"format", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "offloadSegment", b"offloadSegment", "payloadBytes", b"payloadBytes", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignedTimestamp", b"assignedTimestamp", "bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "createdTimestamp", b"createdTimestamp", "dataObjectLength", b"dataObjectLength", "deletedTimestamp", b"deletedTimestamp", "driverMetadata", b"driverMetadata", "format", b"format", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "offloadSegment", b"offloadSegment", "payloadBytes", b"payloadBytes", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -172,6 +172,7 @@ class SegmentLedger(_message.Message):
     LEDGER_ENTRIES_FIELD_NUMBER: _builtins.int
     LEDGER_BYTES_FIELD_NUMBER: _builtins.int
     CLOSED_MS_FIELD_NUMBER: _builtins.int
+    CREATED_MS_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     first_entry_id: _builtins.int
     last_entry_id: _builtins.int
@@ -183,6 +184,8 @@ class SegmentLedger(_message.Message):
     """of the whole ledger when closed, else what was known"""
     ledger_bytes: _builtins.int
     closed_ms: _builtins.int
+    created_ms: _builtins.int
+    """unset: not known"""
     def __init__(
         self,
         *,
@@ -194,12 +197,15 @@ class SegmentLedger(_message.Message):
         ledger_entries: _builtins.int = ...,
         ledger_bytes: _builtins.int = ...,
         closed_ms: _builtins.int = ...,
+        created_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_created_ms", b"_created_ms", "created_ms", b"created_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "closed_ms", b"closed_ms", "first_entry_id", b"first_entry_id", "last_entry_id", b"last_entry_id", "ledger_bytes", b"ledger_bytes", "ledger_entries", b"ledger_entries", "ledger_id", b"ledger_id", "payload_bytes", b"payload_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_created_ms", b"_created_ms", "closed", b"closed", "closed_ms", b"closed_ms", "created_ms", b"created_ms", "first_entry_id", b"first_entry_id", "last_entry_id", b"last_entry_id", "ledger_bytes", b"ledger_bytes", "ledger_entries", b"ledger_entries", "ledger_id", b"ledger_id", "payload_bytes", b"payload_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__created_ms: _TypeAlias = _typing.Literal["created_ms"]  # noqa: Y015
+    _WhichOneofArgType__created_ms: _TypeAlias = _typing.Literal["_created_ms", b"_created_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__created_ms) -> _WhichOneofReturnType__created_ms | None: ...
 
 Global___SegmentLedger: _TypeAlias = SegmentLedger  # noqa: Y015
 

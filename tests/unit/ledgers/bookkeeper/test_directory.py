@@ -72,7 +72,7 @@ class Bench:
 
     async def get(self, *, fresh: bool = False) -> bytes:
         """Read the node."""
-        return await self.nodes.get("/a", bytes, fresh=fresh)
+        return await self.nodes.get("/a", lambda node: node.value, fresh=fresh)
 
 
 @pytest.fixture

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Conflict
+from offloaderd.errors import Conflict, NotFound
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.bookkeeper.source import BookKeeperLedgers
 from offloaderd.ledgers.pulsar_migration import flag_path, moved_reason
 from offloaderd.metrics import Metrics
-from offloaderd.testing import FakeClock
-from tests.unit.ledgers.bookkeeper.fake_cluster import FakeCluster
+from offloaderd.testing import FakeClock, payloads
+from tests.unit.ledgers.bookkeeper.fake_cluster import TOPIC, FakeCluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -83,3 +84,28 @@ def test_the_flag_lies_beside_the_topics() -> None:
     """A cluster's metadata may begin at a path of its own."""
     assert flag_path("/managed-ledgers") == FLAG
     assert flag_path("/eu/managed-ledgers/") == f"/eu{FLAG}"
+
+
+async def test_when_a_ledger_was_made_is_said_by_its_metadata_or_by_its_node(
+    cluster: FakeCluster, source: BookKeeperLedgers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most writers leave it to the node; a closed ledger says it once BookKeeper was asked for it."""
+    first = await cluster.ledger()
+    await first.write(payloads(5))
+    await first.change(ctime_ms=1_700_000_000_000)
+    assert [one.created_ms for one in await source.ledgers(TOPIC)] == [1_700_000_000_000]
+    await first.change(ctime_ms=None)
+    node = cluster.tree.node
+    monkeypatch.setattr(cluster.tree, "node", lambda path: replace(node(path), created_ms=5_000))
+    assert [one.created_ms for one in await source.ledgers(TOPIC)] == [5_000]
+    await first.close()
+    await cluster.ledger()
+    async with BookKeeperLedgers(
+        cluster.znodes, cluster.bookies, clock=FakeClock(), metrics=Metrics(), options=SourceOptions()
+    ) as fresh:
+        assert (await fresh.ledgers(TOPIC))[0].created_ms is None
+        found = await fresh.inspected(TOPIC, first.ledger_id)
+        assert (found.closed, found.entries, found.created_ms) == (True, 5, 5_000)
+        assert (await fresh.ledgers(TOPIC))[0].created_ms == 5_000
+        with pytest.raises(NotFound):
+            await fresh.inspected(TOPIC, 99)
