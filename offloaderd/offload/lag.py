@@ -25,6 +25,8 @@ class LagTracker:
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque()
+        self._watched = False
+        self._before: Position | None = None
 
     @property
     def newest(self) -> Position | None:
@@ -41,6 +43,15 @@ class LagTracker:
                 self._samples[-1] = Sample(newest, last.seen_s)
                 return
         self._samples.append(Sample(newest, now_s))
+
+    def watch(self, newest: Position | None) -> None:
+        """Note that what follows `newest` is seen as it comes; only the first call counts."""
+        if not self._watched:
+            self._watched, self._before = True, newest
+
+    def arrived(self, position: Position) -> bool:
+        """Say whether an entry came while this was watched, so that its first sight is its time."""
+        return self._watched and (self._before is None or position > self._before)
 
     def durable(self, upto: Position) -> list[Sample]:
         """Entries up to `upto` are durable: returns the samples that are done with."""

@@ -55,8 +55,6 @@ class TopicRecord:
         end = plan.end if plan is not None and resume == plan.last else topic_map.ends.get(resume.ledger_id)
         self.map = topic_map
         self.chain = LedgerChain(resume, end=end, begin=begin, losses=topic_map.losses)
-        self.since_s = clock.monotonic()
-        """Since when it is looked after here (monotonic)."""
         self.history_error: OffloaderError | None = None
         """What hinders the offloading of history at the moment."""
         self.history_ranges = HistoryRanges(topic_map.topic)

@@ -55,9 +55,7 @@ class Reporter:
     def report_topic(self, status: TopicStatus) -> None:
         """Set the gauges of one topic."""
         topic = str(status.topic)
-        self._metrics.lag_entries.labels(topic=topic).set(status.lag_entries)
-        self._metrics.lag_bytes.labels(topic=topic).set(status.lag_bytes)
-        self._metrics.lag_seconds.labels(topic=topic).set(status.lag_seconds)
+        self._report_lag(topic, status)
         self._metrics.source_hidden_entries.labels(topic=topic).set(status.hidden_entries)
         self._metrics.stalled_seconds.labels(topic=topic).set(status.stalled_s)
         self._metrics.paused_seconds.labels(topic=topic).set(status.paused_s)
@@ -72,6 +70,20 @@ class Reporter:
         if status.stalled_class:
             self._stalled[status.topic] = status.stalled_class
             self._metrics.stalled.labels(topic=topic, reason=status.stalled_class).set(1)
+
+    def _report_lag(self, topic: str, status: TopicStatus) -> None:
+        """Show how far the topic is behind; what is not known has no series, so that nobody takes it for 0."""
+        metrics = self._metrics
+        metrics.lag_unknown.labels(topic=topic).set(1 if status.lag_seconds is None else 0)
+        for gauge, value in (
+            (metrics.lag_entries, status.lag_entries),
+            (metrics.lag_bytes, status.lag_bytes),
+            (metrics.lag_seconds, status.lag_seconds),
+        ):
+            if value is None:
+                gauge.remove(topic)
+            else:
+                gauge.labels(topic=topic).set(value)
 
     def _report_stored(self, status: TopicStatus) -> None:
         """Show what is committed, summed up anew only when it changed, and what the lag is measured against."""

@@ -110,7 +110,7 @@ def is_quiet(topic: TopicOffloader) -> bool:
     if topic.record.end_is_news() or topic.adoption.due() is not None:
         return False
     now = topic.status()
-    busy = now.lag_entries or now.history is not None or now.unprotected_since_ms or now.spilled_entries
+    busy = now.lag_entries != 0 or now.history is not None or now.unprotected_since_ms or now.spilled_entries
     return now.state == OFFLOADING and not busy and not now.buffer_bytes
 
 

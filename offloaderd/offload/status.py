@@ -30,7 +30,8 @@ class TopicStatus:
     """One topic of this daemon; sizes in payload bytes, ages in seconds.
 
     `edge` is how the source knows the newest entry (model.Edge), `hidden_entries` what is stored beyond it, and
-    `looked_age_s` how long ago the source last told. The lag has what is left of `history` in it. `segments` are the
+    `looked_age_s` how long ago the source last told. The lag is None where nobody has looked or
+    can tell, which is not 0, and has what is left of `history` in it. `segments` are the
     committed ones, `segments_committed` their number: of a topic that sleeps only that is known. `segment_age_max_s` is
     None where segments are not sealed by age. `taken` is what went into segments since the claim, history apart.
     """
@@ -42,9 +43,9 @@ class TopicStatus:
     epoch: int = 0
     confirmed: Position | None = None
     offloaded: Position | None = None
-    lag_entries: int = 0
-    lag_bytes: int = 0
-    lag_seconds: float = 0.0
+    lag_entries: int | None = None
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
     open_segment_id: str = ""
     open_segment_entries: int = 0
     open_segment_bytes: int = 0
@@ -118,7 +119,7 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float, wall_ms: i
     entries, size = lag_of(topic)
     unprotected, spill = topic.outage.look(entries, size), topic.outage.spill
     confirmed, tailer = topic.newest, topic.tailer
-    since_s = topic.record.since_s if topic.map.unfinished is not None else now_s
+    known = is_known(topic, entries)
     return TopicStatus(
         topic=topic.topic,
         state="stalled" if stalled else "paused" if paused else OFFLOADING,
@@ -126,9 +127,9 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float, wall_ms: i
         epoch=topic.claim.epoch,
         confirmed=confirmed,
         offloaded=topic.offloaded,
-        lag_entries=entries,
-        lag_bytes=size,
-        lag_seconds=max(topic.lag.age_s(now_s), now_s - since_s) if entries else 0.0,
+        lag_entries=entries if known else None,
+        lag_bytes=size if known else None,
+        lag_seconds=None if not known else topic.oldest.age_s(now_s, wall_ms) if entries else 0.0,
         open_segment_id=str(builder.segment_id) if builder else "",
         open_segment_entries=builder.entries if builder else 0,
         open_segment_bytes=builder.payload_bytes if builder else 0,
@@ -186,8 +187,14 @@ def idle(
     )
 
 
+def is_known(topic: TopicOffloader, entries: int) -> bool:
+    """Say whether so many entries are a lag: none is one only if the source told all at the last look."""
+    tailer = topic.tailer
+    return tailer is None or tailer.sight is not None or (entries > 0 and tailer.looked_s is not None)
+
+
 def lag_of(topic: TopicOffloader) -> tuple[int, int]:
-    """Entries and payload bytes that are confirmed and not yet offloaded."""
+    """Entries and payload bytes that are known to be confirmed and not yet offloaded."""
     if topic.tailer is None:
         builder = topic.builder
         pending = topic.buffer.pending_after(topic.taken)

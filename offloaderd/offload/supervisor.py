@@ -286,6 +286,7 @@ class Supervisor:
         cause = self.asleep.cause if self.asleep is not None else Cause.DUE
         if self.asleep is not None:
             before = self.asleep.record
+            offloader.lag.watch(before.confirmed)
             offloader.filling.entries, offloader.filling.payload_bytes = before.taken_entries, before.taken_bytes
         offloader.outage.follow(effective.values.outage)
         self._lay_down.clear()

@@ -20,13 +20,14 @@ from offloaderd.offload.budget import Backoff
 from offloaderd.offload.signal import Signal, race
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from offloaderd.clock import Clock
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metrics import Metrics
-    from offloaderd.model import LedgerInfo, TopicName
+    from offloaderd.model import EntryBatch, LedgerInfo, TopicName
     from offloaderd.offload.adoption import Adoption
+    from offloaderd.offload.age import OldestEntry
     from offloaderd.offload.buffer import Gap, TailingBuffer
     from offloaderd.offload.chain import LedgerChain, Run
     from offloaderd.offload.lag import LagTracker
@@ -91,6 +92,7 @@ class Tailer:
         clock: Clock,
         metrics: Metrics,
         adoption: Adoption | None = None,
+        oldest: OldestEntry | None = None,
     ) -> None:
         self._source = source
         self._topic = topic
@@ -105,6 +107,7 @@ class Tailer:
         self._looked = looked
         self._lost = lost
         self._lag = lag
+        self._oldest = oldest
         self._troubles = troubles
         self._clock = clock
         self._metrics = metrics
@@ -211,12 +214,17 @@ class Tailer:
                 infos = await self._adoption.look(infos)
         except NotFound:
             infos, self.edge, sight = [], None, Sight((), None)
+        except OffloaderError:
+            self.sight = None
+            raise
         self.sight = sight if trouble is None else None
         if trouble is None:
             self.looked_s = self._clock.monotonic()
         self.chain.look(infos)
         self._looked()
         newest = self._newest()
+        if trouble is None:
+            self._lag.watch(newest)
         if newest is not None:
             self._lag.saw(newest, self._clock.monotonic())
         return trouble
@@ -226,6 +234,25 @@ class Tailer:
         if self.looked_s is None or self._clock.monotonic() - self.looked_s >= LOOK_S:
             with suppress(Transient):
                 await self._look()
+            await self._date_oldest()
+
+    async def _date_oldest(self) -> None:
+        """Read when the oldest entry was written that is not offloaded, if nothing in memory says so."""
+        position = self._oldest.undated if self._oldest is not None else None
+        if self._oldest is None or position is None:
+            return
+        try:
+            async with aclosing(self._read(*position, position.entry_id, batch_bytes=1)) as batches:
+                async for batch in batches:
+                    self._oldest.date(position, batch.payloads[0])
+        except OffloaderError as error:
+            log.debug("topic.age_unknown", topic=str(self._topic), position=str(position), error=str(error))
+
+    def _read(self, ledger_id: int, first: int, last: int, *, batch_bytes: int) -> AsyncGenerator[EntryBatch, None]:
+        """Read entries from whoever has them."""
+        if self._adoption is not None:
+            return self._adoption.read(ledger_id, first, last, batch_bytes=batch_bytes)
+        return self._source.read(self._topic, ledger_id, first, last, batch_bytes=batch_bytes)
 
     def _newest(self) -> Position | None:
         """Return the newest entry that may be read."""
@@ -234,6 +261,7 @@ class Tailer:
 
     async def _catch_up(self) -> None:
         trouble = await self._look()
+        await self._date_oldest()
         self._held_back = None
         while True:
             gap = self._buffer.gap(self._needed())
@@ -315,11 +343,7 @@ class Tailer:
             self._metrics.source_fallback_reads.inc()
             last = min(last, gap.before.entry_id - 1) if gap.before.ledger_id == run.ledger_id else last
         need, follows = self._buffer.need, gap.after
-        first, size = run.first_entry_id, self._read_bytes
-        if self._adoption is not None:
-            entries = self._adoption.read(run.ledger_id, first, last, batch_bytes=size)
-        else:
-            entries = self._source.read(self._topic, run.ledger_id, first, last, batch_bytes=size)
+        entries = self._read(run.ledger_id, run.first_entry_id, last, batch_bytes=self._read_bytes)
         try:
             async with aclosing(entries) as batches:
                 async for batch in batches:

@@ -17,6 +17,7 @@ from offloaderd.groups import Group
 from offloaderd.model import OfferResult, OffloadMethod
 from offloaderd.offload import history
 from offloaderd.offload.adoption import Adoption
+from offloaderd.offload.age import OldestEntry
 from offloaderd.offload.asked import ByHand
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.buffer import START, TailingBuffer
@@ -78,6 +79,7 @@ class TopicOffloader:
         self._metrics = shop.uplink.metrics
         self.troubles = Troubles(self.topic, self._clock, self.changed.notify)
         self.lag = LagTracker()
+        self.oldest = OldestEntry(self)
         self._log = log
         self.record = TopicRecord(log, topic_map, left.begin, clock=self._clock, metrics=self._metrics)
         self.next = NextSegment(self, shop, log, left)
@@ -95,6 +97,8 @@ class TopicOffloader:
         self.outage = Outage(self, shop)
         self.adoption = Adoption(self, shop)
         self.tailer = self._make_tailer(shop.source) if shop.source is not None else None
+        if self.tailer is None:
+            self.lag.watch(None)
         self.handle = OffloadHandle(
             self.buffer,
             push_only=shop.source is None,
@@ -144,6 +148,7 @@ class TopicOffloader:
             looked=self._looked,
             lost=self._lost,
             lag=self.lag,
+            oldest=self.oldest,
             troubles=self.troubles,
             clock=self._clock,
             metrics=self._metrics,

@@ -160,8 +160,8 @@ class Board:
         """Return the topics whose name holds what is searched for, in the order that is wanted, then by name."""
         needle, rates = wanted.search.casefold(), self.sampler.rates
         keys: dict[str, Callable[[TopicStatus], object]] = {
-            "lag": lambda one: (-one.lag_seconds, -one.lag_entries),
-            "bytes": lambda one: -one.lag_bytes,
+            "lag": lambda one: (one.lag_seconds is not None, -(one.lag_seconds or 0.0), -(one.lag_entries or 0)),
+            "bytes": lambda one: -(one.lag_bytes or 0),
             "rate": lambda one: -rates.get(str(one.topic), ZERO).bytes_per_s,
             "segment": lambda one: -one.open_segment_bytes,
             "topic": lambda _: 0,

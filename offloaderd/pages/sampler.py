@@ -71,7 +71,10 @@ class Sampler:
             self._topics_s = now_s
             none = Rate(NOTHING, NOTHING)
             rows = {
-                name: (self.rates.get(name, none).bytes_per_s, one.lag_seconds)
+                name: (
+                    self.rates.get(name, none).bytes_per_s,
+                    NOTHING if one.lag_seconds is None else one.lag_seconds,
+                )
                 for one in statuses
                 for name in (str(one.topic),)
             }
@@ -102,11 +105,11 @@ class Sampler:
 
 
 def measured(statuses: Sequence[TopicStatus]) -> dict[str, float]:
-    """Return the lag of all topics together, of the oldest entry where it is an age."""
+    """Return the lag of all topics together as far as it is known, of the oldest entry where it is an age."""
     return {
-        "lag_s": max((one.lag_seconds for one in statuses), default=0.0),
-        "lag_entries": sum(one.lag_entries for one in statuses),
-        "lag_bytes": sum(one.lag_bytes for one in statuses),
+        "lag_s": max((one.lag_seconds for one in statuses if one.lag_seconds is not None), default=0.0),
+        "lag_entries": sum(one.lag_entries or 0 for one in statuses),
+        "lag_bytes": sum(one.lag_bytes or 0 for one in statuses),
         "stalled_topics": sum(1 for one in statuses if one.stalled_reason),
     }
 

@@ -24,7 +24,7 @@ from offloaderd.pages.visitor import Visitor, names_this_machine
 from offloaderd.pages.wanted import ONLY, SORTS, Wanted, wanted_topic
 from offloaderd.rpc.errors import code_of
 from offloaderd.rpc.status_json import position_of
-from offloaderd.rpc.status_words import topic_facts
+from offloaderd.rpc.status_words import lag_cells, topic_facts
 from offloaderd.rpc.v1 import admin_pb2
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class StatusSite:
             "moment": words.moment,
             "shown": words.visible,
             "position": position_of,
+            "lag": lag_cells,
         }
         self._templates.globals |= {
             "REFRESH_S": REFRESH_S,

@@ -71,9 +71,9 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         "confirmed": position_of(one, "confirmed"),
         "offloaded": position_of(one, "offloaded"),
         "history": history_json(one.history) if one.HasField("history") else None,
-        "lag_entries": one.lag_entries,
-        "lag_bytes": one.lag_bytes,
-        "lag_seconds": one.lag_seconds,
+        "lag_entries": None if one.lag_unknown else one.lag_entries,
+        "lag_bytes": None if one.lag_unknown else one.lag_bytes,
+        "lag_seconds": None if one.lag_age_unknown else one.lag_seconds,
         "open_segment": opened
         and {
             "segment_id": one.open_segment_id,

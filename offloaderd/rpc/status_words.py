@@ -26,10 +26,6 @@ def daemon_facts(found: admin_pb2.StatusResponse) -> list[tuple[str, str]]:
 
 def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsResponse | None) -> list[tuple[str, str]]:
     """Return the lines about one topic."""
-    lag = "none"
-    if one.lag_entries:
-        entries = words.plural(one.lag_entries, "entry", "entries")
-        lag = f"{entries}, {words.size(one.lag_bytes)}, oldest {words.age(one.lag_seconds)} ago"
     segment = "none"
     if one.open_segment_id:
         entries = words.plural(one.open_segment_entries, "entry", "entries")
@@ -46,7 +42,7 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         *[("REFUSED", refusal_text(refusal)) for refusal in one.refusals],
         *outage_facts(one),
         *([("method", one.method)] if one.method else []),
-        ("lag", lag),
+        ("lag", lag_text(one)),
         ("open segment", segment),
         ("buffer", words.size(one.buffer_bytes)),
         ("segments", words.number(one.segments_committed)),
@@ -60,6 +56,27 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         labels = ("oldest", "confirmed", "offloaded", "buffered from", "buffered to")
         lines += [(label, position_of(positions, field) or "-") for label, field in zip(labels, POSITIONS, strict=True)]
     return lines
+
+
+def lag_text(one: admin_pb2.TopicStatus) -> str:
+    """Say how far a topic is behind, as far as anybody knows."""
+    if one.lag_unknown:
+        return "unknown: " + (
+            "the ledger source did not answer" if one.stalled_reason else "its owner has not looked at the source yet"
+        )
+    if not one.lag_entries:
+        return "none"
+    entries = words.plural(one.lag_entries, "entry", "entries")
+    age = "of unknown age" if one.lag_age_unknown else f"oldest {words.age(one.lag_seconds)} ago"
+    return f"{entries}, {words.size(one.lag_bytes)}, {age}"
+
+
+def lag_cells(one: admin_pb2.TopicStatus) -> tuple[str, str, str]:
+    """Return entries, bytes and age of the lag for a table; what is not known is a question mark."""
+    if one.lag_unknown:
+        return "?", "?", "?"
+    age = "?" if one.lag_age_unknown else words.age(one.lag_seconds)
+    return words.number(one.lag_entries), words.size(one.lag_bytes), age if one.lag_entries else "-"
 
 
 def outage_facts(one: admin_pb2.TopicStatus) -> list[tuple[str, str]]:

@@ -70,7 +70,7 @@ class Progress:
     segments: int = 0
     lag_entries: int = 0
     lag_bytes: int = 0
-    lag_seconds: float = 0.0
+    lag_seconds: float | None = 0.0
     trouble: str = ""
 
 
@@ -205,7 +205,7 @@ class Walkthrough:
             segments=len(committed),
             lag_entries=status.lag_entries,
             lag_bytes=status.lag_bytes,
-            lag_seconds=status.lag_seconds,
+            lag_seconds=None if status.lag_age_unknown else status.lag_seconds,
             trouble=status.stalled_reason,
         )
         self._screen.progress(self._now)

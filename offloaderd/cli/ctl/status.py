@@ -9,7 +9,7 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.rpc.status_json import daemon_json, topic_json
-from offloaderd.rpc.status_words import POSITIONS, daemon_facts, history_text, topic_facts
+from offloaderd.rpc.status_words import POSITIONS, daemon_facts, history_text, lag_cells, topic_facts
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -64,9 +64,7 @@ def row(one: admin_pb2.TopicStatus) -> tuple[str, ...]:
         "asleep" if one.asleep else one.state,
         show.position_of(one, "confirmed") or "-",
         show.position_of(one, "offloaded") or "-",
-        show.number(one.lag_entries),
-        show.size(one.lag_bytes),
-        show.age(one.lag_seconds) if one.lag_entries else "-",
+        *lag_cells(one),
         show.size(one.open_segment_bytes) if one.open_segment_id else "-",
         show.number(one.segments_committed),
     )

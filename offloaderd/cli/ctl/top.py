@@ -23,6 +23,7 @@ from offloaderd.clock import SystemClock
 from offloaderd.errors import Denied, OffloaderError
 from offloaderd.offload.signal import race
 from offloaderd.rpc.status_json import daemon_json, topic_json
+from offloaderd.rpc.status_words import lag_cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -79,7 +80,7 @@ class View:
         """Return the topics whose name holds what is searched for, in order; those that stall first where they lag."""
         nothing, needle = Rate(0.0, 0.0), self.search.casefold()
         keys: dict[str, Callable[[admin_pb2.TopicStatus], object]] = {
-            "lag": lambda one: (-one.lag_seconds, -one.lag_entries),
+            "lag": lambda one: (not one.lag_age_unknown, -one.lag_seconds, -one.lag_entries),
             "bytes": lambda one: -one.lag_bytes,
             "rate": lambda one: -self.rates.get(one.topic, nothing).payload_bytes,
             "segment": lambda one: -one.open_segment_bytes,
@@ -253,9 +254,7 @@ def row(view: View, one: admin_pb2.TopicStatus) -> tuple[str, ...]:
         show.visible(one.topic),
         "asleep" if one.asleep else one.state,
         show.visible(one.owner) or "-",
-        show.number(one.lag_entries),
-        show.size(one.lag_bytes),
-        show.age(one.lag_seconds) if one.lag_entries else "-",
+        *lag_cells(one),
         f"{show.size(round(rate.payload_bytes))}/s" if rate is not None else "-",
         f"{rate.entries:,.1f}" if rate is not None else "-",
         show.size(one.open_segment_bytes) if one.open_segment_id else "-",
@@ -271,10 +270,12 @@ def headline(view: View) -> str:
     used, budget = show.size(found.memory_used_bytes), show.size(found.memory_budget_bytes)
     down = "".join(f"; {one.name} DOWN: {show.visible(one.message)}" for one in found.dependencies if not one.up)
     lag = max((one.lag_seconds for one in found.topics), default=0.0)
+    unknown = sum(1 for one in found.topics if one.lag_age_unknown)
     stalled = sum(1 for one in found.topics if one.stalled_reason)
     return (
         f"{show.visible(found.daemon_id)} {found.version}, {found.state}{down}; memory {used} of {budget}; "
         f"{show.plural(len(found.topics), 'topic')}, {stalled:,} stalled; oldest lag {show.age(lag)}"
+        + (f", of {unknown:,} unknown" if unknown else "")
     )
 
 

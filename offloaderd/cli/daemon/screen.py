@@ -172,13 +172,18 @@ def flow_table(now: Progress) -> Table:
             show.size(now.committed_bytes),
             show.plural(now.segments, "segment"),
         ),
-        ("lag", show.number(now.lag_entries), show.size(now.lag_bytes), show.age(now.lag_seconds)),
+        ("lag", show.number(now.lag_entries), show.size(now.lag_bytes), lag_age(now)),
     )
     for row in rows:
         grid.add_row(*row)
     if now.trouble:
         grid.add_row("trouble", "", "", now.trouble)
     return grid
+
+
+def lag_age(now: Progress) -> str:
+    """Return the age of the oldest entry that is not committed, a question mark when nobody knows it."""
+    return "?" if now.lag_seconds is None else show.age(now.lag_seconds)
 
 
 def flow_line(now: Progress) -> str:
@@ -189,6 +194,6 @@ def flow_line(now: Progress) -> str:
         f"buffer {show.size(now.buffered_bytes)}",
         f"uploading {show.number(now.open_entries)}",
         f"committed {show.number(now.committed_entries)} in {show.plural(now.segments, 'segment')}",
-        f"lag {show.number(now.lag_entries)} ({show.age(now.lag_seconds)})",
+        f"lag {show.number(now.lag_entries)} ({lag_age(now)})",
     ]
     return " | ".join(parts + ([f"trouble: {now.trouble}"] if now.trouble else []))

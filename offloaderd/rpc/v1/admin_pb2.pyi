@@ -848,6 +848,8 @@ class TopicStatus(_message.Message):
     PAUSED_BY_FIELD_NUMBER: _builtins.int
     ASLEEP_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
+    LAG_UNKNOWN_FIELD_NUMBER: _builtins.int
+    LAG_AGE_UNKNOWN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     state: _builtins.str
     """claiming, offloading, paused, stalled, stopped, not-owner"""
@@ -856,7 +858,7 @@ class TopicStatus(_message.Message):
     lag_entries: _builtins.int
     lag_bytes: _builtins.int
     lag_seconds: _builtins.float
-    """age of the oldest entry that is not durable"""
+    """age of the oldest entry that is not durable, by when it was written"""
     open_segment_id: _builtins.str
     open_segment_entries: _builtins.int
     open_segment_bytes: _builtins.int
@@ -901,6 +903,10 @@ class TopicStatus(_message.Message):
     paused_by: _builtins.str
     asleep: _builtins.bool
     """nothing happens to it: its owner keeps the claim and little else"""
+    lag_unknown: _builtins.bool
+    """lag_entries and lag_bytes say nothing: nobody has looked, or the source did not answer"""
+    lag_age_unknown: _builtins.bool
+    """lag_seconds says nothing: the same, or the oldest entry has no time"""
     @_builtins.property
     def confirmed(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -956,10 +962,12 @@ class TopicStatus(_message.Message):
         paused_by: _builtins.str = ...,
         asleep: _builtins.bool = ...,
         refusals: _abc.Iterable[Global___IdentityRefusal] | None = ...,
+        lag_unknown: _builtins.bool = ...,
+        lag_age_unknown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "history", b"history", "offloaded", b"offloaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "refusals", b"refusals", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_age_unknown", b"lag_age_unknown", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_unknown", b"lag_unknown", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "refusals", b"refusals", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
