@@ -239,14 +239,12 @@ class Metrics(
         )
         self.lag_seconds = self._topic_gauge(
             "offloaderd_lag_seconds",
-            "Age of the oldest entry that is not durable, by when it was written. Page above twice "
-            "offload.segment_age_max_s. Without a series: unknown.",
+            "Age of the oldest entry that is not durable. Page above twice segment_age_max_s. No series: unknown.",
             topic=OPEN,
         )
         self.lag_unknown = self._topic_gauge(
             "offloaderd_lag_unknown",
-            "1 while nobody can say how old the oldest entry is that is not durable: no owner, a source that does not "
-            "answer, entries without a time. Nothing is known to be late then, and nothing to be in time.",
+            "1 while the age of the oldest entry that is not durable is unknown; `offloadctl status` says why.",
             topic=OPEN,
         )
         self.segment_age_max_seconds = self._topic_gauge(

@@ -1,4 +1,4 @@
-"""How old the oldest entry of a topic is that is not offloaded, by what is stored: true for every owner, from the start.
+"""How old the oldest entry of a topic is that is not offloaded, by what is stored: for every owner alike.
 
 An entry says itself when it was written (broker's timestamp, else publish time). One that does not was written after
 its ledger was made; one that came while this daemon watched is as old as its first sight. Where none of that is known,
@@ -33,10 +33,7 @@ class OldestEntry:
             waiting = topic.buffer.take(topic.taken, 1)
             return begin or (waiting[0].first if waiting else None)
         plan = topic.map.unfinished
-        if plan is None:
-            after = topic.map.standing
-        else:
-            after = topic.map.history_end or Position(plan.first, -1)
+        after = topic.map.standing if plan is None else topic.map.history_end or Position(plan.first, -1)
         return first_after(topic.tailer.chain.ledgers, after)
 
     @property

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from offloaderd.offload.chain import LedgerChain, Run
     from offloaderd.offload.lag import LagTracker
     from offloaderd.offload.pool import BufferPool
+    from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.troubles import Troubles
+    from offloaderd.offload.workshop import Workshop
 
 log = structlog.get_logger(__name__)
 
@@ -364,3 +366,35 @@ class Tailer:
             log.warning("source.ledger_vanished", topic=str(self._topic), ledger_id=run.ledger_id, error=str(error))
             return False
         return True
+
+
+def tailer_of(
+    topic: TopicOffloader, source: LedgerSource, shop: Workshop, lost: Callable[[Loss], Awaitable[None]]
+) -> Tailer:
+    """Make the tailer of a topic; `lost` hears of what the source deleted before it was offloaded."""
+
+    def looked() -> None:
+        """Tell whoever waits if there is something to record."""
+        if topic.record.end_is_news() or topic.adoption.due() is not None:
+            topic.buffer.changed.notify()
+
+    return Tailer(
+        source,
+        topic.topic,
+        topic.buffer,
+        shop.pool,
+        topic.record.chain,
+        adoption=topic.adoption,
+        needed=lambda: topic.taken,
+        pushing=lambda: topic.pushers > 0,
+        wants=topic.next.wants,
+        due_in_s=topic.next.due_in_s,
+        may_take=topic.outage.may_take,
+        looked=looked,
+        lost=lost,
+        lag=topic.lag,
+        oldest=topic.oldest,
+        troubles=topic.troubles,
+        clock=shop.uplink.clock,
+        metrics=shop.uplink.metrics,
+    )

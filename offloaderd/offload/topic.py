@@ -31,14 +31,13 @@ from offloaderd.offload.record import TopicRecord
 from offloaderd.offload.rest import Rest
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.status import TopicStatus, describe
-from offloaderd.offload.tailer import Tailer
+from offloaderd.offload.tailer import tailer_of
 from offloaderd.offload.troubles import Troubles
 from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
     import asyncio
 
-    from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import EntryBatch, LedgerInfo, Loss, Position, TopicName
@@ -96,7 +95,7 @@ class TopicOffloader:
         )
         self.outage = Outage(self, shop)
         self.adoption = Adoption(self, shop)
-        self.tailer = self._make_tailer(shop.source) if shop.source is not None else None
+        self.tailer = tailer_of(self, shop.source, shop, self._lost) if shop.source is not None else None
         if self.tailer is None:
             self.lag.watch(None)
         self.handle = OffloadHandle(
@@ -122,37 +121,10 @@ class TopicOffloader:
         """What is committed."""
         return self.record.map
 
-    def _looked(self) -> None:
-        """The source was seen: tell whoever waits if that gives something to record."""
-        if self.record.end_is_news() or self.adoption.due() is not None:
-            self.buffer.changed.notify()
-
     async def _lost(self, loss: Loss) -> None:
         """The source deleted entries before they were offloaded."""
         await self.record.lost(loss)
         self.changed.notify()
-
-    def _make_tailer(self, source: LedgerSource) -> Tailer:
-        return Tailer(
-            source,
-            self.topic,
-            self.buffer,
-            self._shop.pool,
-            self.record.chain,
-            adoption=self.adoption,
-            needed=lambda: self.taken,
-            pushing=lambda: self.pushers > 0,
-            wants=self.next.wants,
-            due_in_s=self.next.due_in_s,
-            may_take=self.outage.may_take,
-            looked=self._looked,
-            lost=self._lost,
-            lag=self.lag,
-            oldest=self.oldest,
-            troubles=self.troubles,
-            clock=self._clock,
-            metrics=self._metrics,
-        )
 
     @property
     def offloaded(self) -> Position | None:

@@ -147,8 +147,8 @@ class Scene:
                     one,
                     taken_bytes=int(5e6 * (step + 20 - 20 * math.cos(step / 20))),
                     taken_entries=500 * step,
-                    lag_seconds=one.lag_seconds * (1 + wave) / 3,
-                    lag_bytes=int(one.lag_bytes * (1 + wave) / 3),
+                    lag_seconds=(one.lag_seconds or 0.0) * (1 + wave) / 3,
+                    lag_bytes=int((one.lag_bytes or 0) * (1 + wave) / 3),
                 )
                 for one in begun
             ]
