@@ -80,6 +80,7 @@ class Guard:
         for limit, value in (
             ("calls", grpc.calls_max),
             ("calls_per_s", access.calls_per_s),
+            ("namespace_topics", access.namespace_topics_max),
             ("call_s", grpc.call_s_max),
             ("send_s", grpc.send_s_max),
             ("message_bytes", grpc.message_bytes_max),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from offloaderd.metric_families import Families
 from offloaderd.metric_values import OPEN
 
-LIMITS = ("calls", "calls_per_s", "call_s", "send_s", "message_bytes", "streams_per_connection")
+LIMITS = ("calls", "calls_per_s", "namespace_topics", "call_s", "send_s", "message_bytes", "streams_per_connection")
 REFUSALS = ("unauthenticated", "denied", "calls", "rate", "duration", "slow")
 
 
@@ -39,6 +39,13 @@ class AccessMetrics(Families):
             "offloaderd_grpc_limit",
             "The limits of the API, from the settings; 0: no limit. Seconds, bytes or numbers, as the label says.",
             limit=LIMITS,
+        )
+        self.broker_topics = self._counter(
+            "offloaderd_broker_topics_total",
+            "Topics that nobody spoke of, and whose broker wanted a ledger offloaded: enabled, unlisted (Pulsar's list "
+            "has no such topic or ledger: another cluster's daemon was asked, or somebody tries), full "
+            "(access.namespace_topics_max is reached).",
+            outcome=("enabled", "unlisted", "full"),
         )
         self.tls_expires_timestamp_seconds = self._gauge(
             "offloaderd_tls_expires_timestamp_seconds",

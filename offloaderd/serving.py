@@ -65,6 +65,7 @@ class Crew:
     gc: Collector
     registration: Registration
     reads: ReadService
+    broker: BrokerService
     upkeep: UpkeepService
     board: Board
     services: Services
@@ -91,6 +92,7 @@ class Crew:
         shop.uplink.limits.follow(wiring.upload_limits(settings))
         if self.ledgers.limits is not None:
             self.ledgers.limits.follow(wiring.source_options(settings))
+        self.broker.topics.namespace_topics_max = settings.access.namespace_topics_max
         self.reads.readers_max = settings.read.readers_max
         self.reader.options = replace(self.reader.options, batch_bytes=settings.read.batch_bytes)
         metrics = shop.uplink.metrics
@@ -137,13 +139,15 @@ def assemble(
     reads = ReadService(
         reader, settings.read.readers_max, metrics=metrics, message_bytes_max=settings.grpc.message_bytes_max
     )
+    topics_max = settings.access.namespace_topics_max
+    broker = BrokerService(engine, reader, reads, retention, ledgers.register, topics_max)
     upkeep = UpkeepService(gc, grace_s=settings.gc.grace_s)
     places = surroundings.places
     admin = AdminService(engine=engine, metadata=metadata, source=ledgers.source, daemon=daemon, places=places)
     services = Services(
         offload=OffloadService(engine, clock=clock, metrics=metrics),
         read=reads,
-        broker=BrokerService(engine, reader, reads, retention, ledgers.register),
+        broker=broker,
         admin=admin,
         doctor=DoctorService(lambda: examine(reloader.settings, clock, serving=True)),
         upkeep=upkeep,
@@ -168,6 +172,7 @@ def assemble(
         gc=gc,
         registration=registration,
         reads=reads,
+        broker=broker,
         upkeep=upkeep,
         board=Board(admin, engine.statuses, metrics, clock),
         services=services,

@@ -78,6 +78,13 @@ class AccessSettings(Section):
     token_leeway_s: Seconds = Field(
         default=0.0, ge=0, le=600, description="By how much clocks may differ when a token's dates are judged."
     )
+    namespace_topics_max: int = Field(
+        default=10_000,
+        ge=0,
+        le=1_000_000,
+        description="Topics that a namespace may have here before a broker's offload enables no further one that "
+        "nobody spoke of: the role offload is enough for that. What is enabled by hand or by a pattern is not bounded.",
+    )
     calls_per_s: int = Field(
         default=1000,
         ge=1,

@@ -19,10 +19,8 @@ import structlog
 from offloaderd.errors import BucketMissing, Conflict, IdentityRefused, InvalidInput, NotFound, Transient
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.identity import deletion_refused
-from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import Position, ReadPriority, TopicName
 from offloaderd.objects import keys
-from offloaderd.offload import policies
 from offloaderd.offload.closed_ledger import (
     ClosedLedger,
     Copies,
@@ -33,10 +31,10 @@ from offloaderd.offload.closed_ledger import (
     length_of,
     needs_push,
 )
-from offloaderd.patterns import of_topic
 from offloaderd.read.errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.admin_messages import position
+from offloaderd.rpc.broker_topics import NAMESPACE_TOPICS_MAX, BrokerTopics
 from offloaderd.rpc.convert import encoded_read_response
 from offloaderd.rpc.errors import reason_of
 from offloaderd.rpc.manual import HEARTBEAT_S, changed_or_heartbeat
@@ -92,6 +90,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         reads: ReadService,
         marking: Marking,
         register: LedgerRegister | None,
+        namespace_topics_max: int = NAMESPACE_TOPICS_MAX,
     ) -> None:
         self._engine = engine
         self._reader = reader
@@ -100,13 +99,15 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._register = register
         self._objects = engine.shop.uplink.objects
         self._copies = Copies(engine.shop)
+        self.topics = BrokerTopics(engine, register, namespace_topics_max)
 
     async def EnsureLedger(  # noqa: N802 - named by the proto
         self, request: broker_pb2.EnsureLedgerRequest, context: Context
     ) -> AsyncIterator[Report]:
         """Report until the ledger is covered, or the broker has to do something.
 
-        Raises InvalidInput, Conflict (the topic was disabled, or its method takes nothing), Unsound (what the tier has
+        Raises InvalidInput, TopicUnknown (Pulsar's list has no such topic or ledger), Conflict (the topic was disabled,
+        is one too many for its namespace, or its method takes nothing), Unsound (what the tier has
         is another ledger than BookKeeper's), CorruptData, Transient.
         """
         topic, wanted = TopicName.parse(request.topic), closed_ledger(request)
@@ -119,7 +120,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 yield Report(state=STATES.ENSURE_STATE_COVERED, offloaded=position(stored.offloaded), segments=count)
                 return
             report = Report(state=STATES.ENSURE_STATE_WAITING, offloaded=position(stored.offloaded))
-            offloader, changed = await self._owned(topic, report), self._engine.changed
+            offloader, changed = await self._owned(topic, wanted, report), self._engine.changed
             if offloader is not None:
                 changed = offloader.changed
                 if needs_push(offloader, wanted):
@@ -223,7 +224,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         await self._marking.mark(offloader, [ledger_id], dry_run=False)
         return broker_pb2.DeleteLedgerResponse(outcome="marked")
 
-    async def _owned(self, topic: TopicName, report: Report) -> TopicOffloader | None:
+    async def _owned(self, topic: TopicName, wanted: ClosedLedger, report: Report) -> TopicOffloader | None:
         """Return the topic's offloader if it is here; else say in the report where it is, or that it is on its way."""
         try:
             return await self._engine.owned(topic)
@@ -232,23 +233,11 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             if owner is not None:
                 report.state, report.owner_address = STATES.ENSURE_STATE_ELSEWHERE, owner.address
         except NotFound:
-            await self._enable(topic)
+            await self.topics.enable(topic, wanted.ledger_id)
             report.message = f"{topic} is being enabled"
         except Transient as error:
             report.message = str(error)
         return None
-
-    async def _enable(self, topic: TopicName) -> None:
-        """Enable a topic that nobody spoke of: its broker wants it offloaded. Raises Conflict for a disabled one."""
-        said = (await policies.read(self._engine.shop.metadata, [topic])).get(topic)
-        if said is None:
-            log.info("topic.enabled_by_broker", topic=str(topic))
-            await self._engine.select(of_topic(topic), TopicPolicy())
-        elif not isinstance(said, TopicPolicy) or not said.active:
-            raise Conflict(
-                f"{topic} is disabled, and its broker wants it offloaded",
-                hint=f"offloadctl topics enable {topic}, or take the driver from the policies of its namespace",
-            )
 
     async def _theirs(self, ledger: broker_pb2.OffloadedLedger) -> CommittedSegment | None:
         """Return a ledger in an object of Pulsar's own driver, None for one that our segments hold.

@@ -114,6 +114,7 @@ class Site:
         return found | {
             "access.calls_per_s": bounds.calls_per_s,
             "access.grants": rules and [rules.rights.allow(name, Role.READ, None) for name in ("alice", "bob")],
+            "access.namespace_topics_max": crew.broker.topics.namespace_topics_max,
             "access.token_audience": token and token.audience,
             "access.token_audience_claim": token and token.audience_claim,
             "access.token_claim": token and token.claim,
@@ -156,6 +157,7 @@ class Site:
 OTHER = {
     "access.calls_per_s": "7",
     "access.grants": "read bob *",
+    "access.namespace_topics_max": "17",
     "access.token_audience": "us",
     "access.token_audience_claim": "whom",
     "access.token_claim": "who",

@@ -1,0 +1,80 @@
+"""What the role offload can make of a daemon by asking for ledgers of topics that nobody spoke of."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import Conflict, InvalidInput, OffloaderError
+from offloaderd.metadata import paths
+from offloaderd.read.errors import TopicUnknown
+from offloaderd.rpc.broker_topics import NAME_BYTES_MAX
+from offloaderd.rpc.v1 import broker_pb2
+from tests.unit.offload.rig import TOPIC, Rig
+from tests.unit.offload.test_triggers import ledger_rig
+from tests.unit.read.build import sample
+from tests.unit.rpc.test_broker_service import Listing, Served, served
+from tests.unit.rpc.test_manual import CALLER
+
+if TYPE_CHECKING:
+    from offloaderd.model import TopicName
+
+
+async def ensure(one: Served, topic: str, ledger_id: int = 0) -> broker_pb2.EnsureLedgerResponse:
+    """Return the first report about a ledger."""
+    request = broker_pb2.EnsureLedgerRequest(topic=topic, ledger_id=ledger_id, last_entry_id=9, length_bytes=9)
+    async for report in one.service.EnsureLedger(request, CALLER):
+        return report
+    raise AssertionError
+
+
+async def known(rig: Rig, topic: TopicName = TOPIC) -> int:
+    """Return how many topics of a namespace have nodes."""
+    return len(await rig.tree.connect().children(paths.namespace(topic)))
+
+
+def counted(rig: Rig, outcome: str) -> float:
+    """Return how often it ended so."""
+    return sample(rig.metrics, "offloaderd_broker_topics_total", {"outcome": outcome})
+
+
+async def test_nothing_is_made_of_what_pulsars_list_has_not() -> None:
+    """Neither a topic nor a ledger that somebody has thought out; what the list has is enabled."""
+    rig = ledger_rig(Rig().policy)
+    async with served(rig, register=Listing(None)) as one:
+        with pytest.raises(TopicUnknown, match="Pulsar's list has no persistent://public/default/made-up"):
+            await ensure(one, "made-up")
+        one.service.topics._register = Listing({3})
+        with pytest.raises(TopicUnknown, match="no ledger 0"):
+            await ensure(one, "orders")
+        assert (await known(rig), counted(rig, "unlisted")) == (0, 2)
+        assert "being enabled" in (await ensure(one, "orders", 3)).message
+        assert (await known(rig), counted(rig, "enabled")) == (1, 1)
+
+
+async def test_a_namespace_holds_so_many_topics_of_brokers() -> None:
+    """However many are asked for at once, and also where no list can be read; another namespace has its own number."""
+    rig = ledger_rig(Rig().policy)
+    async with served(rig) as one:
+        one.service.topics.namespace_topics_max = 3
+        answers = await asyncio.gather(  # noqa: TID251 - what they raise is looked at
+            *(ensure(one, f"t-{number}") for number in range(9)), return_exceptions=True
+        )
+        refused = [answer for answer in answers if isinstance(answer, OffloaderError)]
+        assert len(refused) == 6
+        assert all(isinstance(error, Conflict) and "namespace_topics_max" in error.hint for error in refused)
+        assert (await known(rig), counted(rig, "full"), counted(rig, "enabled")) == (3, 6, 3)
+        assert "being enabled" in (await ensure(one, "public/other/t")).message
+        assert (await ensure(one, "t-0")).message != ""  # what is enabled goes on
+
+
+async def test_a_name_is_as_long_as_an_object_can_say() -> None:
+    """Each of its characters may be nine in ZooKeeper, and a folder of such names could not be listed."""
+    rig = ledger_rig(Rig().policy)
+    async with served(rig) as one:
+        with pytest.raises(InvalidInput, match="too long"):
+            await ensure(one, "€" * (NAME_BYTES_MAX // 9))
+        assert await known(rig) == 0
+        assert "being enabled" in (await ensure(one, "x" * 900)).message
