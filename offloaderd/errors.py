@@ -64,6 +64,10 @@ class Fenced(Conflict):
     """This daemon no longer owns the topic: stop at once, change nothing, never retry."""
 
 
+class LedgerUnknown(Conflict):
+    """Entries were pushed of which the daemon's ledger source knows nothing: it would never be sure of them."""
+
+
 class InvalidInput(OffloaderError):
     """A caller's argument cannot be right: a malformed name, a reversed range, an oversized entry."""
 

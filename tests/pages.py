@@ -30,7 +30,7 @@ NOT_RUN = {
     "kubernetes": "needs a cluster",
     "make": "prepares an environment, or takes many minutes; CI runs it",
     "pulsar": "needs a Pulsar cluster with its history",
-    "push": "needs a daemon without a ledger store of its own; tests/integration/test_client.py pushes to one",
+    "push": "needs a daemon without a ledger store of its own; tests/integration/test_client.py runs it against one",
     "root": "changes the machine",
     "settings": "needs a daemon with a settings file, which a standalone has not; the tests of the commands have one",
     "server": "runs until it is stopped; tests/integration/test_life_cycle.py and others run it",

@@ -22,7 +22,7 @@ from offloaderd.client.append import raise_status
 from offloaderd.client.errors import NotConsecutive, Unreachable
 from offloaderd.client.placement import PlacementCalls
 from offloaderd.client.resume import RESUME_S, Resume
-from offloaderd.errors import Conflict, NotFound, OffloaderError, Transient, first_of
+from offloaderd.errors import Conflict, LedgerUnknown, NotFound, OffloaderError, Transient, first_of
 from offloaderd.groups import Group
 from offloaderd.model import EntryBatch, OfferResult, Position
 from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
@@ -78,7 +78,8 @@ class PushCalls(PlacementCalls):
         """Push all that `entries(after)` gives (after None: everything) and return what is offloaded at the end.
 
         Returns once everything is committed to the bucket. The topic's owner is found; `told` hears of every answer.
-        Raises NotConsecutive for entries that do not follow, what `entries` raises, and what the daemon raised once
+        Raises NotConsecutive for entries that do not follow, LedgerUnknown for those that the daemon's
+        ledger source does not have, what `entries` raises, and what the daemon raised once
         `resume_s` have passed without an answer. A topic that nobody has is waited for: it moves, or was just enabled.
         """
         resume = Resume(self, self._clock, resume_s)
@@ -88,7 +89,7 @@ class PushCalls(PlacementCalls):
             try:
                 await self.learn_peers(str(topic))
                 return await self._push_here(push, entries)
-            except NotConsecutive:
+            except (NotConsecutive, LedgerUnknown):
                 raise
             except Conflict as error:
                 if not await self._go_to_owner(topic):

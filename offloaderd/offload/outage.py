@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.model import OfferResult, OutagePolicy
+from offloaderd.offload import pushed
 from offloaderd.offload.spill import Spill
 from offloaderd.offload.troubles import error_class
 
@@ -107,8 +108,12 @@ class Outage:
                 await meanwhile()
 
     async def accept(self, batch: EntryBatch) -> OfferResult:
-        """Offer a pushed batch, and wait for room where only the pusher has it; FULL tells that the source has it."""
+        """Offer a pushed batch, and wait for room where only the pusher has it; FULL tells that the source has it.
+
+        Raises LedgerUnknown for entries that the source does not have, Transient when it cannot be asked.
+        """
         topic = self._topic
+        await pushed.check(topic, batch, self._clock)
         while (result := topic.offer(batch)) is OfferResult.FULL and self._push_only:
             if self.spill is not None and self.policy is OutagePolicy.SPILL:
                 result = await self.spill.accept(batch)

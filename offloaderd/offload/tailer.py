@@ -44,17 +44,13 @@ READ_BYTES = 1 << 20
 PUSH_PATIENCE_S = 1.0
 """How long confirmed entries may be missing before they are read although a broker is pushing."""
 
-
 LOOK_S = 2.0
 """How often the source's end is looked at while there is no room to read it."""
-
 
 SETTLE_S = 2.5
 """How long a request waits for entries that are stored and not confirmed yet: the source asks a topic's broker for them
 when its writer has been silent for a second, unless it was told to wait for longer."""
-
 SETTLE_PAUSE_S = 0.1
-
 
 HELD_BACK_S = 60.0
 """How often to look at least whether what is held back is due: age makes it so, and the wall clock may jump."""
@@ -136,6 +132,10 @@ class Tailer:
         """The segment may need something that only the source has: look again."""
         self._dirty = True
         self._wake.notify()
+
+    async def woken(self, at_most_s: float) -> None:
+        """Return when the source may have changed, or after a while."""
+        await self._wake.wait_at_most(self._clock, at_most_s)
 
     async def run(self) -> None:
         """Keep the buffer filled until cancelled."""

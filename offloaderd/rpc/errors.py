@@ -24,6 +24,7 @@ from offloaderd.errors import (
     IdentityRefused,
     InvalidConfig,
     InvalidInput,
+    LedgerUnknown,
     NewerRecord,
     NoSpace,
     NotFound,
@@ -79,7 +80,7 @@ CODES: dict[type[OffloaderError], grpc.StatusCode] = {
 }
 """By class; an error takes the code of its nearest ancestor here. NOT_FOUND is no word for what nobody can tell."""
 
-_REASONS = (*CODES, Expired, Fenced, MapUnknown, OutcomeUnknown, TopicNotFound, TopicUnknown)
+_REASONS = (*CODES, Expired, Fenced, MapUnknown, LedgerUnknown, OutcomeUnknown, TopicNotFound, TopicUnknown)
 _CODE_ERRORS: dict[grpc.StatusCode, type[OffloaderError]] = {
     grpc.StatusCode.UNAVAILABLE: Transient,
     grpc.StatusCode.DEADLINE_EXCEEDED: Transient,

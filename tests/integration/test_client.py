@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import pytest
 
 from offloaderd.client import DaemonClient, EntryBatch, OfferResult, Position, Pushed
 from tests.integration.processes import DaemonProcess, Site
+from tests.pages import ROOT, blocks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -28,6 +30,23 @@ PATIENCE_S = 120.0
 def payload(number: int) -> bytes:
     """Return the content of an entry."""
     return b"entry %d " % number * 20
+
+
+async def test_the_pages_own_program_pushes(
+    tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str
+) -> None:
+    """The program of docs/client.md as it stands, against the kind of daemon that the page names for it."""
+    program = next(one for one in blocks(ROOT / "docs" / "client.md") if one.info == ("python", "push")).program
+    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    site.settings = {"ledgers": {"kind": "none"}}
+    async with DaemonProcess(site) as daemon:
+        await daemon.serving()
+        text = program.replace("127.0.0.1:7650", daemon.address)
+        running = await asyncio.create_subprocess_exec(sys.executable, "-c", text, stdout=asyncio.subprocess.PIPE)
+        async with asyncio.timeout(PATIENCE_S):
+            said, _ = await running.communicate()
+        assert running.returncode == 0
+        assert said.decode().splitlines()[-1] == "offloaded up to 7:99"
 
 
 async def test_a_push_and_a_read_live_through_a_kill(

@@ -14,9 +14,11 @@ from offloaderd.errors import Throttled, Transient
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import ENTRY_BYTES_MAX, OutagePolicy, Position
 from offloaderd.objects.memory import MemoryStore
+from offloaderd.offload import pushed
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.spill_files import SpillArea
+from offloaderd.rpc.errors import DETAIL_KEY
 from offloaderd.rpc.interceptor import ErrorInterceptor
 from offloaderd.rpc.offload import OffloadService
 from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
@@ -233,6 +235,49 @@ async def test_a_topic_with_a_source_declines_and_reads_for_itself() -> None:
         while await call.read() is not aio.EOF:
             pass
     assert len(await rig.committed()) == 2000
+
+
+@pytest.mark.parametrize("listed", [False, True])
+async def test_what_the_source_does_not_know_is_refused_with_the_reason(
+    listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken, it would wait in memory for good, and nobody would know: an unknown ledger, or more than a ledger has."""
+    monkeypatch.setattr(pushed, "APPEARS_S", 0.05)
+    rig = small()
+    rig.ledgers = memory_ledgers(rig.clock)
+    async with rig.engine() as engine, serving(rig, engine) as stub:
+        topic = await enabled(engine)
+        if listed:
+            await rig.ledgers.append(topic.topic, payloads(1))
+        call = stream(stub, iter([opening(), batch(1 if listed else 0, payloads(3), ledger_id=0 if listed else 7)]))
+        with pytest.raises(aio.AioRpcError) as caught:
+            _ = [answer async for answer in call]
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        detail = dict(caught.value.trailing_metadata() or ())[DETAIL_KEY]
+        assert common_pb2.ErrorDetail.FromString(cast("bytes", detail)).reason == "LEDGER_UNKNOWN"
+        assert "ledgers.kind = none" in common_pb2.ErrorDetail.FromString(cast("bytes", detail)).hint
+        assert topic.buffer.span() in {None, ((0, 0), (0, 0))}
+
+
+async def test_a_ledger_that_its_list_does_not_show_yet_is_waited_for() -> None:
+    """A broker pushes in the moment in which it made the ledger; what tells is the source's next change."""
+    rig = small()
+    rig.ledgers = memory_ledgers(rig.clock)
+    async with rig.engine() as engine, serving(rig, engine) as stub:
+        topic = await enabled(engine)
+        call = stream(stub)
+        await call.write(opening())
+        await call.read()
+        await call.write(batch(0, payloads(3), ledger_id=0))
+        assert topic.tailer is not None
+        looked_s = topic.tailer.looked_s
+        await until(lambda: topic.tailer is not None and topic.tailer.looked_s not in {None, looked_s})
+        assert (await rig.ledgers.append(topic.topic, payloads(3))).ledger_id == 0
+        answer = await call.read()
+        while answer.WhichOneof("response") != "offered":
+            answer = await call.read()
+        assert answer.offered.result in {offload_pb2.OFFER_RESULT_ACCEPTED, offload_pb2.OFFER_RESULT_NOT_CONSECUTIVE}
+        call.cancel()
 
 
 async def test_a_vanished_client_leaves_nothing_behind() -> None:
