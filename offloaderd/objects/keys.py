@@ -8,9 +8,14 @@ prefix that is put in front as it is; the manifests are ours.
 | V2 data       | `<prefix><uuid>`                     |
 | V2 index      | `<prefix><uuid>-index`               |
 | manifest      | `<prefix><uuid>-manifest`            |
+| draft         | `<prefix><uuid>-draft`               |
 | V1 data       | `<prefix><uuid>-ledger-<id>`         |
 | V1 index      | `<prefix><uuid>-ledger-<id>-index`   |
 | V1 manifest   | `<prefix><uuid>-ledger-<id>-manifest`|
+| V1 draft      | `<prefix><uuid>-ledger-<id>-draft`   |
+
+A draft is the manifest as an executor of a job wrote it: it does not say yet what lies before the segment in its topic.
+Whoever commits the segment puts the manifest and deletes the draft; no reader looks at it.
 
 The uuid is written in lower case with dashes; the ledger id in decimal without leading zeros.
 """
@@ -43,7 +48,7 @@ What a crash leaves of them the collector of garbage deletes.
 
 _NAME = re.compile(
     r"([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
-    r"(?:-ledger-(0|[1-9][0-9]{0,18}))?(?:-(index|manifest))?"
+    r"(?:-ledger-(0|[1-9][0-9]{0,18}))?(?:-(index|manifest|draft))?"
 )
 
 
@@ -53,6 +58,7 @@ class ObjectKind(StrEnum):
     DATA = "data"
     INDEX = "index"
     MANIFEST = "manifest"
+    DRAFT = "draft"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +95,23 @@ class SegmentKeys:
         return f"{self.data}-manifest"
 
     @property
+    def draft(self) -> str:
+        """Key of what a job's executor says of the segment."""
+        return f"{self.data}-draft"
+
+    @property
     def all(self) -> tuple[str, str, str]:
-        """Return the three, in the order in which they are written."""
+        """Return the three of a committed segment, in the order in which they are written."""
         return self.data, self.index, self.manifest
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """Return all that may lie there of a segment that was committed or given up."""
+        return *self.all, self.draft
 
     def of(self, kind: ObjectKind) -> str:
         """Return the key of one of them."""
-        return {ObjectKind.DATA: self.data, ObjectKind.INDEX: self.index, ObjectKind.MANIFEST: self.manifest}[kind]
+        return self.data if kind is ObjectKind.DATA else f"{self.data}-{kind}"
 
 
 def parse(prefix: str, key: str) -> ObjectName | None:

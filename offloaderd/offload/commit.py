@@ -57,7 +57,8 @@ class AttemptLog:
     """Writes a topic's attempt and commits it, under one claim.
 
     The attempt is recorded at `path`, by default where that of the live edge is. Steps that go `along` are carried out
-    in the same transaction.
+    in the same transaction. Executors of one job share a claim: an update replaces only what this log has read or
+    written, so one that was taken for lost changes nothing of what its successor recorded.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class AttemptLog:
         self._metrics = metrics
         self._path = path or paths.attempt(claim.topic)
         self._version = 0
+        self._ours: list[Attempt] = []  # what may be recorded as far as this log knows; nothing: it has not looked
 
     async def begin(self, attempt: Attempt, along: Sequence[Step] = ()) -> None:
         """Record the attempt before its first byte. Raises Fenced."""
@@ -79,22 +81,32 @@ class AttemptLog:
             return found is not None and found.segment_id == attempt.segment_id
 
         await self.fence.settle([Create(self._path, attempt_record.encode(attempt)), *along], recorded)
-        self._version = 0
+        self._version, self._ours = 0, [attempt]
 
     async def update(self, attempt: Attempt) -> None:
-        """Replace the attempt with a later state of itself. Raises Fenced."""
+        """Replace the attempt with a later state of itself. Raises Fenced, Conflict when another executor wrote it."""
 
         async def recorded() -> bool:
-            return await self.load() == attempt
+            return await self._read() == attempt
 
-        value = attempt_record.encode(attempt)
-        written = await self._write(attempt.segment_id, lambda version: [Replace(self._path, value, version)], recorded)
-        self._version = written + 1
+        value, ours = attempt_record.encode(attempt), tuple(self._ours)
+        self._ours.append(attempt)
+        written = await self._write(
+            attempt.segment_id, lambda version: [Replace(self._path, value, version)], recorded, ours
+        )
+        self._version, self._ours = written + 1, [attempt]
 
     async def _write(
-        self, segment_id: UUID, steps: Callable[[int], Sequence[Step]], recorded: Callable[[], Awaitable[bool]]
+        self,
+        segment_id: UUID,
+        steps: Callable[[int], Sequence[Step]],
+        recorded: Callable[[], Awaitable[bool]],
+        ours: Sequence[Attempt] = (),
     ) -> int:
-        """Carry out the steps against the attempt's version; returns that. Raises Fenced, Conflict, NotFound."""
+        """Carry out the steps against the attempt's version; returns that. Raises Fenced, Conflict, NotFound.
+
+        What is found in another version has to be one of `ours`, if there are any.
+        """
         while True:
             version = self._version
             try:
@@ -102,14 +114,22 @@ class AttemptLog:
             except Fenced:
                 raise
             except (Conflict, NotFound):
-                found = await until_answered(self._clock, self.load)
+                found = await until_answered(self._clock, self._read)
                 if found is None or found.segment_id != segment_id or self._version == version:
+                    raise
+                if ours and found not in ours:
+                    self._version = version  # nothing that is there now is ours to replace
                     raise
             else:
                 return version
 
     async def load(self) -> Attempt | None:
-        """Read the attempt that is recorded, if any."""
+        """Read the attempt that is recorded, if any, to go on with it."""
+        found = await self._read()
+        self._ours = [found] if found is not None else []
+        return found
+
+    async def _read(self) -> Attempt | None:
         node = await nodes.node(self._store, self._path)
         if node is None:
             return None

@@ -105,10 +105,10 @@ def holds(topic_map: TopicMap, record: Trash) -> bool:
 
 
 async def _delete_objects(shop: Workshop, record: Trash) -> None:
-    """End the segment's uploads, then delete its three objects; what is not there is no error."""
+    """End the segment's uploads, then delete its objects; what is not there is no error."""
     home = shop.places.home
     store = shop.uplink.objects.at(home.bucket if record.bucket is None else record.bucket)
-    objects = record.keys(home.prefix if record.prefix is None else record.prefix).all
+    objects = record.keys(home.prefix if record.prefix is None else record.prefix).every
     data_key = objects[0]
     async for upload in store.list_uploads(data_key):
         if upload.key == data_key:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import EntryBatch, LedgerEnd, LedgerInfo, Loss, Position
     from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.sealing import Prove
     from offloaderd.offload.segment import CutPart
     from offloaderd.offload.troubles import Troubles
     from offloaderd.offload.workshop import Workshop
@@ -206,8 +207,11 @@ class OpenSegment:
         with self.trace.step("seal", reason=self.reason, entries=self.builder.entries):
             await self.progress.note_seal(seal)
 
-    async def finish(self) -> CommittedSegment:
-        """Make the objects complete and verified; returns what is to be committed. Raises SegmentFailed."""
+    async def finish(self, prove: Prove | None = None, *, draft: bool = False) -> CommittedSegment:
+        """Make the objects complete and verified; returns what is to be committed. Raises SegmentFailed.
+
+        `prove` and `draft` as in Sealer.finish.
+        """
         self.trace.say(
             end=str(self.sealed.end),
             reason=self.reason,
@@ -219,7 +223,7 @@ class OpenSegment:
         )
         sealer = Sealer(self._shop, self._claim.topic, self.upload, self.trace)
         try:
-            return await sealer.finish(self.attempt, self.builder.blocks)
+            return await sealer.finish(self.attempt, self.builder.blocks, prove, draft=draft)
         except InvalidInput as error:
             if not self.continued:
                 raise

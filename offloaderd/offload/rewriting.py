@@ -1,9 +1,10 @@
 """What is stored, on its way into one object of another shape: object, proof; whoever replaces the old by it.
 
 It goes as any attempt does: recorded before its first byte, parts recorded as they are stored, sealed, completed,
-verified, gone on with by whoever comes next. Since it replaces what may be the only copy, what was stored is then read
-back through manifest and index as they lie in the bucket, and the hash of its entries has to be that of the entries in
-the old objects. Only what passes may be exchanged for them (`metadata/conversion.py`, `metadata/merging.py`).
+verified, gone on with by whoever comes next. Since it replaces what may be the only copy, what was stored is read back
+through the index as it lies in the bucket, and the hash of its entries has to be that of the entries in the old
+objects. Only then is the manifest put: it says what the object replaces, and a rebuild believes it. Only what passes
+may be exchanged for the old objects (`metadata/conversion.py`, `metadata/merging.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from offloaderd.offload.budget import until_answered
 from offloaderd.offload.next_segment import LedgerCut
 from offloaderd.offload.open_segment import OpenSegment
 from offloaderd.offload.past import past_within
-from offloaderd.offload.rollback_read import BucketReader, EntryHash, Unreadable
+from offloaderd.offload.rollback_read import BucketReader, EntryHash, Unreadable, Volume
 from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.format.layout import LedgerLayout
+    from offloaderd.format.manifest import SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.merging import Goal
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import TopicName
     from offloaderd.offload.commit import AttemptLog
-    from offloaderd.offload.rollback_read import Volume
     from offloaderd.offload.troubles import Troubles
     from offloaderd.offload.workshop import Workshop
 
@@ -125,9 +126,7 @@ class Rewriting:
         """
         await segment.store(partial(self._rewrite, segment))
         self._ready()
-        made = await segment.finish()
-        await self._prove(made)
-        return made
+        return await segment.finish(partial(self._prove, segment.attempt))
 
     def _info(self, ledger_id: int) -> LedgerInfo:
         """Return what map and manifests know of a ledger, whatever the source can still tell of it."""
@@ -217,12 +216,13 @@ class Rewriting:
         sources = {one.segment_id for one in self.goal.sources}
         return tuple(sorted(sources | (before & known)))
 
-    async def _prove(self, made: CommittedSegment) -> None:
+    async def _prove(self, attempt: Attempt, made: SegmentManifest) -> None:
         """Compare the entries of what is stored with those of the old objects. Raises SegmentFailed."""
         self.phase = Phase.VERIFYING
         before = self._hash or await self._reader.hashed(self._volumes, self.goal.slices)
         try:
-            after = await self._reader.hashed([await self._reader.object_of(made)], self.goal.slices)
+            volume = await self._reader.stored(Volume(attempt.bucket, attempt.keys, made))
+            after = await self._reader.hashed([volume], self.goal.slices)
         except Unreadable as error:
             raise SegmentFailed(f"what was stored reads back differently: {error.message}") from error
         if (before.entries, before.digest()) != (after.entries, after.digest()):

@@ -104,13 +104,12 @@ class BucketReader:
 
         return Volume(segment.bucket, segment.keys, await self._confirmed(fetch))
 
-    async def object_of(self, whole: CommittedSegment) -> Volume:
-        """Fetch a ledger's manifest and index as they are stored, and compare them. Raises Unreadable."""
-        volume = await self.volume(whole)
+    async def stored(self, volume: Volume) -> Volume:
+        """Return a volume whose index, as it is stored, is the one of its manifest. Raises Unreadable."""
 
         async def fetch() -> None:
-            key = whole.keys.index
-            check_index(await self._objects.at(whole.bucket).get(key), volume.manifest, key=key)
+            key = volume.keys.index
+            check_index(await self._objects.at(volume.bucket).get(key), volume.manifest, key=key)
 
         await self._confirmed(fetch)
         return volume

@@ -1,6 +1,7 @@
-"""From the last part to objects that may be committed: complete, index, manifest, verify, in this order.
+"""From the last part to objects that may be committed: complete, index, verify, manifest, in this order.
 
-A reader trusts a segment only once it is committed, so each step may be repeated or abandoned without harm.
+A reader trusts a segment only once it is committed, so each step may be repeated or abandoned without harm. The
+manifest comes last, since a rebuild believes it: what lies beside it was verified, and proven where it replaces others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from offloaderd.objects.keys import ObjectKind
 from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
     from offloaderd.metadata.records.attempt import Attempt
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from offloaderd.offload.uploader import SegmentUpload
     from offloaderd.offload.workshop import Workshop
     from offloaderd.traces import SegmentTrace
+
+    Prove = Callable[[SegmentManifest], Awaitable[None]]
 
 
 class Sealer:
@@ -41,27 +44,30 @@ class Sealer:
         self._upload = upload
         self._trace = trace
 
-    async def finish(self, attempt: Attempt, blocks: tuple[BlockInfo, ...]) -> CommittedSegment:
+    async def finish(
+        self, attempt: Attempt, blocks: tuple[BlockInfo, ...], prove: Prove | None = None, *, draft: bool = False
+    ) -> CommittedSegment:
         """Make the three objects complete and verified; returns what is to be committed.
 
-        The attempt has to be recorded with its seal. Raises SegmentFailed, InvalidInput for a contradiction.
+        The attempt has to be recorded with its seal. `prove` is given what the objects hold before the manifest is put,
+        and raises SegmentFailed. With `draft` the manifest is left to who commits the segment, and a draft of it put.
+        Raises SegmentFailed, InvalidInput for a contradiction.
         """
         index, described = self._describe(attempt, blocks)
-        encoded = manifest.encode(described)
-        data_key, index_key, manifest_key = attempt.keys.all
+        data_key, index_key = attempt.keys.data, attempt.keys.index
         with self._stage("commit", described.data_bytes), self._trace.step("complete"):
             await self._upload.complete(described.data_bytes)
             await self._upload.put(ObjectKind.INDEX, index)
-            await self._upload.put(ObjectKind.MANIFEST, encoded)
         with self._stage("verify", described.data_bytes), self._trace.step("verify"):
             await self._upload.verify(data_key, described.data_bytes)
             await self._upload.verify(index_key, len(index), lambda data: same_bytes(index_key, data, index))
-            await self._upload.verify(
-                manifest_key, len(encoded), lambda data: same_manifest(manifest_key, data, encoded)
-            )
             if self._shop.uplink.limits.readback or not self._upload.proven:
                 await self._read_back(data_key, described)
-        self._shop.pasts.note(described)
+            if prove is not None:
+                await prove(described)
+            await put_manifest(self._upload, attempt, described, ObjectKind.DRAFT if draft else ObjectKind.MANIFEST)
+        if not draft:
+            self._shop.pasts.note(described)
         return CommittedSegment.described(described, bucket=attempt.bucket, prefix=attempt.keys.prefix)
 
     def _describe(self, attempt: Attempt, blocks: tuple[BlockInfo, ...]) -> tuple[bytes, SegmentManifest]:
@@ -115,6 +121,15 @@ class Sealer:
                 check_block(data, block, key=key)
             except CorruptData as error:
                 raise SegmentFailed(f"what was stored reads back differently: {error}") from error
+
+
+async def put_manifest(
+    upload: SegmentUpload, attempt: Attempt, described: SegmentManifest, kind: ObjectKind = ObjectKind.MANIFEST
+) -> None:
+    """Put a segment's manifest, or the draft of it, and read it back. Raises SegmentFailed."""
+    key, encoded = attempt.keys.of(kind), manifest.encode(described)
+    await upload.put(kind, encoded)
+    await upload.verify(key, len(encoded), lambda data: same_manifest(key, data, encoded))
 
 
 def same_bytes(key: str, found: bytes, sent: bytes) -> None:

@@ -1,8 +1,8 @@
 """What an executor has written becomes a segment that joins on to those before it.
 
-An executor knows nothing of other segments, so its manifest says that nothing is known of times before its own begin.
-Here, in the order of the topic, it is told what lay before: the entries, the greatest time and the losses; it is the
-only object that is written again, before it is committed.
+An executor knows nothing of other segments, so the draft that it puts says that nothing is known of times before its
+own begin. Here, in the order of the topic, what lay before is added: the entries, the greatest time and the losses. It
+is recorded in the attempt before the manifest is put, so that a deposed driver puts the same bytes as the next one.
 """
 
 from __future__ import annotations
@@ -11,42 +11,53 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import CorruptData, NotFound
+import structlog
+
+from offloaderd.errors import CorruptData, NotFound, OffloaderError
 from offloaderd.format import manifest
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.offload.sealing import same_bytes
+from offloaderd.offload.sealing import put_manifest
 from offloaderd.offload.troubles import Troubles
 from offloaderd.offload.uploader import SegmentFailed, SegmentUpload
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offloaderd.format.manifest import SegmentManifest
-    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.records.attempt import Attempt, Seal
     from offloaderd.model import TopicName
+    from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.history_record import HistoryRecord
     from offloaderd.offload.workshop import Workshop
 
+log = structlog.get_logger(__name__)
 
-async def stored(shop: Workshop, topic: TopicName, attempt: Attempt) -> tuple[SegmentUpload, SegmentManifest]:
-    """Return the manifest of a segment that a job has written, with what reaches its objects.
 
-    Raises SegmentFailed when it is not there, or is another's.
+async def stored(
+    shop: Workshop, topic: TopicName, attempt: Attempt, kinds: Sequence[ObjectKind] = (ObjectKind.MANIFEST,)
+) -> tuple[SegmentUpload, SegmentManifest]:
+    """Return what a job's executor says of a segment that it has written, with what reaches its objects.
+
+    It is in the first of the `kinds` that is there. Raises SegmentFailed when it is not, or is another's.
     """
     where = attempt.keys
     named = partial(keys.labels, where, cluster=shop.cluster, managed_ledger=topic.managed_ledger)
     troubles = Troubles(topic, shop.uplink.clock, lambda: None)
     upload = SegmentUpload(shop.uplink, attempt.bucket, where, troubles=troubles, labels=named)
-    data = await upload.find(attempt.bucket, where.manifest)
-    if data is None:
-        raise SegmentFailed(f"{where.manifest} is gone")
-    try:
-        written = manifest.decode(data, key=where.manifest)
-    except CorruptData as error:
-        raise SegmentFailed(str(error)) from error
-    if (written.segment_id, written.range.begin) != (attempt.segment_id, attempt.begin):
-        raise SegmentFailed(f"{where.manifest} is of another segment")
-    return upload, written
+    for key in map(where.of, kinds):
+        data = await upload.find(attempt.bucket, key)
+        if data is None:
+            continue
+        try:
+            written = manifest.decode(data, key=key)
+        except CorruptData as error:
+            raise SegmentFailed(str(error)) from error
+        if (written.segment_id, written.range.begin) != (attempt.segment_id, attempt.begin):
+            raise SegmentFailed(f"{key} is of another segment")
+        return upload, written
+    raise SegmentFailed(f"{where.of(kinds[0])} is gone")
 
 
 async def verified(upload: SegmentUpload, attempt: Attempt, described: SegmentManifest) -> CommittedSegment:
@@ -67,20 +78,38 @@ class Joiner:
         self._shop = shop
         self._history = history
 
-    async def join(self, attempt: Attempt) -> CommittedSegment:
-        """Complete a segment's manifest and look whether all of it is there; returns what is to be committed.
+    async def join(self, attempt: Attempt, attempts: AttemptLog) -> CommittedSegment:
+        """Put a segment's manifest and look whether all of it is there; returns what is to be committed.
 
-        Raises SegmentFailed when it is not, or is another.
+        Raises SegmentFailed when it is not, or is another; Fenced.
         """
-        shop, topic = self._shop, self._history.map.topic
-        where = attempt.keys
-        upload, written = await stored(shop, topic, attempt)
-        past = await shop.pasts.before(self._history.map, attempt.begin, self._history.chain.ledgers, upload.find)
-        joined = replace(written, past=past, losses=self._history.losses_before(written.ledgers))
-        if joined != written:
-            encoded = manifest.encode(joined)
-            await upload.put(ObjectKind.MANIFEST, encoded)
-            await upload.verify(where.manifest, len(encoded), lambda found: same_bytes(where.manifest, found, encoded))
+        shop = self._shop
+        upload, written = await stored(shop, self._history.map.topic, attempt, (ObjectKind.DRAFT, ObjectKind.MANIFEST))
+        seal = await self._joined(attempt, attempts, written, upload)
+        joined = replace(written, past=seal.past, losses=seal.losses)
         segment = await verified(upload, attempt, joined)
+        await put_manifest(upload, attempt, joined)
         shop.pasts.note(joined)
         return segment
+
+    async def _joined(
+        self, attempt: Attempt, attempts: AttemptLog, written: SegmentManifest, upload: SegmentUpload
+    ) -> Seal:
+        """Return the segment's seal with what lies before it, as it is recorded from now on. Raises Fenced."""
+        seal = attempt.seal
+        if seal is None:
+            raise SegmentFailed(f"the record of {attempt.segment_id} does not say where it ends")
+        if seal.joined:
+            return seal
+        history = self._history
+        past = await self._shop.pasts.before(history.map, attempt.begin, history.chain.ledgers, upload.find)
+        seal = replace(seal, past=past, losses=history.losses_before(written.ledgers), joined=True)
+        await attempts.update(replace(attempt, seal=seal))
+        return seal
+
+    async def drop_draft(self, attempt: Attempt) -> None:
+        """Delete the draft of a segment that is committed; what a lost answer leaves of it is the collector's."""
+        try:
+            await self._shop.uplink.objects.at(attempt.bucket).delete([attempt.keys.draft])
+        except OffloaderError as error:
+            log.debug("backfill.draft_left", key=attempt.keys.draft, error=str(error))

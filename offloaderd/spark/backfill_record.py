@@ -224,10 +224,11 @@ class JobRecord:
 
     async def commit(self, attempt: Attempt, attempts: AttemptLog) -> None:
         """Make a segment that is whole part of the topic. Raises SegmentFailed when it is not, Fenced, HistoryTorn."""
-        segment = await self._joiner.join(attempt)
+        segment = await self._joiner.join(attempt, attempts)
         ends = dict(self.history.known_ends((), {}))  # what lay before may be of an owner that had not recorded it
         ends |= dict(attempt.seal.ends) if attempt.seal is not None else {}
         await self._locked(lambda: self.history.commit(segment, ends, attempts, self._held()))
+        await self._joiner.drop_draft(attempt)
         log.info(
             "backfill.segment_committed",
             topic=str(self.claim.topic),

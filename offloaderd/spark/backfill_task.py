@@ -1,7 +1,9 @@
 """An executor's work: one segment of history from its record to verified objects, by the daemon's own code.
 
-It commits nothing. When all is stored it marks the attempt as offloaded, so that whoever drives the job, now or after
-a crash, can commit it in its turn. Every write checks the driver's claim; one executor at a time writes a segment.
+It commits nothing and puts no manifest, only the draft of one: requests of an executor that was lost may still arrive
+after the commit, and must not change what was committed. When all is stored it marks the attempt as offloaded, so that
+whoever drives the job, now or after a crash, can commit it in its turn. Every write checks the driver's claim; one
+executor at a time writes a segment.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.format.manifest import LedgerPart
     from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.port import MetadataStore, Session
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import LedgerEnd, LedgerInfo, Loss, TopicName
     from offloaderd.offload.workshop import Workshop
@@ -101,7 +103,7 @@ async def carried_out(
         written: list[int] = []
 
         async def work() -> None:
-            async with _alone(shop.metadata, topic, task.segment_id, clock):
+            async with _alone(shop.metadata, session, topic, task.segment_id, clock):
                 attempt = await until_answered(clock, lambda: _known(attempts, task))
                 stored = attempt.status is AttemptStatus.OFFLOADED
                 written.append(0 if stored else await act(attempts, attempt))
@@ -149,7 +151,7 @@ async def _write(
         await until_answered(clock, lambda: view.look(source), met=met)
         met(None)
         await segment.store(fill)
-        await segment.finish()
+        await segment.finish(draft=True)
         await attempts.update(replace(segment.attempt, status=AttemptStatus.OFFLOADED, parts=()))
 
     with segment.trace as trace:
@@ -168,8 +170,13 @@ async def out_of_patience(troubles: Troubles, clock: Clock, patience_s: float) -
 
 
 @asynccontextmanager
-async def _alone(store: MetadataStore, topic: TopicName, segment_id: UUID, clock: Clock) -> AsyncIterator[None]:
-    """Be the only executor that writes the segment. Raises Transient while another may still do it."""
+async def _alone(
+    store: MetadataStore, session: Session, topic: TopicName, segment_id: UUID, clock: Clock
+) -> AsyncIterator[None]:
+    """Be the only executor that writes the segment. Raises Transient while another may still do it.
+
+    The node goes with the session: what lies there once that is lost is a successor's.
+    """
     path = paths.history_writer(topic, segment_id)
     deadline = clock.monotonic() + WRITER_S
     while True:
@@ -184,6 +191,7 @@ async def _alone(store: MetadataStore, topic: TopicName, segment_id: UUID, clock
         yield
     finally:
         try:
-            await store.delete(path)
+            if not session.lost.is_set():
+                await store.delete(path)
         except OffloaderError as error:  # it goes with the session
             log.debug("backfill.writer_left", path=path, error=str(error))

@@ -59,7 +59,7 @@ class AbandonedTrash:
         refused = await deletion_refused(self._metadata, topic)
         site = self._site(record)
         assert site is not None  # noqa: S101 - what lies elsewhere is left out
-        keys, store = record.keys(site.prefix).all, self._objects.at(site.bucket)
+        keys, store = record.keys(site.prefix).every, self._objects.at(site.bucket)
         uploads = [record.upload_id] if record.upload_id else []
         async with aclosing(store.list_uploads(keys[0])) as found:
             uploads += [one.upload_id async for one in found if one.key == keys[0] and one.upload_id not in uploads]

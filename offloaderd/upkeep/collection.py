@@ -60,7 +60,7 @@ class _Listing:
     committed: dict[UUID, dict[ObjectKind, ObjectInfo]] = field(default_factory=dict)
     strangers: list[StoredSegment] = field(default_factory=list)
     uploads: list[StoredSegment] = field(default_factory=list)
-    """Those without objects of their own, or of committed segments; their objects are left out."""
+    """Those without objects of their own, or of committed segments; their objects are left out, but for drafts."""
 
 
 class Collection:
@@ -130,8 +130,9 @@ class Collection:
                 one.uploads = uploads.pop(one.keys, [])
                 if one.segment_id in known.committed:
                     listing.committed[one.segment_id] = one.objects
-                    if one.uploads:
-                        listing.uploads.append(StoredSegment(site.bucket, one.keys, uploads=one.uploads))
+                    beside = {kind: one.objects[kind] for kind in one.objects.keys() & {ObjectKind.DRAFT}}
+                    if beside or one.uploads:
+                        listing.uploads.append(StoredSegment(site.bucket, one.keys, beside, one.uploads))
                 elif one.segment_id not in known:
                     listing.strangers.append(one)
         for where, left in uploads.items():
@@ -207,7 +208,8 @@ class Collection:
         if self._is_young(one):
             return one, Judgement(Kind.YOUNG, "not older than the grace age")
         if committed is not None:
-            return one, Judgement(Kind.UPLOAD, "left open beside the finished object", committed.topic)
+            kind = Kind.LEFTOVER if one.objects else Kind.UPLOAD
+            return one, Judgement(kind, "left beside the finished object", committed.topic)
         if not after.topics:
             return one, Judgement(Kind.UNKNOWN_TOPIC, "the metadata knows no topic at all")
         if one.place in self._shared:
@@ -231,7 +233,7 @@ class Collection:
 
     async def _delete(self, one: StoredSegment, judgement: Judgement, now: References) -> list[Find]:
         """Delete one segment's objects and abort its uploads, if nobody refers to it now and nothing has changed."""
-        held = one.segment_id in now if one.objects else one.segment_id in now.attempts
+        held = one.segment_id in now if one.objects.keys() - {ObjectKind.DRAFT} else one.segment_id in now.attempts
         if held:
             return self._finds_of(one, Judgement(Kind.CHANGED, "it is referred to now", judgement.topic), Verdict.KEEP)
         try:

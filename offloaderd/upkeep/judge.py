@@ -75,12 +75,11 @@ class Judge:
             return Judgement(
                 Kind.UNKNOWN_TOPIC, "the metadata knows no topic at all; if it was lost, run offloaderd rebuild"
             )
-        if ObjectKind.DATA not in stored.objects or ObjectKind.MANIFEST not in stored.objects:
+        if ObjectKind.DATA not in stored.objects or stored.described_by is None:
             return Judgement(Kind.LEFTOVER, f"nobody refers to it, and it was never finished: {_lacks(stored)}")
-        return await self._judge_readable(stored)
+        return await self._judge_readable(stored, stored.described_by)
 
-    async def _judge_readable(self, stored: StoredSegment) -> Judgement:
-        info = stored.objects[ObjectKind.MANIFEST]
+    async def _judge_readable(self, stored: StoredSegment, info: ObjectInfo) -> Judgement:
         try:
             described = manifest.decode(await self._objects.at(stored.bucket).get(info.key), key=info.key)
         except CorruptData as error:

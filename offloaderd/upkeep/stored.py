@@ -54,7 +54,12 @@ class StoredSegment:
     @property
     def may_be_brokers(self) -> bool:
         """Whether a broker may have written it, as far as its keys tell: brokers write no manifest."""
-        return self.keys.ledger_id is not None and ObjectKind.MANIFEST not in self.objects
+        return self.keys.ledger_id is not None and not self.objects.keys() & {ObjectKind.MANIFEST, ObjectKind.DRAFT}
+
+    @property
+    def described_by(self) -> ObjectInfo | None:
+        """The object that says what it holds: its manifest, or the draft of one that was never committed."""
+        return self.objects.get(ObjectKind.MANIFEST) or self.objects.get(ObjectKind.DRAFT)
 
     @property
     def newest_ms(self) -> int:

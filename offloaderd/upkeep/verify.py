@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from offloaderd.errors import BucketMissing, OffloaderError, Transient
 from offloaderd.metadata.each import each
 from offloaderd.model import Position, TopicName
+from offloaderd.objects.keys import ObjectKind
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.flaws import Flaw, Kind, Level
 from offloaderd.upkeep.rebuild import known_of
@@ -156,6 +157,8 @@ class Verifier:
         for site in self._sites:
             batch: list[Target] = []
             async for one in stored.segments(self._objects, site, self.counts):
+                if one.objects.keys() <= {ObjectKind.DRAFT}:
+                    continue  # a late request left it; the collector takes it away
                 batch.append(Target(bucket=one.bucket, keys=one.keys, cluster=self._cluster))
                 if len(batch) == BATCH:
                     await self._batch(batch, last=False)

@@ -75,6 +75,8 @@ class Seal:
     ends: tuple[tuple[int, LedgerEnd], ...] = ()
     past: Past | None = None
     replaces: tuple[UUID, ...] = ()
+    joined: bool = False
+    """Of a segment that a job wrote: whether `losses` and `past` are those of its turn in the topic, for good."""
 
     @property
     def end(self) -> Position:
@@ -242,6 +244,7 @@ def _seal_to_message(seal: Seal) -> records_pb2.AttemptSeal:
         ends=[manifest_parts.end_to_message(*pair) for pair in seal.ends],
         past=manifest_parts.past_to_message(seal.past) if seal.past else None,
         replaces=map(str, seal.replaces),
+        joined=seal.joined,
     )
 
 
@@ -259,4 +262,5 @@ def _seal_from_message(message: records_pb2.AttemptSeal) -> Seal:
         ends=tuple(map(manifest_parts.end_from_message, message.ends)),
         past=manifest_parts.past_from_message(message.past) if message.HasField("past") else None,
         replaces=tuple(map(canonical_uuid, message.replaces)),
+        joined=message.joined,
     )

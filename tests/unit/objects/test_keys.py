@@ -38,11 +38,13 @@ def test_round_trip(prefix: str, object_id: UUID, ledger_id: int) -> None:
         keys.SegmentKeys(prefix, object_id).data: (ObjectKind.DATA, None),
         keys.SegmentKeys(prefix, object_id).index: (ObjectKind.INDEX, None),
         keys.SegmentKeys(prefix, object_id).manifest: (ObjectKind.MANIFEST, None),
+        keys.SegmentKeys(prefix, object_id).draft: (ObjectKind.DRAFT, None),
+        keys.SegmentKeys(prefix, object_id, ledger_id).draft: (ObjectKind.DRAFT, ledger_id),
         keys.SegmentKeys(prefix, object_id, ledger_id).data: (ObjectKind.DATA, ledger_id),
         keys.SegmentKeys(prefix, object_id, ledger_id).index: (ObjectKind.INDEX, ledger_id),
         keys.SegmentKeys(prefix, object_id, ledger_id).manifest: (ObjectKind.MANIFEST, ledger_id),
     }
-    assert len(made) == 6
+    assert len(made) == 8
     for key, (kind, ledger) in made.items():
         assert keys.parse(prefix, key) == ObjectName(kind=kind, object_id=object_id, ledger_id=ledger)
         assert keys.parse(f"{prefix}x", key) is None

@@ -187,7 +187,8 @@ class Rig:
     async def leftovers(self) -> list[str]:
         """Return keys and uploads that belong to no committed segment."""
         known = {str(s.segment_id) for s in (await catalog.load(self.tree.connect(), TOPIC)).segments}
-        stray = [info.key async for info in self.store.list() if info.key[4:40] not in known]
+        names = [info.key async for info in self.store.list()]
+        stray = [name for name in names if name[4:40] not in known or name.endswith("-draft")]
         return stray + [f"upload of {upload.key}" async for upload in self.store.list_uploads()]
 
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Fenced, Transient
+from offloaderd.errors import Conflict, Fenced, Transient
 from offloaderd.metadata import catalog, history, paths
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import history as history_record
+from offloaderd.metadata.records.attempt import AttemptStatus
 from offloaderd.model import OffloadMethod, TopicName
+from offloaderd.offload.commit import AttemptLog
 from offloaderd.spark import backfill as job
 from offloaderd.spark import backfill_lease
 from offloaderd.spark.backfill_handback import hand_back
@@ -22,7 +24,7 @@ from offloaderd.spark.backfill_plan import plan_topic
 from offloaderd.spark.backfill_record import JobRecord
 from offloaderd.spark.backfill_stores import RatedPace, Stores, share
 from offloaderd.spark.backfill_task import write_segment
-from offloaderd.testing.faults import Faults, FaultyMetadata
+from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep import references
 from tests.patience import PATIENCE_S
 from tests.unit.offload.owned import Owned
@@ -132,6 +134,51 @@ async def test_an_executor_waits_for_another_that_writes_the_same_segment() -> N
     again = await write_segment(rig.workshop(store, source=ledgers), ledgers, task)
     assert (again.outcome, again.payload_bytes) == (Outcome.READY, 0)
     assert await store.children(paths.history_writers(TOPIC)) == []
+
+
+async def test_an_executor_that_lost_its_session_leaves_its_successors_lock() -> None:
+    """Its own went with the session; what lies there now is somebody else's."""
+    rig = await planned()
+    (task,) = (await stopped(rig, segments=1)).ran
+    claim = await backfill_lease.claim(rig.tree.connect(), TOPIC, "next", rig.clock)
+    store, other, ledgers = rig.tree.connect(), rig.tree.connect(), rig.ledgers
+    assert ledgers is not None
+    faults = Faults()
+    faults.fail("create_upload", Transient("slow"), times=-1)
+    faults.fail("list_uploads", Transient("slow"), times=-1)
+    rig.objects = FaultyStore(rig.store, faults)
+    path = paths.history_writer(TOPIC, task.segment_id)
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        task = replace(task, claim=claim, patience_s=PATIENCE_S)
+        writing = group.create_task(write_segment(rig.workshop(store, source=ledgers), ledgers, task))
+        await until(lambda: faults.fired > 0)
+        store.expire()
+        await other.create(path, b"", ephemeral=True)
+        written = await writing
+    assert (written.outcome, await other.children(paths.history_writers(TOPIC))) == (
+        Outcome.HINDERED,
+        [str(task.segment_id)],
+    )
+
+
+async def test_an_executor_that_was_taken_for_lost_changes_no_record_of_its_successor() -> None:
+    """Both write under the driver's claim; the record is that of whoever wrote it last, and says that all is stored."""
+    rig = await planned()
+    (task,) = (await stopped(rig, segments=1)).ran
+    store = rig.tree.connect()
+    claim = await backfill_lease.claim(store, TOPIC, "next", rig.clock)
+    path = paths.history_job_attempt(TOPIC, task.segment_id)
+    first, second = (AttemptLog(store, claim, clock=rig.clock, metrics=rig.metrics, path=path) for _ in range(2))
+    begun = await first.load()
+    assert begun is not None
+    await first.update(replace(begun, upload_id="u"))
+    known = await second.load()
+    assert known is not None
+    await second.update(stored := replace(known, status=AttemptStatus.OFFLOADED))
+    for late in (begun, replace(begun, upload_id="v")):
+        with pytest.raises(Conflict):
+            await first.update(late)
+    assert await second.load() == stored
 
 
 async def test_an_executor_of_a_deposed_driver_is_fenced() -> None:

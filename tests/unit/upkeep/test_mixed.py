@@ -28,6 +28,7 @@ from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.gc import Collector
 from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.scrub import Scrubber, ScrubOptions
+from offloaderd.upkeep.stored import KINDS
 from offloaderd.upkeep.verify import Report, Verifier, Wish
 from tests.unit.offload.owned import Owned
 from tests.unit.offload.rig import TOPIC, turn
@@ -213,7 +214,7 @@ async def test_what_nobody_refers_to_goes_unless_it_is_the_last_copy(mixed: Mixe
     assert uncovered == (Kind.UNCOVERED, Verdict.ALARM)
     await store.create(path, node.value)
     copied = replace_id(segment)
-    for kind in ObjectKind:
+    for kind in KINDS:
         info = await mixed.rig.store.head(segment.keys.of(kind))
         data = await mixed.rig.store.get(info.key)
         if kind is ObjectKind.MANIFEST:

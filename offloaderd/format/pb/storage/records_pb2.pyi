@@ -540,6 +540,7 @@ class AttemptSeal(_message.Message):
     ENDS_FIELD_NUMBER: _builtins.int
     PAST_FIELD_NUMBER: _builtins.int
     REPLACES_FIELD_NUMBER: _builtins.int
+    JOINED_FIELD_NUMBER: _builtins.int
     sealed_ms: _builtins.int
     epoch: _builtins.int
     """of the owner that sealed"""
@@ -547,6 +548,8 @@ class AttemptSeal(_message.Message):
     data_bytes: _builtins.int
     """length of the data object"""
     part_count: _builtins.int
+    joined: _builtins.bool
+    """of a job's segment: losses and past are those at its turn in the topic, and final"""
     @_builtins.property
     def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[_manifest_pb2.SegmentLedger]: ...
     @_builtins.property
@@ -570,10 +573,11 @@ class AttemptSeal(_message.Message):
         ends: _abc.Iterable[_manifest_pb2.SegmentLedgerEnd] | None = ...,
         past: _manifest_pb2.SegmentPast | None = ...,
         replaces: _abc.Iterable[_builtins.str] | None = ...,
+        joined: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["past", b"past"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "ledgers", b"ledgers", "losses", b"losses", "part_count", b"part_count", "past", b"past", "replaces", b"replaces", "sealed_ms", b"sealed_ms", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_bytes", b"data_bytes", "ends", b"ends", "epoch", b"epoch", "joined", b"joined", "ledgers", b"ledgers", "losses", b"losses", "part_count", b"part_count", "past", b"past", "replaces", b"replaces", "sealed_ms", b"sealed_ms", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
