@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
 
-from offloaderd.errors import Fenced
+from offloaderd.errors import Conflict, Fenced
 from offloaderd.format.manifest import BlockInfo
 from offloaderd.metadata import paths
 from offloaderd.metadata.memory import MemoryTree
@@ -21,6 +22,11 @@ from offloaderd.offload.commit import AttemptLog, Claim
 from offloaderd.offload.progress import PAUSE_MIN_S, Progress
 from offloaderd.testing.clock import FakeClock
 from tests.unit.offload.rig import TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.metadata.port import Step
 
 ATTEMPT = Attempt(segment_id=UUID(int=7), begin=Position(1, 0), assigned_ms=5, epoch=3, status=AttemptStatus.ASSIGNED)
 
@@ -120,14 +126,33 @@ async def test_a_record_never_outgrows_its_node(monkeypatch: pytest.MonkeyPatch)
     assert room.recorded.upload_id == "u"
 
 
-async def test_an_update_that_was_cut_short_does_not_confuse_the_next() -> None:
+async def test_an_update_that_was_cut_short_does_not_confuse_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled after the store had acted, its version is found out: the seal, or giving up, still gets through."""
     room = Room()
     kept = await room.begun()
-    value = attempt_record.encode(replace(ATTEMPT, upload_id="u"))
-    await room.store.replace(paths.attempt(TOPIC), value, 0)
+    act = room.store.transact
+
+    async def cut_short(steps: Sequence[Step]) -> None:
+        await act(steps)
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(room.store, "transact", cut_short)
+        with pytest.raises(asyncio.CancelledError):
+            await kept.note_upload("t")
     await kept.note_upload("u")
     assert (room.version, room.recorded.upload_id) == (2, "u")
+
+
+async def test_a_record_that_somebody_else_wrote_is_not_replaced() -> None:
+    """Who writes it under the same claim has taken over."""
+    room = Room()
+    kept = await room.begun()
+    value = attempt_record.encode(theirs := replace(ATTEMPT, upload_id="theirs"))
+    await room.store.replace(paths.attempt(TOPIC), value, 0)
+    with pytest.raises(Conflict):
+        await kept.note_upload("u")
+    assert room.recorded == theirs
 
 
 async def test_a_deposed_owner_records_nothing() -> None:
