@@ -30,13 +30,18 @@ PARTS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """What HEAD or a listing says of an object. `metadata` keys are lower case; empty in listings."""
+    """What HEAD or a listing says of an object. `metadata` keys are lower case; empty in listings.
+
+    `etag_opaque`: HEAD says that the store encrypts the object with a key, so its ETag and those of its parts tell
+    nothing of their bytes, even where they look like an MD5.
+    """
 
     key: str
     size_bytes: int
     etag: str
     modified_ms: int
     metadata: Mapping[str, str] = field(default_factory=dict)
+    etag_opaque: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

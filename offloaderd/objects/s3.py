@@ -25,7 +25,7 @@ from offloaderd.objects.checks import (
     checked_metadata,
 )
 from offloaderd.objects.port import ObjectInfo, PartInfo
-from offloaderd.objects.s3_answers import bare, check_answered_range, date_ms, in_pieces, uploads_of
+from offloaderd.objects.s3_answers import bare, check_answered_range, date_ms, in_pieces, is_opaque, uploads_of
 from offloaderd.objects.s3_client import Clients
 from offloaderd.objects.s3_errors import Request, verdict_for
 from offloaderd.objects.s3_request import Body, Call, RequestMetrics, calling
@@ -193,6 +193,7 @@ class S3Store:
             etag=bare(answer["ETag"]),
             modified_ms=int(answer["LastModified"].timestamp() * 1000),
             metadata={name.lower(): value for name, value in answer["Metadata"].items()},
+            etag_opaque=is_opaque(answer),
         )
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:

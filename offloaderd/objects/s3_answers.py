@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aiobotocore.response import AioStreamingBody  # type: ignore[import-untyped]
-    from types_aiobotocore_s3.type_defs import ListMultipartUploadsOutputTypeDef
+    from types_aiobotocore_s3.type_defs import HeadObjectOutputTypeDef, ListMultipartUploadsOutputTypeDef
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
@@ -29,6 +29,11 @@ def date_ms(headers: Mapping[str, str]) -> int:
 def bare(etag: str) -> str:
     """An ETag without the quotes that HTTP puts round it."""
     return etag.strip('"')
+
+
+def is_opaque(answer: HeadObjectOutputTypeDef) -> bool:
+    """Whether an object is encrypted with a key of a service or of ours: its ETag is no MD5, whatever its shape."""
+    return answer.get("ServerSideEncryption", "AES256") != "AES256" or "SSECustomerAlgorithm" in answer
 
 
 def uploads_of(page: ListMultipartUploadsOutputTypeDef) -> list[UploadInfo]:

@@ -84,7 +84,7 @@ class Uplink:
 
 
 def _is_md5(etag: str) -> bool:
-    """Whether an ETag can be the MD5 of what it stands for; stores that encrypt with a key of theirs have others."""
+    """Whether an ETag can be the MD5 of what it stands for; of an object that is encrypted with a key it is not."""
     return re.fullmatch("[0-9a-f]{32}", etag) is not None
 
 
@@ -115,6 +115,7 @@ class SegmentUpload:
         self._parts: dict[int, PartInfo] = {}
         self._listed: dict[int, PartInfo] = {}  # stored by an earlier owner, to be compared once they are cut again
         self._completed = False  # by an earlier owner
+        self._opaque = False  # its ETag tells nothing of its bytes, nor do those of the parts
         self._doubt = False  # about how many uploads there are, or what completed the one that there was
         self._slots = asyncio.Semaphore(uplink.limits.parts_in_flight_max)
         self.upload_id = ""
@@ -158,7 +159,7 @@ class SegmentUpload:
             if attempt.seal is None:
                 raise SegmentFailed(f"upload {self.upload_id} of {self._key} is gone")
             self._completed = self._doubt = True
-            await self._check_size(attempt.seal.data_bytes)
+            self._opaque = (await self._check_size(attempt.seal.data_bytes)).etag_opaque
             listed = recorded
         for number, part in recorded.items():
             if listed.get(number) != part:
@@ -248,7 +249,7 @@ class SegmentUpload:
         if listed is None and not self._completed:
             return None
         cut = _as_cut(part)
-        if self._completed and (listed is None or not _is_md5(listed.etag)):
+        if self._completed and (listed is None or self._opaque or not _is_md5(listed.etag)):
             return listed or cut  # the object as a whole is compared in the end
         if listed == cut:
             return listed
@@ -271,22 +272,23 @@ class SegmentUpload:
 
         if not self._completed:
             await self._persist(once)
-        etag = await self._check_size(object_bytes)
+        stored = await self._check_size(object_bytes)
         if self._doubt:
-            self._check_etag(etag, parts)
+            self._check_etag(stored, parts)
             await self._persist(self._abort_strays)
 
-    async def _check_size(self, object_bytes: int) -> str:
-        """Compare the data object's size with what was sent; returns its ETag."""
+    async def _check_size(self, object_bytes: int) -> ObjectInfo:
+        """Compare the data object's size with what was sent; returns what the store says of it."""
         stored = await self._persist(self._head)
         if stored is None or stored.size_bytes != object_bytes:
             found = f"{stored.size_bytes} bytes" if stored is not None else "nothing"
             raise SegmentFailed(f"{self._key} holds {found} after its completion, not {object_bytes} bytes")
-        return stored.etag
+        return stored
 
-    def _check_etag(self, etag: str, parts: Sequence[PartInfo]) -> None:
+    def _check_etag(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> None:
         """Compare the data object's ETag with that of the parts, where the one follows from the other."""
-        self.proven = all(_is_md5(part.etag) for part in parts) and etag.endswith(f"-{len(parts)}")
+        etag, told = stored.etag, not stored.etag_opaque
+        self.proven = told and all(_is_md5(part.etag) for part in parts) and etag.endswith(f"-{len(parts)}")
         if self.proven and etag != (wanted := combined_etag(parts)):
             raise SegmentFailed(f"{self._key} has the ETag {etag}, not {wanted}: it holds other parts")
 

@@ -67,6 +67,28 @@ async def test_every_new_object_asks_for_its_encryption(
     assert b"server-side-encryption" not in part
 
 
+@pytest.mark.parametrize(
+    ("said", "opaque"),
+    [
+        ({}, False),
+        ({"x-amz-server-side-encryption": "AES256"}, False),
+        ({"x-amz-server-side-encryption": "aws:kms"}, True),
+        ({"x-amz-server-side-encryption": "aws:kms:dsse"}, True),
+        ({"x-amz-server-side-encryption-customer-algorithm": "AES256"}, True),
+    ],
+)
+async def test_an_etag_of_what_is_encrypted_with_a_key_tells_nothing(said: dict[str, str], *, opaque: bool) -> None:
+    """The store says how, and the shape of the ETag is not asked."""
+
+    async def told(connection: Connection) -> None:
+        when = "Sun, 22 Nov 2026 21:00:00 GMT"
+        connection.answer("200 OK", ETag='"0123456789abcdef0123456789abcdef"', Last_Modified=when, **said)
+
+    server = FaultyServer(told)
+    async with store_at(server) as store:
+        assert (await store.head("k")).etag_opaque is opaque
+
+
 async def test_a_profile_is_taken_by_its_name(tmp_path: Path) -> None:
     """The one of the settings, whatever the default says."""
     names = ("default", "two")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound
@@ -13,6 +14,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.objects.memory import MemoryStore
+from offloaderd.objects.multipart import md5
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.sealing import without_chunks
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
@@ -55,6 +57,23 @@ class CountingStore(MemoryStore):
     def sent_again(self) -> int:
         """How many parts were sent more than once."""
         return sum(times - 1 for times in self.sent.values())
+
+
+class EncryptingStore(CountingStore):
+    """One that encrypts with a key: its ETags look like MD5s and are none, and HEAD says how it encrypts."""
+
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
+        """Store it under an ETag of its own."""
+        info = await super().upload_part(key, upload_id, part_number, pieces)
+        info = replace(info, etag=md5(b"key", info.etag.encode()))
+        self._uploads[upload_id].parts[part_number] = (info, b"".join(pieces))
+        return info
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Say that the ETag tells nothing."""
+        info = await super().head(key)
+        tag = md5(b"key", info.etag.encode())
+        return replace(info, etag=info.etag.replace(info.etag[:32], tag), etag_opaque=True)
 
 
 def _said(key: str, data: bytes) -> object:

@@ -18,7 +18,8 @@ from offloaderd.model import EntryBatch, Position
 from offloaderd.objects import keys
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
-from tests.unit.offload.lives import CountingStore, life, recorded, until_recorded
+from offloaderd.testing.faults import Faults, FaultyStore
+from tests.unit.offload.lives import CountingStore, EncryptingStore, life, recorded, until_recorded
 from tests.unit.offload.rig import (
     TOPIC,
     Rig,
@@ -38,10 +39,10 @@ ENTRIES = 700
 LAST = Position(2, 199)
 
 
-async def made_rig(*, push_only: bool = False) -> tuple[Rig, CountingStore]:
+async def made_rig(*, push_only: bool = False, kind: type[CountingStore] = CountingStore) -> tuple[Rig, CountingStore]:
     """A rig whose segments end when asked to, with entries in three ledgers, and its bucket."""
     rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600))
-    rig.objects = store = CountingStore(rig)
+    rig.objects = store = kind(rig)
     rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=250)
     async with rig.engine("setup", push_only=push_only) as engine:
         await enabled(engine)
@@ -163,6 +164,37 @@ async def test_etags_that_are_no_md5_have_unrecorded_parts_sent_again() -> None:
     await finish(rig, store)
     assert store.sent_again == stored - 1
     assert rig.metrics.upload_parts.labels(outcome="replaced")._value.get() == stored - 1
+
+
+async def test_a_completed_object_that_is_encrypted_with_a_key_is_read_back_and_not_sent_again() -> None:
+    """The ETags look like MD5s and the object's does not follow from them: the store says that it encrypts."""
+    rig, store = await made_rig(kind=EncryptingStore)
+    await sealed(rig, on="put")
+    await finish(rig, store)
+    assert (store.sent_again, len({key for key, _ in store.sent})) == (0, 1)
+
+
+async def test_a_lost_answer_to_complete_costs_an_encrypted_object_nothing() -> None:
+    """In one life: the upload is gone, the object is there, and is read to the end."""
+    rig, store = await made_rig(kind=EncryptingStore)
+    faults = Faults()
+    faults.lose_answer("complete_upload")
+    rig.objects = FaultyStore(store, faults)
+    await finish(rig, store)
+    assert (faults.fired, store.sent_again, len({key for key, _ in store.sent})) == (1, 0, 1)
+
+
+async def test_an_encrypted_object_that_was_completed_is_not_compared_with_what_is_pushed_again() -> None:
+    """Part by part, that is: its ETags are no MD5s. As a whole it is."""
+    rig, store = await made_rig(push_only=True, kind=EncryptingStore)
+    left = await sealed(rig, on="put", push_only=True)
+    await rewritten(rig, left, parts=left.parts[:1])
+    async with rig.engine("two", push_only=True) as engine:
+        topic = await offloader_of(engine)
+        topic.offer(EntryBatch(7, 0, payloads(300)))
+        await until_offloaded(topic, Position(7, 299))
+    assert [payload for _, payload in await rig.committed()] == payloads(300)
+    assert (store.sent_again, len({key for key, _ in store.sent})) == (0, 1)
 
 
 async def test_a_push_only_topic_is_pushed_again_and_its_parts_are_kept() -> None:
