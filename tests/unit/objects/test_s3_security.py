@@ -82,7 +82,7 @@ async def test_an_etag_of_what_is_encrypted_with_a_key_tells_nothing(said: dict[
 
     async def told(connection: Connection) -> None:
         when = "Sun, 22 Nov 2026 21:00:00 GMT"
-        connection.answer("200 OK", ETag='"0123456789abcdef0123456789abcdef"', Last_Modified=when, **said)
+        connection.answer("200 OK", b"", ETag='"0123456789abcdef0123456789abcdef"', Last_Modified=when, **said)
 
     server = FaultyServer(told)
     async with store_at(server) as store:
