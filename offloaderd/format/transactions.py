@@ -23,8 +23,6 @@ from offloaderd.format import broker_entry
 from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from offloaderd.model import Position
 
 TXN_COMMIT: Final = 21
@@ -144,10 +142,6 @@ class TransactionLog:
             return TransactionState.ABORTED
         opened = self._open.get(transaction)
         return TransactionState.OPEN if opened is not None and opened <= position else TransactionState.COMMITTED
-
-    def open_positions(self) -> Iterator[OpenTransaction]:
-        """Yield all open transactions, in the order in which they begin."""
-        yield from (OpenTransaction(*one) for one in self._open.items())
 
     def forget(self, before: Position) -> None:
         """Forget aborts whose markers lie before a position up to which all was told, but for the newest ones."""

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
-from offloaderd.errors import CorruptData, NotFound, Throttled
-from offloaderd.format.transactions import TransactionLog, TransactionState, mention_of
+from offloaderd.errors import CorruptData, NotFound
+from offloaderd.format.transactions import TransactionState
 from offloaderd.model import Position
 from offloaderd.read.errors import OutOfRange
+from offloaderd.read.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -26,15 +27,12 @@ if TYPE_CHECKING:
     from offloaderd.format.transactions import OpenTransaction, TransactionId
     from offloaderd.metadata.committed import LedgerSlice
     from offloaderd.model import TopicName
-    from offloaderd.read.plan import Tier, TopicView
+    from offloaderd.read.plan import TopicView
     from offloaderd.read.reader import TopicReader
 
 LOOK_BACK_BYTES = 64 * 1024 * 1024
 ENTRY_BYTES = 1024
 """How long entries are taken to be of which nobody has counted the bytes."""
-
-TRANSACTIONS_MAX = 1_000_000
-"""Transactions that one read remembers, some 200 bytes each."""
 
 log = structlog.get_logger(__name__)
 
@@ -47,15 +45,13 @@ class ConsumerView:
     """
 
     def __init__(self, reader: TopicReader, topic: TopicName, *, follow: bool, everything: bool) -> None:
-        self.log = TransactionLog()
         self.held: OpenTransaction | None = None
         self._reader = reader
         self._topic = topic
         self._waits = follow and not everything
         self._everything = everything
         self._blind = False
-        self._upto: Position | None = None
-        self._ahead: AsyncGenerator[tuple[Entries, Tier], None] | None = None
+        self._outcomes = Outcomes(self._behind)
 
     async def __aenter__(self) -> Self:
         """Be ready."""
@@ -65,91 +61,54 @@ class ConsumerView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop reading ahead."""
-        await self._stop_ahead()
+        await self._outcomes.close()
 
     async def told(self, batch: Entries) -> AsyncGenerator[Entries, None]:
         """Yield a batch in the parts whose outcome is known, each once it is; stops before what is `held`.
 
         Raises what reading ahead raises, and Throttled when there are too many transactions.
         """
-        if self._upto is None:
+        if not self._outcomes.begun:
             await self._look_back(batch.first)
-        if self._take(batch):
-            await self._stop_ahead()
+        await self._outcomes.take(batch)
         if self._everything:
-            await self._know(batch)
+            try:
+                await self._outcomes.know(batch.last)
+            except (NotFound, CorruptData):
+                self._blind = True
             yield batch
         else:
             async with aclosing(self._visible(batch)) as parts:
                 async for part in parts:
                     yield part
-        self.log.forget(batch.first)
-
-    async def _know(self, batch: Entries) -> None:
-        """Look ahead until the transactions of a batch have an outcome, or there is no further entry."""
-
-        def unknown() -> bool:
-            return any(one.position <= batch.last for one in self.log.open_positions())
-
-        try:
-            while unknown() and await self._look_ahead():
-                pass
-        except (NotFound, CorruptData):
-            self._blind = True
+        self._outcomes.log.forget(batch.first)
 
     def state(self, position: Position, transaction: TransactionId) -> TransactionState:
         """Return the state of a message in what was `told`."""
-        found = self.log.state(position, transaction)
+        found = self._outcomes.log.state(position, transaction)
         return TransactionState.UNKNOWN if self._blind and found is TransactionState.OPEN else found
 
     async def _visible(self, batch: Entries) -> AsyncGenerator[Entries, None]:
         """Yield what consumers may be given of a batch, as far as they may."""
         rest = batch
-        while (opened := self.log.first_open()) is not None and opened.position <= rest.last:
+        while (opened := self._outcomes.log.first_open()) is not None and opened.position <= rest.last:
             if opened.position > rest.first:
                 at = opened.position.entry_id
                 yield rest.between(rest.first_entry_id, at - 1)
                 rest = rest.between(at, rest.last_entry_id)
-            elif not await self._look_ahead():
+            elif not await self._outcomes.look_ahead():
                 self.held = opened
                 return
         yield rest
 
-    def _take(self, batch: Entries) -> bool:
-        """Take what was not taken yet; says whether there was something. Raises Throttled."""
-        if self._upto is not None and batch.last <= self._upto:
-            return False
-        for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
-            if (mention := mention_of(payload)) is not None:
-                position = Position(batch.ledger_id, entry_id)
-                if self._upto is None or position > self._upto:
-                    self.log.take(position, mention)
-        self._upto = batch.last
-        if len(self.log) > TRANSACTIONS_MAX:
-            raise Throttled(
-                f"{self._topic} has more than {TRANSACTIONS_MAX} open or aborted transactions up to {self._upto}",
-                hint="read a range that begins later",
-            )
-        return True
-
-    async def _look_ahead(self) -> bool:
-        """Take the next entries behind all that were taken; says whether there were some."""
-        if self._ahead is None and self._upto is not None:
-            behind = Position(self._upto.ledger_id, self._upto.entry_id + 1)
-            self._ahead = self._reader.read(self._topic, first=behind, follow=self._waits)
+    async def _behind(self, first: Position) -> AsyncGenerator[Entries, None]:
+        """Yield the topic's entries from a position on; none when it is beyond the newest."""
         try:
-            while self._ahead is not None:
-                batch, _ = await anext(self._ahead)
-                if self._take(batch):
-                    return True
-        except (StopAsyncIteration, OutOfRange):
-            await self._stop_ahead()
-        return False
-
-    async def _stop_ahead(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            await ahead.aclose()
+            async with aclosing(self._reader.read(self._topic, first=first, follow=self._waits)) as batches:
+                async for batch, _ in batches:
+                    yield batch
+        except OutOfRange:
+            return
 
     async def _look_back(self, first: Position) -> None:
         """Take the entries before the first one of the read. What cannot be read of them leaves no transaction open."""
@@ -162,12 +121,12 @@ class ConsumerView:
                     if batch.first >= first:
                         break
                     before = batch.last_entry_id if batch.ledger_id != first.ledger_id else first.entry_id - 1
-                    self._take(batch.between(batch.first_entry_id, before))
+                    await self._outcomes.take(batch.between(batch.first_entry_id, before))
                     if batch.last >= first:
                         break
         except (NotFound, CorruptData) as error:
             log.warning("read.transactions_before_unknown", topic=str(self._topic), first=str(first), error=str(error))
-            self.log = TransactionLog()
+            self._outcomes.forget()
 
 
 def look_back_from(view: TopicView, first: Position, bytes_max: int = LOOK_BACK_BYTES) -> Position | None:

@@ -22,6 +22,7 @@ from pyspark.sql import Observation, functions
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from offloaderd.errors import OffloaderError
+from offloaderd.format.transactions import Transactions
 from offloaderd.spark.export_folder import ExportFolder
 from offloaderd.spark.export_iceberg import opened as open_table
 from offloaderd.spark.source import FORMAT, register
@@ -109,6 +110,7 @@ def _source(options: SourceOptions) -> dict[str, str]:
         "cluster": options.settings.daemon.cluster,
         "topic": options.topic.text,
         "rows": "messages" if options.messages else "entries",
+        **({"transactions": "all"} if options.transactions is Transactions.ALL else {}),
         **({"value": options.columns["value"].dataType.simpleString()} if options.values else {}),
     }
 

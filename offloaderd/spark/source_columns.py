@@ -72,6 +72,7 @@ MESSAGE_COLUMNS: dict[str, DataType] = {
     "num_chunks": IntegerType(),
     "chunk_uuid": StringType(),
 }
+TRANSACTION_COLUMNS: dict[str, DataType] = {"transaction_id": StringType(), "transaction_state": StringType()}
 SKIP_COLUMNS: dict[str, DataType] = {"skipped": LongType()}
 REASON: dict[str, DataType] = {"reason": StringType()}
 MALFORMED = "malformed"
@@ -82,9 +83,12 @@ class BrokenValue(OffloaderError):
     """A value of the query does not fit the schema that was given; the message names its position."""
 
 
-def full_schema(*, messages: bool, skips: bool, values: ValueSchema | None = None) -> StructType:
+def full_schema(
+    *, messages: bool, skips: bool, values: ValueSchema | None = None, transactions: bool = False
+) -> StructType:
     """Return all columns that a query with these options can have. Raises InvalidInput for a schema Spark has not."""
-    columns = ENTRY_COLUMNS | (MESSAGE_COLUMNS if messages else {}) | (SKIP_COLUMNS if skips else {})
+    columns = ENTRY_COLUMNS | (MESSAGE_COLUMNS if messages else {}) | (TRANSACTION_COLUMNS if transactions else {})
+    columns |= SKIP_COLUMNS if skips else {}
     columns |= REASON if messages or skips else {}
     columns |= {"value": kind_of(values.newest).spark} if values is not None else {}
     return StructType([StructField(name, kind) for name, kind in columns.items()])
@@ -173,6 +177,8 @@ class Columns:
             "chunk_id": lambda: [one.chunk.index if one.chunk else None for one in messages],
             "num_chunks": lambda: [one.chunk.count if one.chunk else None for one in messages],
             "chunk_uuid": lambda: [one.chunk.message if one.chunk else None for one in messages],
+            "transaction_id": lambda: [str(one.transaction) if one.transaction else None for one in messages],
+            "transaction_state": lambda: [row.transaction_state for row in rows],
             "reason": lambda: [one.reason or None for one in messages],
         }
         if self._decoder is not None:

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format.entry_time import time_of
 from offloaderd.format.pulsar_message import CONTENT_BYTES_MAX, Joiner, Message, MessageState, decode_entry
+from offloaderd.format.transactions import Transactions, TransactionState
 from offloaderd.model import Position
 from offloaderd.spark.source_extents import extents_of
 from offloaderd.spark.source_share import BrokenSegment, broken
+from offloaderd.spark.source_transactions import OutcomeUnknown, PieceOutcomes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -39,34 +41,64 @@ LOOK_BACK_BYTES = 128 * 1024 * 1024
 
 
 class Row(NamedTuple):
-    """A message, the entry if it is the first one of it, and the entry's time in milliseconds."""
+    """A message, the entry if it is the first one of it, the entry's time in milliseconds, the transaction's state."""
 
     message: Message
     payload: bytes | None
     time_ms: int | None
+    transaction_state: TransactionState | None = None
 
 
 class Messages:
-    """Unpacks the entries of one share, given in their order."""
+    """Unpacks the entries of one share, given in their order. Close it when done with it.
 
-    def __init__(self, reader: SegmentReader, *, skips: bool) -> None:
+    Of messages in transactions and of markers it gives what a consumer is given, or all of them. `step`: an open
+    transaction is no reason to leave a message out, since nobody comes back for it.
+    """
+
+    def __init__(
+        self,
+        reader: SegmentReader,
+        *,
+        skips: bool,
+        transactions: Transactions = Transactions.COMMITTED,
+        step: bool = False,
+    ) -> None:
         self._reader = reader
         self._skips = skips
+        self._everything = transactions is Transactions.ALL
+        self._step = step
         self._joiner = Joiner()
+        self._outcomes = PieceOutcomes(reader)
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        await self._outcomes.close()
 
     async def rows(
         self, piece: Piece, batch: EntryBatch, kept: Sequence[bool] | None
     ) -> AsyncGenerator[list[Row], None]:
         """Yield the rows of a batch's entries, of those alone that are `kept`.
 
-        Raises BrokenSegment when chunks are looked for and cannot be read, unless it `skips`; what the store raises.
+        Raises BrokenSegment when chunks or markers are looked for and cannot be read, and OutcomeUnknown, unless it
+        `skips`; what the store raises.
         """
         rows: list[Row] = []
         size = 0
+        await self._outcomes.take(piece, batch)
         for at, payload in enumerate(batch.payloads):
             position = Position(batch.ledger_id, batch.first_entry_id + at)
             messages = decode_entry(position, payload)
             wanted = kept is None or kept[at]
+            state = None
+            if wanted:
+                try:
+                    state = await self._state(piece, messages[0])
+                except (OutcomeUnknown, BrokenSegment) as error:
+                    if not self._skips or isinstance(error.__cause__, BucketMissing):
+                        raise
+                    messages = [Message(position=position, state=MessageState.RAW, data=payload, reason=error.message)]
+                wanted = self._is_given(messages[0], state)
             chunk = messages[0].chunk
             if chunk is not None and messages[0].state is MessageState.CHUNK:
                 messages = [await self._joined(piece, messages[0], chunk, wanted=wanted)]
@@ -75,7 +107,7 @@ class Messages:
             time_ms = time_of(payload).time_ms
             whole: bytes | None = payload
             for message in messages:
-                rows.append(Row(message, whole, time_ms))
+                rows.append(Row(message, whole, time_ms, state))
                 size += len(message.data) + len(whole or b"")
                 whole = None
                 if len(rows) >= ROWS_MAX or size >= BYTES_MAX:
@@ -83,6 +115,32 @@ class Messages:
                     rows, size = [], 0
         if rows:
             yield rows
+
+    def _is_given(self, first: Message, state: TransactionState | None) -> bool:
+        """Say whether there are rows of an entry, by its first message and what became of its transaction."""
+        return self._everything or (
+            first.state is not MessageState.MARKER and state in {None, TransactionState.COMMITTED}
+        )
+
+    async def _state(self, piece: Piece, first: Message) -> TransactionState | None:
+        """Return what became of an entry's transaction. Raises OutcomeUnknown, BrokenSegment for one that matters."""
+        if first.transaction is None:
+            return None
+        try:
+            found = await self._outcomes.state(first.position, first.transaction)
+        except BrokenSegment as error:
+            if not self._everything or isinstance(error.__cause__, BucketMissing):
+                raise
+            found = TransactionState.UNKNOWN
+        if self._everything or first.state is MessageState.MARKER:
+            return found
+        if found is TransactionState.UNKNOWN or (found is TransactionState.OPEN and self._step):
+            raise OutcomeUnknown(
+                f"{piece.topic}, message {first.position}: whether its transaction {first.transaction} was committed "
+                f"is not said up to {(piece.after or (piece.segment,))[-1].end}",
+                hint="run the query again when the transaction is over, or read all messages with transactions=all",
+            )
+        return found
 
     async def _joined(self, piece: Piece, last: Message, chunk: Chunk, *, wanted: bool) -> Message:
         """Return the message that a chunk completes, or the chunk."""

@@ -18,6 +18,7 @@ from offloaderd.spark.source_extents import segment_reader
 from offloaderd.spark.source_plan import shares
 from offloaderd.spark.source_share import Hole
 from offloaderd.spark.source_snapshot import Snapshot
+from offloaderd.spark.source_transactions import with_held
 from offloaderd.stores import bucket_store
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ Offset = dict[str, str]
 
 
 async def look(options: SourceOptions) -> list[Snapshot]:
-    """Take a snapshot of all topics."""
-    async with bucket_store(options.settings, SystemClock()) as objects:
-        return await source_snapshot.take(options, objects)
+    """Take a snapshot of all topics, each up to where consumers are given something."""
+    async with bucket_store(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
+        found = await source_snapshot.take(options, objects)
+        return await with_held(found, reader) if options.holds_back else found
 
 
 async def plan_step(options: SourceOptions, start: Offset, end: Offset) -> list[Share]:
@@ -97,11 +99,7 @@ def following(at: Position) -> Position | None:
 
 def before(snapshot: Snapshot, begin: Position) -> Position:
     """Return the position before `begin`: in its ledger, at the end of an earlier one, or of what was deleted."""
-    if begin.entry_id:
-        return Position(begin.ledger_id, begin.entry_id - 1)
-    slices = (part for segment in snapshot.map.segments for part in segment.slices)
-    ends = [part.range.end for part in slices if part.ledger_id < begin.ledger_id]
-    return max(ends, default=snapshot.map.floor or NOTHING)
+    return snapshot.before(begin) or NOTHING
 
 
 def reach(snapshot: Snapshot, start: Position, target: Position | None, room: int | None) -> tuple[Position, int]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from offloaderd.config import check
 from offloaderd.config.units import parse_bytes
 from offloaderd.errors import InvalidConfig, InvalidInput
+from offloaderd.format.transactions import Transactions
 from offloaderd.model import Position, TopicName
 from offloaderd.patterns import TopicPattern
 from offloaderd.spark.source_columns import checked_schema, full_schema
@@ -74,6 +75,7 @@ class SourceOptions:
     topic: TopicPattern
     wanted: Wanted = field(default_factory=Wanted)
     messages: bool = False
+    transactions: Transactions = Transactions.COMMITTED
     values: ValueSchema | None = None
     mode: Mode = Mode.FAIL
     metadata: Metadata = Metadata.ZOOKEEPER
@@ -90,10 +92,19 @@ class SourceOptions:
     @property
     def columns(self) -> StructType:
         """All columns that a query can have."""
-        return full_schema(messages=self.messages, skips=self.skips, values=self.values)
+        everything = self.transactions is Transactions.ALL
+        return full_schema(messages=self.messages, skips=self.skips, values=self.values, transactions=everything)
 
-    def task(self, schema: StructType) -> Task:
-        """Return what tasks are told, for the columns that a query gave. Raises InvalidConfig for others."""
+    @property
+    def holds_back(self) -> bool:
+        """Whether a query ends where consumers are given nothing yet; the range of a step was chosen so."""
+        return self.messages and self.transactions is Transactions.COMMITTED and self.step is None
+
+    def task(self, schema: StructType, *, step: bool = False) -> Task:
+        """Return what tasks are told, for the columns that a query gave. Raises InvalidConfig for others.
+
+        `step`: the query is a stream, of which each part is read once.
+        """
         objects = self.settings.objects
         return Task(
             place=objects.directory if objects.kind == "filesystem" else s3_options(self.settings),
@@ -101,6 +112,8 @@ class SourceOptions:
             messages=self.messages,
             skips=self.skips,
             values=self.values,
+            transactions=self.transactions,
+            step=step or self.step is not None,
         )
 
 
@@ -108,6 +121,7 @@ HELP: dict[str, str] = {
     "topic": "a topic, or a pattern: TENANT/NAMESPACE/TOPIC, TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION",
     "path": "the same, as load() gives it",
     "messages": "true: a row for each message instead of each entry",
+    "transactions": "with messages=true: committed, what consumers are given; or all, with what became of each",
     "schema": "with messages=true: what values are: an Avro schema, what `pulsar-admin schemas get` says, or a file",
     "encoding": "avro or json: how values are written, where the schema does not say it",
     "start": "LEDGER:ENTRY, the first entry; for a stream also earliest or latest",
@@ -158,6 +172,9 @@ class _Reading:
             self._mistakes.append("start_time, end_time: the range is empty or reversed")
         messages = self._value("messages", truth)
         values = self._schema(messages=bool(messages))
+        transactions = self._word("transactions", Transactions, Transactions.COMMITTED)
+        if "transactions" in self._own and not messages:
+            self._mistakes.append("transactions: only with messages=true, entries are given whatever they are in")
         step = self._value("offsets", offsets)
         partition_bytes, trigger_bytes = self._size("partition_bytes"), self._size("max_bytes_per_trigger")
         if self._mistakes or settings is None or topic is None:
@@ -167,6 +184,7 @@ class _Reading:
             topic=topic,
             wanted=Wanted(first=first, last=last, since_ms=since, until_ms=until),
             messages=bool(messages),
+            transactions=transactions,
             values=values,
             mode=mode,
             metadata=metadata,

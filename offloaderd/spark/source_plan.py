@@ -20,6 +20,7 @@ from offloaderd.spark.source_extents import extents_of, segment_reader
 from offloaderd.spark.source_messages import LOOK_BACK_BYTES
 from offloaderd.spark.source_share import Missing, Piece
 from offloaderd.spark.source_snapshot import holes_within
+from offloaderd.spark.source_transactions import with_held
 from offloaderd.stores import bucket_store
 
 if TYPE_CHECKING:
@@ -39,11 +40,16 @@ TABLES_MAX = 1024
 LOOK_BACK_SEGMENTS = 100
 """How many segments before its own a task may look into for the chunks of a message."""
 
+LOOK_AHEAD_BYTES = 1024 * 1024 * 1024
+LOOK_AHEAD_SEGMENTS = 100
+"""How much of a topic behind its own segment, and how many segments, a task may look into for a transaction's end."""
+
 
 async def plan(options: SourceOptions, wanted: Wanted) -> list[Share]:
     """Take a snapshot and share out what a query wants of it. Raises NotFound, and as `shares` does."""
     async with bucket_store(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
-        return await shares(await source_snapshot.take(options, objects), options, wanted, reader)
+        found = await source_snapshot.take(options, objects)
+        return await shares(await with_held(found, reader) if options.holds_back else found, options, wanted, reader)
 
 
 async def shares(
@@ -67,9 +73,14 @@ async def shares(
         here = replace(wanted, first=first, last=last)
         if places is None and len(snapshots) == 1:  # of several topics each has its own positions
             _check_range(snapshot, here)
+        if snapshot.held is not None:
+            before = snapshot.before(snapshot.held)
+            if before is None or (first is not None and before < first):
+                continue
+            here = replace(here, last=before if last is None else min(last, before))
         rows += _missing(snapshot, here, skips=options.skips)
         pieces = await _pieces(snapshot, here, reader)
-        rows += with_segments_before(pieces, snapshot.map.segments) if options.messages else pieces
+        rows += with_neighbours(pieces, snapshot.map.segments) if options.messages else pieces
     return shared_out(rows, options.partition_bytes)
 
 
@@ -117,8 +128,8 @@ async def _pieces(snapshot: Snapshot, wanted: Wanted, reader: SegmentReader) -> 
     return pieces
 
 
-def with_segments_before(pieces: Sequence[Piece], segments: Sequence[CommittedSegment]) -> list[Piece]:
-    """Return the pieces, each with the segments before it in which chunks of its messages are looked for."""
+def with_neighbours(pieces: Sequence[Piece], segments: Sequence[CommittedSegment]) -> list[Piece]:
+    """Return the pieces, each with the segments in which chunks of its messages, and outcomes, are looked for."""
     numbers = {one.segment_id: number for number, one in enumerate(segments)}
     found = []
     for piece in pieces:
@@ -127,7 +138,12 @@ def with_segments_before(pieces: Sequence[Piece], segments: Sequence[CommittedSe
         while first and room > 0 and number - first < LOOK_BACK_SEGMENTS:
             first -= 1
             room -= segments[first].object_bytes
-        found.append(replace(piece, before=tuple(segments[first:number])))
+        end, room = number + 1, LOOK_AHEAD_BYTES
+        while end < len(segments) and room > 0 and end - number <= LOOK_AHEAD_SEGMENTS:
+            room -= segments[end].object_bytes
+            end += 1
+        before, after = tuple(segments[first:number]), tuple(segments[number + 1 : end])
+        found.append(replace(piece, before=before, after=after, reaches_end=end == len(segments)))
     return found
 
 

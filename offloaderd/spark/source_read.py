@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -76,27 +76,31 @@ async def record_batches(
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the rows of a share, in order.
 
-    Raises BrokenSegment and BrokenValue unless the task `skips`, and what the store raises.
+    Raises BrokenSegment, BrokenValue and OutcomeUnknown unless the task `skips`, and what the store raises.
     """
-    messages = Messages(reader, skips=task.skips) if task.messages else None
-    for one in share:
-        if isinstance(one, Missing):
-            hole = one.hole
-            first = Position(hole.after.ledger_id, hole.after.entry_id + 1)
-            yield columns.skipped(one.topic, Skip(first, hole.entries, hole.reason))
-            continue
-        here = replace(wanted, first=one.first, last=one.last)
-        async with aclosing(_entries(reader, one, here, skips=task.skips)) as found:
-            async for batch in found:
-                if isinstance(batch, Skip):
-                    yield columns.skipped(one.topic, batch)
-                elif messages is None:
-                    if made := columns.entries(one.topic, batch, wanted.in_time(batch)):
-                        yield made
-                else:
-                    async with aclosing(messages.rows(one, batch, wanted.in_time(batch))) as unpacked:
-                        async for rows in unpacked:
-                            yield columns.messages(one.topic, batch.ledger_id, rows)
+    async with AsyncExitStack() as stack:
+        messages = None
+        if task.messages:
+            messages = Messages(reader, skips=task.skips, transactions=task.transactions, step=task.step)
+            stack.push_async_callback(messages.close)
+        for one in share:
+            if isinstance(one, Missing):
+                hole = one.hole
+                first = Position(hole.after.ledger_id, hole.after.entry_id + 1)
+                yield columns.skipped(one.topic, Skip(first, hole.entries, hole.reason))
+                continue
+            here = replace(wanted, first=one.first, last=one.last)
+            async with aclosing(_entries(reader, one, here, skips=task.skips)) as found:
+                async for batch in found:
+                    if isinstance(batch, Skip):
+                        yield columns.skipped(one.topic, batch)
+                    elif messages is None:
+                        if made := columns.entries(one.topic, batch, wanted.in_time(batch)):
+                            yield made
+                    else:
+                        async with aclosing(messages.rows(one, batch, wanted.in_time(batch))) as unpacked:
+                            async for rows in unpacked:
+                                yield columns.messages(one.topic, batch.ledger_id, rows)
 
 
 async def _entries(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound, OffloaderError
+from offloaderd.format.transactions import Transactions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -35,7 +36,8 @@ class Piece:
     """The blocks of a segment that begin at `first_byte` or behind, and before `end_byte`. `leads`: it is the first.
 
     Of their entries those from `first` to `last`, both inclusive; None for no bound. `before` are segments in front of
-    this one, in which the first chunks of a message may lie.
+    this one, in which the first chunks of a message may lie, `after` those behind it, in which the outcome of a
+    transaction may lie; `reaches_end`: behind them there is no other.
     """
 
     topic: TopicName
@@ -46,6 +48,8 @@ class Piece:
     first: Position | None = None
     last: Position | None = None
     before: tuple[CommittedSegment, ...] = ()
+    after: tuple[CommittedSegment, ...] = ()
+    reaches_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +65,18 @@ Share = tuple[Piece | Missing, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """How to read shares: the bucket, or the directory of a filesystem store, and what the rows are to be."""
+    """How to read shares: the bucket, or the directory of a filesystem store, and what the rows are to be.
+
+    `step`: what is left out now, nobody comes back for.
+    """
 
     place: S3Options | str
     schema: StructType
     messages: bool
     skips: bool
     values: ValueSchema | None = None
+    transactions: Transactions = Transactions.COMMITTED
+    step: bool = False
 
 
 class BrokenSegment(OffloaderError):

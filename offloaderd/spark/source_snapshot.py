@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One topic: its map, and the holes in it by position."""
+    """One topic: its map, the holes in it by position, and from where on consumers are given nothing yet."""
 
     map: TopicMap
     holes: tuple[Hole, ...] = ()
+    held: Position | None = None
 
     @property
     def topic(self) -> TopicName:
@@ -46,12 +47,23 @@ class Snapshot:
 
     @property
     def end(self) -> Position | None:
-        """The last entry before which nothing is still to come: the newest, or the last before unfinished history."""
+        """The last entry before which nothing is still to come: the newest, or the last before unfinished history.
+
+        Nor lies it behind what consumers are given; None when that is nothing.
+        """
         plan = self.map.unfinished
-        if plan is None:
-            return self.map.offloaded
-        known = (self.map.history_end, self.map.floor)
-        return max((one for one in known if one is not None), default=None)
+        known = (self.map.history_end, self.map.floor) if plan is not None else (self.map.offloaded,)
+        end = max((one for one in known if one is not None), default=None)
+        if self.held is None or end is None:
+            return end
+        return min(end, before) if (before := self.before(self.held)) is not None else None
+
+    def before(self, begin: Position) -> Position | None:
+        """Return the position before one: in its ledger, at the end of an earlier one, or of what was deleted."""
+        if begin.entry_id:
+            return Position(begin.ledger_id, begin.entry_id - 1)
+        slices = (part for segment in self.map.segments for part in segment.slices)
+        return max((part.range.end for part in slices if part.ledger_id < begin.ledger_id), default=self.map.floor)
 
 
 async def take(options: SourceOptions, objects: ObjectReader) -> list[Snapshot]:

@@ -33,7 +33,7 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._task = options.task(schema)
+        self._task = options.task(schema, step=True)
         self._target: Offset | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.daemon.verify import LEVELS
 from offloaderd.cli.program import OK
 from offloaderd.config.units import parse_bytes
+from offloaderd.format.transactions import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +55,7 @@ class ExportWish(TypedDict):
     table: str | None
     catalog: str | None
     messages: bool
+    transactions: str | None
     schema: str | None
     encoding: str | None
     skip: bool
@@ -88,6 +90,11 @@ def spark() -> None:
 @click.option("--table", metavar="NAME", help=f"With iceberg: the table in the folder. [default: {TABLE}]")
 @click.option("--catalog", metavar="NAME", help="With iceberg: a catalogue of pyiceberg's, in which TARGET is a table.")
 @click.option("--messages", is_flag=True, help="A row for each message instead of each entry.")
+@click.option(
+    "--transactions",
+    type=click.Choice([kind.value for kind in Transactions]),
+    help="With --messages: those that a consumer is given, or all, with what became of each. [default: committed]",
+)
 @click.option("--schema", metavar="FILE", help="With --messages: what values are, in Avro or as Pulsar says.")
 @click.option(
     "--encoding", type=click.Choice(("avro", "json")), help="How values are written, if FILE does not say it."
@@ -134,7 +141,7 @@ def export(
     options = {"topic": topic, "metadata": wish["metadata"], "messages": str(wish["messages"])}
     options["mode"] = "skip" if wish["skip"] else "fail"
     options |= {"config": str(config)} if config else {}
-    options |= {name: value for name in ("schema", "encoding") if (value := wish[name]) is not None}
+    options |= {name: value for name in ("transactions", "schema", "encoding") if (value := wish[name]) is not None}
     place = _place(target, wish)
     with spark_session("offloaderd export", master=master) as session:
         if wish["dry_run"]:

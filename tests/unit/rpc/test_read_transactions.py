@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offloaderd.errors import NotFound, Throttled
-from offloaderd.format.transactions import TransactionId
 from offloaderd.model import EntryBatch, Loss, Position
-from offloaderd.read import consumer
+from offloaderd.read import outcomes
 from offloaderd.read.consumer import look_back_from
 from offloaderd.read.errors import EntriesLost
 from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.v1 import read_pb2
 from tests.unit.format.test_pulsar_message import batch, chunks_of, entry
 from tests.unit.read.build import TOPIC, Piece, make_house, put_segment, turns
-from tests.unit.transactional import abort, commit, sent
+from tests.unit.transactional import IDS, OPS, Op, abort, commit, consumed, cut_at, place, sent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -32,59 +30,6 @@ ALL = read_pb2.TRANSACTIONS_ALL
 COMMITTED, ABORTED, OPEN, UNKNOWN = (
     read_pb2.TransactionState.Value(f"TRANSACTION_STATE_{name}") for name in ("COMMITTED", "ABORTED", "OPEN", "UNKNOWN")
 )
-IDS = [TransactionId(1, number) for number in range(4)]
-
-
-class Op(NamedTuple):
-    """One entry: of a transaction, or none."""
-
-    kind: str
-    number: int = 0
-
-    def payload(self, at: int) -> bytes:
-        """Return the entry; its content is its place."""
-        content, transaction = str(at).encode(), IDS[self.number]
-        match self.kind:
-            case "sent":
-                return sent(transaction, content)
-            case "commit":
-                return commit(transaction)
-            case "abort":
-                return abort(transaction)
-            case "replication":
-                return entry(b"", marker_type=12)
-            case _:
-                return entry(content)
-
-
-def consumed(ops: Sequence[Op]) -> tuple[list[int], int | None]:
-    """Return which entries a consumer is given, and before which one it waits; looked up for each by itself."""
-
-    def outcome(at: int) -> str | None:
-        number = ops[at].number
-        if Op("abort", number) in ops[:at]:
-            return "abort"
-        return next((op.kind for op in ops[at:] if op.number == number and op.kind in {"commit", "abort"}), None)
-
-    open_at = [at for at, op in enumerate(ops) if op.kind == "sent" and outcome(at) is None]
-    end = min(open_at, default=len(ops))
-    given_out = [
-        at for at, op in enumerate(ops[:end]) if op.kind == "plain" or (op.kind == "sent" and outcome(at) == "commit")
-    ]
-    return given_out, end if open_at else None
-
-
-def sensible(ops: list[Op]) -> list[Op]:
-    """Leave out what no coordinator does: anything of a transaction behind its commit, and a second marker."""
-    found: list[Op] = []
-    for op in ops:
-        ended = {one.kind for one in found if one.number == op.number} & {"commit", "abort"}
-        if op.kind in {"commit", "abort"} and ended:
-            continue
-        if op.kind == "sent" and "commit" in ended:
-            continue
-        found.append(op)
-    return found
 
 
 async def topic_of(ledgers: Sequence[Sequence[bytes]], *, hot: int = 0) -> House:
@@ -117,22 +62,6 @@ async def read(house: House, **fields: object) -> tuple[list[read_pb2.Message], 
     return [message for answer in found for message in answer.messages], held[0] if held else None
 
 
-def place(at: int, ledgers: Sequence[Sequence[bytes]]) -> tuple[int, int]:
-    """Return the ledger and the entry of the topic's entry `at`."""
-    for ledger_id, payloads in enumerate(ledgers):
-        if at < len(payloads):
-            return ledger_id, at
-        at -= len(payloads)
-    raise IndexError(at)
-
-
-OPS = st.lists(
-    st.builds(Op, st.sampled_from(["plain", "sent", "sent", "commit", "abort", "replication"]), st.integers(0, 3)),
-    min_size=1,
-    max_size=14,
-).map(sensible)
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ops=OPS, cuts=st.sets(st.integers(1, 13), max_size=3), hot=st.integers(0, 2), data=st.data())
 def test_messages_are_those_that_a_consumer_is_given(
@@ -140,8 +69,7 @@ def test_messages_are_those_that_a_consumer_is_given(
 ) -> None:
     """Whatever is open, committed and aborted, wherever ledgers and segments end, and wherever the read begins."""
     payloads = [op.payload(at) for at, op in enumerate(ops)]
-    bounds = [0, *sorted(cut for cut in cuts if cut < len(ops)), len(ops)]
-    ledgers = [payloads[low:high] for low, high in pairwise(bounds)]
+    ledgers = cut_at(payloads, cuts)
     first = data.draw(st.integers(0, len(ops) - 1))
     last = data.draw(st.integers(first, len(ops) - 1))
 
@@ -285,7 +213,7 @@ async def test_nothing_before_a_gap_is_looked_at() -> None:
 
 async def test_transactions_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than a read remembers end it with the reason."""
-    monkeypatch.setattr(consumer, "TRANSACTIONS_MAX", 2)
+    monkeypatch.setattr(outcomes, "TRANSACTIONS_MAX", 2)
     house = await topic_of([[sent(one) for one in IDS]])
     async with house.reader:
         with pytest.raises(Throttled, match="more than 2 open or aborted"):
