@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,9 @@ from offloaderd.pages.site import StatusSite
 from offloaderd.rpc.gate import Authentication, Gate, Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pydantic import SecretStr
 
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
     from offloaderd.metrics import Metrics
 
 
-KEY_SETTINGS = ("token_secret_key", "token_public_key", "token_public_alg")
+KEY_SETTINGS = tuple(
+    f"{name}{age}" for name in ("token_secret_key", "token_public_key", "token_public_alg") for age in ("", "_previous")
+)
 
 
 class Guard:
@@ -33,8 +38,8 @@ class Guard:
         self._clock = clock
         self._metrics = metrics
         self.certificates = _certificates(settings)
-        self._token_key = _token_key(settings)
-        self.gate = Gate(metrics, clock, _limits(settings), _authentication(settings, self._token_key))
+        self._token_keys = _token_keys(settings)
+        self.gate = Gate(metrics, clock, _limits(settings), _authentication(settings, self._token_keys))
         self._show()
 
     def site(self, health: Health) -> StatusSite | None:
@@ -44,16 +49,16 @@ class Guard:
         return StatusSite(self.gate, health, private=private) if http.status_page else None
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
-        """Return what makes grants, limits and the token key of other settings hold; files are read at once.
+        """Return what makes grants, limits and the token keys of other settings hold; files are read at once.
 
         Raises InvalidConfig for a key that cannot be used.
         """
         same = all(getattr(settings.access, name) == getattr(self._settings.access, name) for name in KEY_SETTINGS)
-        token_key = self._token_key if same else _token_key(settings)
+        token_keys = self._token_keys if same else _token_keys(settings)
 
         def follow() -> None:
-            self._settings, self._token_key = settings, token_key
-            self.gate.follow(_limits(settings), _authentication(settings, token_key))
+            self._settings, self._token_keys = settings, token_keys
+            self.gate.follow(_limits(settings), _authentication(settings, token_keys))
             self._show()
 
         return follow
@@ -66,14 +71,14 @@ class Guard:
 
     def refresh(self) -> None:
         """Read what has changed."""
-        for watched in (self.certificates, self._token_key):
+        for watched in (self.certificates, *self._token_keys):
             if watched is not None:
                 watched.refresh()
         self._show()
 
     def _show(self) -> None:
         grpc, access = self._settings.grpc, self._settings.access
-        failing = [one.failing for one in (self.certificates, self._token_key) if one is not None]
+        failing = [one.failing for one in (self.certificates, *self._token_keys) if one is not None]
         self._metrics.tls_reload_failing.set(any(failing))
         expires_s = self.certificates.value.expires_s if self.certificates is not None else 0
         self._metrics.tls_expires_timestamp_seconds.set(expires_s)
@@ -89,14 +94,14 @@ class Guard:
             self._metrics.grpc_limit.labels(limit=limit).set(value)
 
 
-def _authentication(settings: Settings, key: Watched[TokenKey] | None) -> Authentication | None:
+def _authentication(settings: Settings, keys: Sequence[Watched[TokenKey]]) -> Authentication | None:
     access, certificates = settings.access, settings.tls.client_ca_file is not None
-    if not certificates and key is None:
+    if not certificates and not keys:
         return None
     return Authentication(
         rights=Rights(map(Grant.parse, access.grants)),
         certificates=certificates,
-        token_key=lambda: None if key is None else key.value,
+        token_keys=lambda: [key.value for key in keys],
         token_rules=TokenRules(
             claim=access.token_claim,
             audience_claim=access.token_audience_claim,
@@ -125,16 +130,22 @@ def _certificates(settings: Settings) -> Watched[Certificates] | None:
     return Watched(files.all, lambda: load_certificates(files))
 
 
-def _token_key(settings: Settings) -> Watched[TokenKey] | None:
+def _token_keys(settings: Settings) -> tuple[Watched[TokenKey], ...]:
+    """Return the keys that tokens may be signed with, the present one first. Raises InvalidConfig."""
+    return tuple(_each_key(settings))
+
+
+def _each_key(settings: Settings) -> Iterator[Watched[TokenKey]]:
     access = settings.access
-    load: Callable[[], TokenKey]
-    if access.token_secret_key is not None:
-        given = access.token_secret_key.get_secret_value()
-        load = lambda: secret_key(given, "access.token_secret_key")  # noqa: E731 - a name for one of two
-    elif access.token_public_key is not None:
-        given, algorithm = access.token_public_key.get_secret_value(), access.token_public_alg
-        load = lambda: public_key(given, algorithm, "access.token_public_key")  # noqa: E731
-    else:
-        return None
-    path = path_of_key(given)
-    return Watched([path] if path is not None else [], load)
+    algorithm = access.token_public_alg
+    for age, used in (("", algorithm), ("_previous", access.token_public_alg_previous or algorithm)):
+        for name in ("token_secret_key", "token_public_key"):
+            given: SecretStr | None = getattr(access, name + age)
+            if given is None:
+                continue
+            text, setting = given.get_secret_value(), f"access.{name}{age}"
+            load = partial(secret_key, text, setting)
+            if name == "token_public_key":
+                load = partial(public_key, text, used, setting)
+            path = path_of_key(text)
+            yield Watched([path] if path is not None else [], load)

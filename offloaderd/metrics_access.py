@@ -35,6 +35,12 @@ class AccessMetrics(Families):
             "or slow (a limit was reached). unauthenticated that rises: somebody tries, or a token has expired.",
             reason=REFUSALS,
         )
+        self.grpc_tokens = self._counter(
+            "offloaderd_grpc_tokens_total",
+            "Calls that were let in by a token, by the key that signed it: present, or previous (access.token_..."
+            "_previous). When previous stands still, the old key can go.",
+            key=("present", "previous"),
+        )
         self.grpc_limit = self._gauge(
             "offloaderd_grpc_limit",
             "The limits of the API, from the settings; 0: no limit. Seconds, bytes or numbers, as the label says.",

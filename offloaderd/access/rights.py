@@ -1,9 +1,10 @@
 """What callers may do: a role for topics, given to an identity by the configuration.
 
-A grant is written `ROLE IDENTITY WHERE`: the role is read, offload or admin; the identity is the name in a certificate
-or token; WHERE is a topic, TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION, or * for everything, which alone includes the
-daemon itself. admin includes the other two; read and offload do not include each other, so that a broker which pushes
-entries cannot read any. Pure: nothing here asks anybody.
+A grant is written `ROLE IDENTITY WHERE`: the role is read, offload or admin; the identity is `cert:NAME` (the common
+name of a certificate), `uri:NAME` or `dns:NAME` (its alternative names; a SPIFFE id is a URI), `token:NAME`, or the
+bare name, which means common names and tokens alike; WHERE is a topic, TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION, or
+* for everything, which alone includes the daemon itself. admin includes the other two; read and offload do not include
+each other, so that a broker which pushes entries cannot read any. Pure: nothing here asks anybody.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shlex
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import InvalidInput
 from offloaderd.patterns import Breadth, TopicPattern
@@ -32,17 +33,42 @@ class Role(StrEnum):
     ADMIN = "admin"
 
 
+class Kind(StrEnum):
+    """By what somebody is known; written before the name in a grant."""
+
+    CERTIFICATE = "cert"
+    URI = "uri"
+    DNS = "dns"
+    TOKEN = "token"  # noqa: S105 - a kind of name
+
+
+BARE = frozenset({Kind.CERTIFICATE, Kind.TOKEN})
+"""The kinds that a name without one means."""
+
+
+class Identity(NamedTuple):
+    """One name of a caller."""
+
+    kind: Kind
+    name: str
+
+    def __str__(self) -> str:
+        """Return it as a grant has it."""
+        return f"{self.kind}:{self.name}"
+
+
 Where = TopicPattern | None
 """Topics that a call or a grant names; None is everything, the daemon itself included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One role for one identity."""
+    """One role for one identity; `kinds` are those by which it may be known."""
 
     role: Role
     identity: str
     where: Where
+    kinds: frozenset[Kind] = BARE
 
     @classmethod
     def parse(cls, text: str) -> Grant:
@@ -57,6 +83,9 @@ class Grant:
         if words[0] not in {*Role}:
             raise InvalidInput(f"no such role {words[0]!r} in grant {text!r}: {', '.join(Role)}", hint=hint)
         where = None if words[2] == EVERYTHING else TopicPattern.parse(words[2])
+        kind, colon, name = words[1].partition(":")
+        if colon and kind in {*Kind}:
+            return cls(Role(words[0]), checked_identity(name), where, frozenset({Kind(kind)}))
         return cls(Role(words[0]), checked_identity(words[1]), where)
 
     def gives(self, role: Role, where: Where) -> bool:
@@ -68,13 +97,14 @@ class Rights:
     """All grants."""
 
     def __init__(self, grants: Iterable[Grant]) -> None:
-        self._grants: defaultdict[str, list[Grant]] = defaultdict(list)
+        self._grants: defaultdict[Identity, list[Grant]] = defaultdict(list)
         for grant in grants:
-            self._grants[grant.identity].append(grant)
+            for kind in grant.kinds:
+                self._grants[Identity(kind, grant.identity)].append(grant)
 
-    def allow(self, identity: str, role: Role, where: Where) -> bool:
-        """Whether somebody may do what needs `role` for all of `where`."""
-        return any(grant.gives(role, where) for grant in self._grants.get(identity, ()))
+    def allow(self, identities: Iterable[Identity], role: Role, where: Where) -> bool:
+        """Whether somebody of these names may do what needs `role` for all of `where`."""
+        return any(grant.gives(role, where) for name in identities for grant in self._grants.get(name, ()))
 
 
 def covers(given: Where, asked: Where) -> bool:

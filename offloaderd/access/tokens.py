@@ -26,6 +26,8 @@ from offloaderd.access.rights import checked_identity
 from offloaderd.errors import InvalidConfig, InvalidInput, Unauthenticated
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jwt.types import Options
 
     from offloaderd.clock import Clock
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 TOKEN_CHARS_MAX = 16 * 1024
 SECRET_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}
 """A secret is used with every HMAC that it is long enough for (RFC 7518, 3.2)."""
+HINT = "get a new token, signed with the key that this daemon knows"
 CURVES = {"ES256": "secp256r1", "ES384": "secp384r1", "ES512": "secp521r1"}
 RSA_BITS_MIN = 2048
 SIGNATURE_ONLY: Options = {
@@ -70,10 +73,11 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class Bearer:
-    """Whom a token names, and until when (seconds since 1970; None: for ever)."""
+    """Whom a token names, until when (seconds since 1970; None: for ever), and by which of the keys (0: the newest)."""
 
     name: str
     expires_s: float | None
+    key: int = 0
 
 
 def path_of_key(given: str) -> Path | None:
@@ -145,20 +149,13 @@ def public_key(given: str, algorithm: str, setting: str) -> TokenKey:
     return TokenKey(key, (algorithm,))
 
 
-def bearer(token: str, key: TokenKey, rules: TokenRules, clock: Clock) -> Bearer:
-    """Return whom a token names. Raises Unauthenticated, which never shows any of the token."""
-    hint = "get a new token, signed with the key that this daemon knows"
-    if len(token) > TOKEN_CHARS_MAX:
-        raise Unauthenticated(f"the token is longer than {TOKEN_CHARS_MAX} characters", hint=hint)
-    try:
-        claims = jwt.decode(token, key.key, algorithms=list(key.algorithms), options=SIGNATURE_ONLY)
-    except jwt.InvalidAlgorithmError:
-        wanted = " or ".join(key.algorithms)
-        raise Unauthenticated(f"the token is not signed with {wanted}", hint=hint) from None
-    except jwt.InvalidSignatureError:
-        raise Unauthenticated("the token's signature is wrong", hint=hint) from None
-    except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
-        raise Unauthenticated("malformed token", hint=hint) from None
+def bearer(token: str, keys: Sequence[TokenKey], rules: TokenRules, clock: Clock) -> Bearer:
+    """Return whom a token names that one of the keys signed. Raises Unauthenticated, which never shows any of it.
+
+    What is wrong is told of the first key.
+    """
+    hint = HINT
+    claims, number = _by_any(token, keys)
     now_s = clock.wall_ms() / 1000
     expires_s, begins_s = _date(claims, "exp"), _date(claims, "nbf")
     if expires_s is not None and now_s >= expires_s + rules.leeway_s:
@@ -172,7 +169,33 @@ def bearer(token: str, key: TokenKey, rules: TokenRules, clock: Clock) -> Bearer
         name = checked_identity(names[0] if names else "")
     except InvalidInput:
         raise Unauthenticated(f"the token's claim {rules.claim!r} names nobody", hint=hint) from None
-    return Bearer(name, None if expires_s is None else expires_s + rules.leeway_s)
+    return Bearer(name, None if expires_s is None else expires_s + rules.leeway_s, number)
+
+
+def _by_any(token: str, keys: Sequence[TokenKey]) -> tuple[dict[str, Any], int]:
+    """Return what a token says, and which key signed it. Raises Unauthenticated, as the first key has it."""
+    refused = Unauthenticated("there is no key for tokens", hint=HINT)
+    for number, key in reversed(list(enumerate(keys))):
+        try:
+            return _claims(token, key), number
+        except Unauthenticated as error:
+            refused = error
+    raise refused
+
+
+def _claims(token: str, key: TokenKey) -> dict[str, Any]:
+    """Return what a token says, if its signature is right. Raises Unauthenticated."""
+    if len(token) > TOKEN_CHARS_MAX:
+        raise Unauthenticated(f"the token is longer than {TOKEN_CHARS_MAX} characters", hint=HINT)
+    try:
+        return jwt.decode(token, key.key, algorithms=list(key.algorithms), options=SIGNATURE_ONLY)
+    except jwt.InvalidAlgorithmError:
+        wanted = " or ".join(key.algorithms)
+        raise Unauthenticated(f"the token is not signed with {wanted}", hint=HINT) from None
+    except jwt.InvalidSignatureError:
+        raise Unauthenticated("the token's signature is wrong", hint=HINT) from None
+    except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
+        raise Unauthenticated("malformed token", hint=HINT) from None
 
 
 def _date(claims: dict[str, Any], name: str) -> float | None:

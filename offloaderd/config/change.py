@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from offloaderd.config.fields import Setting
 
 LIVE = frozenset({
-    "access.calls_per_s", "access.grants", "access.namespace_topics_max", "access.token_audience",
-    "access.token_audience_claim", "access.token_claim", "access.token_leeway_s", "access.token_public_alg",
-    "access.token_public_key", "access.token_secret_key", "bookkeeper.bytes_per_s", "bookkeeper.requests_per_s",
+    "access.calls_per_s", "access.grants", "access.namespace_topics_max",
+    "access.token_audience", "access.token_audience_claim",
+    "access.token_claim", "access.token_leeway_s", "access.token_public_alg", "access.token_public_alg_previous",
+    "access.token_public_key", "access.token_public_key_previous", "access.token_secret_key",
+    "access.token_secret_key_previous", "bookkeeper.bytes_per_s", "bookkeeper.requests_per_s",
     "bookkeeper.topic_bytes_per_s", "bookkeeper.topic_requests_per_s", "gc.grace_s", "gc.interval_s", "gc.mode",
     "grants.deletion_lag_s", "grants.interval_s", "grants.readback", "grpc.call_s_max", "grpc.calls_max",
     "grpc.send_s_max", "log.level", "log.levels", "memory.buffer_bytes", "memory.upload_bytes",

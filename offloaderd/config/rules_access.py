@@ -89,6 +89,12 @@ def _tokens(settings: Settings) -> Iterator[Broken]:
             ("access.token_secret_key", "access.token_public_key"),
             "access.token_secret_key and access.token_public_key are both set: tokens are signed in one way",
         )
+    for name in ("token_secret_key_previous", "token_public_key_previous"):
+        if getattr(access, name) is not None and not has_tokens(settings):
+            yield Broken(
+                (f"access.{name}", "access.token_secret_key", "access.token_public_key"),
+                f"access.{name} is set without a present key: set access.token_secret_key or access.token_public_key",
+            )
     if has_tokens(settings) and settings.tls.cert_file is None:
         yield Broken(
             ("access.token_secret_key", "access.token_public_key", "tls.cert_file"),

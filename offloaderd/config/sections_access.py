@@ -26,7 +26,7 @@ class TlsSettings(Section):
         default=None,
         examples=["/etc/offloaderd/clients-ca.crt"],
         description="Authorities that sign clients' certificates (PEM). Given: nobody connects without one, and its "
-        "common name (CN) is the caller's identity unless a token is sent as well.",
+        "common name (CN) or an alternative name (URI, DNS) is the caller's identity unless a token is sent as well.",
     )
     reload_s: Seconds = Field(
         default=10.0,
@@ -44,8 +44,10 @@ class AccessSettings(Section):
         default=(),
         examples=[("admin alice *", "offload broker public/*", "read spark public/default/clicks")],
         description="Roles, each as ROLE IDENTITY WHERE. ROLE: read; offload (push entries, have them offloaded); "
-        "admin (both, and change what holds). WHERE: a topic, TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION, or * for "
-        "everything, the daemon included. In the environment separated by semicolons.",
+        "admin (both, and change what holds). IDENTITY: cert:NAME (common name), uri:NAME or dns:NAME (alternative "
+        "names of a certificate; a SPIFFE id is a URI), token:NAME; a bare NAME means cert: and token: alike. WHERE: a "
+        "topic, TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION, or * for everything, the daemon included. In the "
+        "environment separated by semicolons.",
     )
     token_secret_key: OptionalSecret = Field(
         default=None,
@@ -61,6 +63,21 @@ class AccessSettings(Section):
     token_public_alg: Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"] = Field(
         default="RS256",
         description="Pulsar's tokenPublicAlg: the one algorithm that is accepted with token_public_key.",
+    )
+    token_secret_key_previous: OptionalSecret = Field(
+        default=None,
+        examples=[""],
+        description="The secret before, while tokens are replaced: what it signed is taken as well. Never shown.",
+    )
+    token_public_key_previous: OptionalSecret = Field(
+        default=None, examples=[""], description="The public key before, while tokens are replaced."
+    )
+    token_public_alg_previous: (
+        Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"] | None
+    ) = Field(
+        default=None,
+        examples=["RS256"],
+        description="The one algorithm that is accepted with token_public_key_previous. Not set: token_public_alg.",
     )
     token_claim: str = Field(
         default="sub",

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 
+ALTERNATIVE = {"URI": "peer_uri", "DNS": "peer_dns"}
+"""Names of a certificate as Python's TLS calls them, and as gRPC does."""
+
+
 class Visitor:
     """A request, with what the gate asks of a call's context."""
 
@@ -47,7 +51,11 @@ class Visitor:
                 hint="set http.tls = mutual of the daemon, or have it take tokens",
             )
         pairs = [pair for name in certificate.get("subject", ()) for pair in name]
-        return {"x509_common_name": [value.encode() for key, value in pairs if key == "commonName"]}
+        found = {"x509_common_name": [value.encode() for key, value in pairs if key == "commonName"]}
+        for kind, name in certificate.get("subjectAltName", ()):
+            if kind in ALTERNATIVE:
+                found.setdefault(ALTERNATIVE[kind], []).append(name.encode())
+        return found
 
 
 def bearer_of(header: str) -> str:

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import grpc
 
+from offloaderd.access.callers import bearer_text, of_certificate
 from offloaderd.access.rate import CallRate
-from offloaderd.access.rights import Rights, Role, checked_identity, shown
+from offloaderd.access.rights import BARE, Identity, Kind, Rights, Role, shown
 from offloaderd.access.tokens import TokenKey, TokenRules, bearer
 from offloaderd.errors import Denied, InvalidInput, Throttled, Unauthenticated
 from offloaderd.rpc.needs import NEEDS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
     from grpc import aio
 
@@ -51,11 +52,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authentication:
-    """How callers are told apart, and what they may do. `token_key` returns the present key; None: no tokens."""
+    """How callers are told apart, and what they may do. `token_keys`: newest first; none: no tokens."""
 
     rights: Rights
     certificates: bool = False
-    token_key: Callable[[], TokenKey | None] = lambda: None
+    token_keys: Callable[[], Sequence[TokenKey]] = tuple
     token_rules: TokenRules = field(default_factory=TokenRules)
 
 
@@ -77,7 +78,7 @@ class Origin(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Caller:
-    """Who makes a call, and what it was found to name. `via` is token, certificate or none.
+    """Who makes a call, and what it was found to name. `via` is token, certificate or none; `identities` are all names.
 
     `limit` is what cuts the call in the end, `withdrawn` says that it was cut because its role was taken back.
     """
@@ -88,6 +89,7 @@ class Caller:
     send_s_max: float
     name: str = ""
     via: str = "none"
+    identities: tuple[Identity, ...] = ()
     expires_s: float | None = None
     seconds_max: float | None = None
     named: list[str] = field(default_factory=list)
@@ -116,19 +118,19 @@ class Caller:
             self._note([text])
             if len(self.wheres) < NAMED_MAX and where not in self.wheres:
                 self.wheres.append(where)
-            if not self.rights.allow(self.name, self.need.role, where):
+            if not self.rights.allow(self.identities, self.need.role, where):
                 what = "everything" if where is None else text
                 raise NotAllowed(
                     f"{self.name} may not call {self.path.rpartition('/')[2]}: the role {self.need.role} for {what} is "
                     "missing",
-                    hint=f"access.grants of the daemon would need: {self.need.role} {self.name} {text}",
+                    hint=f"access.grants of the daemon would need: {self.need.role} {self.identities[0]} {text}",
                 )
 
     def follow(self, rights: Rights | None) -> None:
         """Go on under other grants; a call that they do not allow any more is cut."""
         self.rights = rights
         role = self.need.role if self.need is not None else None
-        if rights is None or role is None or all(rights.allow(self.name, role, where) for where in self.wheres):
+        if rights is None or role is None or all(rights.allow(self.identities, role, where) for where in self.wheres):
             return
         self.withdrawn = True
         if self.limit is not None:
@@ -269,17 +271,21 @@ class Gate:
         self._take(f"{caller.via} {caller.name}", caller.name)
 
     def _authenticate(self, caller: Caller, context: Origin, rules: Authentication) -> None:
-        token = _bearer_text(context.invocation_metadata() or ())
+        token = bearer_text(context.invocation_metadata() or ())
         if token is not None:
-            key = rules.token_key()
-            if key is None:
+            keys = rules.token_keys()
+            if not keys:
                 raise Unauthenticated("this daemon takes no tokens", hint="set access.token_secret_key, or use another")
-            found = bearer(token, key, rules.token_rules, self._clock)
-            caller.name, caller.via, caller.expires_s = found.name, "token", found.expires_s
+            found = bearer(token, keys, rules.token_rules, self._clock)
+            self._metrics.grpc_tokens.labels(key="previous" if found.key else "present").inc()
+            caller.identities = (Identity(Kind.TOKEN, found.name),)
+            caller.via, caller.expires_s = "token", found.expires_s
         elif rules.certificates:
-            caller.name, caller.via = _common_name(context.auth_context()), "certificate"
+            caller.identities, caller.via = of_certificate(context.auth_context()), "certificate"
         else:
             raise Unauthenticated("no token was sent", hint="offloadctl takes --token-file, or OFFLOADCTL_TOKEN")
+        first = caller.identities[0]
+        caller.name = first.name if first.kind in BARE else str(first)
 
     def _take(self, name: str, shown_name: str) -> None:
         if not self._rate.take(name):
@@ -296,25 +302,3 @@ class Gate:
         if caller.expires_s is not None:
             limits.append(max(0.0, caller.expires_s - self._clock.wall_ms() / 1000))
         return min(limits, default=None)
-
-
-def _bearer_text(metadata: Any) -> str | None:  # noqa: ANN401 - pairs, as gRPC gives them
-    """Return the token that was sent. Raises Unauthenticated when there are several, or another scheme."""
-    given = [value for key, value in metadata if key == "authorization"]
-    if not given:
-        return None
-    scheme, _, token = str(given[0]).partition(" ")
-    if len(given) > 1 or scheme.lower() != "bearer" or not token:
-        raise Unauthenticated("malformed authorization", hint="send one `authorization: Bearer TOKEN`")
-    return token.strip()
-
-
-def _common_name(found: Mapping[str, Any]) -> str:
-    """Return the name in the certificate that the TLS handshake has verified. Raises Unauthenticated."""
-    names = [bytes(one) for one in found.get("x509_common_name", ())]
-    try:
-        return checked_identity(names[0].decode() if len(names) == 1 else "")
-    except (InvalidInput, UnicodeDecodeError):
-        raise Unauthenticated(
-            "the certificate names nobody", hint="its subject needs exactly one common name (CN)"
-        ) from None

@@ -255,7 +255,7 @@ def targets() -> dict[str, Target]:
                 if len(head) < 256
             ),
         ),
-        "token": Target(text_of(lambda text: bearer(text, key, rules, clock)), (token(SECRET).encode(),)),
+        "token": Target(text_of(lambda text: bearer(text, [key], rules, clock)), (token(SECRET).encode(),)),
         "public-key": Target(key_text, (KEY,)),
         "grant": Target(text_of(Grant.parse), (b"admin 'alice x' public/default/*", b"read a re:a/b/.*")),
         "topic-name": Target(text_of(TopicName.parse), (b"persistent://a/b/c", b"a/../c")),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offloaderd import wiring
-from offloaderd.access.rights import Role
+from offloaderd.access.rights import Identity, Kind, Role
 from offloaderd.clock import SystemClock
 from offloaderd.config import Settings, check
 from offloaderd.config.change import LIVE
@@ -56,6 +56,9 @@ class Nobody:
     def snapshot(self) -> DaemonSnapshot:
         """Say little."""
         return DaemonSnapshot(daemon_id="d", version="0", state="serving", started_ms=1)
+
+
+ALICE, BOB = (Identity(Kind.TOKEN, name) for name in ("alice", "bob"))
 
 
 @pytest.fixture
@@ -113,13 +116,14 @@ class Site:
         found: dict[str, Any] = {key: getattr(holds, name) for key, name in HELD_BY_POLICIES.items()}
         return found | {
             "access.calls_per_s": bounds.calls_per_s,
-            "access.grants": rules and [rules.rights.allow(name, Role.READ, None) for name in ("alice", "bob")],
+            "access.grants": rules and [rules.rights.allow([one], Role.READ, None) for one in (ALICE, BOB)],
             "access.namespace_topics_max": crew.broker.topics.namespace_topics_max,
             "access.token_audience": token and token.audience,
             "access.token_audience_claim": token and token.audience_claim,
             "access.token_claim": token and token.claim,
             "access.token_leeway_s": token and token.leeway_s,
-            "access.token_secret_key": rules and rules.token_key(),
+            "access.token_secret_key": rules and next(iter(rules.token_keys()), None),
+            "access.token_secret_key_previous": rules and list(rules.token_keys())[1:],
             "bookkeeper.bytes_per_s": [one is None for one, _ in daemon],
             "bookkeeper.requests_per_s": [one is None for _, one in daemon],
             "bookkeeper.topic_bytes_per_s": source._topic_rates[0],
@@ -163,6 +167,7 @@ OTHER = {
     "access.token_claim": "who",
     "access.token_leeway_s": "3",
     "access.token_secret_key": SECRET + "QUJD",
+    "access.token_secret_key_previous": SECRET + "QUJD",
     "bookkeeper.bytes_per_s": "1MiB",
     "bookkeeper.requests_per_s": "7",
     "bookkeeper.topic_bytes_per_s": "1MiB",
@@ -205,7 +210,7 @@ OTHER = {
     "upload.concurrency_max": "3",
 }
 LIMITED = {"retention.kind": "limited", "retention.age_s": "5", "retention.size_bytes": "5MiB"}
-PUBLIC_KEY = {"access.token_public_key", "access.token_public_alg"}
+PUBLIC_KEY = {f"access.token_public_{name}{age}" for name in ("key", "alg") for age in ("", "_previous")}
 """In place of the secret; see below."""
 
 
@@ -246,3 +251,11 @@ def test_another_kind_of_token_key_takes_the_place_of_the_secret(ca: Authority) 
     for algorithm in ("RS256", "RS512"):
         site.crew.prepare(site.read({**public, "access.token_public_alg": algorithm}))()
         assert site.state()["access.token_secret_key"].algorithms == (algorithm,)
+    before = {"access.token_secret_key_previous": SECRET}
+    site.crew.prepare(site.read({**public, **before}))()
+    assert [key.algorithms for key in site.state()["access.token_secret_key_previous"]] == [("HS256",)]
+    elder = {"access.token_public_key_previous": public["access.token_public_key"]}
+    site.crew.prepare(site.read({**elder, "access.token_public_alg_previous": "PS256"}))()
+    assert [key.algorithms for key in site.state()["access.token_secret_key_previous"]] == [("PS256",)]
+    with pytest.raises(InvalidConfig, match=r"access\.token_public_key_previous.*cannot be used with ES256"):
+        site.crew.prepare(site.read({**elder, "access.token_public_alg_previous": "ES256"}))

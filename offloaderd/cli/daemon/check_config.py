@@ -64,11 +64,19 @@ def as_document(report: Report, connections: Sequence[Connection] | None) -> dic
     found: dict[str, object] = {
         "valid": report.settings is not None,
         "mistakes": list(report.mistakes),
+        "warnings": [f"{found}: {advice}" for found, advice in doubts(report)],
         "settings": [{"key": row.key, "value": row.value, "source": row.source} for row in report.rows],
     }
     if connections is not None:
         found["connections"] = [{"name": one.name, "up": one.up, "message": one.message} for one in connections]
     return found
+
+
+def doubts(report: Report) -> list[tuple[str, str]]:
+    """Return what is allowed and may be a mistake, each with what to do."""
+    from offloaderd.config.doubts import doubtful  # noqa: PLC0415 - --help need not wait for it
+
+    return list(doubtful(report.settings)) if report.settings is not None else []
 
 
 def for_people(report: Report, connections: Sequence[Connection]) -> None:
@@ -81,6 +89,8 @@ def for_people(report: Report, connections: Sequence[Connection]) -> None:
         click.echo("hint: docs/settings.md describes each setting", err=True)
         return
     show.table(["SETTING", "VALUE", "SOURCE"], [(row.key, row.value, row.source) for row in report.rows])
+    for found, advice in doubts(report):
+        click.echo(f"warning: {found}\nhint: {advice}", err=True)
     if connections:
         click.echo()
         show.table(

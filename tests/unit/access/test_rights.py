@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.access.rights import Grant, Rights, Role, covers
+from offloaderd.access.rights import BARE, Grant, Identity, Kind, Rights, Role, covers
 from offloaderd.errors import InvalidInput
 from offloaderd.model import TopicName
 from offloaderd.patterns import TopicPattern, of_topic
@@ -59,9 +59,30 @@ def test_admin_includes_the_others_and_they_do_not_include_each_other(held: Role
     """A broker that pushes cannot read, and who reads cannot push."""
     rights = Rights([Grant.parse(f"{held} alice public/*")])
     topic = of_topic(TopicName.parse("public/default/a"))
-    assert rights.allow("alice", asked, topic) is (held in {asked, Role.ADMIN})
-    assert not rights.allow("bob", asked, topic)
-    assert not rights.allow("", asked, topic)
+    for kind in BARE:
+        assert rights.allow([Identity(kind, "alice")], asked, topic) is (held in {asked, Role.ADMIN})
+        assert not rights.allow([Identity(kind, "bob")], asked, topic)
+        assert not rights.allow([Identity(kind, "")], asked, topic)
+    assert not rights.allow([], asked, topic)
+
+
+@pytest.mark.parametrize("granted", [*Kind, ""])
+def test_a_name_of_one_kind_is_not_that_of_another(granted: str) -> None:
+    """A token's subject is no certificate's name, whatever it is called; the bare name is either of these two."""
+    rights = Rights([Grant.parse(f"admin {granted}:alice *" if granted else "admin alice *")])
+    for kind in Kind:
+        expected = kind == granted if granted else kind in {Kind.CERTIFICATE, Kind.TOKEN}
+        assert rights.allow([Identity(kind, "alice")], Role.READ, None) is expected
+        for dressed in (f"{other}:alice" for other in Kind):
+            assert not rights.allow([Identity(kind, dressed)], Role.READ, None)
+
+
+def test_a_spiffe_id_is_a_name() -> None:
+    """It has colons and slashes of its own."""
+    rights = Rights([Grant.parse("read uri:spiffe://prod.example/ns/data/sa/spark public/*")])
+    where = TopicPattern.parse("public/default/*")
+    assert rights.allow([Identity(Kind.URI, "spiffe://prod.example/ns/data/sa/spark")], Role.READ, where)
+    assert not rights.allow([Identity(Kind.URI, "spiffe://evil.example/ns/data/sa/spark")], Role.READ, where)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def coded(value: object) -> str:
 def refused(text: str, key: TokenKey = KEY, rules: TokenRules = RULES, clock: FakeClock | None = None) -> str:
     """Return why a token is refused; no part of the token may be in it."""
     with pytest.raises(Unauthenticated) as caught:
-        bearer(text, key, rules, clock or FakeClock())
+        bearer(text, [key], rules, clock or FakeClock())
     for part in text.split("."):
         assert len(part) < 8 or part not in str(caught.value)
     return caught.value.message
@@ -71,7 +71,7 @@ def test_a_secret_is_taken_in_every_form_of_pulsar(form: str, secret: bytes, tmp
     }[form]
     key = secret_key(given_text, "s")
     for algorithm in key.algorithms:
-        assert bearer(token(secret, algorithm=algorithm), key, RULES, FakeClock()).name == "alice"
+        assert bearer(token(secret, algorithm=algorithm), [key], RULES, FakeClock()).name == "alice"
     assert ("HS512" in key.algorithms) is (len(secret) == 64)
 
 
@@ -81,10 +81,10 @@ def test_public_keys_of_both_kinds(form: tuple[Encoding, PublicFormat], tmp_path
     path = tmp_path / "key"
     path.write_bytes(RSA_KEY.public_key().public_bytes(*form))
     key = public_key(f"file://{path}", "RS256", "s")
-    assert bearer(jwt.encode({"sub": "r"}, pem_of(RSA_KEY), "RS256"), key, RULES, FakeClock()).name == "r"
+    assert bearer(jwt.encode({"sub": "r"}, pem_of(RSA_KEY), "RS256"), [key], RULES, FakeClock()).name == "r"
     inline = "data:;base64," + base64.b64encode(EC_KEY.public_key().public_bytes(*form)).decode()
     key = public_key(inline, "ES256", "s")
-    assert bearer(jwt.encode({"sub": "e"}, pem_of(EC_KEY), "ES256"), key, RULES, FakeClock()).name == "e"
+    assert bearer(jwt.encode({"sub": "e"}, pem_of(EC_KEY), "ES256"), [key], RULES, FakeClock()).name == "e"
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_a_token_ends_when_it_says() -> None:
     clock = FakeClock()
     now_s = clock.wall_ms() / 1000
     replayed = token(SECRET, exp=now_s + 60)
-    assert bearer(replayed, KEY, RULES, clock).expires_s == pytest.approx(now_s + 60)
+    assert bearer(replayed, [KEY], RULES, clock).expires_s == pytest.approx(now_s + 60)
     clock.jump(60_000)
     assert refused(replayed, clock=clock) == "the token has expired"
-    assert bearer(replayed, KEY, TokenRules(leeway_s=5), clock).name == "alice"
+    assert bearer(replayed, [KEY], TokenRules(leeway_s=5), clock).name == "alice"
     early = token(SECRET, nbf=now_s + 120)
     assert refused(early, clock=clock) == "the token is not valid yet"
     clock.jump(60_000)
-    assert bearer(early, KEY, RULES, clock).name == "alice"
+    assert bearer(early, [KEY], RULES, clock).name == "alice"
 
 
 @pytest.mark.parametrize("date", ["1", None, True, [], {}, float("inf"), float("nan")])
@@ -190,7 +190,7 @@ def test_who_is_named_and_for_whom_it_is_meant(claims: dict[str, Any], rules: To
     if name is None:
         refused(text, rules=rules)
     else:
-        assert bearer(text, KEY, rules, FakeClock()).name == name
+        assert bearer(text, [KEY], rules, FakeClock()).name == name
 
 
 def signed(claims: object) -> str:
@@ -202,7 +202,7 @@ def signed(claims: object) -> str:
 def test_any_text_is_refused_and_nothing_else_happens(text: str) -> None:
     """Garbage raises Unauthenticated and no other error."""
     with pytest.raises(Unauthenticated):
-        bearer(text, KEY, RULES, FakeClock())
+        bearer(text, [KEY], RULES, FakeClock())
 
 
 @given(
@@ -217,7 +217,7 @@ def test_any_text_is_refused_and_nothing_else_happens(text: str) -> None:
 def test_any_claims_that_are_signed_give_a_name_or_a_refusal(claims: object) -> None:
     """A signer may write what it wants; the reader raises nothing else."""
     try:
-        found = bearer(signed(claims), KEY, TokenRules(audience="x"), FakeClock())
+        found = bearer(signed(claims), [KEY], TokenRules(audience="x"), FakeClock())
     except Unauthenticated:
         return
     assert found.name

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from offloaderd.access.certificates import TlsFiles, load_certificates
+from offloaderd.config import load
+from offloaderd.config.doubts import doubtful
 from offloaderd.config.rules_access import is_loopback
 from tests.unit.deploy.test_manifests import COMPOSE, DEPLOY, configurations, documents, pods, settings_of
 
@@ -27,21 +29,32 @@ def test_who_is_reached_from_elsewhere_asks_for_a_certificate(name: str, tmp_pat
 
 
 def test_pods_have_the_files_that_their_settings_name(tmp_path: Path) -> None:
-    """In the Secret of which there is an example; offloadctl in the pod shows the same certificate."""
-    (secret,) = [
-        one for _, one in documents() if one["kind"] == "Secret" and one["metadata"]["name"] == "offloaderd-tls"
-    ]
+    """In the Secrets of which there are examples; offloadctl in the pod shows another certificate, of operators."""
+    secrets = {one["metadata"]["name"]: one["stringData"] for _, one in documents() if one["kind"] == "Secret"}
     for name, pod, container in pods():
-        tls = settings_of(name, tmp_path).tls
-        (mount,) = [one for one in container["volumeMounts"] if one["name"].endswith("tls")]
-        (volume,) = [one for one in pod["volumes"] if one["name"] == mount["name"]]
-        assert volume["secret"]["secretName"] == secret["metadata"]["name"]
-        files = [tls.cert_file, tls.key_file, tls.client_ca_file]
-        assert [str(file) for file in files] == [f"{mount['mountPath']}/{key}" for key in secret["stringData"]]
+        settings = settings_of(name, tmp_path)
+        tls, files = settings.tls, {}
+        for what in ("offloaderd-tls", "offloaderd-operator"):
+            (volume,) = [one for one in pod["volumes"] if one.get("secret", {}).get("secretName") == what]
+            (mount,) = [one for one in container["volumeMounts"] if one["name"] == volume["name"]]
+            files[what] = [f"{mount['mountPath']}/{key}" for key in secrets[what]]
+        assert [tls.cert_file, tls.key_file, tls.client_ca_file] == files["offloaderd-tls"]
         environment = {one["name"]: one.get("value") for one in container["env"]}
         assert environment["OFFLOADCTL_TLS_CA"] == str(tls.client_ca_file)
-        assert environment["OFFLOADCTL_TLS_CERT"] == str(tls.cert_file)
-        assert environment["OFFLOADCTL_TLS_KEY"] == str(tls.key_file)
+        shown = [environment["OFFLOADCTL_TLS_CERT"], environment["OFFLOADCTL_TLS_KEY"]]
+        assert shown == files["offloaderd-operator"]
+        assert settings.access.grants == ("admin cert:offloaderd-operator *",)
+
+
+def test_nodes_in_zookeeper_are_the_daemons_alone(tmp_path: Path) -> None:
+    """With what the pods' environment says nothing of it is doubted."""
+    for name, _, container in pods():
+        given = {one["name"]: one.get("value", "secret") for one in container["env"] if "METADATA" in one["name"]}
+        path = tmp_path / "offloaderd.toml"
+        path.write_text(configurations()[name])
+        settings = load(path, given)
+        assert settings.metadata.acl == "creator"
+        assert [found for found, _ in doubtful(settings)] == []
 
 
 def made(place: Path) -> Path:

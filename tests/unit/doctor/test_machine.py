@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import SecretStr
@@ -17,9 +17,11 @@ from offloaderd.config import (
     PulsarSettings,
     Settings,
 )
+from offloaderd.config.doubts import doubtful
+from offloaderd.config.sections_access import AccessSettings, TlsSettings
+from offloaderd.config.sections_stores import MetadataSettings
 from offloaderd.doctor import machine
 from offloaderd.doctor.finding import Verdict
-from offloaderd.doctor.settings import doubtful
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,10 +108,33 @@ class TestDirectory:
         assert (finding.verdict, "make room" in finding.what_to_do) == (Verdict.WARN, True)
 
 
+def tokens(identity: str = "alice", **values: Any) -> AccessSettings:  # noqa: ANN401 - settings of any kind
+    """Take tokens, from somebody."""
+    return AccessSettings(grants=(f"admin {identity} *",), token_secret_key=SecretStr("QUJD" * 12), **values)
+
+
+def tls(**values: Any) -> TlsSettings:  # noqa: ANN401 - settings of any kind
+    """Speak TLS."""
+    return TlsSettings(cert_file="crt", key_file="key", **values)
+
+
 @pytest.mark.parametrize(
     ("changes", "doubt"),
     [
         ({}, None),
+        ({"metadata": MetadataSettings(servers="zk-0:2181,zk-1:2181")}, "whoever reaches ZooKeeper"),
+        ({"metadata": MetadataSettings(servers="127.0.0.1:2181,localhost:2182")}, None),
+        ({"metadata": MetadataSettings(servers="zk:2181", acl="creator", username="u", password=SecretStr("p"))}, None),
+        (
+            {"objects": ObjectsSettings(bucket="offload", endpoint="http://s3:8333")},
+            "entries go in the clear to http://s3:8333",
+        ),
+        ({"objects": ObjectsSettings(bucket="offload", endpoint="http://127.0.0.1:8333")}, None),
+        ({"objects": ObjectsSettings(bucket="offload", endpoint="https://s3.example")}, None),
+        ({"access": tokens(), "tls": tls()}, "made for any other service"),
+        ({"access": tokens(token_audience="us"), "tls": tls()}, None),
+        ({"access": tokens(token_audience="us"), "tls": tls(client_ca_file="ca")}, "mean either"),
+        ({"access": tokens("token:alice", token_audience="us"), "tls": tls(client_ca_file="ca")}, None),
         ({"pulsar": PulsarSettings(admin_url="http://broker:8080", admin_token_file="t")}, "in the clear"),
         ({"pulsar": PulsarSettings(admin_url="http://127.0.0.1:8080", admin_token_file="t")}, None),
         ({"pulsar": PulsarSettings(admin_url="http://broker:8080")}, None),

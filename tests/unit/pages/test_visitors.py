@@ -33,7 +33,7 @@ def authentication(*, certificates: bool = False) -> Authentication:
     return Authentication(
         rights=Rights(map(Grant.parse, GRANTS)),
         certificates=certificates,
-        token_key=(lambda: None) if certificates else (lambda: key),
+        token_keys=tuple if certificates else (lambda: [key]),
     )
 
 
@@ -104,7 +104,7 @@ async def test_refusals_are_in_the_audit_log_without_the_token() -> None:
 
 
 async def test_a_certificate_opens_the_page_where_one_is_asked_for(tmp_path: Path) -> None:
-    """Under mutual TLS the common name counts; under HTTPS alone nobody is known, and the page says what to set."""
+    """Under mutual TLS its names count; under HTTPS alone nobody is known, and the page says what to set."""
     ca = Authority(tmp_path)
     files = ca.server(ca.file)
     watched = Watched(files.all, lambda: load_certificates(files))
@@ -119,7 +119,7 @@ async def test_a_certificate_opens_the_page_where_one_is_asked_for(tmp_path: Pat
 
     mutual = HttpSettings(port=0, tls="mutual")
     async with opened(Scene([]), http=mutual, certificates=watched, authentication=rules) as client:
-        for name, code in (("alice", 200), ("eve", 403), ("", 401)):
+        for name, code in (("alice", 200), ("eve", 403), ("", 403)):
             async with client.get("/status", ssl=context(name)) as answer:
                 assert answer.status == code
     https = HttpSettings(port=0, tls="server")

@@ -14,13 +14,14 @@ import structlog
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from offloaderd.access.rights import Grant, Rights
+from offloaderd.access.callers import of_certificate
+from offloaderd.access.rights import Grant, Identity, Kind, Rights
 from offloaderd.access.tokens import TokenKey
 from offloaderd.client import DaemonClient, NotTrusted, Trust, Unreachable
 from offloaderd.errors import Denied, InvalidConfig, InvalidInput, OffloaderError, Throttled, Unauthenticated
 from offloaderd.model import TopicName
 from offloaderd.patterns import TopicPattern
-from offloaderd.rpc.gate import Authentication, Limits, _common_name
+from offloaderd.rpc.gate import Authentication, Limits
 from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc, ledgers_pb2, offload_pb2, offload_pb2_grpc, read_pb2_grpc
 from offloaderd.rpc.v1.read_pb2 import ReadRequest
 from offloaderd.testing.clock import FakeClock
@@ -37,9 +38,9 @@ MINE, THEIRS = TopicName.parse("public/default/mine"), TopicName.parse("public/o
 GRANTS = ("admin alice *", "read bob public/default/*", "offload broker public/default/mine")
 
 
-def key() -> TokenKey:
+def keys() -> list[TokenKey]:
     """The key of the daemon."""
-    return TokenKey(SECRET, ("HS256",))
+    return [TokenKey(SECRET, ("HS256",))]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -74,7 +75,7 @@ async def test_a_certificate_names_its_caller_and_the_caller_has_a_role(ca: Auth
                         await client.status()
                     with pytest.raises(Denied, match=r"the role admin for public/\* is missing") as caught:
                         await client.enable(TopicPattern.parse("public/*"))
-                    assert f"admin {name} public/*" in caught.value.hint
+                    assert f"admin cert:{name} public/*" in caught.value.hint
                 if name == "bob":
                     await client.status(MINE)
                     with pytest.raises(Denied, match="public/other/theirs"):
@@ -182,7 +183,7 @@ async def test_certificates_are_taken_up_when_they_change(ca: Authority, evil: A
 
 async def test_tokens_over_tls(ca: Authority) -> None:
     """Good, forged, for nobody, without a role, and none: each has its own status and words."""
-    async with guarded(files=ca.server(), grants=GRANTS, token_key=key) as site:
+    async with guarded(files=ca.server(), grants=GRANTS, token_keys=keys) as site:
         async with site.client(ca_file=ca.file, token=token(SECRET)) as client:
             await client.status()
         for text, message in (
@@ -207,7 +208,7 @@ async def test_a_bad_token_is_not_made_up_for_by_a_good_certificate(ca: Authorit
     """With both the token counts: alice's certificate with bob's token is bob."""
     alice = ca.issue("alice")
     trust = {"ca_file": ca.file, "cert_file": alice.cert, "key_file": alice.key}
-    async with guarded(files=ca.server(ca.file), grants=GRANTS, certificates=True, token_key=key) as site:
+    async with guarded(files=ca.server(ca.file), grants=GRANTS, certificates=True, token_keys=keys) as site:
         async with site.client(**trust, token=token(bytes(32))) as client:
             with pytest.raises(Unauthenticated):
                 await client.status()
@@ -223,17 +224,64 @@ def test_a_certificate_that_names_nobody_is_nobody(name: str) -> None:
     """No common name, one that cannot be shown, one without end; two of them are none either."""
     for found in ({"x509_common_name": [name.encode()]}, {"x509_common_name": [b"a", b"b"]}, {}):
         with pytest.raises(Unauthenticated):
-            _common_name(found)
+            of_certificate(found)
     with pytest.raises(Unauthenticated):
-        _common_name({"x509_common_name": [b"\xff"]})
-    assert _common_name({"x509_common_name": [b"alice"]}) == "alice"
+        of_certificate({"x509_common_name": [b"\xff"]})
+    assert of_certificate({"x509_common_name": [b"alice"]}) == (Identity(Kind.CERTIFICATE, "alice"),)
+    spiffe = {"peer_uri": [b"spiffe://x/alice"], "peer_dns": [b"a.example"], "x509_common_name": [b"a", b"b"]}
+    assert [str(one) for one in of_certificate(spiffe)] == ["uri:spiffe://x/alice", "dns:a.example"]
+
+
+async def test_a_tokens_subject_is_no_certificates_name(ca: Authority) -> None:
+    """A token for pulsar that names the daemon's own operator opens nothing here; the certificate does."""
+    pair = ca.issue("offloaderd", "worker.example")
+    trust = {"ca_file": ca.file, "cert_file": pair.cert, "key_file": pair.key}
+    grants = ("admin cert:offloaderd *", "read token:reader *", "read dns:worker.example public/*")
+    async with guarded(files=ca.server(ca.file), grants=grants, certificates=True, token_keys=keys) as site:
+        async with site.client(**trust, token=token(SECRET, "offloaderd")) as client:
+            with pytest.raises(Denied, match="offloaderd may not call Status") as caught:
+                await client.status()
+            assert "would need: read token:offloaderd *" in caught.value.hint
+        async with site.client(**trust, token=token(SECRET, "reader")) as client:
+            await client.status()
+        async with site.client(**trust) as client:
+            await client.status()
+        site.gate.follow(Limits(), Authentication(rights=Rights([Grant.parse(grants[2])]), certificates=True))
+        async with site.client(**trust) as client:
+            await client.status(MINE)
+            with pytest.raises(Denied, match="the role read for everything is missing"):
+                await client.status()
+
+
+async def test_tokens_of_two_keys_are_taken_while_they_are_replaced(ca: Authority) -> None:
+    """Old and new tokens are good at once, and the old no more when its key is taken away; the numbers say when."""
+    new, old = TokenKey(bytes(range(2, 34)), ("HS256",)), TokenKey(SECRET, ("HS256",))
+    present = [old]
+    async with guarded(files=ca.server(), grants=GRANTS, token_keys=lambda: present) as site:
+
+        async def good(key: TokenKey) -> bool:
+            async with site.client(ca_file=ca.file, token=token(key.key)) as client:
+                try:
+                    await client.status()
+                except Unauthenticated:
+                    return False
+                return True
+
+        assert [await good(key) for key in (old, new)] == [True, False]
+        present[:] = [new, old]
+        assert [await good(key) for key in (old, new)] == [True, True]
+        present[:] = [new]
+        assert [await good(key) for key in (old, new)] == [False, True]
+        name = "offloaderd_grpc_tokens_total"
+        counted = [site.metrics.registry.get_sample_value(name, {"key": age}) for age in ("present", "previous")]
+        assert counted == [3, 1]
 
 
 async def test_headers_that_try_to_be_two(ca: Authority) -> None:
     """Two authorizations, another scheme, an empty one: none is guessed at."""
     credentials = grpc.ssl_channel_credentials(ca.file.read_bytes())
     async with (
-        guarded(files=ca.server(), grants=GRANTS, token_key=key) as site,
+        guarded(files=ca.server(), grants=GRANTS, token_keys=keys) as site,
         aio.secure_channel(site.address, credentials) as channel,
     ):
         stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
@@ -254,7 +302,7 @@ async def test_headers_that_try_to_be_two(ca: Authority) -> None:
 async def test_a_stream_ends_with_its_token(ca: Authority) -> None:
     """A reader that stays is cut when its token ends; a clock that is the test's says when."""
     clock = FakeClock()
-    async with guarded(files=ca.server(), grants=GRANTS, token_key=key, clock=clock) as site:
+    async with guarded(files=ca.server(), grants=GRANTS, token_keys=keys, clock=clock) as site:
         text = token(SECRET, "bob", exp=clock.wall_ms() / 1000 + 1.0)
         async with site.client(ca_file=ca.file, token=text) as client:
             with pytest.raises(Unauthenticated, match="expired during the call"):
@@ -265,7 +313,7 @@ async def test_a_stream_ends_with_its_token(ca: Authority) -> None:
 
 async def test_a_call_is_cut_when_its_grant_is_taken_back(ca: Authority) -> None:
     """A reader that stays, and whose role somebody took back: at once, and only this one; new calls are refused."""
-    async with guarded(files=ca.server(), grants=(*GRANTS, "read eve *"), token_key=key) as site:
+    async with guarded(files=ca.server(), grants=(*GRANTS, "read eve *"), token_keys=keys) as site:
         trust: dict[str, Any] = {"ca_file": ca.file}
         async with (
             site.client(**trust, token=token(SECRET, "eve")) as eve,
@@ -275,7 +323,7 @@ async def test_a_call_is_cut_when_its_grant_is_taken_back(ca: Authority) -> None
             await anext(staying)
             leaving = eve.read_messages(MINE)
             await anext(leaving)
-            rules = Authentication(rights=Rights(map(Grant.parse, GRANTS)), token_key=key)
+            rules = Authentication(rights=Rights(map(Grant.parse, GRANTS)), token_keys=keys)
             site.gate.follow(Limits(), rules)
             with pytest.raises(Denied, match="the grant by which eve was let in was taken back"):
                 async for _ in leaving:
@@ -310,7 +358,7 @@ async def test_limits_that_change_hold_for_the_next_call() -> None:
 async def test_each_message_of_a_stream_is_checked(ca: Authority) -> None:
     """A broker that may push one topic cannot slip another one in later, by pushing or by appending."""
     async with (
-        guarded(files=ca.server(), grants=GRANTS, token_key=key) as site,
+        guarded(files=ca.server(), grants=GRANTS, token_keys=keys) as site,
         site.client(ca_file=ca.file, token=token(SECRET, "broker")) as client,
     ):
         stub: Any = offload_pb2_grpc.OffloadServiceStub(client._channel)
@@ -336,7 +384,7 @@ def _opening(topic: str) -> offload_pb2.StreamingOffloadRequest:
 async def test_probes_need_no_name_and_reflection_does(ca: Authority) -> None:
     """Health says up or down to anybody who gets a connection; the API is shown to callers only."""
     async with (
-        guarded(files=ca.server(), grants=GRANTS, token_key=key) as site,
+        guarded(files=ca.server(), grants=GRANTS, token_keys=keys) as site,
         site.client(ca_file=ca.file) as client,
     ):
         probe: Any = health_pb2_grpc.HealthStub(client._channel)
@@ -383,7 +431,7 @@ async def test_the_rate_is_each_callers_own(ca: Authority) -> None:
     """One who floods is refused; another one is not; strangers who guess have a rate of their own."""
     clock = FakeClock()
     limits = Limits(calls_per_s=5)
-    async with guarded(files=ca.server(), grants=GRANTS, token_key=key, limits=limits, clock=clock) as site:
+    async with guarded(files=ca.server(), grants=GRANTS, token_keys=keys, limits=limits, clock=clock) as site:
         async with site.client(ca_file=ca.file, token=token(SECRET)) as client:
             for _ in range(5):
                 await client.status()
@@ -405,7 +453,7 @@ async def test_the_rate_is_each_callers_own(ca: Authority) -> None:
 async def test_a_message_that_is_too_large_is_not_taken(ca: Authority) -> None:
     """gRPC refuses it before anything of it is kept, and the connection lives on."""
     async with (
-        guarded(files=ca.server(), grants=GRANTS, token_key=key, message_bytes_max=6 << 20) as site,
+        guarded(files=ca.server(), grants=GRANTS, token_keys=keys, message_bytes_max=6 << 20) as site,
         site.client(ca_file=ca.file, token=token(SECRET)) as client,
     ):
         with pytest.raises(OffloaderError, match="larger than max"):
@@ -461,7 +509,7 @@ async def _until_closed(reader: asyncio.StreamReader) -> bytes:
 async def test_what_changes_something_and_what_is_refused_is_audited(ca: Authority) -> None:
     """Who, what, on which topic, with which outcome, and whether it was a dry run; never a token."""
     with structlog.testing.capture_logs() as logs:
-        async with guarded(files=ca.server(), grants=GRANTS, token_key=key) as site:
+        async with guarded(files=ca.server(), grants=GRANTS, token_keys=keys) as site:
             async with site.client(ca_file=ca.file, token=token(SECRET)) as client:
                 await client.enable(TopicPattern.parse("public/*"), dry_run=True)
                 await client.status()
