@@ -142,7 +142,8 @@ class LedgerInfo:
 
     `entries` and `size_bytes` (payload) are the whole ledger's once it is closed, before what is known; `closed_at_ms`
     is 0 while it is open. `offloaded` is a broker's own copy. None where not known: `previous`, the one directly before
-    it in the keeper's list, readable or not; `created_ms`, by which a number that was given twice shows.
+    it in the keeper's list, readable or not; `created_ms`, by which a number that was given twice shows; `listing`,
+    when the list that it is the last of was made, and how often it was changed since.
     """
 
     ledger_id: int
@@ -153,6 +154,7 @@ class LedgerInfo:
     offloaded: LedgerOffload | None = None
     previous: int | None = None
     created_ms: int | None = field(default=None, compare=False)
+    listing: tuple[int, int] | None = field(default=None, compare=False)
 
 
 class LedgerEnd(NamedTuple):
@@ -226,10 +228,7 @@ class Edge(StrEnum):
 
 
 class Confirmed(NamedTuple):
-    """How far an open or closed ledger may be read: LAC, -1 when nothing is confirmed yet.
-
-    `hidden` counts entries that are known to be stored beyond it without being known to be confirmed.
-    """
+    """How far a ledger may be read: LAC, -1 for nothing; `hidden` counts what is stored beyond it, confirmed or not."""
 
     last_entry_id: int
     closed: bool

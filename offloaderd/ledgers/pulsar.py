@@ -82,11 +82,15 @@ class ListedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagedLedger:
-    """The ledgers of a topic in ascending order. `terminated_at`: nothing comes after this position, ever."""
+    """The ledgers of a topic in ascending order. `terminated_at`: nothing comes after this position, ever.
+
+    `listing`: when its node was made (milliseconds), and the node's version.
+    """
 
     ledgers: tuple[ListedLedger, ...] = ()
     terminated_at: Position | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
+    listing: tuple[int, int] | None = field(default=None, compare=False)
 
     def after(self, ledger_id: int) -> tuple[ListedLedger, ...]:
         """Return the ledgers that come after one, which need not be in the list any more."""

@@ -62,10 +62,12 @@ class OldestEntry:
             return lag.age_s(now_s) if tailer is None else None
         info = tailer.chain.ledgers.get(position.ledger_id) if tailer is not None else None
         written_ms = self._dated[1] if self._is_dated(position) and self._dated is not None else None
+        if info is not None and written_ms is not None:
+            written_ms = max(written_ms, info.created_ms or 0)  # a producer's clock may be wrong
+        elif info is not None and not lag.arrived(position):
+            written_ms = info.created_ms or info.closed_at_ms or None
         if written_ms is None and not lag.arrived(position):
-            written_ms = info.closed_at_ms if info is not None and info.closed else 0
-            if not written_ms:
-                return None
+            return None
         seen_s = lag.age_s(now_s)
         return seen_s if written_ms is None else max(seen_s, (wall_ms - written_ms) / 1000)
 

@@ -39,11 +39,11 @@ class _Missing:
     entries: int = 0
     doubt: bool = False
 
-    def gone(self, known: LedgerInfo | None, from_entry_id: int) -> None:
-        """Count a ledger of which the source has nothing any more."""
+    def gone(self, known: LedgerInfo | None, from_entry_id: int, *, settled: bool) -> None:
+        """Count a ledger of which the source has nothing any more; `settled`: nothing more than is known was in it."""
         if known is not None:
             self.entries += max(0, known.entries - from_entry_id)
-        self.doubt |= known is None or not known.closed
+        self.doubt |= known is None or not (known.closed or settled)
 
 
 class LedgerChain:
@@ -61,6 +61,9 @@ class LedgerChain:
         self._known: dict[int, LedgerInfo] = {}  # also those that are gone
         self._next: dict[int, int] = {}  # which ledger directly follows which; START's ledger id stands for the front
         self._accepted = {loss.after: loss for loss in losses}
+        self._settled: set[int] = set()  # went with their topic, or empty as the list was changed once: as known
+        self._listing: tuple[int, int] | None = None
+        self._deleted_with: int | None = None
         if begin is not None and begin.ledger_id > resume.ledger_id:
             self._next[resume.ledger_id] = begin.ledger_id
             self._known[begin.ledger_id] = LedgerInfo(
@@ -75,9 +78,14 @@ class LedgerChain:
 
     def look(self, ledgers: Sequence[LedgerInfo]) -> None:
         """Take in the list as the source has it now."""
+        self._compare(ledgers)
         self.ledgers = {info.ledger_id: info for info in ledgers}
         self._known.update(self.ledgers)
+        self._settled -= self.ledgers.keys()
         if ledgers:
+            if self._deleted_with is not None and self._deleted_with < ledgers[0].ledger_id:
+                self._next[self._deleted_with] = ledgers[0].ledger_id
+            self._deleted_with = None
             self._next.setdefault(START.ledger_id, ledgers[0].ledger_id)
         before: int | None = None
         for info in ledgers:
@@ -85,6 +93,30 @@ class LedgerChain:
             if previous is not None:
                 self._join(previous, info.ledger_id)
             before = info.ledger_id
+
+    def deleted(self) -> None:
+        """The topic was deleted, by whoever may: what was known of its ledgers is all that there was to offload."""
+        self._settled.update(self._known)
+        self._deleted_with = max(self._known, default=self._deleted_with)
+        self.ledgers = {}
+
+    def _compare(self, ledgers: Sequence[LedgerInfo]) -> None:
+        """Conclude from two looks at a list what became of ledgers that are in the first one only.
+
+        A list that was made anew is of a topic that was deleted meanwhile. One that was changed once lacks an empty
+        ledger because its broker dropped it: what had got entries would have been listed as closed by another change.
+        """
+        before, now = self._listing, ledgers[-1].listing if ledgers else None
+        if now is None:
+            return
+        self._listing = now
+        if before is None:
+            return
+        if before[0] != now[0] or before[1] > now[1]:
+            self.deleted()
+        elif before[1] + 1 == now[1]:
+            there = {info.ledger_id for info in ledgers}
+            self._settled |= {one for one, info in self.ledgers.items() if one not in there and not info.entries}
 
     def _join(self, previous: int, ledger_id: int) -> None:
         """Note that the list has a ledger directly behind another one, which bridges what was empty between them.
@@ -101,6 +133,7 @@ class LedgerChain:
 
     def forget_before(self, position: Position) -> None:
         """Drop what lies before the ledger of `position`, which nobody will ask for again."""
+        self._settled = {one for one in self._settled if one >= position.ledger_id}
         for memory in (self._known, self._next):
             for ledger_id in [one for one in memory if START.ledger_id < one < position.ledger_id]:
                 del memory[ledger_id]
@@ -131,11 +164,11 @@ class LedgerChain:
             if info is not None and not info.closed:
                 return None
             if info is None and position != START:
-                missing.gone(self._known.get(position.ledger_id), position.entry_id + 1)
+                self._count(missing, position.ledger_id, position.entry_id + 1)
             following = self._next.get(position.ledger_id)
         while following is not None and not self._holds(following):
             if following not in self.ledgers:
-                missing.gone(self._known.get(following), 0)
+                self._count(missing, following, 0)
             following = self._next.get(following)
         if following is None:
             behind = (one for one in self.ledgers if one > position.ledger_id and self._holds(one))
@@ -147,6 +180,9 @@ class LedgerChain:
             return Loss(position, Position(following, 0), missing.entries)
         entries = self.ledgers[following].entries
         return Run(following, 0, entries - 1) if entries else None
+
+    def _count(self, missing: _Missing, ledger_id: int, from_entry_id: int) -> None:
+        missing.gone(self._known.get(ledger_id), from_entry_id, settled=ledger_id in self._settled)
 
     def _holds(self, ledger_id: int) -> bool:
         """Say whether the source has a ledger that has entries, or may get some."""

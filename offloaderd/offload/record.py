@@ -207,13 +207,22 @@ class TopicRecord:
         self.chain.accept(loss)
         self._metrics.source_losses.labels(kind="certain" if loss.certain else "possible").inc()
         self._metrics.source_lost_entries.inc(loss.entries)
-        log.error(
-            "topic.entries_lost" if loss.certain else "topic.entries_maybe_lost",
-            topic=str(self.map.topic),
-            range=str(loss),
-            entries=loss.entries,
-            hint="retention deleted them before they were offloaded; keep more in BookKeeper, or look what was late",
-        )
+        if loss.certain:
+            log.error(
+                "topic.entries_lost",
+                topic=str(self.map.topic),
+                range=str(loss),
+                entries_at_least=loss.entries,
+                hint="the source deleted them before they were offloaded; keep more there, or look what was late",
+            )
+        else:
+            log.warning(
+                "topic.entries_maybe_lost",
+                topic=str(self.map.topic),
+                range=str(loss),
+                reason="a ledger that was open when it was last seen, or that nobody saw, is gone from the source",
+                hint="nothing, if the topic was deleted or its ledgers were empty; else as topic.entries_lost",
+            )
 
     async def mark_deleted(self, ledger_ids: Iterable[int]) -> None:
         """Record that ledgers are deleted, as many at a time as go into a transaction. Raises Fenced.

@@ -43,7 +43,6 @@ READ_BYTES = 1 << 20
 
 PUSH_PATIENCE_S = 1.0
 """How long confirmed entries may be missing before they are read although a broker is pushing."""
-
 LOOK_S = 2.0
 """How often the source's end is looked at while there is no room to read it."""
 
@@ -51,7 +50,6 @@ SETTLE_S = 2.5
 """How long a request waits for entries that are stored and not confirmed yet: the source asks a topic's broker for them
 when its writer has been silent for a second, unless it was told to wait for longer."""
 SETTLE_PAUSE_S = 0.1
-
 HELD_BACK_S = 60.0
 """How often to look at least whether what is held back is due: age makes it so, and the wall clock may jump."""
 
@@ -195,7 +193,7 @@ class Tailer:
         What was known of it stays known, and what lies before it can be read all the same.
         """
         trouble: Transient | None = None
-        sight = Sight((), None)
+        sight: Sight | None = None
         try:
             infos = list(await self._source.ledgers(self._topic))
             sight = Sight(tuple(infos), None)
@@ -215,6 +213,8 @@ class Tailer:
             if self._adoption is not None:
                 infos = await self._adoption.look(infos)
         except NotFound:
+            if sight is None:
+                self.chain.deleted()
             infos, self.edge, sight = [], None, Sight((), None)
         except OffloaderError:
             self.sight = None

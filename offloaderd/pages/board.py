@@ -198,8 +198,10 @@ def trouble_of(one: TopicStatus) -> str:
     """Say why, in a line."""
     if one.stalled_reason:
         return f"stalled: {one.stalled_reason}"
-    if one.losses:
+    if any(loss.certain for loss in one.losses):
         return "entries were deleted at the source before they were offloaded"
+    if one.losses:
+        return "a ledger is gone from the source, and nobody can tell whether all of it was offloaded"
     return "new entries wait until the history is done"
 
 

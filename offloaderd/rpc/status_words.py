@@ -51,7 +51,7 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         lines.append(("history", history_text(one.history)))
     if one.edge:
         lines.append(("live edge", edge_text(one)))
-    lines += [("LOST", loss_text(loss)) for loss in one.losses]
+    lines += [("LOST" if loss.entries else "MAYBE LOST", loss_text(loss)) for loss in one.losses]
     if positions is not None:
         labels = ("oldest", "confirmed", "offloaded", "buffered from", "buffered to")
         lines += [(label, position_of(positions, field) or "-") for label, field in zip(labels, POSITIONS, strict=True)]
@@ -123,6 +123,7 @@ def edge_text(one: admin_pb2.TopicStatus) -> str:
 def loss_text(loss: admin_pb2.LostRange) -> str:
     """Say which entries were gone before they could be offloaded."""
     after = position_of(loss, "after")
-    lost = words.plural(loss.entries, "entry", "entries") if loss.entries else "possibly entries"
+    entries = words.plural(loss.entries, "entry", "entries")
+    lost = f"at least {entries}" if loss.entries else "nobody can tell whether any"
     where = f"after {after} and before" if after else "before"
     return f"{lost} {where} {position_of(loss, 'before')}, noticed {words.moment(loss.noticed_ms)} UTC"

@@ -156,6 +156,10 @@ def _value(node: Versioned) -> bytes:
     return node.value
 
 
+def _managed(node: Versioned, path: str) -> ManagedLedger:
+    return replace(pulsar.decode(node.value, key=path), listing=(node.created_ms, node.version))
+
+
 def _metadata(node: Versioned, path: str) -> LedgerMetadata:
     """Read a ledger's node. Where its writer left out when it was made, the node's time stands in, as in BookKeeper."""
     metadata = ledger_metadata.decode(node.value, path=path)
@@ -217,7 +221,7 @@ class Directory:
         """Return a topic's list of ledgers. Raises NotFound, CorruptData."""
         path = self.topic_path(topic)
         try:
-            return await self.nodes.get(path, lambda node: pulsar.decode(node.value, key=path))
+            return await self.nodes.get(path, partial(_managed, path=path))
         except NotFound:
             raise NotFound(f"unknown topic {topic}", hint=f"there is no node {path} in ZooKeeper") from None
 
@@ -229,7 +233,7 @@ class Directory:
         """
         path = self.topic_path(topic)
         try:
-            managed = await self.nodes.get(path, lambda node: pulsar.decode(node.value, key=path), fresh=True)
+            managed = await self.nodes.get(path, partial(_managed, path=path), fresh=True)
         except NotFound:
             if not await self._znodes.children(self._topics_root):
                 raise Transient(

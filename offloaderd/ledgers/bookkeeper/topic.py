@@ -7,6 +7,7 @@ be deleted is left out for good, since ids never come back.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -56,6 +57,8 @@ class Topic:
                 infos.append(info)
                 if not info.closed:
                     break
+        if infos:
+            infos[-1] = replace(infos[-1], listing=managed.listing)
         return infos
 
     async def offloaded(self) -> Sequence[LedgerInfo]:

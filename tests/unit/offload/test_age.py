@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.clock import SystemClock
 from offloaderd.errors import Transient
 from offloaderd.format import broker_entry
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import LedgerInfo, OffloadMethod, Position
 from offloaderd.offload.age import first_after
 from offloaderd.offload.report import Reporter
-from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
+from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 
 if TYPE_CHECKING:
+    from offloaderd.model import TopicName
     from offloaderd.offload.topic import TopicOffloader
+
+
+class HourAgo(SystemClock):
+    """The clock of a store whose ledgers were made an hour ago."""
+
+    def wall_ms(self) -> int:
+        """Return the time of an hour ago."""
+        return super().wall_ms() - 3_600_000
+
 
 HELD = TopicPolicy(method=OffloadMethod.NONE)
 
@@ -37,7 +49,7 @@ async def looked(topic: TopicOffloader) -> TopicOffloader:
 async def test_a_new_owner_knows_how_old_the_oldest_entry_is() -> None:
     """Not since when it has seen it: a daemon that restarts now and then would never say that retention is near."""
     rig = Rig()
-    rig.ledgers = memory_ledgers(rig.clock)
+    rig.ledgers = memory_ledgers(HourAgo())
     await rig.ledgers.append(TOPIC, stamped(rig, 160.0))
     for name in ("one", "two"):
         async with rig.engine(name) as engine:
@@ -51,7 +63,7 @@ async def test_a_new_owner_knows_how_old_the_oldest_entry_is() -> None:
 async def test_what_is_in_the_open_segment_counts_until_it_is_committed() -> None:
     """Its entries may have left memory; what follows a commit has a time of its own."""
     rig = Rig()
-    rig.ledgers = memory_ledgers(rig.clock)
+    rig.ledgers = memory_ledgers(HourAgo())
     await rig.ledgers.append(TOPIC, stamped(rig, 500.0))
     async with rig.engine() as engine:
         topic = await looked(await enabled(engine))
@@ -68,18 +80,17 @@ async def test_what_is_in_the_open_segment_counts_until_it_is_committed() -> Non
         assert 20.0 <= age_s < 120.0
 
 
-async def test_an_entry_without_a_time_is_of_unknown_age_unless_it_came_while_somebody_watched() -> None:
-    """No broker wrote it and its ledger is open: nothing that is stored says when it came."""
+async def test_an_entry_without_a_time_is_as_old_as_its_ledger_unless_it_came_while_somebody_watched() -> None:
+    """No broker wrote it: it may be as old as that, and is told to be late too early rather than too late."""
     rig = Rig()
-    rig.ledgers = memory_ledgers(rig.clock)
+    rig.ledgers = memory_ledgers(HourAgo())
     await rig.ledgers.append(TOPIC, payloads(3))
     async with rig.engine() as engine:
-        topic = await looked(await enabled(engine, HELD))
-        assert (topic.status().lag_entries, topic.status().lag_seconds) == (3, None)
-        engine.policies_changed()
-    rig.ledgers = memory_ledgers(rig.clock)
-    async with rig.engine() as engine:
-        topic = await looked(await offloader_of(engine))
+        topic = await looked(await enabled(engine))
+        age_s = topic.status().lag_seconds
+        assert age_s is not None
+        assert age_s >= 3600.0
+        await until_offloaded(topic, await topic.request_roll() or Position(0, 0))
         await rig.ledgers.append(TOPIC, payloads(3))
         await until(lambda: topic.status().lag_entries == 3)
         age_s = (await looked(topic)).status().lag_seconds
@@ -87,10 +98,28 @@ async def test_an_entry_without_a_time_is_of_unknown_age_unless_it_came_while_so
         assert 0.0 <= age_s < 100.0
 
 
+async def test_an_entry_without_a_time_in_a_ledger_without_one_is_of_unknown_age(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing that is stored says when it came: that is not 0."""
+    rig = Rig()
+    rig.ledgers = source = memory_ledgers(rig.clock)
+    await source.append(TOPIC, payloads(3))
+    listed = source.ledgers
+
+    async def undated(topic: TopicName) -> list[LedgerInfo]:
+        return [replace(info, created_ms=None) for info in await listed(topic)]
+
+    monkeypatch.setattr(source, "ledgers", undated)
+    async with rig.engine() as engine:
+        status = (await looked(await enabled(engine, HELD))).status()
+        assert (status.lag_entries, status.lag_seconds) == (3, None)
+
+
 async def test_a_lag_that_nobody_has_looked_for_is_unknown_and_has_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither before the source's first answer, nor once it fails while nothing is known to lag."""
     rig = Rig()
-    rig.ledgers = ledgers = memory_ledgers(rig.clock)
+    rig.ledgers = ledgers = memory_ledgers(HourAgo())
 
     async def away(*_: object) -> list[LedgerInfo]:
         raise Transient("the source is away")
