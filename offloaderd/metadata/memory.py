@@ -50,6 +50,13 @@ class MemoryTree:
         self._session_count = 0
         self._watchers: set[_Watcher] = set()
 
+    def backup(self) -> MemoryTree:
+        """Return a tree with what a backup of a metadata store would bring back: all but what sessions own."""
+        copy = MemoryTree()
+        copy._nodes = {path: node for path, node in self._nodes.items() if not node.owner}
+        copy._session_count = self._session_count
+        return copy
+
     def connect(self) -> MemoryMetadata:
         """Return a store with a new session."""
         return MemoryMetadata(self)

@@ -15,6 +15,7 @@ import structlog
 from offloaderd.errors import CorruptData, NotFound, OffloaderError, Transient
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.identity import deletion_refused
+from offloaderd.metadata.last_copy import last_copy
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.offload.budget import Backoff
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.records.trash import Trash
+    from offloaderd.objects.keys import SegmentKeys
     from offloaderd.objects.places import Places
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
@@ -30,15 +32,21 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
+KEPT_S = 60.0
+"""How often to look whether other segments hold by now what a finished one on the trash list does."""
+
+
 class Emptied(NamedTuple):
     """What became of a topic's trash: records gone, and records that stay for a reason an operator has to look at.
 
-    Of the latter `held` are of segments that the map still has: its owner may be about to learn what it did.
+    Of the latter `held` are of segments that the map still has: its owner may be about to learn what it did. `kept` are
+    finished ones with entries that nothing else holds: later segments may come to hold them.
     """
 
     gone: int
     left: int
     held: int = 0
+    kept: int = 0
 
 
 async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptied:
@@ -46,7 +54,7 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
 
     The caller owns the topic, whose map `current` returns. Errors leave the record for the next try.
     """
-    gone = left = held = 0
+    gone = left = held = kept = 0
     store, topic = shop.metadata, current().topic
     waiting = shop.uplink.metrics.trash_waiting.labels(topic=str(topic))
     names = await store.children(paths.trash(topic))
@@ -74,6 +82,12 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
             left += 1
             held += holds(current(), record)
             continue
+        bucket, keys = _place(shop, record)
+        if why := await last_copy(shop.uplink.objects, current(), bucket, keys):
+            log.error("trash.left", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
+            left += 1
+            kept += 1
+            continue
         await _delete_objects(shop, record)
         try:
             await store.delete(path)
@@ -83,7 +97,7 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
         shop.uplink.metrics.trash_emptied.inc()
         waiting.dec()
         gone += 1
-    return Emptied(gone, left, held)
+    return Emptied(gone, left, held, kept)
 
 
 _HINT = "nothing of it was deleted; docs/failures.md says what to do"
@@ -104,12 +118,17 @@ def holds(topic_map: TopicMap, record: Trash) -> bool:
     return any(segment.segment_id == record.segment_id for segment in topic_map.segments)
 
 
+def _place(shop: Workshop, record: Trash) -> tuple[str, SegmentKeys]:
+    """Return the bucket and the keys of a record's objects."""
+    home = shop.places.home
+    prefix = home.prefix if record.prefix is None else record.prefix
+    return home.bucket if record.bucket is None else record.bucket, record.keys(prefix)
+
+
 async def _delete_objects(shop: Workshop, record: Trash) -> None:
     """End the segment's uploads, then delete its objects; what is not there is no error."""
-    home = shop.places.home
-    store = shop.uplink.objects.at(home.bucket if record.bucket is None else record.bucket)
-    objects = record.keys(home.prefix if record.prefix is None else record.prefix).every
-    data_key = objects[0]
+    bucket, keys = _place(shop, record)
+    store, objects, data_key = shop.uplink.objects.at(bucket), keys.every, keys.data
     async for upload in store.list_uploads(data_key):
         if upload.key == data_key:
             await store.abort_upload(upload.key, upload.upload_id)
@@ -143,6 +162,10 @@ async def keep_trash_empty(shop: Workshop, offloader: TopicOffloader) -> None:
                 await backoff.wait(error)
             else:
                 shop.uplink.metrics.trash_left.labels(topic=topic).set(done.left)
+                if done.kept and not done.held:
+                    with offloader.rest.until(shop.uplink.clock.monotonic() + KEPT_S):
+                        await offloader.changed.wait_at_most(shop.uplink.clock, KEPT_S)
+                    continue
                 if not done.held:
                     backoff.reset()
                     break

@@ -23,6 +23,7 @@ from offloaderd.offload.history_filler import HistoryFiller
 from offloaderd.offload.history_record import HistoryRecord
 from offloaderd.offload.ledger_layout import layout_in_history
 from offloaderd.offload.open_segment import OpenSegment
+from offloaderd.offload.roll_forward import as_finished, unrecorded
 from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
@@ -91,12 +92,13 @@ class HistoryWriter:
             lost=self._history.lost,
         )
         self._failures = left.failures
+        attempt = await self._as_finished(left.attempt)
         infos = await self._look()
         if plan.ranges:
             await until_answered(self._clock, self._history.load)
         else:
             await self._split(infos)
-        attempt, backoff = left.attempt, Backoff(self._clock)
+        backoff = Backoff(self._clock)
         while True:
             await self._wanted()
             async with self._turns:
@@ -110,6 +112,16 @@ class HistoryWriter:
                 await backoff.wait(Transient(str(failed)))
         await self._history.finish(self._clock.wall_ms())
         log.info("history.finished", topic=str(self._topic), end=str(plan.last))
+
+    async def _as_finished(self, left: Attempt | None) -> Attempt | None:
+        """Return what an earlier owner left as it is in the bucket. Raises IdentityRefused, Fenced."""
+        topic = self._offloader
+        if left is None:
+            return None
+        found = await as_finished(self._shop, self._topic, left, troubles=topic.troubles, identity=topic.identity)
+        for loss in unrecorded(topic.map, found):
+            await self._history.lost(loss)
+        return found
 
     async def _wanted(self) -> None:
         """Wait while the topic's policy is that nothing is offloaded."""

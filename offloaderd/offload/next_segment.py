@@ -19,6 +19,7 @@ from offloaderd.offload import history, recovery
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.chain import Run
 from offloaderd.offload.ledger_layout import ledger_layout
+from offloaderd.offload.roll_forward import as_finished, unrecorded
 from offloaderd.offload.segment import PART_COUNT_MAX
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class NextSegment:
         self._log = log
         self._clock = shop.uplink.clock
         self._tries, self._last_error = left.failures  # of the segment that begins at the present position
+        self._settled = left.attempt is None
+        """Whether it is known how far what an earlier owner left is; until then nothing is taken from the source."""
 
     def failed(self, error: str) -> None:
         """The segment was given up: its entries begin the next one."""
@@ -106,6 +109,8 @@ class NextSegment:
 
     def wants(self, step: Run | Loss) -> bool:
         """Say whether the source is to be read there, or the loss to be reported, for this segment or the next."""
+        if not self._settled:
+            return False
         attempt = self._topic.attempt
         end = attempt.end if attempt is not None else None
         if end is not None and (not isinstance(step, Run) or step.first <= end):
@@ -175,8 +180,25 @@ class NextSegment:
         left_ms = info.closed_at_ms + threshold_s * 1000 - self._clock.wall_ms()
         return (left_ms + 1) / 1000 if left_ms >= 0 else None
 
+    async def _settle(self, left: Attempt) -> None:
+        """Take what an earlier owner left as it is in the bucket. Raises IdentityRefused, Fenced."""
+        topic = self._topic
+        self.left = await as_finished(self._shop, topic.topic, left, troubles=topic.troubles, identity=topic.identity)
+        for loss in unrecorded(topic.map, self.left):
+            await topic.record.lost(loss)
+        if self.left.proven and self.left.end is not None:
+            topic.filling.taken = self.left.end
+        self._settled = True
+        if topic.tailer is not None:
+            topic.tailer.nudge()
+
     async def attempt(self) -> Attempt | None:
-        """Return what an earlier owner left, or a new attempt once there is an entry for it; None when stopping."""
+        """Return what an earlier owner left, or a new attempt once there is an entry for it; None when stopping.
+
+        Raises IdentityRefused, Fenced.
+        """
+        if self.left is not None and not self._settled:
+            await self._settle(self.left)
         left = self.left
         if left is not None and left.parts and (self._shop.source is not None or left.whole):
             return left

@@ -142,7 +142,7 @@ class OpenSegment:
         without a source is given its entries anew from the begin of the segment, and they are compared.
         """
         attempt = self.attempt
-        if not attempt.upload_id:
+        if not attempt.upload_id and not attempt.proven:
             await self.progress.note_upload(await self.upload.open(began_before=self.continued))
             return
         trusted = attempt.whole or self._shop.source is not None

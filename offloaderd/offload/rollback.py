@@ -28,6 +28,7 @@ from offloaderd.offload import recovery
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.rewriting import cut_of
+from offloaderd.offload.roll_forward import as_finished
 from offloaderd.offload.rollback_ledger import LedgerConversion, Stopped
 from offloaderd.offload.rollback_orders import OrderDesk, extended, taken_back
 from offloaderd.offload.rollback_read import PIECE_BYTES, Unreadable
@@ -202,6 +203,11 @@ class _TopicRollback:
                 if not known:
                     await self.desk.load()
                     left = (await recovery.take_over(self._attempts, None, self._shop)).attempt
+                    if left is not None:
+                        topic = self._offloader
+                        left = await as_finished(
+                            self._shop, self._topic, left, troubles=topic.troubles, identity=topic.identity
+                        )
                     known = True
                 await self._turn(left)
             except Fenced:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from offloaderd.errors import Closed, Fenced, OffloaderError, first_of
+from offloaderd.errors import Closed, Fenced, IdentityRefused, OffloaderError, first_of
 from offloaderd.event import Event
 from offloaderd.groups import Group
 from offloaderd.metadata import catalog
@@ -295,7 +295,11 @@ class Supervisor:
         self._home.taken_up(self)
         self.change(self.policy)
         self._home.changed.notify()
-        await self._work(offloader, session)
+        try:
+            await self._work(offloader, session)
+        except IdentityRefused:
+            await identity.load()  # whoever refused it may have read and written by itself
+            raise
 
     async def _claim(self, session: Session) -> Claim | None:
         """Become the owner; None when told to stop, or the session is lost, before that."""

@@ -154,6 +154,9 @@ class SegmentUpload:
             number: PartInfo(part_number=number, etag=part.etag, size_bytes=part.size_bytes)
             for number, part in enumerate(attempt.parts, start=1)
         }
+        if attempt.proven:
+            self._completed, self._parts, self.stored_count = True, recorded, len(recorded)
+            return
         listed = await self._persist(self._list)
         if listed is None:
             if attempt.seal is None:

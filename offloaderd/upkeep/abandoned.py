@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import BucketMissing, NotFound, OffloaderError
 from offloaderd.metadata import catalog, nodes, paths
 from offloaderd.metadata.identity import deletion_refused
+from offloaderd.metadata.last_copy import last_copy
 from offloaderd.objects import look
 from offloaderd.upkeep.finds import Find, Kind, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator
 
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.trash import Trash
@@ -56,22 +57,26 @@ class AbandonedTrash:
         """Return a find for each thing that is left of a segment, and for the record alone if nothing is."""
         if await nodes.node(self._metadata, paths.owner(topic)) is not None:
             return []
-        refused = await deletion_refused(self._metadata, topic)
         site = self._site(record)
         assert site is not None  # noqa: S101 - what lies elsewhere is left out
         keys, store = record.keys(site.prefix).every, self._objects.at(site.bucket)
         uploads = [record.upload_id] if record.upload_id else []
         async with aclosing(store.list_uploads(keys[0])) as found:
             uploads += [one.upload_id async for one in found if one.key == keys[0] and one.upload_id not in uploads]
+        current = await catalog.load(self._metadata, topic)
+        refused = await deletion_refused(self._metadata, topic)
+        hole = await last_copy(self._objects, current, site.bucket, record.keys(site.prefix))
         sizes = {key: info.size_bytes for key in keys if (info := await look.head(store, key)) is not None}
         reason = f"decided ({record.reason}), and nobody works on the topic"
-        verdict = Verdict.DELETE
-        if refused:
+        kind, verdict = Kind.TRASH, Verdict.DELETE
+        if hole:
+            kind, verdict, reason = Kind.UNCOVERED, Verdict.ALARM, f"{reason}; it stays: {hole}"
+        elif refused:
             verdict, reason = Verdict.KEEP, f"{reason}; it stays: {refused}"
         elif self._rules.apply:
             verdict = Verdict.DELETED
             try:
-                if not await self._empty(store, topic, record, keys, uploads):
+                if not await self._empty(site, topic, record, uploads):
                     return []
             except BucketMissing:
                 raise
@@ -82,7 +87,7 @@ class AbandonedTrash:
         return [
             Find(
                 key=key,
-                kind=Kind.TRASH,
+                kind=kind,
                 verdict=verdict,
                 reason=reason,
                 size_bytes=size,
@@ -93,14 +98,16 @@ class AbandonedTrash:
             for key, size, upload_id in parts or [(keys[0], 0, "")]
         ]
 
-    async def _empty(
-        self, store: SegmentStore, topic: TopicName, record: Trash, keys: Sequence[str], uploads: list[str]
-    ) -> bool:
-        """Delete uploads, objects and the record, in this order; not what the map refers to after all."""
+    async def _empty(self, site: Site, topic: TopicName, record: Trash, uploads: list[str]) -> bool:
+        """Delete uploads, objects and the record, in this order; not what is to stay after all."""
         current = await catalog.load(self._metadata, topic)
-        held = any(one.segment_id == record.segment_id for one in current.segments)
-        if held or await deletion_refused(self._metadata, topic):
+        if any(one.segment_id == record.segment_id for one in current.segments):
             return False
+        if await deletion_refused(self._metadata, topic):
+            return False
+        if await last_copy(self._objects, current, site.bucket, record.keys(site.prefix)):
+            return False
+        store, keys = self._objects.at(site.bucket), record.keys(site.prefix).every
         for upload_id in uploads:
             await store.abort_upload(keys[0], upload_id)
         await store.delete(keys)

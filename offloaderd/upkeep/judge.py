@@ -13,7 +13,8 @@ from offloaderd.errors import CorruptData
 from offloaderd.format import manifest
 from offloaderd.metadata import catalog
 from offloaderd.metadata.identity import deletion_refused
-from offloaderd.model import Position, TopicName
+from offloaderd.metadata.last_copy import first_uncovered
+from offloaderd.model import TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.upkeep.finds import Kind
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from uuid import UUID
 
-    from offloaderd.format.manifest import LedgerPart, SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import ObjectInfo, ObjectReader
@@ -112,30 +112,6 @@ def foreign(info: ObjectInfo, cluster: str) -> str:
         return f"of cluster {theirs!r}" if theirs else "it does not say which cluster it is of"
     software = info.metadata.get(keys.SOFTWARE_VERSION_KEY, "")
     return "" if software.startswith(WRITER) else f"written by {software or 'an unknown program'!r}"
-
-
-def first_uncovered(described: SegmentManifest, topic_map: TopicMap, broken: Collection[UUID]) -> Position | None:
-    """Return the first entry of a segment that neither another sound segment nor a past retention accounts for."""
-    for part in described.ledgers:
-        found = _uncovered_from(part, topic_map, broken)
-        if found <= part.last_entry_id:
-            return Position(part.ledger_id, found)
-    return None
-
-
-def _uncovered_from(part: LedgerPart, topic_map: TopicMap, broken: Collection[UUID]) -> int:
-    """Return the first entry of a ledger's part that is nowhere else; one behind its last if there is none."""
-    entry_id, floor = part.first_entry_id, topic_map.floor
-    if floor is not None and floor.ledger_id == part.ledger_id:
-        entry_id = max(entry_id, floor.entry_id + 1)
-    elif floor is not None and floor.ledger_id > part.ledger_id:
-        return part.last_entry_id + 1
-    while entry_id <= part.last_entry_id:
-        holder = topic_map.find(Position(part.ledger_id, entry_id))
-        if holder is None or holder.segment_id in broken:
-            return entry_id
-        entry_id = next(one.last_entry_id for one in holder.slices if one.ledger_id == part.ledger_id) + 1
-    return entry_id
 
 
 def _lacks(stored: StoredSegment) -> str:

@@ -104,6 +104,8 @@ class Attempt:
     layout: SegmentLayout | LedgerLayout | None = None
     parts: tuple[StoredPart, ...] = ()
     seal: Seal | None = None
+    proven: bool = field(default=False, compare=False)
+    """Whether its objects were found finished and read: not recorded, for who reads the record looks for itself."""
     unknown: bytes = field(default=b"", repr=False, compare=False)
     """What a later release has added to the record."""
 

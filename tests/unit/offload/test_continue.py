@@ -27,6 +27,7 @@ from tests.unit.offload.rig import (
     memory_ledgers,
     offloader_of,
     payloads,
+    turn,
     until,
     until_offloaded,
 )
@@ -72,6 +73,8 @@ async def finish(rig: Rig, store: CountingStore, *, entries: int = ENTRIES) -> N
         target = await topic.request_roll()
         assert target is not None
         await until_offloaded(topic, target)
+        while await rig.tree.connect().children(paths.trash(TOPIC)):
+            await turn()
     assert [payload for _, payload in await rig.committed()] == payloads(entries)
     assert await rig.leftovers() == []
     assert list(await rig.tree.connect().children(paths.trash(TOPIC))) == []

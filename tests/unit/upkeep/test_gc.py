@@ -10,6 +10,8 @@ import structlog
 
 from offloaderd.errors import Conflict, CorruptData
 from offloaderd.metadata import paths
+from offloaderd.metadata.records import identity
+from offloaderd.metadata.records.identity import Refusal, RefusalKind
 from offloaderd.metadata.removal import without_oldest
 from offloaderd.objects import keys
 from offloaderd.testing.faults import FaultyStore
@@ -364,7 +366,7 @@ async def test_uploads_stay_where_others_write(ground: Ground, *, young: bool) -
 
 async def test_trash_of_a_topic_without_owner_is_emptied(ground: Ground) -> None:
     """A decided deletion is carried out when nobody else will; with an owner it is the owner's."""
-    await ground.store(2, runs(1, 10, 5))
+    await ground.store(2, runs(1, 0, 5))
     await ground.objects.create_upload(data_key(2), metadata=OURS)
     await ground.discard(2, decided_ms=ground.store_clock.wall_ms())
     await ground.age()
@@ -379,6 +381,35 @@ async def test_trash_of_a_topic_without_owner_is_emptied(ground: Ground) -> None
     assert await ground.keys() == all_keys(1)
     assert await ground.metadata.children(paths.trash(TOPIC)) == []
     assert [upload async for upload in ground.objects.list_uploads()] == []
+
+
+async def test_trash_that_is_a_last_copy_is_an_alarm(ground: Ground) -> None:
+    """A finished segment with entries that nothing else holds is not deleted, whoever decided that (P1, P5)."""
+    await ground.store(2, runs(1, 10, 5))
+    await ground.discard(2)
+    await ground.age()
+    for apply in (False, True):
+        finds, _ = await ground.collect(apply=apply)
+        assert set(kinds(finds).values()) == {(Kind.UNCOVERED, Verdict.ALARM)}
+        assert "which no other segment holds" in finds[0].reason
+    assert await ground.keys() == all_keys(1, 2)
+
+
+async def test_trash_of_a_topic_whose_identity_is_in_doubt_stays(ground: Ground) -> None:
+    """Neither its trash nor what nobody refers to is deleted while a refusal stands (P5)."""
+    await ground.store(2, runs(1, 0, 5))
+    await ground.store(3, runs(1, 0, 5))
+    await ground.discard(2)
+    await ground.age()
+    refusal = Refusal(kind=RefusalKind.METADATA_WENT_BACK, found="x", evidence="y", since_ms=1)
+    value = identity.encode(identity.TopicIdentityRecord(refusals=(refusal,)))
+    await ground.metadata.create(paths.identity(TOPIC), value)
+    finds, _ = await ground.collect()
+    assert set(kinds(finds).values()) == {(Kind.TRASH, Verdict.KEEP), (Kind.REFUSED, Verdict.KEEP)}
+    assert await ground.keys() == all_keys(1, 2, 3)
+    await ground.metadata.delete(paths.identity(TOPIC))
+    await ground.collect()
+    assert await ground.keys() == all_keys(1)
 
 
 async def test_trash_that_the_map_refers_to_stays(ground: Ground) -> None:
