@@ -24,7 +24,6 @@ from offloaderd.offload.status import lag_of
 from offloaderd.offload.wanted import Wanted, Why, left, planned, reached
 
 if TYPE_CHECKING:
-    from offloaderd.clock import Clock
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import TopicName
@@ -189,21 +188,17 @@ async def keep(shop: Workshop, offloader: TopicOffloader) -> None:
         try:
             asked = await until_answered(clock, lambda: read(shop.metadata, topic))
             if asked is not None and asked.target is not None and not reached(offloader.map, asked.target):
-                await _go_on(offloader, asked.target, clock)
+                await _go_on(offloader, asked.target)
         except CorruptData as error:
             log.warning("offload.request_unreadable", topic=str(topic), error=str(error))
         with offloader.rest.until():
             await offloader.policy_changed.wait()
 
 
-async def _go_on(offloader: TopicOffloader, target: Position, clock: Clock) -> None:
+async def _go_on(offloader: TopicOffloader, target: Position) -> None:
     """Ask for a position again; not under a method that takes nothing, nor for what the source has no more."""
     try:
-        await until_answered(
-            clock,
-            lambda: offloader.request_roll(target),
-            met=lambda error: offloader.troubles.met(error, "source"),
-        )
+        await offloader.troubles.until_answered(lambda: offloader.request_roll(target), "source")
     except InvalidInput as error:
         log.warning("offload.request_dropped", topic=str(offloader.topic), target=str(target), error=str(error))
     except Conflict as error:

@@ -262,10 +262,8 @@ class NextSegment:
         if self.method_of(Run(*begin, begin.entry_id)) is not OffloadMethod.LEDGER_BASED or info is None:
             return self._shop.layout
         try:
-            return await until_answered(
-                self._clock,
-                lambda: ledger_layout(self._shop, self._topic.topic, info, count=bool(self._tries)),
-                met=lambda error: self._topic.troubles.met(error, "source"),
+            return await self._topic.troubles.until_answered(
+                lambda: ledger_layout(self._shop, self._topic.topic, info, count=bool(self._tries)), "source"
             )
         except NotFound:
             return self._shop.layout  # it is being deleted: what of it has been read goes as it came

@@ -40,7 +40,6 @@ log = structlog.get_logger(__name__)
 
 READ_BYTES = 1 << 20
 """Most that is read at once; less under a small budget, so that reads fit in beside each other."""
-
 PUSH_PATIENCE_S = 1.0
 """How long confirmed entries may be missing before they are read although a broker is pushing."""
 LOOK_S = 2.0
@@ -357,6 +356,7 @@ class Tailer:
                         await self._look_meanwhile()
                     if self._buffer.need != need:
                         return True
+                    self._troubles.over("source")
                     self._metrics.source_entries.inc(len(batch.payloads))
                     self._metrics.source_bytes.inc(batch.payload_bytes())
                     if gap.before is not None:

@@ -19,7 +19,7 @@ from offloaderd.offload import history
 from offloaderd.offload.adoption import Adoption
 from offloaderd.offload.age import OldestEntry
 from offloaderd.offload.asked import ByHand
-from offloaderd.offload.budget import Backoff, until_answered
+from offloaderd.offload.budget import Backoff
 from offloaderd.offload.buffer import START, TailingBuffer
 from offloaderd.offload.filling import Filling
 from offloaderd.offload.handle import OffloadHandle, SegmentResult
@@ -356,7 +356,7 @@ class TopicOffloader:
         """What is known of the topic's ledgers, as fresh as the source can say."""
         if self.tailer is None:
             return self.closed_ledgers
-        await until_answered(self._clock, self.tailer.refresh, met=lambda error: self.troubles.met(error, "source"))
+        await self.troubles.until_answered(self.tailer.refresh, "source")
         return {**self.closed_ledgers, **self.record.chain.ledgers}
 
     async def _give_up(self, error: SegmentFailed) -> None:

@@ -7,7 +7,7 @@ be stored holds up its segment, however well its neighbours fare.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -22,12 +22,15 @@ from offloaderd.errors import (
     Throttled,
     Transient,
 )
+from offloaderd.offload.budget import until_answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Awaitable, Callable, Hashable
 
     from offloaderd.clock import Clock
     from offloaderd.model import TopicName
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -128,6 +131,13 @@ class Troubles:
         if any(ended):
             self._tell(ended=next(filter(None, ended)))
             self._changed()
+
+    async def until_answered(self, ask: Callable[[], Awaitable[T]], what: Hashable) -> T:
+        """Ask until the answer is not Transient; what hinders it meanwhile is over with the answer."""
+        try:
+            return await until_answered(self._clock, ask, met=lambda error: self.met(error, what))
+        finally:
+            self.over(what)
 
     def _tell(self, *, ended: Trouble | None = None) -> None:
         """Log when a stall begins and when it ends."""
