@@ -331,7 +331,7 @@ class Metrics(
         )
         self.metadata_node_bytes = self._gauge(
             "offloaderd_metadata_node_bytes",
-            "Size of the largest node written lately. Above 700000 a ledger has too many segments: make them larger.",
+            "Size of the largest node of the last change of a map. From 900000 on a ledger's context goes into pieces.",
         )
         self.zk_session_state = self._gauge(
             "offloaderd_zk_session_state", "Metadata session: 0 lost, 1 suspended, 2 connected."

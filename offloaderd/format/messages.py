@@ -15,8 +15,11 @@ from offloaderd.errors import CorruptData
 M = TypeVar("M", bound=Message)
 
 
-def parse_message(kind: type[M], data: bytes, *, key: str, at: int) -> M:
-    """Return the message that `data` holds; `at` is its offset in the object `key`. Raises CorruptData."""
+def parse_message(kind: type[M], data: bytes, *, key: str, at: int, text: bool = True) -> M:
+    """Return the message that `data` holds; `at` is its offset in the object `key`. Raises CorruptData.
+
+    Without `text` its strings are not looked at, for whoever does not read them.
+    """
     name = kind.DESCRIPTOR.name
     try:
         message = kind.FromString(data)
@@ -24,7 +27,7 @@ def parse_message(kind: type[M], data: bytes, *, key: str, at: int) -> M:
         raise CorruptData(key=key, offset=at, expected=f"a {name} message", found=error) from None
     if not message.IsInitialized():
         raise CorruptData(key=key, offset=at, expected=f"all required fields of {name}", found="not all of them")
-    if not _strings_are_text(message):
+    if text and not _strings_are_text(message):
         raise CorruptData(key=key, offset=at, expected=f"UTF-8 text in the {name} message", found="other bytes")
     return message
 

@@ -10,37 +10,39 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import structlog
 
 from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, Transient
-from offloaderd.metadata import nodes, paths
+from offloaderd.metadata import nodes, paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.each import each
-from offloaderd.metadata.port import Create, Delete, Replace, Versioned
-from offloaderd.metadata.records import codec, context, policy
+from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.records import codec, policy
 from offloaderd.metadata.records import floor as floor_record
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records import loss as loss_record
-from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
+from offloaderd.metadata.records.context import LedgerSegment
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import LedgerEnd, Loss, OffloadMethod, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from uuid import UUID
 
-    from offloaderd.metadata.port import MetadataStore, Step
+    from offloaderd.metadata.pieces import StoredContext
+    from offloaderd.metadata.port import MetadataStore, Step, Versioned
     from offloaderd.metadata.records.floor import Floor
     from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.model import TopicName
 
 log = structlog.get_logger(__name__)
 
-NODE_BYTES_WARN = 700_000
-"""A context larger than this nears the store's limit of about 1 MB: the topic's segments should be larger."""
 SNAPSHOT_TRIES = 10
+
+Edit: TypeAlias = "Callable[[TopicMap], tuple[list[Step], TopicMap]]"
+"""A pure change of a map: the steps that write it, and the map afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class TopicMap:
 
     topic: TopicName
     segments: tuple[CommittedSegment, ...] = ()
-    contexts: Mapping[int, Versioned] = field(default_factory=dict)
+    contexts: Mapping[int, StoredContext] = field(default_factory=dict)
     ends: Mapping[int, LedgerEnd] = field(default_factory=dict)
     losses: tuple[Loss, ...] = ()
     deleted: Mapping[int, int] = field(default_factory=dict)
@@ -72,7 +74,7 @@ class TopicMap:
     def build(
         cls,
         topic: TopicName,
-        contexts: Mapping[int, Versioned],
+        contexts: Mapping[int, StoredContext],
         losses: Iterable[Loss] = (),
         floor: Versioned | None = None,
         plan: Versioned | None = None,
@@ -89,7 +91,7 @@ class TopicMap:
             ends[base.position.ledger_id] = base.end
         for ledger_id in sorted(contexts):
             path = paths.ledger(topic, ledger_id)
-            known = context.decode(contexts[ledger_id].value, path=path)
+            known = pieces.joined(contexts[ledger_id], path)
             if known.end is not None:
                 ends[ledger_id] = known.end
             if known.source_deleted:
@@ -209,19 +211,25 @@ class TopicMap:
         for other in (before, following):
             if other is not None and other.begin <= segment.end and segment.begin <= other.end:
                 raise Conflict(f"segment {segment.segment_id} ({segment.range}) overlaps {other.range} of {self.topic}")
-        if any(known.segment_id == segment.segment_id for known in self.segments):
+        number = segment.segment_id.int  # comparing uuids takes ten times as long
+        if any(known.segment_id.int == number for known in self.segments):
             raise Conflict(f"segment {segment.segment_id} is already part of {self.topic}")
         steps: list[Step] = []
         contexts, created = dict(self.contexts), dict(self.created)
         for part in segment.slices:
+            if _leaves_gap(part, before.end if before else self.floor, following.begin if following else None):
+                raise Conflict(
+                    f"segment {segment.segment_id} would leave a gap in ledger {part.ledger_id} of {self.topic}: it "
+                    f"holds entries {part.first_entry_id} to {part.last_entry_id}"
+                )
+            around = [one for one in (segment, before, following) if one and one.begin.ledger_id == part.ledger_id]
+            whole = any(one.method is OffloadMethod.LEDGER_BASED for one in around)
+            if whole and part.ledger_id in contexts:
+                raise Conflict(f"segment {segment.segment_id} is not all of ledger {part.ledger_id} of {self.topic}")
+            stored, added = contexts.get(part.ledger_id), ledger_segment(segment, part)
             path = paths.ledger(self.topic, part.ledger_id)
-            node = contexts.get(part.ledger_id)
-            value = self._inserted(node, part, segment, path)
-            if node is None:
-                steps.append(Create(path, value))
-            else:
-                steps.append(Replace(path, value, node.version))
-            contexts[part.ledger_id] = Versioned(value, node.version + 1 if node else 0)
+            written, contexts[part.ledger_id] = pieces.inserted(stored, path, added, created_ms=part.created_ms)
+            steps += written
             if part.created_ms is not None:
                 created.setdefault(part.ledger_id, part.created_ms)
         segments = (*self.segments[:index], segment, *self.segments[index:])
@@ -230,14 +238,14 @@ class TopicMap:
             path = paths.loss(self.topic, loss.before.ledger_id)
             if left != loss:
                 steps += [Delete(path), *([Create(path, loss_record.encode(left))] if left else [])]
-        whole = replace(
+        after = replace(
             self,
             segments=segments,
             contexts=MappingProxyType(contexts),
             created=MappingProxyType(created),
             losses=tuple(left for _, left in losses if left),
         )
-        ending, after = whole.with_ends(ends)
+        ending, after = after.with_ends(ends)
         return [*steps, *ending], after
 
     def with_ends(self, ends: Mapping[int, LedgerEnd]) -> tuple[list[Step], TopicMap]:
@@ -247,13 +255,12 @@ class TopicMap:
         for ledger_id, end in ends.items():
             if not end.adds_to(known.get(ledger_id)):
                 continue
-            node, path = contexts.get(ledger_id), paths.ledger(self.topic, ledger_id)
-            if node is not None:
-                found = context.decode(node.value, path=path)
-                if found.segments[-1].end_entry_id + 1 == end.entries:
-                    value = context.encode(replace(found, end=end))
-                    steps.append(Replace(path, value, node.version))
-                    contexts[ledger_id], known[ledger_id] = Versioned(value, node.version + 1), end
+            stored, path = contexts.get(ledger_id), paths.ledger(self.topic, ledger_id)
+            if stored is not None:
+                if (ended := pieces.with_end(stored, path, end)) is not None:
+                    step, contexts[ledger_id] = ended
+                    steps.append(step)
+                    known[ledger_id] = end
             elif base is not None and base.position == Position(ledger_id, end.entries - 1):
                 base, known[ledger_id] = replace(base, end=end), end
                 steps.append(Replace(paths.floor(self.topic), floor_record.encode(base), base_version))
@@ -276,30 +283,10 @@ class TopicMap:
         losses = (*(one for one in self.losses if one not in within), whole)
         return steps, replace(self, losses=tuple(sorted(losses)))
 
-    def _inserted(self, node: Versioned | None, part: LedgerSlice, segment: CommittedSegment, path: str) -> bytes:
-        """Return a ledger's context with one more segment, at its place between its neighbours."""
-        known = context.decode(node.value, path=path) if node else LedgerContext()
-        index = bisect_left(known.segments, part.first_entry_id, key=lambda found: found.begin_entry_id)
-        joints = []
-        if index:
-            joints.append((known.segments[index - 1].end_entry_id + 1, part.first_entry_id))
-        elif self.floor is not None and self.floor.ledger_id == part.ledger_id:
-            joints.append((self.floor.entry_id + 1, part.first_entry_id))
-        if index < len(known.segments):
-            joints.append((part.last_entry_id + 1, known.segments[index].begin_entry_id))
-        if any(end != begin for end, begin in joints):
-            raise Conflict(
-                f"segment {segment.segment_id} would leave a gap in ledger {part.ledger_id} of {self.topic}: it holds "
-                f"entries {part.first_entry_id} to {part.last_entry_id}"
-            )
-        added = ledger_segment(segment, part)
-        if segment.method is OffloadMethod.LEDGER_BASED or known.whole:
-            if known.segments:
-                raise Conflict(f"segment {segment.segment_id} is not all of ledger {part.ledger_id} of {self.topic}")
-            known = replace(known, end=LedgerEnd(part.entries, None))
-        segments = (*known.segments[:index], added, *known.segments[index:])
-        created_ms = part.created_ms if known.created_ms is None else known.created_ms
-        return context.encode(replace(known, segments=segments, created_ms=created_ms))
+    def in_pieces(self, ledger_id: int) -> tuple[list[Step], TopicMap]:
+        """Return the steps that put a ledger's context in pieces, if it is large, and the map afterwards."""
+        steps, stored = pieces.in_pieces(self.contexts[ledger_id], paths.ledger(self.topic, ledger_id))
+        return steps, replace(self, contexts=MappingProxyType({**self.contexts, ledger_id: stored}))
 
     def _ending_at_or_after(self, position: Position) -> int:
         return bisect_left(self.segments, position, key=_end)
@@ -311,10 +298,10 @@ async def load(store: MetadataStore, topic: TopicName) -> TopicMap:
     The nodes are read until two passes agree, so a commit in between never shows by halves. Raises CorruptData, and
     Transient when the map changes faster than it can be read.
     """
-    before: tuple[dict[int, Versioned], Versioned | None, Versioned | None] = ({}, None, None)
+    before: tuple[dict[int, StoredContext], Versioned | None, Versioned | None] = ({}, None, None)
     for _ in range(SNAPSHOT_TRIES):
         floor, plan = await nodes.node(store, paths.floor(topic)), await nodes.node(store, paths.history_plan(topic))
-        found = await nodes.contexts(store, topic), floor, plan
+        found = await nodes.contexts(store, topic, before[0]), floor, plan
         if found == before:
             return TopicMap.build(topic, found[0], await nodes.losses(store, topic), floor, plan)
         before = found
@@ -390,6 +377,13 @@ def _continued(segment: CommittedSegment, ledger_id: int, found: LedgerSegment, 
     if found.begin_entry_id or replace(whole, slices=segment.slices) != segment:
         codec.corrupt(path, f"segment {segment.segment_id} as in the ledger before, from entry 0", found)
     return whole
+
+
+def _leaves_gap(part: LedgerSlice, before: Position | None, behind: Position | None) -> bool:
+    """Say whether entries of a slice's ledger are missing between it and what is committed before and behind it."""
+    begins = before is None or before.ledger_id != part.ledger_id or before.entry_id + 1 == part.first_entry_id
+    ends = behind is None or behind.ledger_id != part.ledger_id or part.last_entry_id + 1 == behind.entry_id
+    return not (begins and ends)
 
 
 def _begin(segment: CommittedSegment) -> Position:

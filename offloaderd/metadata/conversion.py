@@ -18,10 +18,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict, InvalidInput
-from offloaderd.metadata import paths
+from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.catalog import ledger_segment
-from offloaderd.metadata.port import Replace, Versioned
-from offloaderd.metadata.records import context
 from offloaderd.metadata.removal import to_trash
 from offloaderd.model import OffloadMethod
 
@@ -162,12 +160,12 @@ def with_whole(topic_map: TopicMap, whole: CommittedSegment, *, now_ms: int) -> 
             kept.append(segment if len(rest) == len(segment.slices) else replace(segment, slices=rest))
         else:
             gone.append(segment)
-    path, node = paths.ledger(topic, ledger_id), topic_map.contexts[ledger_id]
-    known = context.decode(node.value, path=path)
-    value = context.encode(replace(known, segments=(ledger_segment(whole, whole.slices[0]),)))
-    steps: list[Step] = [Replace(path, value, node.version)]
+    part = whole.slices[0]
+    entries, stored = (part.first_entry_id, part.last_entry_id), topic_map.contexts[ledger_id]
+    steps, made = pieces.exchanged(stored, paths.ledger(topic, ledger_id), entries, (ledger_segment(whole, part),))
+    assert made is not None  # noqa: S101 - it has the object
     steps += [to_trash(topic, segment, reason=REASON, now_ms=now_ms) for segment in gone[:TRASH_MAX]]
-    contexts = {**topic_map.contexts, ledger_id: Versioned(value, node.version + 1)}
+    contexts = {**topic_map.contexts, ledger_id: made}
     after = replace(
         topic_map,
         segments=tuple(sorted(kept, key=lambda one: one.begin)),

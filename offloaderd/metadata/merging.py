@@ -5,8 +5,9 @@ whole or not at all: in one transaction the new segment stands in every context 
 on the trash list. What ledgers ended with, losses, marks and the floor do not change, nor how far the topic is
 offloaded.
 
-Left alone are: the ledger in which the topic's newest segment ends (its owner goes on writing there), what brokers
-wrote, what is marked deleted, and segments with a loss between or inside them.
+Left alone are: the topic's newest segment, behind which its owner goes on writing (what lies before it in the same
+ledger may go: an owner that commits meanwhile finds its context changed, and looks again), what brokers wrote, what is
+marked deleted, and segments with a loss between or inside them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict, InvalidInput
-from offloaderd.metadata import paths
+from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.catalog import ledger_segment
-from offloaderd.metadata.port import Replace, Versioned
-from offloaderd.metadata.records import context
+from offloaderd.metadata.committed import LedgerSlice
 from offloaderd.metadata.removal import to_trash
 from offloaderd.model import OffloadMethod, Position, SegmentRange
 
@@ -86,11 +86,10 @@ def goal_of(sources: Sequence[CommittedSegment], *, ledger_id: int | None = None
 
 def obstacle(topic_map: TopicMap, segment: CommittedSegment, buckets: Collection[str]) -> str:
     """Say why a segment cannot be replaced; empty: it can."""
-    newest = topic_map.segments[-1].end.ledger_id
     if segment.foreign:
         return "a broker wrote it"
-    if segment.end.ledger_id >= newest:
-        return "it ends in the newest ledger of the tier"
+    if segment.segment_id == topic_map.segments[-1].segment_id:
+        return "it is the newest of the tier"
     if any(part.ledger_id in topic_map.deleted for part in segment.slices):
         return "a ledger of it is marked deleted"
     if segment.bucket not in buckets:
@@ -153,14 +152,13 @@ def with_merged(topic_map: TopicMap, merged: CommittedSegment, *, now_ms: int) -
     steps: list[Step] = []
     contexts = dict(topic_map.contexts)
     for part in merged.slices:
-        path, node = paths.ledger(topic, part.ledger_id), contexts[part.ledger_id]
-        known = context.decode(node.value, path=path)
-        kept = [one for one in known.segments if one.segment_id not in gone]
-        before = [one for one in kept if one.end_entry_id < part.first_entry_id]
-        segments = (*before, ledger_segment(merged, part), *kept[len(before) :])
-        value = context.encode(replace(known, segments=segments))
-        steps.append(Replace(path, value, node.version))
-        contexts[part.ledger_id] = Versioned(value, node.version + 1)
+        stored, entries = contexts[part.ledger_id], (part.first_entry_id, part.last_entry_id)
+        written, left = pieces.exchanged(
+            stored, paths.ledger(topic, part.ledger_id), entries, (ledger_segment(merged, part),)
+        )
+        assert left is not None  # noqa: S101 - it has the segment
+        steps += written
+        contexts[part.ledger_id] = left
     steps += [to_trash(topic, one, reason=REASON, now_ms=now_ms) for one in sources]
     rest = [one for one in topic_map.segments if one.segment_id not in gone]
     after = replace(

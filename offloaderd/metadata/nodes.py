@@ -5,32 +5,73 @@ A node that vanishes during a pass is left out: the caller passes again until no
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import NotFound
+from offloaderd.errors import NotFound, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.each import each
-from offloaderd.metadata.records import codec
+from offloaderd.metadata.pieces import StoredContext
+from offloaderd.metadata.records import codec, context
 from offloaderd.metadata.records import loss as loss_record
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from offloaderd.metadata.port import MetadataStore, Versioned
+    from offloaderd.metadata.records.context import Piece
     from offloaderd.model import Loss, TopicName
 
 
-async def contexts(store: MetadataStore, topic: TopicName) -> dict[int, Versioned]:
-    """Read the ledgers' offload contexts by ledger id. Raises CorruptData for a node that is no ledger."""
+PIECES_TRIES = 10
+"""How often one context is read while somebody changes it."""
+
+
+async def contexts(
+    store: MetadataStore, topic: TopicName, known: Mapping[int, StoredContext] = MappingProxyType({})
+) -> dict[int, StoredContext]:
+    """Read the ledgers' offload contexts by ledger id; pieces of one that is as in `known` are not read again.
+
+    Raises CorruptData for a node that is no ledger, Transient for a context that changes faster than it can be read.
+    """
     folder = paths.ledgers(topic)
     names = await store.children(folder)
     for name in names:
         if not (name.isascii() and name.isdecimal() and str(int(name)) == name):
             codec.corrupt(f"{folder}/{name}", "a ledger id as the node's name", repr(name))
 
-    async def read(name: str) -> Versioned | None:
-        return await node(store, f"{folder}/{name}")
+    async def read(name: str) -> StoredContext | None:
+        return await stored_context(store, f"{folder}/{name}", known.get(int(name)))
 
     found = await each(names, read)
     return {int(name): one for name, one in zip(names, found, strict=True) if one is not None}
+
+
+async def stored_context(store: MetadataStore, path: str, known: StoredContext | None = None) -> StoredContext | None:
+    """Read one ledger's context with its pieces as they were at one moment, None when there is none.
+
+    Whoever changes a piece writes the context's node with it: while that stays the same, so do they. Raises
+    CorruptData, Transient.
+    """
+
+    async def read(piece: Piece) -> Versioned | None:
+        return await node(store, f"{path}/{piece.number}")
+
+    found = await node(store, path)
+    for _ in range(PIECES_TRIES):
+        if found is None:
+            return None
+        table = context.pieces_of(found.value, path=path)
+        if not table:
+            return StoredContext(found.value, found.version)
+        if known is not None and (known.value, known.version) == (found.value, found.version):
+            return known
+        read_before, pieces = found, await each(table, read)
+        found = await node(store, path)
+        if found == read_before:
+            there = {one.number: piece for one, piece in zip(table, pieces, strict=True) if piece is not None}
+            return StoredContext(found.value, found.version, MappingProxyType(there))
+    raise Transient(f"{path} changes faster than it can be read")
 
 
 async def losses(store: MetadataStore, topic: TopicName) -> list[Loss]:

@@ -10,13 +10,13 @@ along, mark and all; how the ledger ended stays in the floor for as long as the 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict
-from offloaderd.metadata import paths
-from offloaderd.metadata.port import Create, Delete, Replace, Versioned
-from offloaderd.metadata.records import context
+from offloaderd.metadata import paths, pieces
+from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import floor as floor_record
 from offloaderd.metadata.records import trash as trash_record
 
@@ -42,10 +42,10 @@ def mark_deleted(topic_map: TopicMap, ledger_ids: Iterable[int], *, now_ms: int)
     steps: list[Step] = []
     contexts, deleted = dict(topic_map.contexts), dict(topic_map.deleted)
     for ledger_id in sorted(set(ledger_ids) & contexts.keys() - deleted.keys()):
-        node, path = contexts[ledger_id], paths.ledger(topic_map.topic, ledger_id)
-        value = context.encode(replace(context.decode(node.value, path=path), deleted_ms=now_ms))
-        steps.append(Replace(path, value, node.version))
-        contexts[ledger_id], deleted[ledger_id] = Versioned(value, node.version + 1), now_ms
+        stored, path = contexts[ledger_id], paths.ledger(topic_map.topic, ledger_id)
+        step, contexts[ledger_id] = pieces.with_mark(stored, path, lambda known: replace(known, deleted_ms=now_ms))
+        steps.append(step)
+        deleted[ledger_id] = now_ms
     return steps, replace(topic_map, contexts=MappingProxyType(contexts), deleted=MappingProxyType(deleted))
 
 
@@ -59,10 +59,9 @@ def note_source_deleted(topic_map: TopicMap, ledger_ids: Iterable[int]) -> tuple
     contexts = dict(topic_map.contexts)
     noted = sorted(set(ledger_ids) & contexts.keys() - topic_map.source_deleted)
     for ledger_id in noted:
-        node, path = contexts[ledger_id], paths.ledger(topic_map.topic, ledger_id)
-        value = context.encode(replace(context.decode(node.value, path=path), source_deleted=True))
-        steps.append(Replace(path, value, node.version))
-        contexts[ledger_id] = Versioned(value, node.version + 1)
+        stored, path = contexts[ledger_id], paths.ledger(topic_map.topic, ledger_id)
+        step, contexts[ledger_id] = pieces.with_mark(stored, path, lambda known: replace(known, source_deleted=True))
+        steps.append(step)
     after = replace(topic_map, contexts=MappingProxyType(contexts))
     return steps, replace(after, source_deleted=topic_map.source_deleted.union(noted))
 
@@ -75,9 +74,10 @@ def note_created(topic_map: TopicMap, created: Mapping[int, int]) -> tuple[list[
         node, path = contexts.get(ledger_id), paths.ledger(topic_map.topic, ledger_id)
         if node is None or known.get(ledger_id) == created_ms:
             continue
-        value = context.encode(replace(context.decode(node.value, path=path), created_ms=created_ms))
-        steps.append(Replace(path, value, node.version))
-        contexts[ledger_id], known[ledger_id] = Versioned(value, node.version + 1), created_ms
+        made = partial(replace, created_ms=created_ms)
+        step, contexts[ledger_id] = pieces.with_mark(node, path, made)
+        steps.append(step)
+        known[ledger_id] = created_ms
     return steps, replace(topic_map, contexts=MappingProxyType(contexts), created=MappingProxyType(known))
 
 
@@ -128,16 +128,12 @@ def without_oldest(
     steps: list[Step] = []
     contexts, ends, deleted = dict(topic_map.contexts), dict(topic_map.ends), dict(topic_map.deleted)
     for part in segment.slices:
-        path, node = paths.ledger(topic, part.ledger_id), contexts.pop(part.ledger_id)
-        found = context.decode(node.value, path=path)
-        if found.segments[0].segment_id != segment.segment_id:
-            raise Conflict(f"ledger {part.ledger_id} of {topic} begins with another segment than {segment.segment_id}")
-        if len(found.segments) > 1:
-            value = context.encode(replace(found, segments=found.segments[1:]))
-            steps.append(Replace(path, value, node.version))
-            contexts[part.ledger_id] = Versioned(value, node.version + 1)
+        stored, entries = contexts.pop(part.ledger_id), (part.first_entry_id, part.last_entry_id)
+        written, left = pieces.exchanged(stored, paths.ledger(topic, part.ledger_id), entries, ())
+        steps += written
+        if left is not None:
+            contexts[part.ledger_id] = left
             continue
-        steps.append(Delete(path, node.version))
         deleted.pop(part.ledger_id, None)
         if part.ledger_id != segment.end.ledger_id:
             ends.pop(part.ledger_id, None)

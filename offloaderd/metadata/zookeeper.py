@@ -211,7 +211,8 @@ class ZooKeeperStore:
                 self._add(transaction, step)
             return transaction.commit_async()
 
-        what = f"transaction of {len(steps)} steps, the first {rules.described(steps[0])}"
+        size = rules.request_bytes(steps)
+        what = f"transaction of {len(steps)} steps and about {size} bytes, the first {rules.described(steps[0])}"
         answers = await self._write(what, commit)
         for number, answer in enumerate(answers):
             # The steps before the one that failed are answered as rolled back, those after it as not tried.

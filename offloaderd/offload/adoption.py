@@ -13,12 +13,14 @@ Rules:
 from __future__ import annotations
 
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.errors import BucketMissing, InvalidConfig, NotFound, OffloaderError, Transient
 from offloaderd.format.v1_index import decode_index
+from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.model import LedgerEnd, Loss, OffloadMethod, Position
 from offloaderd.objects import keys
@@ -30,7 +32,6 @@ from offloaderd.offload.chain import Run
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.model import EntryBatch, LedgerInfo, LedgerOffload, TopicName
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.topic import TopicOffloader
@@ -229,7 +230,8 @@ async def adopt_head(
             )
             break
         end = LedgerEnd(segment.entries, following.ledger_id if following is not None else None)
-        topic_map = await attempts.change(*topic_map.with_commit(segment, {info.ledger_id: end}))
+        adopted = partial(TopicMap.with_commit, segment=segment, ends={info.ledger_id: end})
+        topic_map = await attempts.change(topic_map, adopted)
         _tell(shop, topic, info, segment)
     return topic_map
 

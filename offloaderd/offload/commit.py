@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import Conflict, Fenced, NotFound
-from offloaderd.metadata import catalog, conversion, merging, nodes, paths
+from offloaderd.metadata import catalog, conversion, merging, nodes, paths, pieces, rules
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import trash as trash_record
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.clock import Clock
-    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.catalog import Edit, TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.metadata.records.attempt import Attempt
@@ -148,9 +148,8 @@ class AttemptLog:
         `ends` tells of ledgers that are closed. Returns the map with it. Raises Fenced, or Conflict when contexts were
         changed by someone else.
         """
-        steps, after = topic_map.with_commit(segment, ends)
+        steps, after = await self._fitted(topic_map, lambda known: known.with_commit(segment, ends), along)
         await self._enter(segment, [*steps, *along])
-        self._measure(steps)
         return after
 
     async def exchange(self, topic_map: TopicMap, made: CommittedSegment, along: Sequence[Step] = ()) -> TopicMap:
@@ -161,8 +160,8 @@ class AttemptLog:
         somebody else changed a ledger's context.
         """
         whole = made.method is OffloadMethod.LEDGER_BASED
-        replaced = conversion.with_whole if whole else merging.with_merged
-        steps, after = replaced(topic_map, made, now_ms=self._clock.wall_ms())
+        replaced, now_ms = conversion.with_whole if whole else merging.with_merged, self._clock.wall_ms()
+        steps, after = await self._fitted(topic_map, lambda known: replaced(known, made, now_ms=now_ms), along)
         await self._enter(made, [*steps, *along])
         return after
 
@@ -182,15 +181,7 @@ class AttemptLog:
 
         So it is known after a restart that a ledger which has vanished meanwhile is no loss.
         """
-        steps, after = topic_map.with_ends(ends)
-        if not steps:
-            return topic_map
-
-        async def recorded() -> bool:
-            return (await catalog.load(self._store, self._claim.topic)).ends == after.ends
-
-        await self.fence.settle(steps, recorded)
-        return after
+        return await self.change(topic_map, lambda known: known.with_ends(ends))
 
     async def note_loss(self, topic_map: TopicMap, loss: Loss) -> TopicMap:
         """Record that entries were gone before they could be offloaded; returns the map with it. Raises Fenced."""
@@ -206,27 +197,36 @@ class AttemptLog:
         await self.fence.settle(steps, recorded)
         return after
 
-    async def change(self, steps: Sequence[Step], after: TopicMap) -> TopicMap:
-        """Carry out steps that make `after` of the map, if there are any; returns it. Raises Fenced."""
+    async def change(self, topic_map: TopicMap, edit: Edit) -> TopicMap:
+        """Carry out the steps of an edit, if it has any; returns the map with it. Raises Fenced, Conflict."""
+        steps, after = await self._fitted(topic_map, edit)
+        await self._settle(steps, after)
+        return after
 
+    async def _settle(self, steps: Sequence[Step], after: TopicMap) -> None:
         async def recorded() -> bool:
             return await catalog.load(self._store, self._claim.topic) == after
 
         if steps:
             await self.fence.settle(steps, recorded)
-        return after
 
-    def _measure(self, steps: Sequence[Step]) -> None:
-        """Show how large the largest node has become."""
-        largest = max(len(step.value) for step in steps if isinstance(step, Create | Replace))
-        self._metrics.metadata_node_bytes.set(largest)
-        if largest > catalog.NODE_BYTES_WARN:
-            log.warning(
-                "metadata.node_large",
-                topic=str(self._claim.topic),
-                bytes=largest,
-                hint="a ledger's segments must fit into one node of about 1 MB: let segments grow larger or older",
-            )
+    async def _fitted(self, topic_map: TopicMap, edit: Edit, along: Sequence[Step] = ()) -> tuple[list[Step], TopicMap]:
+        """Return the steps of an edit, and the map with it; contexts that it has no room for are put in pieces first.
+
+        Raises Fenced, Conflict, what the edit raises.
+        """
+        steps, after = edit(topic_map)
+        if rules.request_bytes([*steps, *along]) > pieces.ROOM_BYTES:
+            written = {step.path for step in steps}
+            touched = [one for one in topic_map.contexts if paths.ledger(self._claim.topic, one) in written]
+            for ledger_id in touched:
+                cuts, cut = topic_map.in_pieces(ledger_id)
+                await self._settle(cuts, cut)
+                topic_map = cut
+            steps, after = edit(topic_map)
+        if sizes := [len(step.value) for step in steps if isinstance(step, Create | Replace)]:
+            self._metrics.metadata_node_bytes.set(max(sizes))
+        return steps, after
 
     async def give_up(self, attempt: Attempt, reason: str, along: Sequence[Step] = ()) -> None:
         """Put the attempt's objects on the trash list and end the attempt, in one step. Raises Fenced."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import structlog
+
 from offloaderd.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transient
 from offloaderd.metadata.port import Check
 from offloaderd.offload.budget import Backoff, until_answered
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.metrics import Metrics
     from offloaderd.offload.commit import Claim
+
+
+log = structlog.get_logger(__name__)
+
+_HINT = (
+    "it is tried again and read back; if it stays so while ZooKeeper answers others, jute.maxbuffer of its servers may "
+    "be smaller than the transaction"
+)
 
 
 class Fence:
@@ -44,6 +54,7 @@ class Fence:
             except OutcomeUnknown as error:
                 self._metrics.metadata_commits.labels(outcome="unknown").inc()
                 unknown = True
+                log.warning("metadata.commit_unknown", topic=str(self.claim.topic), error=str(error), hint=_HINT)
                 await backoff.wait(error)
                 continue
             except Transient as error:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import OffloaderError
+from offloaderd.errors import Conflict, Fenced, NotFound, OffloaderError
 from offloaderd.metadata import catalog, paths, removal
 from offloaderd.metadata.history import HistoryRanges
 from offloaderd.metadata.port import Replace
@@ -23,11 +24,11 @@ from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import LedgerChain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.format.manifest import LedgerPart
-    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.catalog import Edit, TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import Step
     from offloaderd.metadata.records.history import HistoryPlan
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from offloaderd.offload.commit import AttemptLog
 
 log = structlog.get_logger(__name__)
+
+CHANGES_MAX = 10
+"""How often a change is made anew while somebody else changes the map."""
 
 
 class HistoryTorn(OffloaderError):
@@ -76,19 +80,15 @@ class TopicRecord:
 
     async def note_end(self) -> None:
         """Record that end, if all before it is offloaded. Raises Fenced."""
-        async with self._writing:
-            self.map = await self._attempts.note_ends(self.map, self._end_of_offloaded())
+        await self._change(lambda known: self._attempts.note_ends(known, self._end_of_offloaded()))
 
     async def note_closed(self, last: Position) -> None:
         """Record that a ledger ends with the entry at `last`, if offloading stands there. Raises Fenced.
 
         For a topic without a source, whose pusher may say so only after that entry was committed.
         """
-        async with self._writing:
-            if self.offloaded == last:
-                self.map = await self._attempts.note_ends(
-                    self.map, {last.ledger_id: LedgerEnd(last.entry_id + 1, None)}
-                )
+        ends = {last.ledger_id: LedgerEnd(last.entry_id + 1, None)}
+        await self._change(lambda known: self._attempts.note_ends(known, ends if known.offloaded == last else {}))
 
     def known_ends(
         self, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
@@ -113,9 +113,12 @@ class TopicRecord:
 
         Raises HistoryTorn when it would not join on to history.
         """
-        async with self._writing:
+
+        async def committed(known: TopicMap) -> TopicMap:
             self._check_boundary(segment)
-            self.map = await self._attempts.commit(self.map, segment, ends)
+            return await self._attempts.commit(known, segment, ends)
+
+        await self._change(committed)
         self.chain.forget_before(segment.end)
 
     def _check_boundary(self, segment: CommittedSegment) -> None:
@@ -135,10 +138,14 @@ class TopicRecord:
 
     async def adopt(self, segment: CommittedSegment, end: LedgerEnd) -> None:
         """Make a ledger that a broker has offloaded itself part of the topic. Raises Fenced, Conflict, HistoryTorn."""
-        async with self._writing:
+
+        async def adopted(known: TopicMap) -> TopicMap:
             self._check_boundary(segment)
-            steps = self.map.with_commit(segment, {segment.end.ledger_id: end})
-            self.map = await self._attempts.change(*steps)
+            return await self._attempts.change(
+                known, lambda before: before.with_commit(segment, {segment.end.ledger_id: end})
+            )
+
+        await self._change(adopted)
         self.chain.forget_before(segment.end)
 
     async def commit_history(
@@ -155,13 +162,13 @@ class TopicRecord:
         """
         async with self._writing:
             self._check_joint(segment, ends)
-            changes = [self._change(plan)] if plan is not None else []
+            changes = [self._planned(plan)] if plan is not None else []
             after = await attempts.commit(self.map, segment, ends, [*changes, *along])
             if plan is not None:
                 after = replace(after, history=plan, history_version=self.map.history_version + 1)
             self.map = after
 
-    def _change(self, plan: HistoryPlan) -> Replace:
+    def _planned(self, plan: HistoryPlan) -> Replace:
         return Replace(paths.history_plan(self.map.topic), history_record.encode(plan), self.map.history_version)
 
     def _check_joint(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
@@ -187,18 +194,45 @@ class TopicRecord:
         """Record another state of the plan, and carry out steps that go along with it. Raises Fenced, Conflict."""
         async with self._writing:
             after = replace(self.map, history=plan, history_version=self.map.history_version + 1)
-            self.map = await self._attempts.change([self._change(plan), *steps], after)
+            written = [self._planned(plan), *steps]
+            self.map = await self._attempts.change(self.map, lambda _: (written, after))
 
     async def exchange(self, attempts: AttemptLog, whole: CommittedSegment) -> None:
         """Put a ledger's object in the place of its slices of segments. Raises Fenced, Conflict."""
         async with self._writing:
             self.map = await attempts.exchange(self.map, whole)
 
+    async def _edit(self, edit: Edit) -> None:
+        await self._change(lambda known: self._attempts.change(known, edit))
+
+    async def _change(self, make: Callable[[TopicMap], Awaitable[TopicMap]]) -> None:
+        """Bring the map up to what `make` does with it. Raises Fenced, Conflict, NotFound, what `make` raises.
+
+        A job that rewrites segments changes contexts as well: after a conflict what it has left is read, and the
+        change made with that.
+        """
+        async with self._writing:
+            for tries in range(1, CHANGES_MAX + 1):
+                before = self.map
+                try:
+                    self.map = await make(before)
+                except Fenced:
+                    raise
+                except (Conflict, NotFound):
+                    self.map = await self._loaded()
+                    if self.map == before or tries == CHANGES_MAX:
+                        raise
+                else:
+                    return
+
+    async def _loaded(self) -> TopicMap:
+        store, topic = self.fence.store, self.map.topic
+        return await until_answered(self._clock, lambda: catalog.load(store, topic))
+
     async def reload(self) -> None:
         """Take in what somebody else has committed of history, or said of its plan. Raises CorruptData."""
         async with self._writing:
-            store, topic = self.fence.store, self.map.topic
-            self.map = await until_answered(self._clock, lambda: catalog.load(store, topic))
+            self.map = await self._loaded()
 
     async def lost(self, loss: Loss) -> None:
         """Record, count and tell what was deleted before it was offloaded. Raises Fenced."""
@@ -229,30 +263,30 @@ class TopicRecord:
 
         See `removal.mark_deleted`; what was marked before an error stays so.
         """
-        async with self._writing:
-            for some in removal.batches(self.map, ledger_ids):
-                marked = removal.mark_deleted(self.map, some, now_ms=self._clock.wall_ms())
-                self.map = await self._attempts.change(*marked)
+        now_ms = self._clock.wall_ms()
+        for some in removal.batches(self.map, ledger_ids):
+            await self._edit(partial(removal.mark_deleted, ledger_ids=some, now_ms=now_ms))
 
     async def note_source_deleted(self, ledger_ids: Iterable[int]) -> None:
         """Record that the source has no copy of ledgers any more, or is about to delete it. Raises Fenced."""
-        async with self._writing:
-            for some in removal.batches(self.map, set(ledger_ids) - self.map.source_deleted):
-                self.map = await self._attempts.change(*removal.note_source_deleted(self.map, some))
+        for some in removal.batches(self.map, set(ledger_ids) - self.map.source_deleted):
+            await self._edit(partial(removal.note_source_deleted, ledger_ids=some))
 
     async def remove_oldest(self, segment: CommittedSegment, reason: str) -> bool:
         """Take the oldest segment out of the map and put it on the trash list; False if that was done meanwhile.
 
         Raises Fenced, Conflict.
         """
-        async with self._writing:
-            if segment not in self.map.segments[:1] or self.map.unfinished is not None:
-                return False
-            now_ms = self._clock.wall_ms()
-            self.map = await self._attempts.change(
-                *removal.without_oldest(self.map, segment, reason=reason, now_ms=now_ms)
-            )
-        return True
+        removed = False
+
+        async def without(known: TopicMap) -> TopicMap:
+            nonlocal removed
+            removed = segment in known.segments[:1] and known.unfinished is None
+            edit = partial(removal.without_oldest, segment=segment, reason=reason, now_ms=self._clock.wall_ms())
+            return await self._attempts.change(known, edit) if removed else known
+
+        await self._change(without)
+        return removed
 
     def trimmed(self) -> list[int]:
         """Return the ledgers of the map that the source had and has no more: those before the first that it lists."""

@@ -247,11 +247,14 @@ async def _write_topic(metadata: MetadataStore, plan: TopicPlan, *, enable: bool
     for folder in paths.folders(topic):
         await _put(metadata, folder, b"")
     wanted = [(paths.loss(topic, loss.before.ledger_id), loss_record.encode(loss)) for loss in plan.map.losses]
-    wanted += [(paths.ledger(topic, ledger_id), node.value) for ledger_id, node in plan.map.contexts.items()]
+    contexts = {paths.ledger(topic, ledger_id): stored for ledger_id, stored in plan.map.contexts.items()}
+    wanted += [(path, stored.value) for path, stored in contexts.items()]
     last_ms = plan.map.segments[-1].offloaded_ms
     epoch = epoch_record.Epoch(epoch=plan.epoch, daemon_id=AUTHOR, claimed_ms=last_ms)
     wanted.append((paths.epoch(topic), epoch_record.encode(epoch)))
     await each(wanted, lambda node: _put(metadata, *node))
+    below = [(f"{path}/{n}", piece.value) for path, stored in contexts.items() for n, piece in stored.pieces.items()]
+    await each(below, lambda node: _put(metadata, *node))
     await _put(metadata, paths.policy(topic), policy_record.encode(TopicPolicy(enabled=enable)))
 
 

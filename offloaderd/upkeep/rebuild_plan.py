@@ -13,9 +13,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData
+from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.catalog import TopicMap, ledger_segment
-from offloaderd.metadata.port import Versioned
-from offloaderd.metadata.records import context
 from offloaderd.metadata.records.context import LedgerContext
 from offloaderd.model import LedgerEnd, Position, lost_up_to
 from offloaderd.upkeep.rebuild_known import Known, Problem, Trouble
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.pieces import StoredContext
     from offloaderd.metadata.records.context import LedgerSegment
     from offloaderd.model import Loss, TopicName
 
@@ -79,7 +79,7 @@ def plan_topic(
         problems += _between(before.segment, after.segment, ends, losses)
     topic_map = TopicMap(topic)
     try:
-        topic_map = TopicMap.build(topic, _contexts([one.segment for one in chosen], ends), losses)
+        topic_map = TopicMap.build(topic, _contexts(topic, [one.segment for one in chosen], ends), losses)
     except (ValueError, CorruptData) as error:
         if not any(problem.blocks for problem in problems):
             problems.append(Problem(kind=Trouble.CONTRADICTION, text=str(error)))
@@ -262,7 +262,9 @@ def _joined(first: Position, begin: Position, ends: Mapping[int, LedgerEnd]) -> 
     return ledger_id == begin.ledger_id
 
 
-def _contexts(segments: Sequence[CommittedSegment], ends: Mapping[int, LedgerEnd]) -> dict[int, Versioned]:
+def _contexts(
+    topic: TopicName, segments: Sequence[CommittedSegment], ends: Mapping[int, LedgerEnd]
+) -> dict[int, StoredContext]:
     """Return the nodes as commits would have left them. Raises ValueError for a gap inside a ledger."""
     parts: dict[int, list[LedgerSegment]] = {}
     created: dict[int, int] = {}
@@ -276,6 +278,5 @@ def _contexts(segments: Sequence[CommittedSegment], ends: Mapping[int, LedgerEnd
         end = ends.get(ledger_id)
         whole = end is not None and found[-1].end_entry_id + 1 == end.entries
         known = LedgerContext(segments=tuple(found), end=end if whole else None, created_ms=created.get(ledger_id))
-        value = context.encode(known)
-        contexts[ledger_id] = Versioned(value, 0)
+        contexts[ledger_id] = pieces.of_segments(paths.ledger(topic, ledger_id), known)
     return contexts

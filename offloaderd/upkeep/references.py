@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from uuid import UUID
 
 from offloaderd.errors import Conflict, InvalidInput
-from offloaderd.metadata import catalog, nodes, paths
+from offloaderd.metadata import catalog, nodes, paths, pieces
 from offloaderd.metadata.each import each
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metadata.records import context
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.history import RangeState
@@ -171,10 +170,10 @@ async def _segments(store: MetadataStore, topic: TopicName) -> dict[UUID, Commit
     found: dict[UUID, Committed] = {}
     for name in await store.children(folder):
         path = f"{folder}/{name}"
-        node = await nodes.node(store, path)
-        if node is None:
+        stored = await nodes.stored_context(store, path)
+        if stored is None:
             continue  # its last segment was removed meanwhile, and is in the trash by now
-        for one in context.decode(node.value, path=path).segments:
+        for one in pieces.joined(stored, path).segments:
             segment = catalog.committed(int(name), one)
             found[one.segment_id] = Committed(topic, one.object_bytes, segment.bucket, segment.keys, segment.foreign)
     return found

@@ -6,6 +6,7 @@ that is to be tested for its caution, only with the formats' decoders. The first
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import OffloaderError
@@ -13,6 +14,7 @@ from offloaderd.format import manifest
 from offloaderd.format.chunks import checksums
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.model import Position
@@ -252,11 +254,18 @@ class Oracle:
 
 
 def _map_of(topic: TopicName, nodes: Nodes) -> TopicMap:
-    contexts, losses = {}, []
+    contexts: dict[int, StoredContext] = {}
+    losses = []
     folder, lost = f"{paths.ledgers(topic)}/", f"{paths.losses(topic)}/"
-    for path, node in nodes.items():
+    for path, node in sorted(nodes.items()):
         if path.startswith(folder):
-            contexts[int(path[len(folder) :])] = Versioned(node.value, node.version)
+            ledger_id, *number = map(int, path[len(folder) :].split("/"))
+            if number:
+                known = contexts[ledger_id]
+                below = {**known.pieces, number[0]: Versioned(node.value, node.version)}
+                contexts[ledger_id] = replace(known, pieces=below)
+            else:
+                contexts[ledger_id] = StoredContext(node.value, node.version)
         elif path.startswith(lost):
             losses.append(loss_record.decode(node.value, path=path))
     floor = nodes.get(paths.floor(topic))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.metadata import paths
+from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.records import context
 from offloaderd.offload.buffer import START
 from offloaderd.upkeep import rebuild
@@ -50,16 +50,16 @@ def _compare(world: World, live: TopicMap, found: TopicMap) -> None:
     front = live.segments[0].begin if live.floor is not None else START  # what was lost below the floor is forgotten
     if not told <= {loss for loss in found.losses if loss in wanted or loss.before > front} <= wanted:
         world.oracle.fail("P9", f"{live.topic} would come back with the losses {found.losses}, not {wanted}")
-    for ledger_id, node in live.contexts.items():
+    for ledger_id, stored in live.contexts.items():
         path = paths.ledger(live.topic, ledger_id)
-        known = replace(context.decode(node.value, path=path), deleted_ms=None, source_deleted=False)
-        value = found.contexts[ledger_id].value
-        end = context.decode(value, path=path).end
+        known = replace(pieces.joined(stored, path), deleted_ms=None, source_deleted=False)
+        rebuilt = pieces.joined(found.contexts[ledger_id], path)
+        end = rebuilt.end
         if ledger_id == last.ledger_id and end is None:
             known = replace(known, end=None)
         if known.end is not None and end is not None and known.end.entries == end.entries:
             known = replace(known, end=end)  # which ledger comes next may be known before the seal, or only after it
         if known.end is None and end is not None and world.ledgers.ended(live.topic, ledger_id) == end.entries:
             known = replace(known, end=end)  # an owner heard of it, sealed with it, and died; its successor did not
-        if context.encode(known) != value:
-            world.oracle.fail("P9", f"{path} would come back as {context.decode(value, path=path)}, it is {known}")
+        if context.encode(known) != context.encode(rebuilt):
+            world.oracle.fail("P9", f"{path} would come back as {rebuilt}, it is {known}")

@@ -56,9 +56,10 @@ def convert(session: Session) -> None:
     """Rewrite segments in another shape: --to ledger-based (V2 as V1), streaming (V1 as V2), merged (small as large).
 
     Each object is read with every checksum, written, read back and compared by hash; then it takes the place of what it
-    was made of in one transaction, and the old objects go to the trash. The newest ledger of a topic stays as it is.
-    Works with the metadata and the bucket themselves, by the daemon's own settings: --config and the environment, or
-    --standalone. Topics go on meanwhile. To go back to a stock broker without a job: offloadctl rollback.
+    was made of in one transaction, and the old objects go to the trash. A topic's newest segment stays as it is, and
+    with ledger-based its newest ledger. Works with the metadata and the bucket themselves, by the daemon's own
+    settings: --config and the environment, or --standalone. Topics go on meanwhile. To go back to a stock broker
+    without a job: offloadctl rollback.
     """
 
 

@@ -25,18 +25,22 @@ HINT = "written by another program or a newer version; compare versions, then re
 
 
 FORMAT = 0
-"""The newest format of records that this release knows; it writes none above 0."""
+"""The newest format of records that this release knows, where a kind does not say another (`context.FORMAT_PIECES`)."""
 
 
-def parse(kind: type[M], data: bytes, path: str) -> M:
-    """Parse a message; raises CorruptData, and NewerRecord for one that only a later release may touch."""
+def parse(kind: type[M], data: bytes, path: str, *, known: int = FORMAT, text: bool = True) -> M:
+    """Parse a message; raises CorruptData, and NewerRecord for one that only a later release may touch.
+
+    `known` is the newest format of this kind that the caller reads; `text` says to look at every text, which costs more
+    than all the rest of it and is left out for what is only handed on.
+    """
     try:
-        message = parse_message(kind, data, key=path, at=0)
+        message = parse_message(kind, data, key=path, at=0, text=text)
     except CorruptData as error:
         corrupt(path, error.expected, error.found)
     found: int = getattr(message, "format", FORMAT)
-    if found > FORMAT:
-        raise NewerRecord(path, found=found, known=FORMAT)
+    if found > known:
+        raise NewerRecord(path, found=found, known=known)
     return message
 
 

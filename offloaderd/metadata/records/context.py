@@ -14,26 +14,39 @@
 | assignedTimestamp, offloadedTimestamp | milliseconds |
 | endEntryId | last entry of this ledger in the segment |
 | driverMetadata | name `offloaderd`, properties `bucket`, `prefix` |
+| context.piece (1011), format (1010) | of a ledger with very many segments: pieces with older ones, and 1 |
 | beginEntryId (1000) | only on a ledger's first segment, and only if that does not start at entry 0 |
 | dataObjectLength (1001), payloadBytes (1002) | bytes of the whole data object; payload bytes of this ledger in it |
 
 Rules: segments ascend without a gap, so each begins after the end of the one before. A ledger in one object has no
 segments beside it, and is whole. Fields that we do not know are
 kept when a node is rewritten, as Pulsar keeps ours.
+
+A context in pieces (`metadata/pieces.py`) names them in order; its own segments follow them. A piece is a context of
+segments alone. A release that does not know pieces refuses such a node by its format, and never takes it for a ledger
+with fewer segments.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 from uuid import UUID
 
-from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext, OffloadDriverMetadata, OffloadSegment
+from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import (
+    OffloadContext,
+    OffloadDriverMetadata,
+    OffloadPiece,
+    OffloadSegment,
+)
 from offloaderd.metadata.records import codec
 from offloaderd.model import DRIVER, LedgerEnd, OffloadMethod
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+FORMAT_PIECES: Final = 1
+"""Format of a context whose older segments lie in pieces; any other has none."""
 
 _OURS: Final = (
     "offloadSegment",
@@ -44,8 +57,12 @@ _OURS: Final = (
     "createdTimestamp",
     "uidMsb",
     "uidLsb",
+    "format",
+    "piece",
 )
 """What is written anew each time."""
+_FRAME_BYTES: Final = 3
+"""Of a message within another: its field's number and its length, if it has 128 bytes or more."""
 _OF_OBJECT: Final = ("timestamp", "assignedTimestamp", "dataObjectLength", "payloadBytes", "driverMetadata")
 """What told of an object of its own that the ledger does not lie in any more."""
 
@@ -71,10 +88,33 @@ class LedgerSegment:
     source: bytes = field(default=b"", repr=False, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadSegment:
+    """A segment as it is stored, of which nothing was read but which entries it holds, both inclusive."""
+
+    begin_entry_id: int
+    end_entry_id: int
+    message: OffloadSegment = field(repr=False, compare=False)
+    method: ClassVar[OffloadMethod] = OffloadMethod.STREAMING
+
+
+AnySegment: TypeAlias = LedgerSegment | UnreadSegment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A node below the context's that holds older segments: the entries from the first to the last, both inclusive."""
+
+    number: int
+    begin_entry_id: int
+    end_entry_id: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerContext:
     """All segments that hold entries of one ledger, ascending; `end` once all of it is offloaded.
 
+    Where `pieces` hold the older ones, `segments` are those behind them.
     `deleted_ms` is when the ledger was marked deleted, None while it is kept; `source_deleted` says that its source
     has no copy of it any more, or is about to delete it. `created_ms` is when the ledger was made, None: not known.
     `source` as in LedgerSegment.
@@ -85,6 +125,7 @@ class LedgerContext:
     deleted_ms: int | None = None
     source_deleted: bool = False
     created_ms: int | None = None
+    pieces: tuple[Piece, ...] = ()
     source: bytes = field(default=b"", repr=False, compare=False)
 
     @property
@@ -93,10 +134,16 @@ class LedgerContext:
         return any(segment.method is OffloadMethod.LEDGER_BASED for segment in self.segments)
 
 
-def encode(value: LedgerContext) -> bytes:
-    """Return the node's content. Raises ValueError for segments that are not ascending and contiguous."""
+def encode(value: LedgerContext, segments: Sequence[AnySegment] | None = None) -> bytes:
+    """Return the node's content, with `segments` instead of the context's own if there are any.
+
+    Raises ValueError for segments that are not ascending and contiguous.
+    """
+    segments = value.segments if segments is None else segments
+    objects = [one for one in segments if isinstance(one, LedgerSegment)]
+    whole = next((one for one in objects if one.method is OffloadMethod.LEDGER_BASED), None)
     message = OffloadContext.FromString(value.source)
-    for name in _OURS if value.whole or not message.complete else (*_OURS, *_OF_OBJECT):
+    for name in _OURS if whole is not None or not message.complete else (*_OURS, *_OF_OBJECT):
         message.ClearField(name)
     message.complete = False
     if value.source_deleted:
@@ -109,13 +156,16 @@ def encode(value: LedgerContext) -> bytes:
         message.ledgerEntries = value.end.entries
         if value.end.next_ledger_id is not None:
             message.nextLedgerId = value.end.next_ledger_id
-    if value.whole:
-        _encode_whole(message, value)
+    if whole is not None:
+        _encode_whole(message, whole, value.end, alone=len(segments) == 1)
         return message.SerializeToString(deterministic=True)
+    for piece in value.pieces:
+        message.format = FORMAT_PIECES
+        message.piece.add(number=piece.number, beginEntryId=piece.begin_entry_id, endEntryId=piece.end_entry_id)
     expected = 0
-    for index, segment in enumerate(value.segments):
+    for index, segment in enumerate(segments):
         if segment.end_entry_id < segment.begin_entry_id or (index and segment.begin_entry_id != expected):
-            raise ValueError(f"segment {segment.segment_id} does not continue at entry {expected}")
+            raise ValueError(f"{segment} does not continue at entry {expected}")
         message.offloadSegment.append(_segment_message(segment, explicit=segment.begin_entry_id != expected))
         expected = segment.end_entry_id + 1
     return message.SerializeToString(deterministic=True)
@@ -123,12 +173,35 @@ def encode(value: LedgerContext) -> bytes:
 
 def decode(data: bytes, *, path: str) -> LedgerContext:
     """Read a node's content; raises CorruptData for a gap, an overlap or a segment that is not complete."""
-    message = codec.parse(OffloadContext, data, path)
+    message = codec.parse(OffloadContext, data, path, known=FORMAT_PIECES)
     segments: list[LedgerSegment] = []
     if message.complete:
         segments.append(_whole(message, path))
     for found in message.offloadSegment:
         segments.append(_segment(found, segments[-1].end_entry_id + 1 if segments else None, path))
+    return replace(_marks(message, segments, path), segments=tuple(segments))
+
+
+def skim(data: bytes, *, path: str) -> tuple[LedgerContext, Sequence[AnySegment]]:
+    """Read a node's content for a change of it: all but its segments, and these as they are stored.
+
+    Thousands of them cost a few milliseconds so, and what is not changed stays as it is byte for byte. A ledger in one
+    object is read as by `decode`. Raises CorruptData as that does, but for what is wrong within a segment.
+    """
+    message = codec.parse(OffloadContext, data, path, known=FORMAT_PIECES, text=False)
+    if message.complete:
+        known = decode(data, path=path)
+        return known, known.segments
+    segments: list[UnreadSegment] = []
+    for found in message.offloadSegment:
+        begin = segments[-1].end_entry_id + 1 if segments else found.beginEntryId
+        segments.append(UnreadSegment(begin, found.endEntryId, found))
+    return _marks(message, segments, path), segments
+
+
+def _marks(message: OffloadContext, segments: Sequence[AnySegment], path: str) -> LedgerContext:
+    """Read all but the segments; raises CorruptData for what does not fit them. Takes them out of the message."""
+    pieces = _pieces(message, path)
     end: LedgerEnd | None = None
     if message.HasField("ledgerEntries"):
         following = message.nextLedgerId if message.HasField("nextLedgerId") else None
@@ -138,22 +211,53 @@ def decode(data: bytes, *, path: str) -> LedgerContext:
     deleted_ms = message.deletedTimestamp if message.HasField("deletedTimestamp") else None
     if deleted_ms is not None and deleted_ms < 0:
         codec.corrupt(path, "a time of 0 or more", deleted_ms)
-    message.ClearField("offloadSegment")
+    if pieces and (not segments or segments[0].begin_entry_id != pieces[-1].end_entry_id + 1):
+        codec.corrupt(path, f"a segment from entry {pieces[-1].end_entry_id + 1} on, behind the pieces", segments[:1])
+    rest = OffloadContext()
+    rest.CopyFrom(message)
+    rest.ClearField("offloadSegment")
     return LedgerContext(
-        segments=tuple(segments),
         end=end,
         deleted_ms=deleted_ms,
         source_deleted=message.bookkeeperDeleted,
         created_ms=message.createdTimestamp if message.HasField("createdTimestamp") else None,
-        source=message.SerializeToString(deterministic=True),
+        pieces=pieces,
+        source=rest.SerializeToString(deterministic=True),
     )
 
 
-def _encode_whole(message: OffloadContext, value: LedgerContext) -> None:
+def pieces_of(data: bytes, *, path: str) -> tuple[Piece, ...]:
+    """Return in which pieces a node's older segments lie, without reading its own. Raises CorruptData."""
+    return _pieces(codec.parse(OffloadContext, data, path, known=FORMAT_PIECES, text=False), path)
+
+
+def stored_bytes(segment: AnySegment) -> int:
+    """Return how much of a node a segment takes, its begin left out."""
+    return _segment_message(segment, explicit=False).ByteSize() + _FRAME_BYTES
+
+
+def _pieces(message: OffloadContext, path: str) -> tuple[Piece, ...]:
+    """Read the table of pieces; raises CorruptData unless they ascend without a gap, each under a name of its own."""
+    found = tuple(map(_piece, message.piece))
+    for index, one in enumerate(found):
+        begin = found[index - 1].end_entry_id + 1 if index else one.begin_entry_id
+        if one.begin_entry_id != begin or not 0 <= begin <= one.end_entry_id:
+            codec.corrupt(path, f"a piece from entry {begin} on", one)
+    if len({one.number for one in found}) < len(found):
+        codec.corrupt(path, "pieces of different numbers", found)
+    if (message.format == FORMAT_PIECES) is not bool(found):
+        codec.corrupt(path, f"format {FORMAT_PIECES} with pieces, and only then", message.format)
+    return found
+
+
+def _piece(message: OffloadPiece) -> Piece:
+    return Piece(number=message.number, begin_entry_id=message.beginEntryId, end_entry_id=message.endEntryId)
+
+
+def _encode_whole(message: OffloadContext, segment: LedgerSegment, end: LedgerEnd | None, *, alone: bool) -> None:
     """Write a ledger in one object as Pulsar does; raises ValueError unless it is all there is of the ledger."""
-    segment, *others = value.segments
-    whole = value.end is not None and (segment.begin_entry_id, segment.end_entry_id) == (0, value.end.entries - 1)
-    if others or not whole:
+    whole = end is not None and (segment.begin_entry_id, segment.end_entry_id) == (0, end.entries - 1)
+    if not alone or not whole:
         raise ValueError(f"object {segment.segment_id} does not hold a whole ledger")
     message.complete = True
     message.uidMsb, message.uidLsb = split_uuid(segment.segment_id)
@@ -199,8 +303,17 @@ def join_uuid(msb: int, lsb: int) -> UUID:
     return UUID(bytes=msb.to_bytes(8, "big", signed=True) + lsb.to_bytes(8, "big", signed=True))
 
 
-def _segment_message(segment: LedgerSegment, *, explicit: bool) -> OffloadSegment:
+def _segment_message(segment: AnySegment, *, explicit: bool) -> OffloadSegment:
     """Build the message; `explicit` writes down where it begins."""
+    if isinstance(segment, UnreadSegment):
+        if explicit is segment.message.HasField("beginEntryId"):
+            return segment.message
+        moved = OffloadSegment()
+        moved.CopyFrom(segment.message)
+        moved.ClearField("beginEntryId")
+        if explicit:
+            moved.beginEntryId = segment.begin_entry_id
+        return moved
     message = OffloadSegment.FromString(segment.source)
     message.uidMsb, message.uidLsb = split_uuid(segment.segment_id)
     message.complete = True

@@ -14,33 +14,20 @@ from offloaderd.errors import Conflict, CorruptData, InvalidInput, Transient
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
+from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Create, Replace, Versioned
 from offloaderd.metadata.records import context, policy
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import LedgerEnd, Loss, Position, SegmentRange, TopicName
-from tests.unit.metadata.segments import made
+from tests.unit.metadata.segments import carry_out, contexts_of, made
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.port import Step
 
 TOPIC = TopicName("public", "default", "orders")
-
-
-def _apply(contexts: dict[int, Versioned], steps: Sequence[Step]) -> None:
-    """Do what a store does with the steps of a commit."""
-    for step in steps:
-        ledger_id = int(step.path.rpartition("/")[2])
-        if isinstance(step, Create):
-            assert ledger_id not in contexts
-            contexts[ledger_id] = Versioned(step.value, 0)
-        else:
-            assert isinstance(step, Replace)
-            assert contexts[ledger_id].version == step.version
-            contexts[ledger_id] = Versioned(step.value, step.version + 1)
 
 
 @st.composite
@@ -92,13 +79,14 @@ def test_the_map_answers_as_a_list_of_all_entries_would(
     """find, after, offloaded and segments agree with the model after every commit, and so does a rebuilt map."""
     segments, order = history
     current = TopicMap(TOPIC)
-    contexts: dict[int, Versioned] = {}
+    nodes: dict[str, Versioned] = {}
     done: list[CommittedSegment] = []
     for index in order:
         before = (current.segments, dict(current.contexts))
         steps, following = current.with_commit(segments[index])
         assert (current.segments, dict(current.contexts)) == before
-        _apply(contexts, steps)
+        carry_out(nodes, steps)
+        contexts = contexts_of(TOPIC, nodes)
         current = following
         done.append(segments[index])
         model = _naive(done)
@@ -204,14 +192,14 @@ def test_foreign_fields_of_a_context_survive_a_commit() -> None:
     """A commit rewrites the node of a ledger without losing what another program put there."""
     _, current = TopicMap(TOPIC).with_commit(made(1, (3, 0, 9)))
     foreign = b"\xfa\x7f\x03new"
-    nodes = {3: Versioned(current.contexts[3].value + foreign, 4)}
+    nodes = {3: StoredContext(current.contexts[3].value + foreign, 4)}
     steps, _ = TopicMap.build(TOPIC, nodes).with_commit(made(2, (3, 10, 11)))
     assert isinstance(steps[0], Replace)
     assert foreign in steps[0].value
     assert steps[0].version == 4
 
 
-def _node(*segments: CommittedSegment, ledger: int) -> Versioned:
+def _node(*segments: CommittedSegment, ledger: int) -> StoredContext:
     """A context that holds each segment's slice of one ledger, with no check of the whole."""
     held = [
         LedgerSegment(
@@ -228,7 +216,7 @@ def _node(*segments: CommittedSegment, ledger: int) -> Versioned:
         for part in segment.slices
         if part.ledger_id == ledger
     ]
-    return Versioned(context.encode(LedgerContext(segments=tuple(held))), 0)
+    return StoredContext(context.encode(LedgerContext(segments=tuple(held))), 0)
 
 
 def test_contexts_that_contradict_each_other_are_corrupt() -> None:

@@ -15,13 +15,13 @@ from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext
 from offloaderd.metadata import catalog, paths, removal
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
-from offloaderd.metadata.port import Create, Versioned
+from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.records import floor as floor_record
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.records.trash import Trash
 from offloaderd.model import LedgerEnd, Loss, Position, TopicName
-from tests.unit.metadata.segments import made
+from tests.unit.metadata.segments import carry_out, contexts_of, made
 
 if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
@@ -178,13 +178,6 @@ def test_any_removal_leaves_what_a_rebuild_gives(lengths: list[int], cuts: set[i
     current, nodes, floor = TopicMap(TOPIC), dict[str, Versioned](), paths.floor(TOPIC)
     ends = {ledger: LedgerEnd(length, ledger + 1) for ledger, length in enumerate(lengths)}
 
-    def carry_out(steps: list[object]) -> None:
-        for step in steps:
-            known = nodes.pop(step.path, None)  # type: ignore[attr-defined]
-            assert (known is None) == isinstance(step, Create)
-            if (value := getattr(step, "value", None)) is not None:
-                nodes[step.path] = Versioned(value, known.version + 1 if known else 0)  # type: ignore[attr-defined]
-
     for number, (low, high) in enumerate(pairwise(bounds), start=1):
         held = entries[low:high]
         if held:
@@ -192,15 +185,13 @@ def test_any_removal_leaves_what_a_rebuild_gives(lengths: list[int], cuts: set[i
             ids = [[one.entry_id for one in held if one.ledger_id == ledger] for ledger in ledgers]
             slices = [(ledger, min(found), max(found)) for ledger, found in zip(ledgers, ids, strict=True)]
             steps, current = current.with_commit(made(number, *slices), ends)
-            carry_out([*steps])
+            carry_out(nodes, steps)
     newest = current.offloaded
     for segment in current.segments[:gone]:
         steps, current = removal.without_oldest(current, segment, reason="r", now_ms=1)
-        carry_out([*steps])
+        carry_out(nodes, steps)
         assert current.offloaded == newest
-        folder = paths.ledgers(TOPIC)
-        contexts = {int(path.rpartition("/")[2]): node for path, node in nodes.items() if path.startswith(folder)}
-        assert TopicMap.build(TOPIC, contexts, (), nodes[floor]) == current
+        assert TopicMap.build(TOPIC, contexts_of(TOPIC, nodes), (), nodes[floor]) == current
         assert current.floor == segment.end
         assert current.base is not None
         assert current.base.end in {None, ends[segment.end.ledger_id]}

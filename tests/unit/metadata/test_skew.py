@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 NEWER = bytes.fromhex("a03801")
 """`format = 1` of our own records: field 900, a number."""
-NEWER_CONTEXT = bytes.fromhex("903f01")
-"""The same of Pulsar's OffloadContext: field 1010."""
+NEWER_CONTEXT = bytes.fromhex("903f02")
+"""The same of Pulsar's OffloadContext: field 1010, behind the format of one in pieces."""
 ADDED = bytes.fromhex("c23e056c61746572")
 """A text in field 1000, which no record of ours has."""
 ADDED_CONTEXT = bytes.fromhex("8240056c61746572")
@@ -77,14 +77,14 @@ def test_what_a_later_release_adds_within_ranges_survives_too() -> None:
 def test_a_record_that_only_a_later_release_may_touch_is_refused(name: str) -> None:
     """The error says which node, both formats, and what to do."""
     decode = VALUES[name][1]
-    with pytest.raises(NewerRecord, match=r"/node was written by a newer offloaderd: format 1") as caught:
+    with pytest.raises(NewerRecord, match=r"/node was written by a newer offloaderd: format [12],") as caught:
         decode(lines()[name] + (NEWER_CONTEXT if name == "context" else NEWER), path="/node")
     assert "upgrade this daemon" in caught.value.hint
     assert isinstance(caught.value, CorruptData)  # whoever leaves alone what is damaged leaves this alone as well
 
 
 def test_no_record_of_this_release_is_refused_by_itself() -> None:
-    """It writes format 0, which is nothing at all."""
+    """It writes format 0, which is nothing at all; 1 in contexts that have pieces, and in no others."""
     assert codec.FORMAT == 0
     codec.unless_newer(policy_record.decode, b"\xff\xff", "p")
 

@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from structlog.testing import capture_logs
 
 from offloaderd.clock import SystemClock
 from offloaderd.errors import Closed, Conflict, NotFound
@@ -285,21 +284,17 @@ async def test_an_engine_that_drains_enables_nothing() -> None:
             await engine.enable(TopicName.parse("x"), TopicPolicy(enabled=True))
 
 
-async def test_a_context_near_the_limit_of_a_node_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest node of a commit is measured and, above the threshold, logged with what to do."""
-    monkeypatch.setattr(catalog, "NODE_BYTES_WARN", 10)
+async def test_the_largest_node_of_a_commit_is_measured() -> None:
+    """The metric is the size of the context that was written last."""
     rig = Rig(ledgers=memory_ledgers(SystemClock()))
     assert rig.ledgers is not None
     last = await rig.ledgers.append(TOPIC, payloads(1500))
-    with capture_logs() as logs:
-        async with rig.engine() as engine:
-            topic = await enabled(engine)
-            await topic.request_roll()
-            await until_offloaded(topic, last)
-    large = [line for line in logs if line["event"] == "metadata.node_large"]
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await topic.request_roll()
+        await until_offloaded(topic, last)
     written = (await catalog.load(rig.tree.connect(), TOPIC)).contexts
     contexts = [len(written[ledger_id].value) for ledger_id in sorted(written)]
-    assert [line["bytes"] for line in large][-1] == contexts[-1]
     assert rig.metrics.registry.get_sample_value("offloaderd_metadata_node_bytes") == contexts[-1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.model import LedgerEnd, Loss, Position
@@ -177,3 +178,16 @@ def test_losses_are_taken_once_and_the_wider_one_counts() -> None:
     )
     assert plan.map.losses == (wide,)
     assert not plan.blocked
+
+
+def test_a_ledger_of_very_many_segments_comes_back_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its context would not go into one node; it is the same ledger."""
+    monkeypatch.setattr(pieces, "ROOM_BYTES", 2000)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 500)
+    plan = plan_topic(TOPIC, [known(number + 1, (3, number, number)) for number in range(60)])
+    assert plan.problems == ()
+    stored = plan.map.contexts[3]
+    assert stored.pieces
+    assert max(len(stored.value), *(len(one.value) for one in stored.pieces.values())) < 1500
+    path = paths.ledger(TOPIC, 3)
+    assert [one.begin_entry_id for one in pieces.joined(stored, path).segments] == [*range(60)]

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpulsar/ml_data_formats.proto\x12\x11offloaderd.pulsar\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\t\"V\n\x15OffloadDriverMetadata\x12\x0c\n\x04name\x18\x01 \x02(\t\x12/\n\nproperties\x18\x02 \x03(\x0b\x32\x1b.offloaderd.pulsar.KeyValue\"\x98\x02\n\x0eOffloadSegment\x12\x0e\n\x06uidMsb\x18\x01 \x01(\x03\x12\x0e\n\x06uidLsb\x18\x02 \x01(\x03\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x19\n\x11\x61ssignedTimestamp\x18\x04 \x01(\x03\x12\x1a\n\x12offloadedTimestamp\x18\x05 \x01(\x03\x12\x12\n\nendEntryId\x18\x06 \x01(\x03\x12@\n\x0e\x64riverMetadata\x18\x07 \x01(\x0b\x32(.offloaderd.pulsar.OffloadDriverMetadata\x12\x15\n\x0c\x62\x65ginEntryId\x18\xe8\x07 \x01(\x03\x12\x19\n\x10\x64\x61taObjectLength\x18\xe9\x07 \x01(\x03\x12\x15\n\x0cpayloadBytes\x18\xea\x07 \x01(\x03\"\xb1\x03\n\x0eOffloadContext\x12\x0e\n\x06uidMsb\x18\x01 \x01(\x03\x12\x0e\n\x06uidLsb\x18\x02 \x01(\x03\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x19\n\x11\x62ookkeeperDeleted\x18\x04 \x01(\x08\x12\x11\n\ttimestamp\x18\x05 \x01(\x03\x12@\n\x0e\x64riverMetadata\x18\x06 \x01(\x0b\x32(.offloaderd.pulsar.OffloadDriverMetadata\x12\x39\n\x0eoffloadSegment\x18\x07 \x03(\x0b\x32!.offloaderd.pulsar.OffloadSegment\x12\x16\n\rledgerEntries\x18\xe8\x07 \x01(\x03\x12\x15\n\x0cnextLedgerId\x18\xe9\x07 \x01(\x03\x12\x19\n\x10\x64\x65letedTimestamp\x18\xea\x07 \x01(\x03\x12\x1a\n\x11\x61ssignedTimestamp\x18\xeb\x07 \x01(\x03\x12\x19\n\x10\x64\x61taObjectLength\x18\xec\x07 \x01(\x03\x12\x15\n\x0cpayloadBytes\x18\xed\x07 \x01(\x03\x12\x19\n\x10\x63reatedTimestamp\x18\xee\x07 \x01(\x03\x12\x0f\n\x06\x66ormat\x18\xf2\x07 \x01(\r\"\xbc\x01\n\nLedgerInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x11\n\ttimestamp\x18\x04 \x01(\x03\x12\x39\n\x0eoffloadContext\x18\x05 \x01(\x0b\x32!.offloaderd.pulsar.OffloadContext\x12/\n\nproperties\x18\x06 \x03(\x0b\x32\x1b.offloaderd.pulsar.KeyValue\"7\n\x12NestedPositionInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03\"\xba\x01\n\x11ManagedLedgerInfo\x12\x31\n\nledgerInfo\x18\x01 \x03(\x0b\x32\x1d.offloaderd.pulsar.LedgerInfo\x12\x41\n\x12terminatedPosition\x18\x02 \x01(\x0b\x32%.offloaderd.pulsar.NestedPositionInfo\x12/\n\nproperties\x18\x03 \x03(\x0b\x32\x1b.offloaderd.pulsar.KeyValue\"r\n\x19ManagedLedgerInfoMetadata\x12;\n\x0f\x63ompressionType\x18\x01 \x02(\x0e\x32\".offloaderd.pulsar.CompressionType\x12\x18\n\x10uncompressedSize\x18\x02 \x02(\x05*D\n\x0f\x43ompressionType\x12\x08\n\x04NONE\x10\x00\x12\x07\n\x03LZ4\x10\x01\x12\x08\n\x04ZLIB\x10\x02\x12\x08\n\x04ZSTD\x10\x03\x12\n\n\x06SNAPPY\x10\x04')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpulsar/ml_data_formats.proto\x12\x11offloaderd.pulsar\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\t\"V\n\x15OffloadDriverMetadata\x12\x0c\n\x04name\x18\x01 \x02(\t\x12/\n\nproperties\x18\x02 \x03(\x0b\x32\x1b.offloaderd.pulsar.KeyValue\"\x98\x02\n\x0eOffloadSegment\x12\x0e\n\x06uidMsb\x18\x01 \x01(\x03\x12\x0e\n\x06uidLsb\x18\x02 \x01(\x03\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x19\n\x11\x61ssignedTimestamp\x18\x04 \x01(\x03\x12\x1a\n\x12offloadedTimestamp\x18\x05 \x01(\x03\x12\x12\n\nendEntryId\x18\x06 \x01(\x03\x12@\n\x0e\x64riverMetadata\x18\x07 \x01(\x0b\x32(.offloaderd.pulsar.OffloadDriverMetadata\x12\x15\n\x0c\x62\x65ginEntryId\x18\xe8\x07 \x01(\x03\x12\x19\n\x10\x64\x61taObjectLength\x18\xe9\x07 \x01(\x03\x12\x15\n\x0cpayloadBytes\x18\xea\x07 \x01(\x03\"\xe2\x03\n\x0eOffloadContext\x12\x0e\n\x06uidMsb\x18\x01 \x01(\x03\x12\x0e\n\x06uidLsb\x18\x02 \x01(\x03\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x19\n\x11\x62ookkeeperDeleted\x18\x04 \x01(\x08\x12\x11\n\ttimestamp\x18\x05 \x01(\x03\x12@\n\x0e\x64riverMetadata\x18\x06 \x01(\x0b\x32(.offloaderd.pulsar.OffloadDriverMetadata\x12\x39\n\x0eoffloadSegment\x18\x07 \x03(\x0b\x32!.offloaderd.pulsar.OffloadSegment\x12\x16\n\rledgerEntries\x18\xe8\x07 \x01(\x03\x12\x15\n\x0cnextLedgerId\x18\xe9\x07 \x01(\x03\x12\x19\n\x10\x64\x65letedTimestamp\x18\xea\x07 \x01(\x03\x12\x1a\n\x11\x61ssignedTimestamp\x18\xeb\x07 \x01(\x03\x12\x19\n\x10\x64\x61taObjectLength\x18\xec\x07 \x01(\x03\x12\x15\n\x0cpayloadBytes\x18\xed\x07 \x01(\x03\x12\x19\n\x10\x63reatedTimestamp\x18\xee\x07 \x01(\x03\x12\x0f\n\x06\x66ormat\x18\xf2\x07 \x01(\r\x12/\n\x05piece\x18\xf3\x07 \x03(\x0b\x32\x1f.offloaderd.pulsar.OffloadPiece\"H\n\x0cOffloadPiece\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x14\n\x0c\x62\x65ginEntryId\x18\x02 \x01(\x03\x12\x12\n\nendEntryId\x18\x03 \x01(\x03\"\xbc\x01\n\nLedgerInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x11\n\ttimestamp\x18\x04 \x01(\x03\x12\x39\n\x0eoffloadContext\x18\x05 \x01(\x0b\x32!.offloaderd.pulsar.OffloadContext\x12/\n\nproperties\x18\x06 \x03(\x0b\x32\x1b.offloaderd.pulsar.KeyValue\"7\n\x12NestedPositionInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03\"\xba\x01\n\x11ManagedLedgerInfo\x12\x31\n\nledgerInfo\x18\x01 \x03(\x0b\x32\x1d.offloaderd.pulsar.LedgerInfo\x12\x41\n\x12terminatedPosition\x18\x02 \x01(\x0b\x32%.offloaderd.pulsar.NestedPositionInfo\x12/\n\nproperties\x18\x03 \x03(\x0b\x32\x1b.offloaderd.pulsar.KeyValue\"r\n\x19ManagedLedgerInfoMetadata\x12;\n\x0f\x63ompressionType\x18\x01 \x02(\x0e\x32\".offloaderd.pulsar.CompressionType\x12\x18\n\x10uncompressedSize\x18\x02 \x02(\x05*D\n\x0f\x43ompressionType\x12\x08\n\x04NONE\x10\x00\x12\x07\n\x03LZ4\x10\x01\x12\x08\n\x04ZLIB\x10\x02\x12\x08\n\x04ZSTD\x10\x03\x12\n\n\x06SNAPPY\x10\x04')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.format.pb.pulsar.ml_data_formats_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COMPRESSIONTYPE']._serialized_start=1451
-  _globals['_COMPRESSIONTYPE']._serialized_end=1519
+  _globals['_COMPRESSIONTYPE']._serialized_start=1574
+  _globals['_COMPRESSIONTYPE']._serialized_end=1642
   _globals['_KEYVALUE']._serialized_start=51
   _globals['_KEYVALUE']._serialized_end=89
   _globals['_OFFLOADDRIVERMETADATA']._serialized_start=91
@@ -40,13 +40,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OFFLOADSEGMENT']._serialized_start=180
   _globals['_OFFLOADSEGMENT']._serialized_end=460
   _globals['_OFFLOADCONTEXT']._serialized_start=463
-  _globals['_OFFLOADCONTEXT']._serialized_end=896
-  _globals['_LEDGERINFO']._serialized_start=899
-  _globals['_LEDGERINFO']._serialized_end=1087
-  _globals['_NESTEDPOSITIONINFO']._serialized_start=1089
-  _globals['_NESTEDPOSITIONINFO']._serialized_end=1144
-  _globals['_MANAGEDLEDGERINFO']._serialized_start=1147
-  _globals['_MANAGEDLEDGERINFO']._serialized_end=1333
-  _globals['_MANAGEDLEDGERINFOMETADATA']._serialized_start=1335
-  _globals['_MANAGEDLEDGERINFOMETADATA']._serialized_end=1449
+  _globals['_OFFLOADCONTEXT']._serialized_end=945
+  _globals['_OFFLOADPIECE']._serialized_start=947
+  _globals['_OFFLOADPIECE']._serialized_end=1019
+  _globals['_LEDGERINFO']._serialized_start=1022
+  _globals['_LEDGERINFO']._serialized_end=1210
+  _globals['_NESTEDPOSITIONINFO']._serialized_start=1212
+  _globals['_NESTEDPOSITIONINFO']._serialized_end=1267
+  _globals['_MANAGEDLEDGERINFO']._serialized_start=1270
+  _globals['_MANAGEDLEDGERINFO']._serialized_end=1456
+  _globals['_MANAGEDLEDGERINFOMETADATA']._serialized_start=1458
+  _globals['_MANAGEDLEDGERINFOMETADATA']._serialized_end=1572
 # @@protoc_insertion_point(module_scope)

@@ -158,6 +158,7 @@ class OffloadContext(_message.Message):
     PAYLOADBYTES_FIELD_NUMBER: _builtins.int
     CREATEDTIMESTAMP_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
     uidMsb: _builtins.int
     uidLsb: _builtins.int
     complete: _builtins.bool
@@ -178,11 +179,15 @@ class OffloadContext(_message.Message):
     createdTimestamp: _builtins.int
     """When the ledger was created, as its source said; by that a number shows that was given to another ledger."""
     format: _builtins.int
-    """What a reader has to know to touch the record at all; not set by any release so far."""
+    """What a reader has to know to touch the record at all: 1 for a context in pieces, else unset."""
     @_builtins.property
     def driverMetadata(self) -> Global___OffloadDriverMetadata: ...
     @_builtins.property
     def offloadSegment(self) -> _containers.RepeatedCompositeFieldContainer[Global___OffloadSegment]: ...
+    @_builtins.property
+    def piece(self) -> _containers.RepeatedCompositeFieldContainer[Global___OffloadPiece]:
+        """The ledger's older segments, ascending, where they do not all lie in this node: those of `offloadSegment` follow them."""
+
     def __init__(
         self,
         *,
@@ -201,14 +206,44 @@ class OffloadContext(_message.Message):
         payloadBytes: _builtins.int | None = ...,
         createdTimestamp: _builtins.int | None = ...,
         format: _builtins.int | None = ...,
+        piece: _abc.Iterable[Global___OffloadPiece] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assignedTimestamp", b"assignedTimestamp", "bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "createdTimestamp", b"createdTimestamp", "dataObjectLength", b"dataObjectLength", "deletedTimestamp", b"deletedTimestamp", "driverMetadata", b"driverMetadata", "format", b"format", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "payloadBytes", b"payloadBytes", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignedTimestamp", b"assignedTimestamp", "bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "createdTimestamp", b"createdTimestamp", "dataObjectLength", b"dataObjectLength", "deletedTimestamp", b"deletedTimestamp", "driverMetadata", b"driverMetadata", "format", b"format", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "offloadSegment", b"offloadSegment", "payloadBytes", b"payloadBytes", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignedTimestamp", b"assignedTimestamp", "bookkeeperDeleted", b"bookkeeperDeleted", "complete", b"complete", "createdTimestamp", b"createdTimestamp", "dataObjectLength", b"dataObjectLength", "deletedTimestamp", b"deletedTimestamp", "driverMetadata", b"driverMetadata", "format", b"format", "ledgerEntries", b"ledgerEntries", "nextLedgerId", b"nextLedgerId", "offloadSegment", b"offloadSegment", "payloadBytes", b"payloadBytes", "piece", b"piece", "timestamp", b"timestamp", "uidLsb", b"uidLsb", "uidMsb", b"uidMsb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OffloadContext: _TypeAlias = OffloadContext  # noqa: Y015
+
+@_typing.final
+class OffloadPiece(_message.Message):
+    """A node below the context's, which holds consecutive segments of the ledger. offloaderd's own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BEGINENTRYID_FIELD_NUMBER: _builtins.int
+    ENDENTRYID_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The node's name."""
+    beginEntryId: _builtins.int
+    """First and last entry that its segments hold."""
+    endEntryId: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int | None = ...,
+        beginEntryId: _builtins.int | None = ...,
+        endEntryId: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beginEntryId", b"beginEntryId", "endEntryId", b"endEntryId", "number", b"number"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beginEntryId", b"beginEntryId", "endEntryId", b"endEntryId", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OffloadPiece: _TypeAlias = OffloadPiece  # noqa: Y015
 
 @_typing.final
 class LedgerInfo(_message.Message):
