@@ -17,6 +17,7 @@ from offloaderd.daemon import Addresses, Daemon
 from offloaderd.drill.exercises import EXERCISES
 from offloaderd.drill.ground import Broken, Ground
 from offloaderd.drill.link import Link
+from offloaderd.drill.pair import Pair
 from offloaderd.drill.report import Finding, Outcome, Report
 from offloaderd.drill.s3_proxy import S3Proxy
 from offloaderd.drill.scratch import TOPIC
@@ -100,12 +101,15 @@ async def _exercised(
 ) -> None:
     """Run the daemon and the exercises."""
     grpc_port, http_port = free_ports(2, clock)
+    theirs = scratch.zookeeper_tls()
+    pair = Pair.made(directory, clock) if theirs is not None else None
+    own = pair.server() if pair is not None else None
     async with (
         S3Proxy(scratch.endpoint, prefix=scratch.prefix, tls=scratch.s3_tls()) as s3,
-        Link(scratch.settings.metadata.servers, tls=scratch.zookeeper_tls()) as zookeeper,
+        Link(scratch.settings.metadata.servers, tls=theirs, own=own) as zookeeper,
     ):
         settings = scratch.of_daemon(
-            directory, zookeeper=zookeeper.address, s3=s3.endpoint, grpc_port=grpc_port, http_port=http_port
+            directory, zookeeper=zookeeper.address, s3=s3.endpoint, ports=(grpc_port, http_port), pair=pair
         )
         serving = asyncio.Event()
 

@@ -18,12 +18,12 @@ class Link(Listener):
     """Async context manager: listens on a free port until it is left.
 
     `cut` drops all connections and refuses new ones until `mend`. `target` is a URL or HOST:PORT, several with commas
-    between; each connection goes to the first that answers. With `tls` the proxy speaks TLS to it, and checks it, while
-    its own clients speak none.
+    between; each connection goes to the first that answers. With `tls` the proxy speaks TLS to it, and checks it; with
+    `own` its clients speak TLS to the proxy.
     """
 
-    def __init__(self, target: str, *, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(self._pass_on)
+    def __init__(self, target: str, *, tls: ssl.SSLContext | None = None, own: ssl.SSLContext | None = None) -> None:
+        super().__init__(self._pass_on, tls=own)
         places = [one.strip().rpartition("://")[2] for one in target.split(",")]
         self._targets = [(host, int(port)) for host, _, port in (one.rpartition(":") for one in places)]
         self._tls = tls

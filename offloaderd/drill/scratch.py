@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.clock import Clock
+    from offloaderd.drill.pair import Pair
     from offloaderd.metadata.port import MetadataStore
 
 TOPIC = TopicName.parse("public/default/offloaderd-drill")
@@ -78,22 +79,28 @@ class Scratch:
         objects = self.settings.objects
         return objects.endpoint or f"https://s3.{objects.region}.amazonaws.com"
 
-    def of_daemon(self, directory: Path, *, zookeeper: str, s3: str, grpc_port: int, http_port: int) -> Settings:
-        """Return the settings of the drill's daemon, which reaches the stores at these addresses."""
+    def of_daemon(
+        self, directory: Path, *, zookeeper: str, s3: str, ports: tuple[int, int], pair: Pair | None = None
+    ) -> Settings:
+        """Return the settings of the drill's daemon, which reaches the stores at these addresses.
+
+        `ports` are those of gRPC and HTTP; `pair` is what the line to ZooKeeper asks for, if it asks for anything.
+        """
         given = {setting.key: self._given(setting.key) for setting in all_settings() if setting.key.startswith(KEPT)}
         host = self.endpoint.partition("://")[2].rstrip("/")
         given |= {
             "daemon.id": self.name,
             "daemon.cluster": self.cluster,
-            "grpc.port": grpc_port,
-            "http.port": http_port,
+            "grpc.port": ports[0],
+            "http.port": ports[1],
             "metadata.servers": zookeeper,
             "metadata.session_timeout_s": SESSION_S,
             "metadata.connect_timeout_s": 3.0,
-            "metadata.tls": False,
-            "metadata.tls_ca_file": None,
-            "metadata.tls_cert_file": None,
-            "metadata.tls_key_file": None,
+            "metadata.tls": pair is not None,
+            "metadata.tls_ca_file": pair and pair.cert,
+            "metadata.tls_cert_file": pair and pair.cert,
+            "metadata.tls_key_file": pair and pair.key,
+            "metadata.tls_hostname_check": True,
             "metadata.acl": self.settings.metadata.acl if self.settings.metadata.username else "open",
             "objects.endpoint": s3,
             "objects.signed_host": self.settings.objects.signed_host or host,

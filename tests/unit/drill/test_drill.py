@@ -14,6 +14,7 @@ from offloaderd.config import Settings, check
 from offloaderd.drill import drill
 from offloaderd.drill.exercises import EXERCISES, Exercise
 from offloaderd.drill.ground import Broken
+from offloaderd.drill.pair import Pair
 from offloaderd.drill.report import PROMISES, Finding, Outcome, Report
 from offloaderd.drill.scratch import TOPIC, Scratch
 from offloaderd.errors import Conflict, InvalidConfig, InvalidInput, Transient
@@ -34,10 +35,10 @@ def settings(**values: object) -> Settings:
     return report.settings
 
 
-def of_daemon(given: Settings, directory: Path) -> Settings:
+def of_daemon(given: Settings, directory: Path, pair: Pair | None = None) -> Settings:
     """Return the settings of a drill's daemon."""
     return Scratch.named(given, WORD).of_daemon(
-        directory, zookeeper="127.0.0.1:1", s3="http://127.0.0.1:2", grpc_port=3, http_port=4
+        directory, zookeeper="127.0.0.1:1", s3="http://127.0.0.1:2", ports=(3, 4), pair=pair
     )
 
 
@@ -68,7 +69,7 @@ def test_a_drill_has_places_of_its_own(tmp_path: Path) -> None:
 
 
 def test_tls_ends_at_the_proxy_which_checks_the_servers(tmp_path: Path) -> None:
-    """The daemon speaks plainly to loopback; the proxy shows the daemon's certificate, and compares names."""
+    """The drill's daemon shows its proxy what was made for it; the proxy shows the operator's, and compares names."""
     ca = Authority(tmp_path)
     pair = ca.issue("daemon")
     given = settings(
@@ -78,6 +79,12 @@ def test_tls_ends_at_the_proxy_which_checks_the_servers(tmp_path: Path) -> None:
         metadata__tls_key_file=pair.key,
         metadata__acl="creator",
     )
+    own = Pair.made(tmp_path, CLOCK)
+    found = of_daemon(given, tmp_path, own).metadata
+    assert found.tls
+    assert {found.tls_ca_file, found.tls_cert_file} == {str(own.cert)}
+    assert found.tls_key_file == str(own.key)
+    assert own.key.stat().st_mode & 0o077 == 0
     assert not of_daemon(given, tmp_path).metadata.tls
     context = Scratch.named(given, WORD).zookeeper_tls()
     assert context is not None

@@ -12,6 +12,7 @@ import pytest
 from offloaderd.clock import SystemClock
 from offloaderd.drill.link import Link
 from offloaderd.drill.listener import Listener
+from offloaderd.drill.pair import Pair
 from offloaderd.drill.s3_proxy import Fault, S3Proxy
 from offloaderd.errors import Transient
 from offloaderd.objects.s3 import S3Options, S3Store
@@ -120,3 +121,34 @@ async def test_a_link_goes_to_the_first_server_that_answers_and_can_be_cut(tmp_p
         assert (await asked()).startswith(b"HTTP/1.1 200 OK")
         assert len(heads) == 2
         assert link.connections == 3
+
+
+async def test_nobody_else_uses_the_line_to_zookeeper(tmp_path: Path) -> None:
+    """It lends the daemon's certificate to who shows the drill's own: not to another, to none, or to plain bytes."""
+    ca, own = Authority(tmp_path), Pair.made(tmp_path, CLOCK)
+    foreign = ca.issue("somebody")
+
+    async def asked(link: Link, pair: tuple[Path, Path] | None) -> bytes:
+        context = ssl.create_default_context(cafile=str(own.cert)) if pair != (tmp_path, tmp_path) else None
+        if context is not None and pair is not None:
+            context.load_cert_chain(*pair)
+        try:
+            reader, writer = await asyncio.open_connection(*link.address.split(":"), ssl=context)
+        except OSError:
+            return b""
+        try:
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            return await reader.read()
+        except OSError:
+            return b""
+        finally:
+            writer.close()
+
+    async with (
+        server(ca) as (port, heads),
+        Link(f"localhost:{port}", tls=trusting(ca), own=own.server()) as link,
+    ):
+        for shown in (None, (foreign.cert, foreign.key), (tmp_path, tmp_path)):
+            assert await asked(link, shown) == b""
+        assert not heads
+        assert (await asked(link, (own.cert, own.key))).startswith(b"HTTP/1.1 200 OK")
