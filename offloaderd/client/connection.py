@@ -1,14 +1,15 @@
 """One channel to one of several daemons, and what every call needs of it: deadline, limits, errors.
 
 Channels stay open once made, so a call that still runs on one is not cut off when others move on; there are at most
-`ADDRESSES_MAX` of them.
+`ADDRESSES_MAX` of them, and those that were made with certificates that have been replaced since.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import grpc
 from grpc import aio
@@ -16,7 +17,7 @@ from grpc import aio
 from offloaderd.client.errors import Unreachable, translated
 from offloaderd.client.trust import Trust
 from offloaderd.clock import SystemClock
-from offloaderd.errors import InvalidInput, OffloaderError, first_of
+from offloaderd.errors import InvalidConfig, InvalidInput, OffloaderError, first_of
 from offloaderd.groups import Group
 from offloaderd.rpc.v1 import placement_pb2, placement_pb2_grpc
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
 
+log = logging.getLogger(__name__)
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 """Largest message that is sent or taken; an entry is at most 5 MiB, a batch a little more than the batch size."""
 FRAME_BYTES = 1024 * 1024
@@ -34,6 +36,13 @@ CONNECT_S = 5.0
 ADDRESSES_MAX = 64
 PEERS_S = 10.0
 """How long to wait for the list of the other daemons, which is only needed if this one goes away."""
+
+
+class OpenChannel(NamedTuple):
+    """A channel, and the state of the files that it was made with."""
+
+    channel: aio.Channel
+    files: tuple[object, ...]
 
 
 class Connection:
@@ -54,6 +63,7 @@ class Connection:
         if not 0 < len(addresses) <= ADDRESSES_MAX:
             raise InvalidInput(f"{len(addresses)} addresses of daemons", hint=f"give 1 to {ADDRESSES_MAX}")
         self._addresses = [checked_address(address) for address in dict.fromkeys(addresses)]
+        self._given = frozenset(self._addresses)
         self.address = self._addresses[0]
         self._trust = trust or Trust()
         self._timeout_s = timeout_s
@@ -69,7 +79,8 @@ class Connection:
             ("grpc.max_reconnect_backoff_ms", 1_000),
             ("grpc.enable_http_proxy", 0),
         )
-        self._channels: dict[str, aio.Channel] = {}
+        self._channels: dict[str, OpenChannel] = {}
+        self._retired: list[OpenChannel] = []
         self._moving = asyncio.Lock()
         self._peers_known = False
 
@@ -95,9 +106,10 @@ class Connection:
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
         finally:
-            for channel in self._channels.values():
-                await channel.close()
+            for one in (*self._channels.values(), *self._retired):
+                await one.channel.close()
             self._channels.clear()
+            self._retired.clear()
 
     def at(self, address: str) -> Self:
         """Return a client for another daemon, not connected yet, with the same trust and limits."""
@@ -142,17 +154,41 @@ class Connection:
     @property
     def _channel(self) -> aio.Channel:
         """The present channel. Raises InvalidInput outside the context."""
-        channel = self._channels.get(self.address)
-        if channel is None:
+        if self.address not in self._channels:
             raise InvalidInput("the client is not connected", hint="use it in `async with`")
-        return channel
+        return self._channel_to(self.address)
+
+    def _channel_to(self, address: str) -> aio.Channel:
+        """Return a channel made with the certificates that there are. Raises InvalidConfig for unusable ones at first.
+
+        While files are being replaced they may not fit each other: the channel that there is stays in use then.
+        """
+        found, files = self._channels.get(address), self._trust.files()
+        if found is not None and found.files == files:
+            return found.channel
+        try:
+            made = OpenChannel(self._trust.channel(address, self._options), files)
+        except InvalidConfig:
+            if found is None:
+                raise
+            return found.channel
+        if found is not None:
+            self._retired.append(found)
+        elif address not in self._given and self._trust.has_token:
+            log.info("the token goes to %s as well, which another daemon named, if its certificate is good", address)
+        self._channels[address] = made
+        return made.channel
+
+    @property
+    def renewed(self) -> bool:
+        """Whether what a daemon refused as expired may be good with the token that comes next."""
+        return self._trust.renewed
 
     async def _connect_any(self, addresses: list[str]) -> None:
         """Connect to the first that answers. A daemon that does not trust us says more than one that is away."""
         errors: list[OffloaderError] = []
         for address in addresses:
-            channel = self._channels.get(address) or self._trust.channel(address, self._options)
-            self._channels[address] = channel
+            channel = self._channel_to(address)
             try:
                 await self._connected(address, channel)
             except OffloaderError as error:

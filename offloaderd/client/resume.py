@@ -2,7 +2,8 @@
 
 A daemon that was lost, is going away or ended a long call is no reason to give up before `resume_s` have passed without
 progress. What a daemon says of its own troubles (the bucket is away, too many readers) is waited for only when the
-stream has worked before: whoever asks for the first time should hear of it.
+stream has worked before: whoever asks for the first time should hear of it. So is a token that ended during a stream,
+where it comes from a file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.client.errors import TimedOut, Unreachable
-from offloaderd.errors import Closed, OffloaderError, Transient
+from offloaderd.errors import Closed, OffloaderError, Transient, Unauthenticated
 from offloaderd.rpc.errors import CallTooLong
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Resume:
     async def after(self, error: OffloaderError) -> None:
         """Pause, and move on if the daemon was lost. Raises `error` when it is final, or was met for too long."""
         lost = isinstance(error, LOST)
-        if isinstance(error, TimedOut) or not (lost or (self._begun and isinstance(error, Transient))):
+        if isinstance(error, TimedOut) or not (lost or (self._begun and self._passes(error))):
             raise error
         await self.pause(error)
         if lost:
@@ -54,6 +55,10 @@ class Resume:
                 await self._client.move(self._address)
             except Unreachable:
                 return  # the next try says so, and is counted
+
+    def _passes(self, error: OffloaderError) -> bool:
+        """Whether what a stream met that has worked may be over soon; a token that ended may have been replaced."""
+        return isinstance(error, Transient) or (self._client.renewed and type(error) is Unauthenticated)
 
     async def pause(self, error: OffloaderError) -> None:
         """Pause. Raises `error` when no progress was made for too long."""

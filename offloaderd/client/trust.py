@@ -1,13 +1,15 @@
 """How a client trusts a daemon and is trusted by it: TLS, certificate and token; and why a handshake failed.
 
-A token goes over TLS only. gRPC does not tell why a connection cannot be made, so after a failure the handshake is
-tried once more with Python's own TLS, which does.
+A token goes over TLS only, and one in a file is read for each call, as those that end within the hour are replaced.
+Certificates are read when a channel is made; `files` says when that has to be done anew. gRPC does not tell why a
+connection cannot be made, so after a failure the handshake is tried once more with Python's own TLS, which does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,7 +44,12 @@ class Trust:
 
     def __repr__(self) -> str:
         """Never the token."""
-        return f"Trust(tls={self.encrypted}, token={self.token is not None or self.token_file is not None})"
+        return f"Trust(tls={self.encrypted}, token={self.has_token})"
+
+    @property
+    def has_token(self) -> bool:
+        """Whether a token is shown."""
+        return self.token is not None or self.token_file is not None
 
     @property
     def encrypted(self) -> bool:
@@ -53,7 +60,7 @@ class Trust:
         """Raise InvalidInput for what does not go together."""
         if (self.cert_file is None) != (self.key_file is None):
             raise InvalidInput("a certificate and its key go together", hint="give both --tls-cert and --tls-key")
-        if (self.token is not None or self.token_file is not None) and not self.encrypted:
+        if self.has_token and not self.encrypted:
             raise InvalidInput(
                 "a token is sent over TLS only, or anybody on the way could use it",
                 hint="give --tls-ca FILE, or --tls for a certificate that the system trusts",
@@ -68,6 +75,15 @@ class Trust:
             raise InvalidConfig(f"{self.token_file} holds no token", hint="it must hold one token and nothing else")
         return token
 
+    @property
+    def renewed(self) -> bool:
+        """Whether a call that was refused for its token may be let in with the next one."""
+        return self.token_file is not None
+
+    def files(self) -> tuple[object, ...]:
+        """Return what is another once a certificate or key was replaced."""
+        return tuple(_seen(path) for path in (self.ca_file, self.cert_file, self.key_file) if path is not None)
+
     def channel(self, address: str, options: Sequence[tuple[str, object]]) -> aio.Channel:
         """Return a channel that is not connected yet. Raises InvalidInput, InvalidConfig."""
         self.check()
@@ -80,7 +96,8 @@ class Trust:
         credentials = grpc.ssl_channel_credentials(ca, key, cert)
         token = self.bearer()
         if token is not None:
-            credentials = grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(token))
+            shown = grpc.metadata_call_credentials(_Bearer(self, token), name="offloaderd token")
+            credentials = grpc.composite_channel_credentials(credentials, shown)
         return aio.secure_channel(address, credentials, options=options)
 
     async def diagnosis(self, address: str) -> NotTrusted | None:
@@ -141,6 +158,29 @@ class Trust:
                 hint="--tls-ca takes certificates, --tls-cert and --tls-key one pair, as PEM without passphrase",
             ) from None
         return context
+
+
+class _Bearer(grpc.AuthMetadataPlugin):
+    """Shows the token that is in the file now; the last good one while the file is being replaced."""
+
+    def __init__(self, trust: Trust, token: str) -> None:
+        self._trust = trust
+        self._token = token
+
+    def __call__(self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:
+        """Answer for one call, in a thread of gRPC's own."""
+        with suppress(InvalidConfig):
+            self._token = self._trust.bearer() or self._token
+        callback((("authorization", f"Bearer {self._token}"),), None)
+
+
+def _seen(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with a file's content; see access/watched.py."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _no_passphrase() -> str:

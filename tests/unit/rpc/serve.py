@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from grpc import aio
 
 from offloaderd.client import DaemonClient
+from offloaderd.client.connection import OpenChannel
 from offloaderd.clock import SystemClock
 from offloaderd.rpc.interceptor import ErrorInterceptor
 from tests.unit.read.build import turns
@@ -45,4 +46,4 @@ class Client(DaemonClient):
 
     def __init__(self, channel: aio.Channel) -> None:
         super().__init__("127.0.0.1:1", timeout_s=30)
-        self._channels[self.address] = channel
+        self._channels[self.address] = OpenChannel(channel, ())

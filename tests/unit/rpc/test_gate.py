@@ -151,8 +151,9 @@ async def test_old_versions_of_tls_are_refused(ca: Authority) -> None:
 async def test_certificates_are_taken_up_when_they_change(ca: Authority, evil: Authority) -> None:
     """New pair and new authority count for new connections, without a restart; half a pair leaves the old one."""
     files = ca.server(ca.file)
-    alice = ca.issue("alice")
-    trust = {"ca_file": ca.file, "cert_file": alice.cert, "key_file": alice.key}
+    alice, kept = ca.issue("alice"), ca.file.with_name("kept.pem")
+    kept.write_bytes(ca.file.read_bytes())
+    trust = {"ca_file": kept, "cert_file": alice.cert, "key_file": alice.key}
     async with guarded(files=files, grants=GRANTS, certificates=True) as site:
         assert site.certificates is not None
         async with site.client(**trust) as before:
@@ -165,12 +166,10 @@ async def test_certificates_are_taken_up_when_they_change(ca: Authority, evil: A
                 await client.status()
             files.key.write_bytes(later.key.read_bytes())
             assert files.client_ca is not None
-            ca_before = files.client_ca.read_bytes()
-            (files.client_ca.parent / "kept.pem").write_bytes(ca_before)
             files.client_ca.write_bytes(evil.file.read_bytes())
             assert site.certificates.refresh()
             with pytest.raises(NotTrusted):
-                async with site.client(**{**trust, "ca_file": files.client_ca.parent / "kept.pem"}):
+                async with site.client(**trust):
                     pytest.fail("the old pair is still there")
             with pytest.raises(NotTrusted, match="does not accept our certificate"):
                 async with site.client(**{**trust, "ca_file": evil.file}):
