@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd import __version__
+from offloaderd.access.pair import Pair
 from offloaderd.client import DaemonClient
 from offloaderd.daemon import Addresses, Daemon
 from offloaderd.drill.exercises import EXERCISES
 from offloaderd.drill.ground import Broken, Ground
 from offloaderd.drill.link import Link
-from offloaderd.drill.pair import Pair
 from offloaderd.drill.report import Finding, Outcome, Report
 from offloaderd.drill.s3_proxy import S3Proxy
 from offloaderd.drill.scratch import TOPIC

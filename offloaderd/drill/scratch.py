@@ -26,8 +26,8 @@ from offloaderd.wiring import zookeeper_security
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from offloaderd.access.pair import Pair
     from offloaderd.clock import Clock
-    from offloaderd.drill.pair import Pair
     from offloaderd.metadata.port import MetadataStore
 
 TOPIC = TopicName.parse("public/default/offloaderd-drill")

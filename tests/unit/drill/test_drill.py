@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from offloaderd.access.pair import Pair
 from offloaderd.clock import SystemClock
 from offloaderd.config import Settings, check
 from offloaderd.drill import drill
 from offloaderd.drill.exercises import EXERCISES, Exercise
 from offloaderd.drill.ground import Broken
-from offloaderd.drill.pair import Pair
 from offloaderd.drill.report import PROMISES, Finding, Outcome, Report
 from offloaderd.drill.scratch import TOPIC, Scratch
 from offloaderd.errors import Conflict, InvalidConfig, InvalidInput, Transient

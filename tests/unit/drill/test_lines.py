@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.access.pair import Pair
 from offloaderd.clock import SystemClock
 from offloaderd.drill.link import Link
 from offloaderd.drill.listener import Listener
-from offloaderd.drill.pair import Pair
 from offloaderd.drill.s3_proxy import Fault, S3Proxy
 from offloaderd.errors import Transient
 from offloaderd.objects.s3 import S3Options, S3Store
