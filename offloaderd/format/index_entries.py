@@ -24,6 +24,10 @@ DATA_BYTES_MIN = DATA_HEADER_BYTES + ENTRY_OVERHEAD_BYTES
 """Length of the smallest block, which holds one entry without payload."""
 
 
+INDEX_BYTES_MAX = 16 * 1024 * 1024
+"""Of an index that is read: 800,000 blocks. It takes fifteen times as much in memory."""
+
+
 class IndexEntry(NamedTuple):
     """Where to find entries from `first_entry_id` on.
 
@@ -34,6 +38,12 @@ class IndexEntry(NamedTuple):
     first_entry_id: int
     part_id: int
     offset: int
+
+
+def check_length(data: bytes | memoryview, *, key: str) -> None:
+    """Refuse an index that would fill the memory. Raises CorruptData."""
+    if len(data) > INDEX_BYTES_MAX:
+        raise CorruptData(key=key, offset=0, expected=f"an index of at most {INDEX_BYTES_MAX} bytes", found=len(data))
 
 
 def floor(entries: Sequence[IndexEntry], entry_id: int) -> IndexEntry | None:

@@ -18,6 +18,7 @@ from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.format import manifest_parts
 from offloaderd.format.manifest_parts import BlockInfo, LedgerPart, Past
 from offloaderd.format.manifest_rules import Broken, canonical_uuid, check
+from offloaderd.format.manifest_wire import taken_apart
 from offloaderd.format.messages import parse_message
 from offloaderd.format.pb.storage import manifest_pb2 as pb
 from offloaderd.model import OffloadMethod, Position, SegmentRange
@@ -97,13 +98,18 @@ def encode(manifest: SegmentManifest) -> bytes:
     return b"".join((head, google_crc32c.extend(google_crc32c.value(head), body).to_bytes(4, "big"), body))
 
 
-def decode(data: bytes | memoryview, *, key: str) -> SegmentManifest:
-    """Read a manifest object; `key` names it in errors. Raises CorruptData."""
+def decode(data: bytes | memoryview, *, key: str, data_bytes: int | None = None) -> SegmentManifest:
+    """Read a manifest object; `key` names it in errors. Raises CorruptData.
+
+    `data_bytes` is how long the data object is by whoever stores it, which bounds how many blocks are looked at; None
+    where nobody has asked. What a manifest takes in memory is bounded in any case (`manifest_wire.py`).
+    """
     data = bytes(data)
     _check_header(data, key)
-    message = parse_message(pb.SegmentManifest, data[HEADER.size :], key=key, at=HEADER.size)
     try:
-        manifest = _from_message(message)
+        blocks, rest = taken_apart(memoryview(data)[HEADER.size :], data_bytes=data_bytes)
+        message = parse_message(pb.SegmentManifest, rest, key=key, at=HEADER.size)
+        manifest = _from_message(message, tuple(blocks))
         check(manifest)
     except Broken as error:
         raise CorruptData(key=key, offset=HEADER.size, expected=error.expected, found=error.found) from None
@@ -154,7 +160,7 @@ def _to_message(manifest: SegmentManifest) -> pb.SegmentManifest:
     )
 
 
-def _from_message(message: pb.SegmentManifest) -> SegmentManifest:
+def _from_message(message: pb.SegmentManifest, blocks: tuple[BlockInfo, ...]) -> SegmentManifest:
     """Return the manifest that a message describes; raises Broken where it cannot even be expressed."""
     return SegmentManifest(
         segment_id=canonical_uuid(message.segment_id),
@@ -168,7 +174,7 @@ def _from_message(message: pb.SegmentManifest) -> SegmentManifest:
         index_bytes=message.index_bytes,
         index_crc32c=message.index_crc32c,
         ledgers=tuple(map(manifest_parts.part_from_message, message.ledgers)),
-        blocks=tuple(map(manifest_parts.block_from_message, message.blocks)),
+        blocks=blocks,
         software_version=message.software_version,
         losses=tuple(map(manifest_parts.loss_from_message, message.losses)),
         ends=tuple(map(manifest_parts.end_from_message, message.ends)),

@@ -18,6 +18,7 @@ from offloaderd.format.index_entries import (
     DATA_HEADER_BYTES,
     INDEX_ENTRY,
     IndexEntry,
+    check_length,
     check_run,
     decode_run,
     encode_run,
@@ -93,6 +94,7 @@ def index_entries(runs: Sequence[BlockInfo], *, dense: bool) -> list[IndexEntry]
 
 def decode_index(data: bytes | memoryview, *, key: str) -> LedgerObjectIndex:
     """Read an index, ours or Pulsar's, with any density; `key` names the object in errors. Raises CorruptData."""
+    check_length(data, key=key)
     data = bytes(data)
     data_bytes, count, metadata_bytes = _decode_header(data, key)
     run = INDEX_HEADER.size + metadata_bytes

@@ -20,6 +20,7 @@ from offloaderd.format.index_entries import (
     DATA_HEADER_BYTES,
     INDEX_ENTRY,
     IndexEntry,
+    check_length,
     check_run,
     decode_run,
     encode_run,
@@ -120,6 +121,7 @@ def encode_index(data_bytes: int, groups: Iterable[LedgerIndex]) -> bytes:
 
 def decode_index(data: bytes | memoryview, *, key: str) -> SegmentIndex:
     """Read an index, ours or Pulsar's; `key` names the object in errors. Raises CorruptData."""
+    check_length(data, key=key)
     data = bytes(data)
     data_bytes = _decode_header(data, key)
     heads: list[int] = []

@@ -136,7 +136,7 @@ class CopyChecker:
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
         info, (encoded, manifest_found), (index, index_found) = head.result(), *(read.result() for read in reads)
-        described = manifest.decode(encoded, key=manifest_key)
+        described = manifest.decode(encoded, key=manifest_key, data_bytes=info.size_bytes)
         self._check_manifest(topic_map, segment, described, manifest_key)
         check_index(index, described, key=index_key)
         crc32c = await self._read_data(store, data_key, described) if self.readback else None

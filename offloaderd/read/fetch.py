@@ -6,13 +6,15 @@ An object that ends too early is corrupt: it was stored longer.
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.errors import CorruptData, InvalidInput, Transient
+from offloaderd.objects.whole import Wholes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.objects.port import ObjectReader
@@ -50,11 +52,18 @@ class Fetcher:
         self._objects = objects
         self._clock = clock
         self._retry = retry
+        self._wholes = Wholes()
 
-    async def whole(self, bucket: str, key: str) -> bytes:
-        """Return an object. Raises NotFound, and what the store raises."""
+    @asynccontextmanager
+    async def wholes(self, bucket: str, *names: str) -> AsyncIterator[Sequence[bytes]]:
+        """Give small objects whole, to be forgotten at the end. Raises NotFound, and what the store raises."""
         objects = self._objects.at(bucket)
-        return await retried(lambda: objects.get(key), clock=self._clock, policy=self._retry)
+
+        def getting(key: str) -> Callable[[int | None], Awaitable[bytes]]:
+            return lambda length: retried(lambda: objects.get(key, 0, length), clock=self._clock, policy=self._retry)
+
+        async with self._wholes.read(*map(getting, names)) as found:
+            yield found
 
     async def exactly(self, bucket: str, key: str, first: int, length: int) -> bytes:
         """Return exactly `length` bytes from byte `first`. Raises NotFound, CorruptData when there are fewer."""

@@ -185,7 +185,8 @@ class LedgerObjects:
 
     async def _load_table(self, segment: CommittedSegment, slot: Slot[LedgerTable]) -> None:
         try:
-            table = table_of(segment, await self._fetcher.whole(segment.bucket, segment.keys.index))
+            async with self._fetcher.wholes(segment.bucket, segment.keys.index) as (data,):
+                table = table_of(segment, data)
         except CorruptData as error:
             self._report(error)
             raise

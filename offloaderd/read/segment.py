@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Self, cast
 
 import structlog
 
-from offloaderd.errors import CorruptData, first_of
+from offloaderd.errors import CorruptData
 from offloaderd.format.verify import framed_block
-from offloaderd.groups import Group
 from offloaderd.read.blocks import Cache
 from offloaderd.read.chunks import Chunks
 from offloaderd.read.fetch import Fetcher, RetryPolicy
@@ -125,14 +124,9 @@ class SegmentReader:
 
     async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[SegmentTable]) -> None:
         bucket, (_, index_key, manifest_key) = segment.bucket, segment.keys.all
-        try:
-            async with Group() as group:
-                index = group.create_task(self._fetcher.whole(bucket, index_key), name=f"get {index_key}")
-                manifest = group.create_task(self._fetcher.whole(bucket, manifest_key), name=f"get {manifest_key}")
-        except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
         with self._reporting():
-            table = table_of(topic, segment, index.result(), manifest.result())
+            async with self._fetcher.wholes(bucket, index_key, manifest_key) as (index, manifest):
+                table = table_of(topic, segment, index, manifest)
         self._tables.fill(slot, table, table.cost_bytes)
 
     async def read(

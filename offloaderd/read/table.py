@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData
 from offloaderd.format import manifest as manifest_format
+from offloaderd.format.manifest_wire import BLOCK_BYTES, CHUNKS_BYTES, SPARSE_BYTES
 from offloaderd.format.verify import CHANGED, check_index
 from offloaderd.model import TopicName
 
@@ -24,11 +25,7 @@ if TYPE_CHECKING:
     from offloaderd.model import Position
 
 TABLE_BYTES = 2048
-BLOCK_BYTES = 512
-SPARSE_BYTES = 128
-CHUNKS_BYTES = 40
-"""Memory that a decoded manifest takes: in all, for each block, for each sparse position, for a block's chunks beside
-their checksums."""
+"""Memory that a decoded manifest takes beside its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ class SegmentTable:
 def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, manifest_data: bytes) -> SegmentTable:
     """Decode and cross-check a segment's tables. Raises CorruptData that names the object and what differs."""
     data_key, index_key, manifest_key = segment.keys.all
-    manifest = manifest_format.decode(manifest_data, key=manifest_key)
+    manifest = manifest_format.decode(manifest_data, key=manifest_key, data_bytes=segment.object_bytes)
     _check_identity(topic, segment, manifest, manifest_key)
     check_index(index_data, manifest, key=index_key)
     starts = [(block.ledger_id, block.first_entry_id) for block in manifest.blocks]

@@ -27,7 +27,7 @@ async def check_objects(looker: Looker, segment: CommittedSegment) -> list[Flaw]
     """Look at the index and at the size of the data. Raises what the store raises, except NotFound."""
     where, looker, flaws = segment.keys, looker.at(segment.bucket), []
     try:
-        _index(await looker.whole(where.index), segment)
+        await _index(looker, segment)
     except BucketMissing:
         raise
     except NotFound:
@@ -50,7 +50,7 @@ async def check_objects(looker: Looker, segment: CommittedSegment) -> list[Flaw]
 async def check_entries(looker: Looker, segment: CommittedSegment) -> list[Flaw]:
     """Read all of the data, a piece at a time, up to the first flaw of each block. Raises as `check_objects` does."""
     flaws, looker = [], looker.at(segment.bucket)
-    index = _index(await looker.whole(segment.keys.index), segment)
+    index = await _index(looker, segment)
     for span in block_spans(index):
         scan = _scan(segment, span)
         try:
@@ -64,7 +64,7 @@ async def check_entries(looker: Looker, segment: CommittedSegment) -> list[Flaw]
 async def find_entry(looker: Looker, segment: CommittedSegment, entry_id: int) -> tuple[int, int]:
     """Return where an entry's payload begins in the data, and its length. Raises NotFound and CorruptData."""
     looker = looker.at(segment.bucket)
-    index = _index(await looker.whole(segment.keys.index), segment)
+    index = await _index(looker, segment)
     span = next(one for one in reversed(block_spans(index)) if one.first_entry_id <= entry_id)
     scan = _scan(segment, span)
     while (found := await _step(looker, segment, scan, span.end)).last_entry_id < entry_id:
@@ -87,10 +87,11 @@ async def _step(looker: Looker, segment: CommittedSegment, scan: BlockScan, end:
         return scan.feed(data)
 
 
-def _index(data: bytes, segment: CommittedSegment) -> LedgerObjectIndex:
-    """Decode an index and compare it with what was adopted. Raises CorruptData."""
+async def _index(looker: Looker, segment: CommittedSegment) -> LedgerObjectIndex:
+    """Read an index and compare it with what was adopted. Raises NotFound, CorruptData."""
     key = segment.keys.index
-    index = decode_index(data, key=key)
+    async with looker.whole(key) as data:
+        index = decode_index(data, key=key)
     found = (index.data_bytes, index.ledger().lastEntryId)
     wanted = (segment.object_bytes, segment.end.entry_id)
     if found != wanted:

@@ -17,6 +17,7 @@ from offloaderd.metadata.last_copy import first_uncovered
 from offloaderd.model import TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.whole import Wholes
 from offloaderd.upkeep.finds import Kind
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Judge:
         self._cluster = cluster
         self._broken = broken
         self._maps: dict[TopicName, TopicMap] = {}
+        self._wholes = Wholes()
 
     async def judge(self, stored: StoredSegment) -> Judgement:
         """Say what a segment with objects is. Raises NotFound when it has vanished."""
@@ -80,8 +82,10 @@ class Judge:
         return await self._judge_readable(stored, stored.described_by)
 
     async def _judge_readable(self, stored: StoredSegment, info: ObjectInfo) -> Judgement:
+        store, data = self._objects.at(stored.bucket), stored.objects[ObjectKind.DATA]
         try:
-            described = manifest.decode(await self._objects.at(stored.bucket).get(info.key), key=info.key)
+            async with self._wholes.read(lambda length: store.get(info.key, 0, length)) as (encoded,):
+                described = manifest.decode(encoded, key=info.key, data_bytes=data.size_bytes)
         except CorruptData as error:
             return Judgement(Kind.UNREADABLE, f"all its objects are there, and its manifest cannot be read: {error}")
         topic = TopicName.from_managed_ledger(described.managed_ledger)

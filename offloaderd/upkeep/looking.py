@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from offloaderd.errors import InvalidInput, Transient
+from offloaderd.objects.whole import Wholes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -68,6 +69,7 @@ class Looker:
         throttle: Throttle | None = None,
         budget: Budget | None = None,
         read: Callable[[int], None] | None = None,
+        wholes: Wholes | None = None,
     ) -> None:
         """Read `objects`; `read` hears of every byte."""
         self.read_bytes = 0
@@ -76,25 +78,33 @@ class Looker:
         self._throttle = throttle or Throttle(0, clock)
         self._budget = budget
         self._heard = read
+        self._wholes = wholes or Wholes()
 
     def at(self, bucket: str) -> Looker:
         """Return who looks at another bucket, out of the same purse. Raises BucketMissing."""
         there = self._objects.at(bucket)
         if there is self._objects:
             return self
-        return Looker(there, clock=self._clock, throttle=self._throttle, budget=self._budget, read=self._count)
+        throttle, budget, wholes = self._throttle, self._budget, self._wholes
+        return Looker(there, clock=self._clock, throttle=throttle, budget=budget, read=self._count, wholes=wholes)
 
     async def head(self, key: str) -> ObjectInfo:
         """Return what the store says of an object. Raises NotFound."""
         await self._throttle.ready()
         return await self._patiently(lambda: self._objects.head(key))
 
-    async def whole(self, key: str) -> bytes:
-        """Return a small object. Raises NotFound."""
+    @asynccontextmanager
+    async def whole(self, key: str) -> AsyncIterator[bytes]:
+        """Give all of an index or a manifest, to be forgotten at the end. Raises NotFound."""
         await self._throttle.ready()
-        data = await self._patiently(lambda: self._objects.get(key))
-        self._spent(len(data))
-        return data
+
+        async def get(length: int | None) -> bytes:
+            data = await self._patiently(lambda: self._objects.get(key, 0, length))
+            self._spent(len(data))
+            return data
+
+        async with self._wholes.read(get) as (data,):
+            yield data
 
     @asynccontextmanager
     async def piece(self, key: str, first: int, length: int) -> AsyncIterator[bytes]:

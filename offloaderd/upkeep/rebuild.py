@@ -16,11 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
 from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, OffloaderError, OutcomeUnknown
 from offloaderd.format import manifest
-from offloaderd.format.pb.storage import manifest_pb2
+from offloaderd.format.manifest_rules import Broken
+from offloaderd.format.manifest_wire import managed_ledger
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.each import each
@@ -30,6 +29,7 @@ from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import TopicName
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.whole import Wholes
 from offloaderd.upkeep import broker_ledgers, stored
 from offloaderd.upkeep.rebuild_known import Known, Problem, Trouble
 from offloaderd.upkeep.rebuild_plan import TopicPlan, plan_topic
@@ -105,19 +105,22 @@ async def read_brokers(objects: ObjectReader, sites: Sequence[Site], found: Foun
 
 
 async def _read_batch(objects: ObjectReader, site: Site, batch: Sequence[StoredSegment], found: Found) -> None:
-    for one in await each(batch, lambda one: _read(objects, site, one)):
+    wholes = Wholes()
+    for one in await each(batch, lambda one: _read(objects, site, one, wholes)):
         if isinstance(one, Known):
             found.known.append(one)
         else:
             found.problems.append(one)
 
 
-async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known | Problem:
+async def _read(objects: ObjectReader, site: Site, one: StoredSegment, wholes: Wholes) -> Known | Problem:
     """Read one manifest and compare the listing with it."""
-    key = one.objects[ObjectKind.MANIFEST].key
-    data = await objects.at(site.bucket).get(key)
+    key, store = one.objects[ObjectKind.MANIFEST].key, objects.at(site.bucket)
+    stored = one.objects.get(ObjectKind.DATA)
+    data = b""
     try:
-        described = manifest.decode(data, key=key)
+        async with wholes.read(lambda length: store.get(key, 0, length)) as (data,):
+            described = manifest.decode(data, key=key, data_bytes=stored.size_bytes if stored is not None else None)
     except CorruptData as error:
         return _unreadable(one, str(error), _suspected_topic(data))
     topic = TopicName.from_managed_ledger(described.managed_ledger)
@@ -322,7 +325,6 @@ def _unreadable(one: StoredSegment, why: str, topic: TopicName | None) -> Proble
 def _suspected_topic(data: bytes) -> TopicName | None:
     """Guess from a damaged manifest whose it is; only ever used to hold back one topic instead of all."""
     try:
-        message = manifest_pb2.SegmentManifest.FromString(data[manifest.HEADER.size :])
-        return TopicName.from_managed_ledger(message.managed_ledger)
-    except (DecodeError, InvalidInput):
+        return TopicName.from_managed_ledger(managed_ledger(memoryview(data)[manifest.HEADER.size :]))
+    except (Broken, InvalidInput):
         return None

@@ -110,7 +110,9 @@ async def load_manifest(looker: Looker, target: Target, found: Tables) -> Segmen
     """Return the segment's manifest, None with the flaws added to `found` when it is not to be had."""
     key = target.manifest_key
     try:
-        manifest = manifest_format.decode(await looker.at(target.bucket).whole(key), key=key)
+        async with looker.at(target.bucket).whole(key) as data:
+            data_bytes = target.committed.object_bytes if target.committed is not None else None
+            manifest = manifest_format.decode(data, key=key, data_bytes=data_bytes)
     except BucketMissing:
         raise
     except NotFound:
@@ -175,13 +177,13 @@ async def _index(looker: Looker, target: Target, manifest: SegmentManifest | Non
     if await _head(looker, key, found) is None:
         return
     try:
-        data = await looker.whole(key)
-        if manifest is not None:
-            check_index(data, manifest, key=key)
-        elif target.keys.ledger_id is not None:
-            v1.decode_index(data, key=key)
-        else:
-            v2.decode_index(data, key=key)
+        async with looker.whole(key) as data:
+            if manifest is not None:
+                check_index(data, manifest, key=key)
+            elif target.keys.ledger_id is not None:
+                v1.decode_index(data, key=key)
+            else:
+                v2.decode_index(data, key=key)
     except BucketMissing:
         raise
     except NotFound:
