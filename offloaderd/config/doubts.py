@@ -48,7 +48,7 @@ def _access(settings: Settings) -> Iterator[tuple[str, str]]:
 
 def _stores(settings: Settings) -> Iterator[tuple[str, str]]:
     metadata, endpoint = settings.metadata, settings.objects.endpoint
-    hosts = [one.rpartition(":")[0] for one in metadata.servers.split(",")]
+    hosts = [one.rpartition(":")[0] for one in metadata.servers.partition("/")[0].split(",")]
     if metadata.acl == "open" and not all(map(is_loopback, hosts)):
         yield (
             "whoever reaches ZooKeeper may write the daemon's nodes, policies and retention among them, and so have "

@@ -78,10 +78,26 @@ ClusterName = Annotated[
 Address = Annotated[
     Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")] | None, BeforeValidator(_absent), Shape("HOST:PORT")
 ]
-_SERVERS = r"^[^\s,/:]+:\d{1,5}(,[^\s,/:]+:\d{1,5})*$"
-_SERVERS_SHAPE = Shape("HOST:PORT,HOST:PORT without blanks")
-Servers = Annotated[str, Field(pattern=_SERVERS), _SERVERS_SHAPE]
-OptionalServers = Annotated[Annotated[str, Field(pattern=_SERVERS)] | None, BeforeValidator(_absent), _SERVERS_SHAPE]
+
+
+def _zookeeper(value: object) -> object:
+    """Read ZooKeeper as Pulsar writes it (`zk:HOST:PORT/ROOT`). Raises ValueError for another metadata store."""
+    if not isinstance(value, str):
+        return _absent(value)
+    scheme, colon, rest = value.partition(":")
+    if colon and scheme in _NO_ZOOKEEPER:
+        raise ValueError(
+            f"{scheme} as Pulsar's metadata store is not supported, only ZooKeeper; see docs/beside-pulsar.md"
+        )
+    return _absent(rest.removeprefix("//") if colon and scheme == "zk" else value)
+
+
+_NO_ZOOKEEPER = ("oxia", "rocksdb", "etcd", "memory")
+"""Schemes of Pulsar's other metadata stores."""
+_SERVERS = r"^[^\s,/:]+:\d{1,5}(,[^\s,/:]+:\d{1,5})*(/[^\s,/]+)*$"
+_SERVERS_SHAPE = Shape("HOST:PORT,HOST:PORT without blanks, with /ROOT behind them if all nodes are below one")
+Servers = Annotated[Annotated[str, Field(pattern=_SERVERS)], BeforeValidator(_zookeeper), _SERVERS_SHAPE]
+OptionalServers = Annotated[Annotated[str, Field(pattern=_SERVERS)] | None, BeforeValidator(_zookeeper), _SERVERS_SHAPE]
 NodePath = Annotated[str, Field(pattern=r"^(/[^/\s]+)+$"), Shape("/NAME, no slash at the end")]
 Bucket = Annotated[
     str,

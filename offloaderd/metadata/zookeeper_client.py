@@ -87,5 +87,6 @@ def _hosts(servers: str, session_timeout_s: float) -> str:
     A server that is just starting may accept a connection and never answer; with one server alone the wait for it
     would last as long as the session, and cost it.
     """
-    share_s = session_timeout_s / (servers.count(",") + 1)
-    return ",".join([servers] * max(1, int(share_s / GREETING_S)))
+    hosts, slash, root = servers.partition("/")
+    share_s = session_timeout_s / (hosts.count(",") + 1)
+    return ",".join([hosts] * max(1, int(share_s / GREETING_S))) + slash + root

@@ -89,7 +89,7 @@ class OpenSegment:
             attempt.segment_id,
             topic=str(claim.topic),
             begin=str(attempt.begin),
-            method="ledger-based" if attempt.whole else "streaming",
+            method=str(attempt.method),
             epoch=claim.epoch,
             continued=continued,
         )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.metadata.records import identity
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import OffloadMethod
 from offloaderd.policy.policies import NAMES
 from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, sound
 from offloaderd.rpc.policy_messages import given_policies, policies_message
@@ -103,7 +102,7 @@ def open_segment(attempt: Attempt, status: TopicStatus | None) -> admin_pb2.Segm
         assigned_ms=attempt.assigned_ms,
         data_key=attempt.keys.data,
         bucket=attempt.bucket,
-        method=OffloadMethod.LEDGER_BASED if attempt.whole else OffloadMethod.STREAMING,
+        method=attempt.method,
         writer=attempt.driver,
     )
 

@@ -16,7 +16,7 @@ from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.format.manifest_rules import Broken, canonical_uuid
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
-from offloaderd.model import Position
+from offloaderd.model import OffloadMethod, Position
 from offloaderd.objects.keys import SegmentKeys
 
 if TYPE_CHECKING:
@@ -132,6 +132,11 @@ class Attempt:
         if isinstance(self.layout, LedgerLayout):
             return Position(self.begin.ledger_id, self.layout.entries - 1)
         return None
+
+    @property
+    def method(self) -> OffloadMethod:
+        """By which method it is written: it follows from how it is cut."""
+        return OffloadMethod.LEDGER_BASED if isinstance(self.layout, LedgerLayout) else OffloadMethod.STREAMING
 
     @property
     def whole(self) -> bool:

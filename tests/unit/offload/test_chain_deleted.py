@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from offloaderd.model import LedgerInfo, Loss, Position
@@ -65,7 +67,7 @@ def test_a_ledger_that_comes_back_is_judged_anew() -> None:
     seen = chain(Position(4, 9), look((4, 10)))
     seen.deleted()
     seen.look(look((4, 10), version=1))
-    seen.look(look((7, 2), version=4))
+    seen.look([replace(one, previous=4) for one in look((7, 2), version=4)])
     assert seen.next_after(Position(4, 9)) == Loss(Position(4, 9), Position(7, 0), 0)
 
 

@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from offloaderd.errors import Conflict, InvalidInput, NotFound
+from offloaderd.format.layout import LedgerLayout
 from offloaderd.health import Dependency
 from offloaderd.metadata import paths
 from offloaderd.metadata.catalog import TopicMap, load
@@ -17,7 +18,7 @@ from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records import selection as selection_record
-from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal
 from offloaderd.metadata.records.owner import Owner
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metadata.records.selection import Selection
@@ -426,6 +427,22 @@ async def test_segments_are_listed_with_the_open_one_last(room: Room) -> None:
     assert (first.method, first.writer, opened.method) == ("streaming", "offloaderd", "streaming")
     assert (opened.segment_id, opened.status, opened.entries, opened.payload_bytes) == (str(OPEN), "Assigned", 4, 40)
     assert (opened.begin.entry_id, opened.HasField("end"), opened.data_key) == (10, False, f"p/{OPEN}")
+
+
+async def test_the_open_segments_method_follows_from_how_it_is_cut(room: Room) -> None:
+    """Not from how far it is: one that is sealed and stored to its end is what it was."""
+    seal = Seal(sealed_ms=9, epoch=3, software_version="v", data_bytes=0, part_count=0, ledgers=())
+    sealed = replace(an_attempt(Position(1, 10)), seal=seal)
+    room.engine.running[ORDERS] = FakeOffloader(attempt=sealed, open_id=str(OPEN))
+    assert sealed.whole
+    assert [one.method for one in await segments(room)] == ["streaming"]
+    layout = LedgerLayout(
+        block_bytes=64, part_bytes=64, run_bytes=64, dense_index=False, entries=4, payload_bytes=64, metadata=b""
+    )
+    whole = replace(an_attempt(Position(1, 0)), layout=layout)
+    room.engine.running[ORDERS] = FakeOffloader(attempt=whole, open_id=str(OPEN))
+    assert not whole.whole
+    assert [one.method for one in await segments(room)] == ["ledger-based"]
 
 
 async def test_a_status_of_another_segment_is_not_mixed_in(room: Room) -> None:
