@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd import wiring
+from offloaderd.offload.budget import until_answered
+from offloaderd.offload.known_source import KnownSource
 from offloaderd.tracing import opened_traces
 
 if TYPE_CHECKING:
@@ -22,6 +25,21 @@ if TYPE_CHECKING:
     from offloaderd.sources import Ledgers
 
 
+def known_source(settings: Settings, metadata: MetadataStore, ledgers: Ledgers, clock: Clock) -> KnownSource | None:
+    """Return what tells whether the ledger source is the one that the deployment offloads; None without a source."""
+    if ledgers.origin is None:
+        return None
+    return KnownSource(
+        metadata,
+        ledgers.origin,
+        ledgers.register,
+        kind=settings.ledgers.kind,
+        cluster=settings.daemon.cluster,
+        daemon_id=settings.daemon.id,
+        clock=clock,
+    )
+
+
 @asynccontextmanager
 async def opened_workshop(
     settings: Settings,
@@ -36,6 +54,10 @@ async def opened_workshop(
 ) -> AsyncIterator[Workshop]:
     """Yield the workshop. Raises InvalidConfig."""
     shop = wiring.workshop(settings, metadata, objects, ledgers, pool, uploads, clock=clock, metrics=metrics)
+    known = known_source(settings, metadata, ledgers, clock)
+    if known is not None:
+        await until_answered(clock, known.begin)
+        shop = replace(shop, known_source=known)
     async with AsyncExitStack() as stack:
         traces = await stack.enter_async_context(opened_traces(settings, metrics))
         if shop.outage.area is not None:

@@ -133,11 +133,11 @@ class Grants:
         return known
 
     async def _present(self, offloader: TopicOffloader) -> set[int] | None:
-        """Return the closed ledgers that the source has, None without a source. Raises Transient."""
+        """Return the closed ledgers that the source has, None without a source. Raises Transient, IdentityRefused."""
         if self._shop.source is None:
             return None
         try:
-            infos = await self._shop.source.ledgers(offloader.topic)
+            infos = await offloader.source_check.ledgers(self._shop.source)
         except NotFound:
             return set()
         return {info.ledger_id for info in infos if info.closed}
@@ -192,6 +192,10 @@ class Grants:
     async def _verify(self, offloader: TopicOffloader, ledger_id: int, lag_s: float | None) -> None:
         """Verify a ledger's copy and grant its deletion. An unsound copy is told, and stays ungranted."""
         topic = offloader.topic
+        try:
+            await offloader.source_check.ledger(ledger_id)
+        except NotFound:
+            return  # it is gone from the source, where nobody needs a grant any more
         async with self._turns:
             try:
                 grant = await self.verified(offloader, ledger_id, lag_s)

@@ -272,6 +272,12 @@ class TopicRecord:
         for some in removal.batches(self.map, set(ledger_ids) - self.map.source_deleted):
             await self._edit(partial(removal.note_source_deleted, ledger_ids=some))
 
+    async def note_created(self, created: Mapping[int, int]) -> None:
+        """Record when ledgers were made, in place of what was recorded. Raises Fenced."""
+        news = {one: at for one, at in created.items() if self.map.created.get(one) != at}
+        for some in removal.batches(self.map, news):
+            await self._edit(partial(removal.note_created, created={one: news[one] for one in some}))
+
     async def remove_oldest(self, segment: CommittedSegment, reason: str) -> bool:
         """Take the oldest segment out of the map and put it on the trash list; False if that was done meanwhile.
 

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
+_NOT_BELIEVED = "no ledger of the source's list was offloaded: is it the list of this topic, in this cluster?"
+
+
 class Limits(NamedTuple):
     """How long a topic is kept; None is no limit."""
 
@@ -212,6 +215,11 @@ class Retention:
         follows = limits.kind is TierRetention.FOLLOW
         theirs = {one.end.ledger_id for one in offloader.map.segments if one.foreign}
         if self._register is not None and (follows or theirs):
+            try:
+                await self._kept(offloader)
+            except IdentityRefused:
+                absent.clear()
+                raise
             await self._follow(offloader, self._register, absent, None if follows else theirs)
         else:
             absent.clear()
@@ -296,6 +304,10 @@ class Retention:
             listed: Collection[int] | None = set(await register.listed(offloader.topic))
         except NotFound:
             listed = None
+        if not offloader.source_check.believes(listed):
+            log.warning("retention.list_not_believed", topic=str(offloader.topic), hint=_NOT_BELIEVED)
+            absent.clear()
+            return
         missing = missing_ledgers(topic_map, listed) - topic_map.deleted.keys()
         if only is not None:
             missing &= set(only)
@@ -326,14 +338,14 @@ class Retention:
             await self._remove(offloader, oldest, why)
 
     async def _kept(self, offloader: TopicOffloader) -> Collection[int] | None:
-        """Return the ledgers that the source has; None when there is no source. Raises Transient."""
+        """Return the ledgers that the source has; None when there is no source. Raises Transient, IdentityRefused."""
         if self._shop.source is None:
             return None
         kept: set[int] = set()
         try:
+            kept |= {info.ledger_id for info in await offloader.source_check.ledgers(self._shop.source)}
             if self._register is not None:
                 kept |= set(await self._register.listed(offloader.topic))
-            kept |= {info.ledger_id for info in await self._shop.source.ledgers(offloader.topic)}
         except NotFound:
             log.debug("retention.not_at_source", topic=str(offloader.topic))
         return kept

@@ -20,7 +20,7 @@ from offloaderd.offload.budget import Backoff
 from offloaderd.offload.signal import Signal, race
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.ledgers.port import LedgerSource
@@ -44,7 +44,6 @@ PUSH_PATIENCE_S = 1.0
 """How long confirmed entries may be missing before they are read although a broker is pushing."""
 LOOK_S = 2.0
 """How often the source's end is looked at while there is no room to read it."""
-
 SETTLE_S = 2.5
 """How long a request waits for entries that are stored and not confirmed yet: the source asks a topic's broker for them
 when its writer has been silent for a second, unless it was told to wait for longer."""
@@ -75,6 +74,7 @@ class Tailer:
         pool: BufferPool,
         chain: LedgerChain,
         *,
+        ledgers: Callable[[], Awaitable[Sequence[LedgerInfo]]],
         needed: Callable[[], Position],
         pushing: Callable[[], bool],
         wants: Callable[[Run | Loss], bool],
@@ -94,6 +94,7 @@ class Tailer:
         self._buffer = buffer
         self._pool = pool
         self._adoption = adoption
+        self._ledgers = ledgers
         self._needed = needed
         self._pushing = pushing
         self._wants = wants
@@ -187,14 +188,11 @@ class Tailer:
             await self._clock.sleep(SETTLE_PAUSE_S)
 
     async def _look(self) -> Transient | None:
-        """Take in the list of ledgers; returns why the end of an open one is not known, if it is not.
-
-        What was known of it stays known, and what lies before it can be read all the same.
-        """
+        """Take in the list of ledgers; returns why the end of an open one is not known now, if it is not."""
         trouble: Transient | None = None
         sight: Sight | None = None
         try:
-            infos = list(await self._source.ledgers(self._topic))
+            infos = list(await self._ledgers())
             sight = Sight(tuple(infos), None)
             if infos and not infos[-1].closed:
                 try:
@@ -385,6 +383,7 @@ def tailer_of(
         shop.pool,
         topic.record.chain,
         adoption=topic.adoption,
+        ledgers=lambda: topic.source_check.ledgers(source),
         needed=lambda: topic.taken,
         pushing=lambda: topic.pushers > 0,
         wants=topic.next.wants,

@@ -30,6 +30,7 @@ from offloaderd.offload.outage import Outage
 from offloaderd.offload.record import TopicRecord
 from offloaderd.offload.rest import Rest
 from offloaderd.offload.signal import Signal
+from offloaderd.offload.source_check import SourceCheck
 from offloaderd.offload.status import TopicStatus, describe
 from offloaderd.offload.tailer import tailer_of
 from offloaderd.offload.troubles import Troubles
@@ -81,6 +82,7 @@ class TopicOffloader:
         self.oldest = OldestEntry(self)
         self._log = log
         self.record = TopicRecord(log, topic_map, left.begin, clock=self._clock, metrics=self._metrics)
+        self.source_check = SourceCheck(shop.known_source, identity, self.record, lambda: self.taken, self._clock)
         self.next = NextSegment(self, shop, log, left)
         self.by_hand = ByHand(self, shop)
         taken = topic_map.standing or START
@@ -144,8 +146,8 @@ class TopicOffloader:
     @property
     def newest(self) -> Position | None:
         """Newest entry that is known to exist and be readable."""
-        candidates = [self.lag.newest, self.offloaded, self.buffer.last_offered if self.handle.push_only else None]
-        return max((one for one in candidates if one is not None), default=None)
+        pushed = self.buffer.last_offered if self.handle.push_only else None
+        return max((one for one in (self.lag.newest, self.offloaded, pushed) if one is not None), default=None)
 
     @property
     def open_segment_age_s(self) -> float:

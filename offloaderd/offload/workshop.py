@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import Position
     from offloaderd.objects.places import Place, Places
+    from offloaderd.offload.known_source import KnownSource
     from offloaderd.offload.next_segment import LedgerCut, WholeLedgers
     from offloaderd.offload.pool import BufferPool
     from offloaderd.offload.roll import RollPolicy
@@ -43,6 +44,7 @@ class Workshop:
 
     metadata: MetadataStore
     source: LedgerSource | None
+    known_source: KnownSource | None = None
     uplink: Uplink
     pool: BufferPool
     layout: SegmentLayout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog, paths
@@ -44,6 +44,17 @@ async def offload_more(rig: Rig, segments: Sequence[int], *, seed: int = 0) -> P
             await topic.request_roll()
             await until_offloaded(topic, last)
     return last
+
+
+async def identified(rig: Rig) -> Owned:
+    """Claim the topic where it is on record which source its ledgers came from."""
+    rig.origin = rig.register = cast("MemoryLedgers", rig.ledgers)
+    known = rig.known_source(rig.tree.connect())
+    assert known is not None
+    await known.confirm()
+    owned = await Owned.claim(rig)
+    await owned.offloader.identity.load()
+    return owned
 
 
 class Owned:

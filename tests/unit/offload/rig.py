@@ -23,6 +23,7 @@ from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.places import Place, Places
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.engine import Engine
+from offloaderd.offload.known_source import KnownSource
 from offloaderd.offload.next_segment import WholeLedgers
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
@@ -40,7 +41,7 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from offloaderd.ledgers.port import BrokerOffloads, LedgerDescriber, LedgerStore
+    from offloaderd.ledgers.port import BrokerOffloads, LedgerDescriber, LedgerOrigin, LedgerRegister, LedgerStore
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.supervisor import Duty
@@ -76,6 +77,8 @@ class Rig:
     places: tuple[tuple[str, str], ...] = (("b", "seg/"),)
     duties: dict[str, Duty] = field(default_factory=dict)
     sleep_after_s: float = 0.0
+    origin: LedgerOrigin | None = None
+    register: LedgerRegister | None = None
 
     def __post_init__(self) -> None:
         """Make the stores that the test did not bring."""
@@ -101,6 +104,7 @@ class Rig:
         return Workshop(
             metadata=metadata,
             source=source,
+            known_source=self.known_source(metadata) if source is not None else None,
             uplink=uplink,
             pool=BufferPool(self.buffer_bytes),
             layout=self.layout,
@@ -117,6 +121,13 @@ class Rig:
             offloads=self.offloads,
             chunk_bytes=self.chunk_bytes,
         )
+
+    def known_source(self, metadata: MetadataStore) -> KnownSource | None:
+        """Return what tells the source from another one, if the test has said by what."""
+        if self.origin is None:
+            return None
+        said = {"kind": "bookkeeper", "cluster": "test", "daemon_id": "one"}
+        return KnownSource(metadata, self.origin, self.register, clock=self.clock, **said)
 
     def book(self, metadata: MetadataStore) -> PolicyBook:
         """Return what holds for topics that say nothing: the rig's own policy."""

@@ -29,7 +29,7 @@ from offloaderd.upkeep.verify import Verifier, Wish
 from offloaderd.upkeep.verify_topic import SegmentReport, TopicVerifier
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.objects.buckets import Buckets
-from tests.unit.offload.owned import Owned
+from tests.unit.offload.owned import Owned, identified
 from tests.unit.offload.rig import (
     TOPIC,
     Rig,
@@ -245,7 +245,7 @@ async def test_an_attempt_of_a_place_that_is_gone_is_given_up_and_left_alone() -
 async def test_what_is_deleted_is_deleted_where_it_lies() -> None:
     """The tier follows the source, and empties both buckets."""
     rig, _ = await scattered(HOME, AWAY, HOME)
-    owned = await Owned.claim(rig)
+    owned = await identified(rig)
     for info in await owned.ledgers.ledgers(TOPIC):
         await owned.ledgers.delete(TOPIC, info.ledger_id)
     await owned.ledgers.append(TOPIC, payloads(1))

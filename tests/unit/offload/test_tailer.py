@@ -52,6 +52,7 @@ class Tailing:
             self.buffer,
             self.pool,
             self.chain,
+            ledgers=lambda: self.source.ledgers(TOPIC),
             needed=lambda: self.taken,
             pushing=lambda: False,
             may_take=self._may_take,
