@@ -272,6 +272,7 @@ class Daemon:
                 group.create_task(watch_loop(self._clock, self.metrics), name="event-loop lag"),
                 group.create_task(prober.run(metadata, objects, ledgers), name="dependency probe"),
                 group.create_task(registration.run(), name="registration"),
+                group.create_task(crew.keeper.run(), name="damage"),
                 group.create_task(guard.keep(), name="certificates"),
                 group.create_task(self._levels.keep(), name="log levels"),
                 group.create_task(

@@ -64,6 +64,17 @@ class RetentionMetrics(Families):
             "their copy. Page when missing_object, size, corrupt or gap rise: an object of a committed segment is bad.",
             reason=DENIED_REASONS,
         )
+        self.damaged_ledgers = self._topic_gauge(
+            "offloaderd_damaged_ledgers",
+            "Ledgers of the topic whose grant is revoked because their copy in the bucket was found damaged. Page when "
+            "it is not 0: offloadctl ledgers list TOPIC names them. It falls when an operator allows the grant again.",
+            topic=OPEN,
+        )
+        self.damaged_copies = self._counter(
+            "offloaderd_damaged_copies_total",
+            "Ledgers whose copy this daemon found damaged, by a read, a verification, a broker's check or the scrub, "
+            "each time that it did. Their grants are revoked. Page when it rises.",
+        )
         self.source_ledgers_deleted = self._counter(
             "offloaderd_source_ledgers_deleted_total",
             "Ledgers that the embedded store deleted because their copy was verified.",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from offloaderd import wiring
 from offloaderd.doctor.examination import examine
 from offloaderd.metadata.policy_book import PolicyBook
+from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.retention import Retention
@@ -62,6 +63,7 @@ class Crew:
     retention: Retention
     grants: Grants
     scrubber: Scrubber
+    keeper: SourceKeeper
     gc: Collector
     registration: Registration
     reads: ReadService
@@ -124,7 +126,8 @@ def assemble(
     metadata, objects, metrics = shop.metadata, shop.uplink.objects, shop.uplink.metrics
     book = PolicyBook(metadata, wiring.policy_levels(settings))
     retention = Retention(shop, ledgers.register, wiring.retention_options(settings), book)
-    grants, scrubber = wiring.grants(settings, shop, ledgers.store, book), wiring.scrubber(settings, shop)
+    keeper = SourceKeeper(metadata, objects, clock, metrics)
+    grants, scrubber = wiring.grants(settings, shop, ledgers.store, book), wiring.scrubber(settings, shop, keeper)
     engine = Engine(
         shop,
         book,
@@ -132,7 +135,7 @@ def assemble(
         sleep=SleepOptions(after_s=settings.offload.sleep_after_s),
         duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber.run},
     )
-    reader = _reader(settings, engine, ledgers, clock)
+    reader = _reader(settings, engine, ledgers, clock, keeper)
     gc = Collector(objects, metadata, wiring.sites(settings), clock=clock, metrics=metrics)
     session_s, surroundings = settings.metadata.session_timeout_s, wiring.surroundings(settings)
     registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
@@ -140,7 +143,7 @@ def assemble(
         reader, settings.read.readers_max, metrics=metrics, message_bytes_max=settings.grpc.message_bytes_max
     )
     topics_max = settings.access.namespace_topics_max
-    broker = BrokerService(engine, reader, reads, retention, ledgers.register, topics_max)
+    broker = BrokerService(engine, reader, reads, retention, ledgers.register, topics_max, keeper.keep)
     upkeep = UpkeepService(gc, grace_s=settings.gc.grace_s)
     places = surroundings.places
     admin = AdminService(engine=engine, metadata=metadata, source=ledgers.source, daemon=daemon, places=places)
@@ -155,7 +158,7 @@ def assemble(
         retention=RetentionService(engine, retention, metadata, ledgers.source, clock),
         history=HistoryService(engine, engine.shop, engine.book),
         rollback=RollbackService(engine, metadata),
-        inspect=wiring.inspection(settings, engine, reader, metadata, objects, clock),
+        inspect=wiring.inspection(settings, engine, reader, metadata, objects, clock, keeper),
         policy=PolicyService(engine.levels, metadata, surroundings, retained=ledgers.retained),
         control=ControlService(reloader, levels, metadata, clock, daemon_id=settings.daemon.id),
         ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
@@ -169,6 +172,7 @@ def assemble(
         retention=retention,
         grants=grants,
         scrubber=scrubber,
+        keeper=keeper,
         gc=gc,
         registration=registration,
         reads=reads,
@@ -179,8 +183,8 @@ def assemble(
     )
 
 
-def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock) -> TopicReader:
-    return TopicReader(
+def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, keeper: SourceKeeper) -> TopicReader:
+    reader = TopicReader(
         maps=engine,
         policies=engine.book,
         objects=engine.shop.uplink.objects,
@@ -190,3 +194,5 @@ def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock) 
         metrics=engine.shop.uplink.metrics,
         options=wiring.read_options(settings),
     )
+    reader.segments.damaged = keeper.found
+    return reader

@@ -13,7 +13,6 @@ from offloaderd.ledgers.pulsar_admin import AdminOptions
 from offloaderd.metadata.zookeeper_client import ZooKeeperSecurity
 from offloaderd.objects.places import Place, Places
 from offloaderd.objects.s3 import S3Options
-from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.next_segment import LedgerCut, WholeLedgers
 from offloaderd.offload.outage import OutageRules
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from offloaderd.metrics import Metrics
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.budget import ByteBudget
+    from offloaderd.offload.damage import SourceKeeper
     from offloaderd.offload.engine import Engine
     from offloaderd.offload.pool import BufferPool
     from offloaderd.read.reader import TopicReader
@@ -331,7 +331,7 @@ def grants(settings: Settings, shop: Workshop, store: LedgerStore | None, book: 
     return Grants(shop, store if settings.grants.delete_source else None, grant_options(settings), book)
 
 
-def scrubber(settings: Settings, shop: Workshop) -> Scrubber:
+def scrubber(settings: Settings, shop: Workshop, keeper: SourceKeeper) -> Scrubber:
     """Return who reads what is stored again; it has the memory of uploads, when these leave some."""
     uplink = shop.uplink
     return Scrubber(
@@ -342,7 +342,7 @@ def scrubber(settings: Settings, shop: Workshop) -> Scrubber:
         clock=uplink.clock,
         metrics=uplink.metrics,
         budget=uplink.budget,
-        damaged=SourceKeeper(shop.metadata, uplink.clock).keep,
+        damaged=keeper.keep,
     )
 
 
@@ -361,6 +361,7 @@ def inspection(
     metadata: MetadataStore,
     objects: SegmentStore,
     clock: Clock,
+    keeper: SourceKeeper,
 ) -> InspectService:
     """Return who says where entries are, and whether segments are as they were written."""
     found = sites(settings)
@@ -369,7 +370,7 @@ def inspection(
         return Looker(objects, clock=clock)
 
     explainer = Explainer(engine, ReaderTiers(reader), metadata, looker(), found)
-    return InspectService(explainer, TopicVerifier(engine, looker, found), engine)
+    return InspectService(explainer, TopicVerifier(engine, looker, found, keeper.found), engine, keeper.found)
 
 
 def sites(settings: Settings) -> list[Site]:

@@ -13,6 +13,7 @@ from offloaderd.errors import Conflict, NotFound
 from offloaderd.metadata import paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.nodes import node
+from offloaderd.metadata.port import Replace
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records.grant import Grant
 
@@ -58,9 +59,12 @@ async def deleted_by_us(store: MetadataStore, topic: TopicName, ledger_id: int) 
     return found is not None and bool(found.grant.source_deleted_ms)
 
 
-async def revoke(store: MetadataStore, topic: TopicName, ledger_id: int, *, reason: str, now_ms: int) -> Grant:
+async def revoke(
+    store: MetadataStore, topic: TopicName, ledger_id: int, *, reason: str, now_ms: int, damaged: bool = False
+) -> Grant:
     """Take a grant back, or say beforehand that there is to be none; returns the record.
 
+    `damaged` says that it is for damage of the copy. The folder's version moves, so that the owner looks again.
     Raises Conflict when the ledger is being deleted already, OutcomeUnknown (repeating is safe), Transient.
     """
     for _ in range(TRIES):
@@ -70,16 +74,19 @@ async def revoke(store: MetadataStore, topic: TopicName, ledger_id: int, *, reas
                 f"ledger {ledger_id} of {topic} is being deleted from its source, or is gone already",
                 hint="its verified copy is in the bucket; offloadctl ledgers list shows since when",
             )
-        if found is not None and found.grant.revoked_ms:
-            return found.grant
         known = found.grant if found is not None else Grant(ledger_id=ledger_id)
-        revoked = replace(known, revoked_ms=max(1, now_ms), revoked_reason=reason)
+        if known.revoked_ms and (known.damaged or not damaged):
+            return known
+        reasons = "; ".join(filter(None, (known.revoked_reason, reason)))
+        revoked = replace(known, revoked_ms=known.revoked_ms or max(1, now_ms), revoked_reason=reasons, damaged=damaged)
         path, value = paths.grant(topic, ledger_id), grant_record.encode(revoked)
         try:
             if found is None:
                 await store.create(path, value)
             else:
-                await store.replace(path, value, found.version)
+                folder = paths.grants(topic)
+                above = (await store.get(folder)).version
+                await store.transact([Replace(path, value, found.version), Replace(folder, b"", above)])
         except (Conflict, NotFound):
             continue
         return revoked

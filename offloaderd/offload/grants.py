@@ -13,11 +13,12 @@ import asyncio
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import structlog
 
 from offloaderd.errors import BucketMissing, Conflict, CorruptData, Denied, Fenced, NotFound, OffloaderError, Transient
-from offloaderd.metadata import paths
+from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import grant as grant_record
@@ -68,6 +69,7 @@ class Grants:
         self._metrics = shop.uplink.metrics
         self._checker = CopyChecker(shop, readback=options.readback)
         self._turns = asyncio.Semaphore(CHECKS_AT_A_TIME)
+        self._versions: WeakKeyDictionary[TopicOffloader, int] = WeakKeyDictionary()
 
     def follow(self, options: GrantOptions) -> None:
         """Go on in another rhythm, and with other checks; whether grants are given stays as it is."""
@@ -114,7 +116,7 @@ class Grants:
         if why := await deletion_refused(self._shop.metadata, offloader.topic):
             log.error("grants.refused", topic=str(offloader.topic), why=why)
             return known
-        known = await grant_records.load_all(self._shop.metadata, offloader.topic, known)
+        known = await self._load(offloader, known)
         present = await self._present(offloader)
         lag_s = (await self._book.of(offloader.topic, fresh=True)).values.deletion_lag_s
         known = {one: await self._of_copy(offloader, one, grant, lag_s) for one, grant in known.items()}
@@ -131,6 +133,18 @@ class Grants:
             if ledger_id not in topic_map.contexts and not (present and ledger_id in present):
                 await self._forget(offloader, ledger_id, grant)
         return known
+
+    async def _load(self, offloader: TopicOffloader, known: dict[int, Grant]) -> dict[int, Grant]:
+        """Return the grants; all are read again when the folder's version says that somebody took one back."""
+        folder = await nodes.node(self._shop.metadata, paths.grants(offloader.topic))
+        version = folder.version if folder is not None else 0
+        if self._versions.get(offloader) != version:
+            known = {}
+        found = await grant_records.load_all(self._shop.metadata, offloader.topic, known)
+        self._versions[offloader] = version
+        offloader.damaged_ledgers = tuple(sorted(one for one, grant in found.items() if grant.damaged))
+        self._metrics.damaged_ledgers.labels(topic=str(offloader.topic)).set(len(offloader.damaged_ledgers))
+        return found
 
     async def _present(self, offloader: TopicOffloader) -> set[int] | None:
         """Return the closed ledgers that the source has, None without a source. Raises Transient, IdentityRefused."""

@@ -78,6 +78,7 @@ class TopicStatus:
     paused_by: str = ""
     paused_s: float = 0.0
     refusals: tuple[Refusal, ...] = ()
+    damaged_ledgers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +163,7 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float, wall_ms: i
         paused_by=paused.by if paused else "",
         paused_s=max(0.0, wall_ms - paused.since_ms) / 1000 if paused else 0.0,
         refusals=topic.identity.refusals,
+        damaged_ledgers=topic.damaged_ledgers,
     )
 
 

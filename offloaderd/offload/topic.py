@@ -66,6 +66,7 @@ class TopicOffloader:
     ) -> None:
         """Take up a topic where its map ends, with what an earlier owner left behind it."""
         self.identity, self.claim = identity, log.fence.claim
+        self.damaged_ledgers: tuple[int, ...] = ()  # as far as the grants were looked at
         self.topic: TopicName = self.claim.topic
         self.policy = policy
         self.segment: OpenSegment | None = None

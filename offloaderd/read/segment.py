@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 import structlog
 
-from offloaderd.errors import CorruptData
+from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format.verify import framed_block
 from offloaderd.read.blocks import Cache
 from offloaderd.read.chunks import Chunks
@@ -34,10 +34,11 @@ from offloaderd.read.table import SegmentTable, table_of
 from offloaderd.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
     from types import TracebackType
 
     from offloaderd.clock import Clock
+    from offloaderd.errors import OffloaderError
     from offloaderd.format.frames import FramedEntries
     from offloaderd.format.manifest import BlockInfo
     from offloaderd.metadata.committed import CommittedSegment
@@ -68,6 +69,9 @@ class SegmentOptions:
 
 class SegmentReader:
     """Reads committed segments out of their buckets; an async context manager that owns all that runs ahead."""
+
+    damaged: Callable[[TopicName, CommittedSegment, OffloaderError], None] | None = None
+    """Who hears of segments that are not what was committed, or lack an object: maybe as they are deleted meanwhile."""
 
     def __init__(self, objects: ObjectReader, *, clock: Clock, metrics: Metrics, options: SegmentOptions) -> None:
         self._fetcher = Fetcher(objects, clock=clock, retry=options.retry)
@@ -119,6 +123,10 @@ class SegmentReader:
                     [slot], lambda: self._load_table(topic, segment, slot), name=f"tables of {segment.segment_id}"
                 )
             yield await slot.get()
+        except (CorruptData, NotFound) as error:
+            if self.damaged is not None and not isinstance(error, BucketMissing):
+                self.damaged(topic, segment, error)
+            raise
         finally:
             self._tables.release(slot)
 

@@ -149,7 +149,12 @@ def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
         paused_ms=status.paused_ms,
         paused_by=status.paused_by,
         refusals=[identity_refusal(one) for one in status.refusals],
+        damaged_ledgers=status.damaged_ledgers[:DAMAGED_MAX],
     )
+
+
+DAMAGED_MAX = 100
+"""Ledgers of one topic that a status names; `offloadctl ledgers list` names all."""
 
 
 def identity_refusal(one: Refusal) -> admin_pb2.IdentityRefusal:

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import structlog
 
-from offloaderd.errors import BucketMissing, Conflict, IdentityRefused, InvalidInput, NotFound, Transient
+from offloaderd.errors import BucketMissing, Conflict, CorruptData, IdentityRefused, InvalidInput, NotFound, Transient
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.model import Position, ReadPriority, TopicName
@@ -31,6 +31,7 @@ from offloaderd.offload.closed_ledger import (
     length_of,
     needs_push,
 )
+from offloaderd.offload.copy_check import Unsound
 from offloaderd.read.errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.admin_messages import position
@@ -43,7 +44,7 @@ from offloaderd.rpc.retention import checked_ledger
 from offloaderd.rpc.v1 import broker_pb2, broker_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
     from grpc import aio
 
@@ -91,7 +92,10 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         marking: Marking,
         register: LedgerRegister | None,
         namespace_topics_max: int = NAMESPACE_TOPICS_MAX,
+        keep: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None,
     ) -> None:
+        """`keep` hears of ledgers whose copy is not sound."""
+        self._keep = keep
         self._engine = engine
         self._reader = reader
         self._reads = reads
@@ -116,7 +120,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         while True:
             stored = await self._engine.topic_map(topic)
             if is_whole(stored, wanted.ledger_id):
-                count = await self._copies.verified(stored, wanted)
+                count = await self._sound(stored, wanted)
                 yield Report(state=STATES.ENSURE_STATE_COVERED, offloaded=position(stored.offloaded), segments=count)
                 return
             report = Report(state=STATES.ENSURE_STATE_WAITING, offloaded=position(stored.offloaded))
@@ -135,6 +139,16 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 return
             await changed_or_heartbeat(changed, pause_s)
             pause_s = min(2 * pause_s, HEARTBEAT_S)
+
+    async def _sound(self, stored: TopicMap, wanted: ClosedLedger) -> int:
+        """Return how many segments hold a ledger; of a copy that is not sound the grant goes. Raises as `verified`."""
+        try:
+            return await self._copies.verified(stored, wanted)
+        except (CorruptData, Unsound) as error:
+            if self._keep is not None:
+                reason = f"its copy was found damaged when a broker asked: {error.message}"
+                await self._keep(stored.topic, [wanted.ledger_id], reason)
+            raise
 
     async def OpenLedger(  # noqa: N802 - named by the proto
         self, request: broker_pb2.OpenLedgerRequest, context: Context

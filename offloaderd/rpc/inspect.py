@@ -15,8 +15,9 @@ from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.verify_topic import SegmentReport
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.grant import Grant
     from offloaderd.metadata.records.owner import Owner
     from offloaderd.metadata.records.verified import SegmentVerified
@@ -52,9 +53,16 @@ class Owners(Protocol):
 
 
 class InspectService(inspect_pb2_grpc.InspectServiceServicer):
-    """Explains and verifies; nothing is changed."""
+    """Explains and verifies; nothing is changed, but that `damaged` hears of what is found damaged."""
 
-    def __init__(self, explainer: Explaining, verifier: Verifying, owners: Owners) -> None:
+    def __init__(
+        self,
+        explainer: Explaining,
+        verifier: Verifying,
+        owners: Owners,
+        damaged: Callable[[TopicName, CommittedSegment, str], None] = lambda *_: None,
+    ) -> None:
+        self._damaged = damaged
         self._explainer = explainer
         self._verifier = verifier
         self._owners = owners
@@ -67,6 +75,8 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
             raise InvalidInput("no position to explain", hint="write LEDGER:ENTRY")
         topic = TopicName.parse(request.topic)
         found = await self._explainer.explain(topic, from_position(request.position))
+        if found.place is not None and found.place.flaw is not None and found.place.flaw.is_problem:
+            self._damaged(topic, found.place.segment, str(found.place.flaw))
         return explanation_message(found, await self._owners.owner_of(topic))
 
     async def Verify(  # noqa: N802 - named by the proto

@@ -162,4 +162,5 @@ def grant_message(grant: Grant) -> retention_pb2.Grant:
         revoked_ms=grant.revoked_ms,
         revoked_reason=grant.revoked_reason,
         source_deleted_ms=grant.source_deleted_ms,
+        damaged=grant.damaged,
     )

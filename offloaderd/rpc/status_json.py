@@ -58,6 +58,7 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         "placement": one.placement or None,
         "paused": {"since_ms": one.paused_ms, "by": one.paused_by} if one.paused_ms else None,
         "epoch": one.epoch,
+        "damaged_ledgers": list(one.damaged_ledgers),
         "refusals": [
             {
                 "kind": refusal.kind,

@@ -40,6 +40,7 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         ("owner", f"{one.owner or '-'} (epoch {one.epoch})" + (f": {one.placement}" if one.placement else "")),
         *([("PAUSED", f"since {words.moment(one.paused_ms)} UTC by {one.paused_by}")] if one.paused_ms else []),
         *[("REFUSED", refusal_text(refusal)) for refusal in one.refusals],
+        *([("DAMAGED", damage_text(one))] if one.damaged_ledgers else []),
         *outage_facts(one),
         *([("method", one.method)] if one.method else []),
         ("lag", lag_text(one)),
@@ -97,6 +98,12 @@ def refusal_text(one: admin_pb2.IdentityRefusal) -> str:
     """Say what does not fit together, and what to do."""
     since = words.moment(one.since_ms)
     return f"{one.kind} since {since} UTC: {one.found}; nothing of the topic is deleted or granted. To do: {one.hint}"
+
+
+def damage_text(one: admin_pb2.TopicStatus) -> str:
+    """Say of which ledgers the copy is damaged, and what follows."""
+    named = ", ".join(map(str, one.damaged_ledgers))
+    return f"the copies of ledgers {named}; their grants are revoked: see offloadctl ledgers list {one.topic}"
 
 
 def history_text(one: history_pb2.HistorySummary) -> str:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from uuid import UUID
 
     from offloaderd.errors import CorruptData
@@ -134,6 +135,11 @@ class Flaw:
         where = f"{self.key} at byte {self.offset}" if self.offset is not None else self.key
         said = f"expected {self.expected}, found {self.found}" if self.expected else self.found
         return f"{where}: {said}" + (f" (entries {self.entries})" if self.entries else "")
+
+
+def first_damage(flaws: Iterable[Flaw]) -> Flaw | None:
+    """Return the first flaw for which a ledger is better kept at its source: one of what readers get."""
+    return next((one for one in flaws if one.is_problem and one.kind is not Kind.LABELS), None)
 
 
 def corrupt(kind: Kind, error: CorruptData, *, entries: str = "", segment_id: UUID | None = None) -> Flaw:

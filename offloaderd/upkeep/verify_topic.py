@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.upkeep import broker_object
-from offloaderd.upkeep.flaws import Flaw, Kind, Level
+from offloaderd.upkeep.flaws import Flaw, Kind, Level, first_damage
 from offloaderd.upkeep.rebuild import known_of
 from offloaderd.upkeep.rebuild_plan import plan_topic
 from offloaderd.upkeep.segment_check import Target, check_blocks, check_headers, check_tables
@@ -54,7 +54,15 @@ class Between:
 class TopicVerifier:
     """Looks at topics in all sites of a cluster; `looker` makes the one that is used for one verification."""
 
-    def __init__(self, maps: Maps, looker: Callable[[], Looker], sites: Sequence[Site]) -> None:
+    def __init__(
+        self,
+        maps: Maps,
+        looker: Callable[[], Looker],
+        sites: Sequence[Site],
+        damaged: Callable[[TopicName, CommittedSegment, str], None] = lambda *_: None,
+    ) -> None:
+        """`damaged` hears of segments that are not what was committed."""
+        self._damaged = damaged
         self._maps = maps
         self._looker = looker
         self._cluster = sites[0].cluster
@@ -80,6 +88,8 @@ class TopicVerifier:
                     continue
             if known is not None:
                 knowns.append(known)
+            if bad := first_damage(report.flaws):
+                self._damaged(topic, segment, str(bad))
             report.read_bytes = looker.read_bytes - before
             yield report
         whole = len(knowns) == len(topic_map.segments)

@@ -103,8 +103,10 @@ def note(one: retention_pb2.Ledger) -> str:
     if one.deleted_ms:
         return f"marked deleted at {show.moment(one.deleted_ms)}"
     if grant.revoked_ms:
-        return f"revoked at {show.moment(grant.revoked_ms)}" + (
-            f": {grant.revoked_reason}" if grant.revoked_reason else ""
+        return (
+            ("DAMAGED: " if grant.damaged else "")
+            + f"revoked at {show.moment(grant.revoked_ms)}"
+            + (f": {grant.revoked_reason}" if grant.revoked_reason else "")
         )
     if grant.source_deleted_ms:
         return f"deleted from the source at {show.moment(grant.source_deleted_ms)}"
@@ -140,6 +142,7 @@ def grant_json(grant: retention_pb2.Grant) -> dict[str, object]:
         "revoked_ms": grant.revoked_ms or None,
         "revoked_reason": grant.revoked_reason or None,
         "source_deleted_ms": grant.source_deleted_ms or None,
+        "damaged": grant.damaged,
     }
 
 

@@ -56,6 +56,8 @@ class Grant:
     revoked_ms: int = 0
     revoked_reason: str = ""
     source_deleted_ms: int = 0
+    damaged: bool = False
+    """Revoked because the copy was found damaged."""
     unknown: bytes = field(default=b"", repr=False, compare=False)
     """What a later release has added to the record."""
 
@@ -94,6 +96,7 @@ def encode(value: Grant) -> bytes:
         revoked_ms=value.revoked_ms,
         revoked_reason=value.revoked_reason,
         source_deleted_ms=value.source_deleted_ms,
+        damaged=value.damaged,
     )
     return codec.written(message, value.unknown)
 
@@ -138,5 +141,6 @@ def decode(data: bytes, *, path: str) -> Grant:
         revoked_ms=record.revoked_ms,
         revoked_reason=record.revoked_reason,
         source_deleted_ms=record.source_deleted_ms,
+        damaged=record.damaged,
         unknown=codec.unknown(record),
     )

@@ -147,6 +147,7 @@ class Grant(_message.Message):
     REVOKED_MS_FIELD_NUMBER: _builtins.int
     REVOKED_REASON_FIELD_NUMBER: _builtins.int
     SOURCE_DELETED_MS_FIELD_NUMBER: _builtins.int
+    DAMAGED_FIELD_NUMBER: _builtins.int
     verified_ms: _builtins.int
     readback: _builtins.bool
     """all data was read, not only looked for"""
@@ -158,6 +159,8 @@ class Grant(_message.Message):
     revoked_reason: _builtins.str
     source_deleted_ms: _builtins.int
     """when the daemon began to delete it from the embedded store"""
+    damaged: _builtins.bool
+    """it was revoked because the copy was found damaged"""
     def __init__(
         self,
         *,
@@ -169,10 +172,11 @@ class Grant(_message.Message):
         revoked_ms: _builtins.int = ...,
         revoked_reason: _builtins.str = ...,
         source_deleted_ms: _builtins.int = ...,
+        damaged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "epoch", b"epoch", "not_before_ms", b"not_before_ms", "readback", b"readback", "revoked_ms", b"revoked_ms", "revoked_reason", b"revoked_reason", "source_deleted_ms", b"source_deleted_ms", "verified_ms", b"verified_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "damaged", b"damaged", "epoch", b"epoch", "not_before_ms", b"not_before_ms", "readback", b"readback", "revoked_ms", b"revoked_ms", "revoked_reason", b"revoked_reason", "source_deleted_ms", b"source_deleted_ms", "verified_ms", b"verified_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

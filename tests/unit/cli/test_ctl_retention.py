@@ -108,6 +108,7 @@ def test_ledgers_list_as_json(ask: Ctl, fake: FakeRetention) -> None:
         "revoked_ms": None,
         "revoked_reason": None,
         "source_deleted_ms": None,
+        "damaged": False,
     }
 
 

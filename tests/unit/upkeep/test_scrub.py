@@ -201,7 +201,7 @@ async def test_a_missing_object_is_told(ground: Ground, key: str) -> None:
 
 async def test_damage_keeps_the_source_from_deleting(ground: Ground) -> None:
     """The grant of each ledger in the segment is taken back, or forbidden beforehand; labels are no reason."""
-    keeper = SourceKeeper(ground.metadata, ground.clock)
+    keeper = SourceKeeper(ground.metadata, ground.objects, ground.clock, ground.metrics)
     async with scrubbing(ground, scrubber(ground, damaged=keeper.keep)):
         await ground.objects.put(data_key(1), await ground.objects.get(data_key(1)))
         await ground.clock.advance(1.2 * HOUR_S)

@@ -781,6 +781,7 @@ class GrantRecord(_message.Message):
     REVOKED_MS_FIELD_NUMBER: _builtins.int
     REVOKED_REASON_FIELD_NUMBER: _builtins.int
     SOURCE_DELETED_MS_FIELD_NUMBER: _builtins.int
+    DAMAGED_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     entries: _builtins.int
@@ -797,6 +798,8 @@ class GrantRecord(_message.Message):
     revoked_reason: _builtins.str
     source_deleted_ms: _builtins.int
     """when offloaderd itself began to delete it from its source; 0: it did not"""
+    damaged: _builtins.bool
+    """revoked because the copy was found damaged"""
     format: _builtins.int
     """what a reader has to know to touch the record at all; see records/codec.py"""
     @_builtins.property
@@ -815,11 +818,12 @@ class GrantRecord(_message.Message):
         revoked_ms: _builtins.int = ...,
         revoked_reason: _builtins.str = ...,
         source_deleted_ms: _builtins.int = ...,
+        damaged: _builtins.bool = ...,
         format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "entries", b"entries", "epoch", b"epoch", "format", b"format", "ledger_id", b"ledger_id", "not_before_ms", b"not_before_ms", "readback", b"readback", "revoked_ms", b"revoked_ms", "revoked_reason", b"revoked_reason", "segments", b"segments", "source_deleted_ms", b"source_deleted_ms", "verified_ms", b"verified_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "damaged", b"damaged", "entries", b"entries", "epoch", b"epoch", "format", b"format", "ledger_id", b"ledger_id", "not_before_ms", b"not_before_ms", "readback", b"readback", "revoked_ms", b"revoked_ms", "revoked_reason", b"revoked_reason", "segments", b"segments", "source_deleted_ms", b"source_deleted_ms", "verified_ms", b"verified_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,189 @@
+"""Damage of a stored copy, whoever finds it: the source keeps the ledgers, and it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+
+from offloaderd.errors import CorruptData, NotFound
+from offloaderd.offload import grant_records
+from offloaderd.offload.damage import SourceKeeper
+from offloaderd.offload.grants import Grants
+from offloaderd.offload.hot import HotBuffers
+from offloaderd.offload.status import describe
+from offloaderd.read.reader import TopicReader
+from offloaderd.rpc import status_words
+from offloaderd.rpc.admin_messages import topic_status
+from offloaderd.rpc.inspect import InspectService
+from offloaderd.rpc.v1 import inspect_pb2
+from offloaderd.upkeep.flaws import Level
+from offloaderd.upkeep.looking import Looker
+from offloaderd.upkeep.stored import Site
+from offloaderd.upkeep.verify_topic import TopicVerifier
+from tests.unit.offload.owned import Owned, offloaded_topic
+from tests.unit.offload.rig import TOPIC, Rig, until
+from tests.unit.offload.test_grants import OPTIONS
+from tests.unit.offload.test_grants import _flip as flip
+from tests.unit.offload.test_grants import _granted as granted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.records.grant import Grant
+
+
+class Maps:
+    """What a daemon that does not own the topic knows of it."""
+
+    def __init__(self, owned: Owned) -> None:
+        self._owned = owned
+
+    async def topic_map(self, topic: object) -> TopicMap:
+        """What is committed."""
+        return self._owned.offloader.map
+
+
+@asynccontextmanager
+async def keeping(rig: Rig) -> AsyncIterator[SourceKeeper]:
+    """A daemon that only reads: it has no claim, and keeps what it finds damaged."""
+    keeper = SourceKeeper(rig.tree.connect(), rig.store, rig.clock, rig.metrics)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(keeper.run())
+        yield keeper
+        running.cancel()
+
+
+async def grants_of(rig: Rig) -> dict[int, Grant]:
+    """The grants that there are."""
+    return await grant_records.load_all(rig.tree.connect(), TOPIC)
+
+
+async def until_kept(rig: Rig, ledger_id: int) -> Grant:
+    """Wait until a ledger's grant is revoked."""
+    while not (found := (await grants_of(rig))[ledger_id]).revoked_ms:
+        await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
+    return found
+
+
+async def read_all(rig: Rig, owned: Owned, keeper: SourceKeeper) -> int:
+    """Read the topic through another daemon's reader; returns how many entries came before an error."""
+    engine = rig.workshop(rig.tree.connect(), source=None)
+    maps = Maps(owned)
+    reader = TopicReader(
+        maps=maps,
+        policies=None,  # type: ignore[arg-type]
+        objects=engine.uplink.objects,
+        source=None,
+        hot=HotBuffers(NOBODY),  # type: ignore[arg-type]
+        clock=rig.clock,
+        metrics=rig.metrics,
+    )
+    reader.segments.damaged = keeper.found
+    count = 0
+    async with reader:
+        for segment in owned.offloader.map.segments:
+            with suppress(CorruptData):
+                async with aclosing(reader.segments.read(TOPIC, segment, segment.begin, segment.end)) as batches:
+                    async for batch in batches:
+                        count += len(batch.payloads)
+    return count
+
+
+class _Nobody:
+    def find(self, topic: object) -> None:
+        return None
+
+
+NOBODY = _Nobody()
+
+
+async def test_a_read_that_finds_damage_keeps_the_source_and_says_so() -> None:
+    """By a daemon that owns nothing; once, however often it is read; the owner's status names it at its next look."""
+    rig = await offloaded_topic(10, 10, 5)
+    owned = await Owned.claim(rig)
+    await granted(owned)
+    damaged = owned.offloader.map.segments[1]
+    await flip(owned, damaged.keys.data)
+    async with keeping(rig) as keeper:
+        for _ in range(3):
+            assert await read_all(rig, owned, keeper) == 15
+        grant = await until_kept(rig, 1)
+    assert grant.damaged
+    assert damaged.keys.data in grant.revoked_reason
+    assert {one: found.in_force for one, found in (await grants_of(rig)).items()} == {0: True, 1: False}
+    assert rig.metrics.damaged_copies._value.get() == 1
+    await granted(owned, store=owned.ledgers)
+    assert [info.ledger_id for info in await owned.ledgers.ledgers(TOPIC)] == [1, 2]
+    status = describe(owned.offloader, now_s=rig.clock.monotonic(), wall_ms=rig.clock.wall_ms())
+    assert status.damaged_ledgers == (1,)
+    assert rig.metrics.damaged_ledgers._values == {str(TOPIC): 1}
+    lines = dict(status_words.topic_facts(topic_status(status), None))
+    assert "copies of ledgers 1;" in lines["DAMAGED"]
+
+
+async def test_an_owner_that_knows_a_grant_hears_that_another_daemon_took_it_back() -> None:
+    """Grants are not read again and again: the folder's version says that one was revoked, and that it was allowed."""
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    duty = Grants(owned.shop, None, OPTIONS, owned.book())
+    known = await duty.look(owned.offloader, {})
+    known = await duty.look(owned.offloader, known)
+    async with keeping(rig) as keeper:
+        await keeper.keep(TOPIC, [0], "damaged")
+    known = await duty.look(owned.offloader, known)
+    assert (known[0].damaged, owned.offloader.damaged_ledgers) == (True, (0,))
+    await grant_records.allow(rig.tree.connect(), TOPIC, 0)
+    await duty.look(owned.offloader, known)
+    assert owned.offloader.damaged_ledgers == ()
+
+
+async def test_a_verification_keeps_the_source() -> None:
+    """It changes nothing but that."""
+    rig = await offloaded_topic(10, 10, 5)
+    owned = await Owned.claim(rig)
+    await granted(owned)
+    await flip(owned, owned.offloader.map.segments[1].keys.data)
+    sites = [Site(cluster="test", bucket="b", prefix="seg/")]
+    async with keeping(rig) as keeper:
+        verifier = TopicVerifier(Maps(owned), lambda: Looker(rig.store, clock=rig.clock), sites, keeper.found)
+        service = InspectService(None, verifier, None, keeper.found)  # type: ignore[arg-type]
+        request = inspect_pb2.VerifyRequest(topic=str(TOPIC), level=Level.FULL.value)
+        async for _ in service.Verify(request, None):  # type: ignore[arg-type]
+            pass
+        assert (await until_kept(rig, 1)).damaged
+
+
+async def test_what_is_deleted_while_it_is_read_is_no_damage() -> None:
+    """An object that is gone is looked for once more, and the segment in the map as it is now."""
+    rig = await offloaded_topic(10, 10, 5)
+    owned = await Owned.claim(rig)
+    await granted(owned)
+    _, second, third = owned.offloader.map.segments
+    async with keeping(rig) as keeper:
+        keeper.found(TOPIC, second, NotFound("no object"))
+        rewritten = replace(second, segment_id=UUID(int=7))
+        keeper.found(TOPIC, rewritten, CorruptData(key="k", offset=0, expected=1, found=2))
+        await until(lambda: not keeper._waiting)
+        await rig.store.delete([third.keys.index])
+        keeper.found(TOPIC, third, NotFound("no object"))
+        while 2 not in (found := await grants_of(rig)):
+            await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
+    assert [one for one, grant in found.items() if grant.revoked_ms] == [2]
+
+
+@pytest.mark.parametrize("before", ["legal hold", ""])
+async def test_damage_is_added_to_what_was_revoked_before(before: str) -> None:
+    """The word of an operator stays, and when it was given."""
+    rig = await offloaded_topic(10, 10)
+    store = rig.tree.connect()
+    await grant_records.revoke(store, TOPIC, 0, reason=before, now_ms=7)
+    found = await grant_records.revoke(store, TOPIC, 0, reason="damaged", now_ms=8, damaged=True)
+    assert (found.revoked_ms, found.damaged) == (7, True)
+    assert found.revoked_reason == "; ".join(filter(None, (before, "damaged")))
+    assert await grant_records.revoke(store, TOPIC, 0, reason="again", now_ms=9) == found
