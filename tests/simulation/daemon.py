@@ -135,7 +135,7 @@ class SimDaemon:
             book,
             placement=PLACEMENT,
             duties=self._duties(shop, book),
-            sleep=SleepOptions(after_s=options.sleep_s, again_s=5.0),
+            sleep=SleepOptions(after_s=options.sleep_s, again_s=options.again_s),
         )
         node = DaemonNode(daemon_id=self.name, address=f"{self.name}:1", version="0", started_ms=self.clock.wall_ms())
         self.registration = Registration(

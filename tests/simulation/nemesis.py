@@ -6,6 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from offloaderd.errors import OffloaderError
+from offloaderd.metadata import paths
+from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OffloadMethod
 from offloaderd.offload import grant_records
@@ -41,7 +43,10 @@ class Nemesis:
             self._happen(event, daemon)
 
     async def heal(self) -> None:
-        """Let everything work again: services answer, processes run, topics are enabled."""
+        """Let everything work again: services answer, processes run, topics are enabled.
+
+        What is enabled as it should be is left alone: only its source wakes what sleeps.
+        """
         world = self._world
         world.faults.on = False
         world.condition = ""
@@ -57,7 +62,15 @@ class Nemesis:
                 await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
         await asyncio.sleep(13.0)  # noqa: TID251 - the loop's own time; requests that are late have arrived then
 
+    def _is_right(self, topic: TopicName) -> bool:
+        """Say whether all of a topic is offloaded as it is; a policy that is written again would wake it."""
+        node = self._world.tree.nodes.get(path := paths.policy(topic))
+        policy = policy_record.decode(node.value, path=path) if node is not None else None
+        return policy is not None and policy.active and policy.method in {None, OffloadMethod.STREAMING}
+
     async def _enabled(self, topic: TopicName) -> bool:
+        if self._is_right(topic):
+            return True
         daemon = self._rng.choice(self._world.daemons)
         try:
             streaming = TopicPolicy(enabled=True, method=OffloadMethod.STREAMING)

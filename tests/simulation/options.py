@@ -51,6 +51,8 @@ class Options:
     methods: tuple[OffloadMethod | None, ...]
     late_s: float
     sleep_s: float
+    again_s: float
+    """How often a sleeping topic is looked at whatever happens: soon, or not in the time of a run, as in production."""
 
     @property
     def policies(self) -> OffloadPolicies:
@@ -103,4 +105,5 @@ class Options:
             methods=(None,) if push == "only" else rng.choice([(None,), METHODS]),
             late_s=rng.choice([0.0, 0.0, 3.0, 8.0]),
             sleep_s=rng.choice([0.0, 0.1, 0.3, 1.0]),
+            again_s=rng.choice([5.0, 3600.0]),
         )

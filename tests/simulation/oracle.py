@@ -16,6 +16,7 @@ from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Versioned
+from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.model import Position
 from tests.simulation.bucket import parsed
@@ -51,6 +52,8 @@ class Oracle:
         self.reads = 0
         self.kept = 0
         self.grants = 0
+        self.published = 0
+        self._granted: set[UUID] = set()
         self.removed = 0
         self.history = 0
         self._held: dict[UUID, TopicName] = {}
@@ -77,6 +80,9 @@ class Oracle:
             if "epoch" in names:
                 claimed[topic] = writer
             self._check_writer(topic, names, before, after, writer)
+            for name in names:
+                if name.startswith("grants/") and f"{paths.topic(topic)}/{name}" in after:
+                    self._check_grant(topic, f"{paths.topic(topic)}/{name}", before, after)
             if any(name.startswith(("ledgers/", "losses/")) or name in {"floor", "history/plan"} for name in names):
                 self._check_map(topic, after)
         self.claims.update(claimed)
@@ -90,6 +96,28 @@ class Oracle:
             guarded |= name.startswith("trash/") and f"{folder}/{name}" not in before
             if guarded and writer != self.claims.get(topic):
                 self.fail("P4", f"{name} of {topic} was written by {writer}, but {self.claims.get(topic)} owns it")
+
+    def _check_grant(self, topic: TopicName, path: str, before: Nodes, after: Nodes) -> None:
+        """P3: a ledger is granted only if it is closed, and the map and the bucket have all that was written of it."""
+        grant = grant_record.decode(after[path].value, path=path)
+        known = grant_record.decode(before[path].value, path=path) if path in before else None
+        if not grant.in_force or (known is not None and known.in_force and known.segments == grant.segments):
+            return
+        ledgers = {one.ledger_id: one for one in self._world.ledgers.topics[topic]}
+        ledger = ledgers.get(grant.ledger_id)
+        if ledger is None or not ledger.closed or grant.entries != len(ledger.entries):
+            self.fail("P3", f"ledger {grant.ledger_id} of {topic} is granted with {grant.entries} entries")
+        found = {one.segment_id: one for one in self.maps[topic].segments} if topic in self.maps else {}
+        for part in grant.segments:
+            held = found.get(part.segment_id)
+            slices = held.slices if held is not None else ()
+            told = (grant.ledger_id, part.first_entry_id, part.last_entry_id)
+            if told not in [(one.ledger_id, one.first_entry_id, one.last_entry_id) for one in slices]:
+                self.fail("P3", f"the grant of ledger {grant.ledger_id} of {topic} names {part.segment_id}")
+            elif held is not None and part.segment_id not in self._granted:
+                self._granted.add(part.segment_id)
+                self._check_segment(topic, held)
+        self.published += 1
 
     def _check_map(self, topic: TopicName, nodes: Nodes) -> None:
         try:

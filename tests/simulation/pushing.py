@@ -90,9 +90,10 @@ class Pusher:
     async def run(self) -> None:
         """Push until cancelled."""
         while True:
-            owners = [one for one in self._world.daemons if one.up and one.engine.find(self._topic) is not None]
-            if owners:
-                stream = Stream(self._world, self._rng.choice(owners))
+            asked = [one for one in self._world.daemons if one.up]
+            asked = [one for one in asked if one.engine.find(self._topic) is not None] or asked  # its owner may sleep
+            if asked:
+                stream = Stream(self._world, self._rng.choice(asked))
                 try:
                     await self._push(stream)
                 except (Broken, OffloaderError):
