@@ -85,6 +85,8 @@ class Guard:
         for limit, value in (
             ("calls", grpc.calls_max),
             ("calls_per_s", access.calls_per_s),
+            ("identity_calls", access.identity_calls_max),
+            ("identity_readers", access.identity_readers_max),
             ("namespace_topics", access.namespace_topics_max),
             ("call_s", grpc.call_s_max),
             ("send_s", grpc.send_s_max),
@@ -116,6 +118,8 @@ def _limits(settings: Settings) -> Limits:
     return Limits(
         calls_max=grpc.calls_max,
         calls_per_s=settings.access.calls_per_s,
+        identity_calls_max=settings.access.identity_calls_max,
+        identity_readers_max=settings.access.identity_readers_max,
         call_s_max=grpc.call_s_max,
         send_s_max=grpc.send_s_max,
     )

@@ -5,8 +5,18 @@ from __future__ import annotations
 from offloaderd.metric_families import Families
 from offloaderd.metric_values import OPEN
 
-LIMITS = ("calls", "calls_per_s", "namespace_topics", "call_s", "send_s", "message_bytes", "streams_per_connection")
-REFUSALS = ("unauthenticated", "denied", "calls", "rate", "duration", "slow")
+LIMITS = (
+    "calls",
+    "calls_per_s",
+    "namespace_topics",
+    "identity_calls",
+    "identity_readers",
+    "call_s",
+    "send_s",
+    "message_bytes",
+    "streams_per_connection",
+)
+REFUSALS = ("unauthenticated", "denied", "calls", "rate", "duration", "slow", "identity_calls", "identity_readers")
 
 
 class AccessMetrics(Families):
@@ -29,10 +39,17 @@ class AccessMetrics(Families):
         self.grpc_calls = self._gauge(
             "offloaderd_grpc_calls", "Calls being served, probes apart. Near grpc.calls_max: new ones are refused soon."
         )
+        self.grpc_identity_most = self._gauge(
+            "offloaderd_grpc_identity_most",
+            "Calls, and reads among them, of the one identity that holds most of them. Near access.identity_calls_max "
+            "or identity_readers_max: it is refused soon, and the rest is for others.",
+            of=("calls", "readers"),
+        )
         self.grpc_refused = self._counter(
             "offloaderd_grpc_refused_total",
-            "Calls that were refused or cut: unauthenticated or denied (the audit log says who), calls, rate, duration "
-            "or slow (a limit was reached). unauthenticated that rises: somebody tries, or a token has expired.",
+            "Calls that were refused or cut: unauthenticated or denied (the audit log says who), calls, rate, "
+            "duration, slow, identity_calls or identity_readers (a limit was reached). unauthenticated that rises: "
+            "somebody tries, or a token has expired.",
             reason=REFUSALS,
         )
         self.grpc_tokens = self._counter(

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from offloaderd.config.fields import Setting
 
 LIVE = frozenset({
-    "access.calls_per_s", "access.grants", "access.namespace_topics_max",
-    "access.token_audience", "access.token_audience_claim",
-    "access.token_claim", "access.token_leeway_s", "access.token_public_alg", "access.token_public_alg_previous",
-    "access.token_public_key", "access.token_public_key_previous", "access.token_secret_key",
-    "access.token_secret_key_previous", "bookkeeper.bytes_per_s", "bookkeeper.requests_per_s",
-    "bookkeeper.topic_bytes_per_s", "bookkeeper.topic_requests_per_s", "gc.grace_s", "gc.interval_s", "gc.mode",
-    "grants.deletion_lag_s", "grants.interval_s", "grants.readback", "grpc.call_s_max", "grpc.calls_max",
-    "grpc.send_s_max", "log.level", "log.levels", "memory.buffer_bytes", "memory.upload_bytes",
-    "offload.parts_in_flight_max", "offload.segment_age_max_s", "offload.segment_age_min_s",
-    "offload.segment_bytes_max", "offload.sleep_after_s", "offload.verify", "outage.policy", "placement.grace_s",
-    "placement.handover_s", "placement.handovers_max", "placement.impaired_s", "placement.keep_s",
-    "placement.settle_s", "read.batch_bytes", "read.priority", "read.readers_max", "retention.age_s",
-    "retention.follow_lag_s", "retention.interval_s", "retention.kind", "retention.size_bytes", "scrub.bytes_per_s",
-    "scrub.first_s", "scrub.interval_s", "shutdown.drain_s", "tls.reload_s", "upload.concurrency_max",
+    "access.calls_per_s", "access.grants", "access.identity_calls_max", "access.identity_readers_max",
+    "access.namespace_topics_max", "access.token_audience", "access.token_audience_claim", "access.token_claim",
+    "access.token_leeway_s", "access.token_public_alg", "access.token_public_alg_previous", "access.token_public_key",
+    "access.token_public_key_previous", "access.token_secret_key", "access.token_secret_key_previous",
+    "bookkeeper.bytes_per_s", "bookkeeper.requests_per_s", "bookkeeper.topic_bytes_per_s",
+    "bookkeeper.topic_requests_per_s", "gc.grace_s", "gc.interval_s", "gc.mode", "grants.deletion_lag_s",
+    "grants.interval_s", "grants.readback", "grpc.call_s_max", "grpc.calls_max", "grpc.send_s_max", "log.level",
+    "log.levels", "memory.buffer_bytes", "memory.upload_bytes", "offload.parts_in_flight_max",
+    "offload.segment_age_max_s", "offload.segment_age_min_s", "offload.segment_bytes_max", "offload.sleep_after_s",
+    "offload.verify", "outage.policy", "placement.grace_s", "placement.handover_s", "placement.handovers_max",
+    "placement.impaired_s", "placement.keep_s", "placement.settle_s", "read.batch_bytes", "read.priority",
+    "read.readers_max", "retention.age_s", "retention.follow_lag_s", "retention.interval_s", "retention.kind",
+    "retention.size_bytes", "scrub.bytes_per_s", "scrub.first_s", "scrub.interval_s", "shutdown.drain_s",
+    "tls.reload_s", "upload.concurrency_max",
 })  # fmt: skip
 """Keys of the settings that a running daemon follows; all others need a restart."""
 

@@ -95,6 +95,20 @@ class AccessSettings(Section):
     token_leeway_s: Seconds = Field(
         default=0.0, ge=0, le=600, description="By how much clocks may differ when a token's dates are judged."
     )
+    identity_calls_max: int = Field(
+        default=1536,
+        ge=1,
+        le=1_000_000,
+        description="Calls of one identity that are served at the same time; the next is refused and may come again. "
+        "What is left of grpc.calls_max is for others. Counts with authentication alone.",
+    )
+    identity_readers_max: int = Field(
+        default=192,
+        ge=1,
+        le=100_000,
+        description="Reads of one identity that are open at the same time, as identity_calls_max: what is left of "
+        "read.readers_max is for others, for instance for brokers beside a job that reads.",
+    )
     namespace_topics_max: int = Field(
         default=10_000,
         ge=0,

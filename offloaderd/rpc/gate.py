@@ -9,8 +9,10 @@ limits go by the address.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import grpc
@@ -20,7 +22,7 @@ from offloaderd.access.rate import CallRate
 from offloaderd.access.rights import BARE, Identity, Kind, Rights, Role, shown
 from offloaderd.access.tokens import TokenKey, TokenRules, bearer
 from offloaderd.errors import Denied, InvalidInput, Throttled, Unauthenticated
-from offloaderd.rpc.needs import NEEDS
+from offloaderd.rpc.needs import NEEDS, READS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +48,8 @@ class Limits:
 
     calls_max: int = 0
     calls_per_s: int = 0
+    identity_calls_max: int = 0
+    identity_readers_max: int = 0
     call_s_max: float = 0.0
     send_s_max: float = 0.0
 
@@ -222,6 +226,9 @@ class Gate:
         self._authentication = authentication
         self._rate = CallRate(self._limits.calls_per_s, clock)
         self._running: set[Caller] = set()
+        self._shares: Counter[tuple[str, str]] = Counter()
+        for of in ("calls", "readers"):
+            metrics.grpc_identity_most.labels(of=of).set_function(partial(self._most, of))
 
     def follow(self, limits: Limits, authentication: Authentication | None) -> None:
         """Let callers in by other rules from now on; running calls that these forbid are cut."""
@@ -248,13 +255,41 @@ class Gate:
             self._identify(caller, context)
             caller.check_known()
             caller.seconds_max = self._seconds_max(caller, stream=stream)
-            yield caller
+            with self._shared(caller, limits):
+                yield caller
         except NotAllowed:
             self._metrics.grpc_refused.labels(reason="denied").inc()
             raise
         finally:
             self._running.discard(caller)
             self._metrics.grpc_calls.set(len(self._running))
+
+    @contextmanager
+    def _shared(self, caller: Caller, limits: Limits) -> Iterator[None]:
+        """Count a call as its identity's, which may hold so many and leaves the rest to others. Raises Throttled.
+
+        Without authentication there are no identities, and addresses may be those of many.
+        """
+        wanted = [("calls", limits.identity_calls_max)] if caller.name else []
+        if wanted and caller.path in READS:
+            wanted.append(("readers", limits.identity_readers_max))
+        shares = [(of, f"{caller.via} {caller.name}") for of, _ in wanted]
+        for share, (of, most) in zip(shares, wanted, strict=True):
+            if most and self._shares[share] >= most:
+                said = f"{caller.name} has {most} {'calls' if of == 'calls' else 'reads'} open already"
+                raise self._refused(f"identity_{of}", said, f"access.identity_{of}_max")
+        self._shares.update(shares)
+        try:
+            yield
+        finally:
+            self._shares.subtract(shares)
+            for share in shares:
+                if not self._shares[share]:
+                    del self._shares[share]
+
+    def _most(self, of: str) -> int:
+        """Return how many calls, or readers, the one who has most of them holds."""
+        return max((count for (kind, _), count in self._shares.items() if kind == of), default=0)
 
     def _identify(self, caller: Caller, context: Origin) -> None:
         host = str(context.peer()).rpartition(":")[0]

@@ -160,6 +160,12 @@ _SERVICES: dict[str, dict[str, Need]] = {
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Need(None, nothing)},
 }
 
+READS = frozenset({
+    "/offloaderd.v1.ReadService/Read", "/offloaderd.v1.ReadService/ReadMessages", "/offloaderd.v1.ReadService/Seek",
+    "/offloaderd.v1.BrokerService/ReadLedger",
+})  # fmt: skip
+"""Calls that take one of the readers' places."""
+
 NEEDS: dict[str, Need] = {
     f"/{service}/{method}": need for service, methods in _SERVICES.items() for method, need in methods.items()
 }

@@ -117,6 +117,8 @@ class Site:
         return found | {
             "access.calls_per_s": bounds.calls_per_s,
             "access.grants": rules and [rules.rights.allow([one], Role.READ, None) for one in (ALICE, BOB)],
+            "access.identity_calls_max": bounds.identity_calls_max,
+            "access.identity_readers_max": bounds.identity_readers_max,
             "access.namespace_topics_max": crew.broker.topics.namespace_topics_max,
             "access.token_audience": token and token.audience,
             "access.token_audience_claim": token and token.audience_claim,
@@ -161,6 +163,8 @@ class Site:
 OTHER = {
     "access.calls_per_s": "7",
     "access.grants": "read bob *",
+    "access.identity_calls_max": "17",
+    "access.identity_readers_max": "17",
     "access.namespace_topics_max": "17",
     "access.token_audience": "us",
     "access.token_audience_claim": "whom",
