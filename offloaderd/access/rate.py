@@ -1,15 +1,25 @@
-"""How many calls somebody may make in a second: a bucket of tokens for each name, and a bound on the names."""
+"""How many calls somebody may make in a second: a bucket of tokens for each name, and a bound on the names.
+
+A bucket that has been idle for a second is full again, so that forgetting it changes nothing; no other is forgotten.
+Names for which there is no room share one bucket, each kind its own: who comes under thousands of names at once holds
+up others of that kind that are new, and nobody who is known. Of IPv6 a network of 64 bits is one name, as a single
+host has all of its addresses.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import ipaddress
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from offloaderd.clock import Clock
 
 NAMES_MAX = 10_000
-"""Of more, the one that was idle for longest is forgotten, and begins again with a full bucket."""
+"""So many names of one kind have buckets of their own."""
+SHARED = ""
+NETWORK_BITS = 64
 
 
 class CallRate:
@@ -18,17 +28,34 @@ class CallRate:
     def __init__(self, per_s: int, clock: Clock) -> None:
         self._per_s = per_s
         self._clock = clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._kinds: defaultdict[str, OrderedDict[str, tuple[float, float]]] = defaultdict(OrderedDict)
 
-    def take(self, name: str) -> bool:
-        """Count one call; whether it is within the limit."""
+    def take(self, kind: str, name: str) -> bool:
+        """Count one call; whether it is within the limit. Kinds are few."""
         if not self._per_s:
             return True
-        now_s = self._clock.monotonic()
-        left, then_s = self._buckets.pop(name, (float(self._per_s), now_s))
+        now_s, buckets = self._clock.monotonic(), self._kinds[kind]
+        while buckets and now_s - next(iter(buckets.values()))[1] >= 1:
+            buckets.popitem(last=False)
+        if name not in buckets and len(buckets) >= NAMES_MAX:
+            name = SHARED
+        left, then_s = buckets.pop(name, (float(self._per_s), now_s))
         left = min(float(self._per_s), left + (now_s - then_s) * self._per_s)
         within = left >= 1
-        self._buckets[name] = (left - 1 if within else left, now_s)
-        if len(self._buckets) > NAMES_MAX:
-            self._buckets.popitem(last=False)
+        buckets[name] = (left - 1 if within else left, now_s)
         return within
+
+
+def network_of(peer: str) -> str:
+    """Return who counts as one, of a peer as gRPC writes it (`ipv4:192.0.2.1:7`, `ipv6:%5B2001:db8::1%5D:7`)."""
+    host = peer.rpartition(":")[0]
+    text = unquote(host.partition(":")[2]).strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, NETWORK_BITS), strict=False))

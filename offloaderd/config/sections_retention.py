@@ -37,7 +37,9 @@ class RetentionSettings(Section):
         ge=0,
         le=30 * DAY_S,
         description="Of follow: how long a ledger must have been missing from Pulsar's list before its copy is "
-        "deleted. It is the time in which an operator can stop it after a mistake at the source.",
+        "deleted. Of limited: how long limits that were set by a policy (those of this file hold at once) must have "
+        "stood before segments go by them, anew after another daemon claimed the topic. It is the time in which an "
+        "operator can stop it after a mistake, at the source or in a policy.",
     )
     interval_s: Seconds = Field(
         default=600.0,

@@ -6,7 +6,8 @@ Of a limited topic the newest segment stays, and so does whatever the source sti
 the source, so that a grant which the source has not used yet stays true. A ledger counts as deleted at the source only
 if the list of whoever keeps it, read fresh, goes on behind it or is gone as a whole, for as long as the lag says. What
 cannot be read, or contradicts what is known, deletes nothing. Ages are told by two clocks, this machine's and the
-store's, and the younger one counts.
+store's, and the younger one counts. Limits that somebody has written into the metadata store hold after the same lag:
+whoever reaches it could have everything deleted in order, and an operator who mistypes a size would as well.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -24,6 +25,7 @@ from offloaderd.metadata.identity import deletion_refused
 from offloaderd.model import TierRetention
 from offloaderd.objects import keys
 from offloaderd.offload.grant_records import deleted_by_us
+from offloaderd.offload.retention_limits import Limits, Standing, limits_of
 from offloaderd.offload.signal import Signal, race
 
 if TYPE_CHECKING:
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
-    from offloaderd.policy.effective import Effective
 
 log = structlog.get_logger(__name__)
 
@@ -44,29 +45,16 @@ log = structlog.get_logger(__name__)
 _NOT_BELIEVED = "no ledger of the source's list was offloaded: is it the list of this topic, in this cluster?"
 
 
-class Limits(NamedTuple):
-    """How long a topic is kept; None is no limit."""
-
-    kind: TierRetention = TierRetention.KEEP
-    age_s: float | None = None
-    size_bytes: int | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionOptions:
     """How carefully the source is followed, and how often topics are looked at.
 
-    `follow_lag_s` is how long a ledger must have been missing from the source before it counts as deleted.
+    `follow_lag_s` is how long a ledger must have been missing from the source before it counts as deleted, and how long
+    limits that were written into the metadata store must have stood before anything goes by them.
     """
 
     follow_lag_s: float = 3600.0
     interval_s: float = 600.0
-
-
-def limits_of(effective: Effective) -> Limits:
-    """Return a topic's retention, with its limits."""
-    values = effective.values
-    return Limits(cast("TierRetention", values.retention), values.retention_age_s, values.retention_bytes)
 
 
 def missing_ledgers(topic_map: TopicMap, listed: Collection[int] | None) -> set[int]:
@@ -167,6 +155,7 @@ class Retention:
         self.options = options
         self._clock = shop.uplink.clock
         self._desks: dict[TopicName, _Desk] = {}
+        self._standing = Standing(self._clock)
 
     async def run(self, offloader: TopicOffloader) -> None:
         """Look at a topic now and then, and whenever there is an order, until cancelled. Raises Fenced."""
@@ -193,7 +182,7 @@ class Retention:
 
     def _patience_s(self, offloader: TopicOffloader, limits: Limits, absent: dict[int, float]) -> float:
         """Return in how many seconds something may be due if the source, and what is committed, stay as they are."""
-        if absent:
+        if absent or self._standing.left_s(offloader.topic, self.options.follow_lag_s) > 0:
             return 0.0
         known = offloader.map.segments
         if limits.kind is not TierRetention.LIMITED or limits.age_s is None or len(known) < 2:
@@ -207,7 +196,9 @@ class Retention:
 
         Returns the limits that hold. Raises Fenced, Transient.
         """
-        limits = limits_of(await self._book.of(offloader.topic, fresh=True))
+        effective = await self._book.of(offloader.topic, fresh=True)
+        limits = limits_of(effective)
+        self._standing.note(offloader.topic, effective)
         if why := await deletion_refused(self._shop.metadata, offloader.topic):
             log.error("retention.refused", topic=str(offloader.topic), why=why)
             absent.clear()
@@ -225,7 +216,8 @@ class Retention:
             absent.clear()
         await offloader.record.note_source_deleted(offloader.record.trimmed())
         await self.remove_marked(offloader)
-        if limits.kind is TierRetention.LIMITED:
+        left_s = self._standing.left_s(offloader.topic, self.options.follow_lag_s)
+        if limits.kind is TierRetention.LIMITED and left_s <= 0:
             await self._remove_over(offloader, limits)
         return limits
 

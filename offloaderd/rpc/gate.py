@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import grpc
 
 from offloaderd.access.callers import bearer_text, of_certificate
-from offloaderd.access.rate import CallRate
+from offloaderd.access.rate import CallRate, network_of
 from offloaderd.access.rights import BARE, Identity, Kind, Rights, Role, shown
 from offloaderd.access.tokens import TokenKey, TokenRules, bearer
 from offloaderd.errors import Denied, InvalidInput, Throttled, Unauthenticated
@@ -292,18 +292,18 @@ class Gate:
         return max((count for (kind, _), count in self._shares.items() if kind == of), default=0)
 
     def _identify(self, caller: Caller, context: Origin) -> None:
-        host = str(context.peer()).rpartition(":")[0]
+        host = network_of(str(context.peer()))
         if self._authentication is None:
-            self._take(f"address {host}", host)
+            self._take("address", host)
             return
         try:
             self._authenticate(caller, context, self._authentication)
         except Unauthenticated:
             caller.name = ""
             self._metrics.grpc_refused.labels(reason="unauthenticated").inc()
-            self._take(f"stranger {host}", host)
+            self._take("stranger", host)
             raise
-        self._take(f"{caller.via} {caller.name}", caller.name)
+        self._take(caller.via, caller.name)
 
     def _authenticate(self, caller: Caller, context: Origin, rules: Authentication) -> None:
         token = bearer_text(context.invocation_metadata() or ())
@@ -322,10 +322,10 @@ class Gate:
         first = caller.identities[0]
         caller.name = first.name if first.kind in BARE else str(first)
 
-    def _take(self, name: str, shown_name: str) -> None:
-        if not self._rate.take(name):
+    def _take(self, kind: str, name: str) -> None:
+        if not self._rate.take(kind, name):
             per_s = self._limits.calls_per_s
-            raise self._refused("rate", f"{shown_name} makes more than {per_s} calls a second", "access.calls_per_s")
+            raise self._refused("rate", f"{name} makes more than {per_s} calls a second", "access.calls_per_s")
 
     def _refused(self, reason: str, message: str, setting: str) -> Throttled:
         self._metrics.grpc_refused.labels(reason=reason).inc()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offloaderd.model import HistoryOrder, OffloadMethod, TierRetention
-from offloaderd.offload.retention import Limits
+from offloaderd.offload.retention_limits import Limits
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.policy.policies import OffloadPolicies

@@ -32,7 +32,8 @@ from offloaderd.offload import rewriting
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.grants import GrantOptions
 from offloaderd.offload.pool import BufferPool
-from offloaderd.offload.retention import Limits, RetentionOptions, limits_of
+from offloaderd.offload.retention import RetentionOptions
+from offloaderd.offload.retention_limits import Limits, limits_of
 from offloaderd.policy.effective import Origin, effective
 from offloaderd.policy.rules import Surroundings
 from offloaderd.sources import Ledgers

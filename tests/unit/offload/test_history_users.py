@@ -27,7 +27,8 @@ from offloaderd.offload.history_record import HistoryRecord
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.ledger_list import deletion_plan
 from offloaderd.offload.record import HistoryTorn
-from offloaderd.offload.retention import Limits, over_limit
+from offloaderd.offload.retention import over_limit
+from offloaderd.offload.retention_limits import Limits
 from offloaderd.offload.workshop import HistoryRules
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.upkeep import rebuild, references

@@ -18,14 +18,13 @@ from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import LedgerEnd, Position, TierRetention
 from offloaderd.offload.retention import (
-    Limits,
     Retention,
     RetentionOptions,
     checked_marks,
-    limits_of,
     missing_ledgers,
     over_limit,
 )
+from offloaderd.offload.retention_limits import Limits, limits_of
 from offloaderd.policy.effective import Level, Origin, effective
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
@@ -233,7 +232,7 @@ async def test_a_topic_of_its_own_policy_is_limited_by_age_and_by_size() -> None
     for ledger_id in (0, 1, 2):
         await owned.ledgers.delete(TOPIC, ledger_id)
     store, path = rig.tree.connect(), paths.policy(TOPIC)
-    retention = Retention(owned.shop, owned.ledgers, RetentionOptions(), owned.book())
+    retention = Retention(owned.shop, owned.ledgers, FOLLOW, owned.book())
     await retention.look(owned.offloader, {})
     assert owned.offloader.map.floor is None
 
@@ -251,6 +250,23 @@ async def test_a_topic_of_its_own_policy_is_limited_by_age_and_by_size() -> None
     assert len(owned.offloader.map.segments) == 1
     await owned.empty_trash()
     assert await owned.keys() == 3
+
+
+async def test_limits_that_somebody_wrote_into_the_store_take_nothing_before_the_lag() -> None:
+    """Whoever reaches the store cannot have all but the newest segment deleted before anybody has noticed."""
+    rig = await offloaded_topic(10, 10, 10)
+    owned = await Owned.claim(rig)
+    for ledger_id in (0, 1):
+        await owned.ledgers.delete(TOPIC, ledger_id)
+    store, path = rig.tree.connect(), paths.policy(TOPIC)
+    retention = Retention(owned.shop, owned.ledgers, RetentionOptions(), owned.book())
+    hostile = policy_record.encode(TopicPolicy(retention=TierRetention.LIMITED, retention_bytes=1))
+    await store.replace(path, hostile, (await store.get(path)).version)
+    await retention.look(owned.offloader, {})
+    assert len(owned.offloader.map.segments) == 3
+    retention.options = FOLLOW
+    await retention.look(owned.offloader, {})
+    assert len(owned.offloader.map.segments) == 1
 
 
 async def test_a_clock_that_runs_ahead_deletes_nothing() -> None:
