@@ -113,6 +113,8 @@ class TransactionLog:
     def __init__(self) -> None:
         self._open: OrderedDict[TransactionId, Position] = OrderedDict()
         self._aborted: OrderedDict[TransactionId, Position] = OrderedDict()
+        self.forgotten: Position | None = None
+        """The last marker that was forgotten: of messages before it nothing can be said any more."""
 
     def __len__(self) -> int:
         """Return how many transactions are remembered."""
@@ -146,4 +148,10 @@ class TransactionLog:
     def forget(self, before: Position) -> None:
         """Forget aborts whose markers lie before a position up to which all was told, but for the newest ones."""
         while len(self._aborted) > ENDED_MAX and next(iter(self._aborted.values())) < before:
-            self._aborted.popitem(last=False)
+            _, self.forgotten = self._aborted.popitem(last=False)
+
+    def copy(self) -> TransactionLog:
+        """Return a log that knows the same."""
+        other = TransactionLog()
+        other._open, other._aborted, other.forgotten = self._open.copy(), self._aborted.copy(), self.forgotten
+        return other

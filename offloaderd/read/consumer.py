@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from offloaderd.format.transactions import OpenTransaction, TransactionId
     from offloaderd.metadata.committed import LedgerSlice
     from offloaderd.model import TopicName
+    from offloaderd.read.outcomes import KnownOutcomes
     from offloaderd.read.plan import TopicView
     from offloaderd.read.reader import TopicReader
 
@@ -44,8 +45,12 @@ class ConsumerView:
     entries on the way there cannot be read.
     """
 
-    def __init__(self, reader: TopicReader, topic: TopicName, *, follow: bool, everything: bool) -> None:
+    def __init__(
+        self, reader: TopicReader, topic: TopicName, known: KnownOutcomes, *, follow: bool, everything: bool
+    ) -> None:
         self.held: OpenTransaction | None = None
+        self._known = known
+        self._begun = False
         self._reader = reader
         self._topic = topic
         self._waits = follow and not everything
@@ -60,16 +65,19 @@ class ConsumerView:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop reading ahead."""
+        """Stop reading ahead, and leave what was found out to the next read."""
         await self._outcomes.close()
+        if (known := self._outcomes.known) is not None:
+            self._known.keep(self._topic, known)
 
     async def told(self, batch: Entries) -> AsyncGenerator[Entries, None]:
         """Yield a batch in the parts whose outcome is known, each once it is; stops before what is `held`.
 
         Raises what reading ahead raises, and Throttled when there are too many transactions.
         """
-        if not self._outcomes.begun:
+        if not self._begun:
             await self._look_back(batch.first)
+            self._begun = True
         await self._outcomes.take(batch)
         if self._everything:
             try:
@@ -115,6 +123,11 @@ class ConsumerView:
         start = look_back_from(await self._reader.view(self._topic), first)
         if start is None:
             return
+        if (known := self._known.find(self._topic, start, first)) is not None:
+            self._outcomes.resume(known)
+            start = Position(known.upto.ledger_id, known.upto.entry_id + 1)
+            if start >= first:
+                return
         try:
             async with aclosing(self._reader.read(self._topic, first=start)) as batches:
                 async for batch, _ in batches:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import Throttled
 from offloaderd.format.transactions import TransactionLog, mention_of
@@ -12,9 +13,50 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from offloaderd.format.frames import Entries
+    from offloaderd.model import TopicName
 
 TRANSACTIONS_MAX = 1_000_000
 """Transactions that one read remembers, some 200 bytes each."""
+
+KNOWN_MAX = 100_000
+"""Transactions that are remembered from reads that are over, of all topics together: some 20 MB."""
+
+
+class Known(NamedTuple):
+    """What the entries of a topic from `origin` to `upto`, both inclusive, say of transactions."""
+
+    origin: Position
+    upto: Position
+    log: TransactionLog
+
+
+class KnownOutcomes:
+    """What reads have found out, for those that begin near to where they ended: they need not look back again."""
+
+    def __init__(self) -> None:
+        self._topics: OrderedDict[TopicName, Known] = OrderedDict()
+        self._size = 0
+
+    def find(self, topic: TopicName, start: Position, first: Position) -> Known | None:
+        """Return what is known from `start` or before on, up to there at least, for a read that begins at `first`."""
+        known = self._topics.get(topic)
+        if known is None or known.origin > start or known.upto < start:
+            return None
+        if known.log.forgotten is not None and known.log.forgotten >= first:
+            return None
+        return known._replace(log=known.log.copy())
+
+    def keep(self, topic: TopicName, known: Known) -> None:
+        """Remember what a read has found out, unless more is known already; the topics read longest ago give way."""
+        before = self._topics.pop(topic, None)
+        if before is not None and before.upto >= known.upto and before.origin <= known.origin:
+            known, before = before, None
+        else:
+            self._size += len(known.log) + 1 - (len(before.log) + 1 if before is not None else 0)
+        self._topics[topic] = known
+        while self._size > KNOWN_MAX:
+            _, gone = self._topics.popitem(last=False)
+            self._size -= len(gone.log) + 1
 
 
 class Outcomes:
@@ -27,12 +69,19 @@ class Outcomes:
         self.log = TransactionLog()
         self._behind = behind
         self._ahead: AsyncGenerator[Entries, None] | None = None
+        self._origin: Position | None = None
         self._upto: Position | None = None
 
     @property
-    def begun(self) -> bool:
-        """Whether something was taken."""
-        return self._upto is not None
+    def known(self) -> Known | None:
+        """What was found out; None while nothing was taken."""
+        if self._origin is None or self._upto is None:
+            return None
+        return Known(self._origin, self._upto, self.log)
+
+    def resume(self, known: Known) -> None:
+        """Begin with what an earlier read has found out."""
+        self._origin, self._upto, self.log = known
 
     async def take(self, batch: Entries) -> None:
         """Take entries that the read has come to. Raises Throttled when there are too many transactions."""
@@ -68,7 +117,7 @@ class Outcomes:
 
     def forget(self) -> None:
         """Forget what was taken, and go on behind it."""
-        self.log = TransactionLog()
+        self.log, self._origin = TransactionLog(), None
 
     def _add(self, batch: Entries) -> bool:
         """Take what was not taken yet; says whether there was something."""
@@ -79,7 +128,7 @@ class Outcomes:
                 position = Position(batch.ledger_id, entry_id)
                 if self._upto is None or position > self._upto:
                     self.log.take(position, mention)
-        self._upto = batch.last
+        self._origin, self._upto = self._origin or batch.first, batch.last
         if len(self.log) > TRANSACTIONS_MAX:
             raise Throttled(
                 f"there are more than {TRANSACTIONS_MAX} open or aborted transactions up to {self._upto}",

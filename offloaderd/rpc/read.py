@@ -13,6 +13,7 @@ from offloaderd.errors import InvalidInput, Throttled
 from offloaderd.format import broker_entry
 from offloaderd.model import EntryBatch, ReadPriority, TopicName
 from offloaderd.read.consumer import ConsumerView
+from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.convert import encoded_read_response, from_position, to_position
 from offloaderd.rpc.messages import MessageReader
@@ -52,6 +53,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         self._batch_bytes_max = batch_bytes_max
         self._message_bytes_max = message_bytes_max
         self._readers = 0
+        self._known = KnownOutcomes()
 
     async def Read(  # type: ignore[override] # noqa: N802 - named by the proto; its answers are serialized already
         self, request: read_pb2.ReadRequest, context: Context
@@ -70,7 +72,8 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         everything = request.transactions == read_pb2.TRANSACTIONS_ALL
         topic, last_tier = TopicName.parse(request.topic), Tier.OBJECTS
         with self.counted():
-            async with ConsumerView(self._reader, topic, follow=request.follow, everything=everything) as view:
+            view = ConsumerView(self._reader, topic, self._known, follow=request.follow, everything=everything)
+            async with view:
                 messages = MessageReader(view, everything=everything, message_bytes_max=self._message_bytes_max)
                 async with aclosing(self._entries(request, framed=False)) as batches:
                     async for batch, last_tier in batches:

@@ -23,6 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from offloaderd.errors import OffloaderError
 from offloaderd.format.transactions import Transactions
+from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.spark.export_folder import ExportFolder
 from offloaderd.spark.export_iceberg import opened as open_table
 from offloaderd.spark.source import FORMAT, register
@@ -76,10 +77,11 @@ def export(
     register(spark)
     with _opened(spark, target, parsed) as opened:
         last = opened.recover(_source(parsed))
-        goal = furthest(asyncio.run(look(parsed)))
+        known = KnownOutcomes()
+        goal = furthest(asyncio.run(look(parsed, known)))
         rounds: list[Round] = []
         while True:
-            reached, taken = advance(asyncio.run(look(parsed)), last.positions, goal, round_bytes)
+            reached, taken = advance(asyncio.run(look(parsed, known)), last.positions, goal, round_bytes)
             if reached == last.positions:
                 return rounds
             last = _one_round(spark, options, opened, last, reached)

@@ -24,6 +24,7 @@ from offloaderd.stores import bucket_store
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from offloaderd.read.outcomes import KnownOutcomes
     from offloaderd.spark.source_options import SourceOptions
     from offloaderd.spark.source_share import Share
 
@@ -34,11 +35,11 @@ Offset = dict[str, str]
 """Position of the last entry that was handed out, as text, by the topic's full name."""
 
 
-async def look(options: SourceOptions) -> list[Snapshot]:
-    """Take a snapshot of all topics, each up to where consumers are given something."""
+async def look(options: SourceOptions, known: KnownOutcomes | None = None) -> list[Snapshot]:
+    """Take a snapshot of all topics, each up to where consumers are given something; `known` as for `with_held`."""
     async with bucket_store(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
         found = await source_snapshot.take(options, objects)
-        return await with_held(found, reader) if options.holds_back else found
+        return await with_held(found, reader, known) if options.holds_back else found
 
 
 async def plan_step(options: SourceOptions, start: Offset, end: Offset) -> list[Share]:

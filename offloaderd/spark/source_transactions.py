@@ -17,7 +17,7 @@ from offloaderd.format.transactions import TransactionLog, TransactionState, men
 from offloaderd.metadata.each import each
 from offloaderd.model import Position
 from offloaderd.read.consumer import look_back_from
-from offloaderd.read.outcomes import Outcomes
+from offloaderd.read.outcomes import Known, KnownOutcomes, Outcomes
 from offloaderd.read.plan import TopicView
 from offloaderd.spark.source_share import broken
 
@@ -39,16 +39,22 @@ class OutcomeUnknown(OffloaderError):
     """Nobody can say, in what the query may read, whether a transaction was committed; the message names it."""
 
 
-async def with_held(snapshots: Sequence[Snapshot], reader: SegmentReader) -> list[Snapshot]:
-    """Return snapshots that say where consumers are given nothing more. Raises what the store raises."""
+async def with_held(
+    snapshots: Sequence[Snapshot], reader: SegmentReader, known: KnownOutcomes | None = None
+) -> list[Snapshot]:
+    """Return snapshots that say where consumers are given nothing more. Raises what the store raises.
+
+    What is `known` of earlier snapshots is not read again, and what is found out is added to it.
+    """
+    before = known if known is not None else KnownOutcomes()
 
     async def held(snapshot: Snapshot) -> Snapshot:
-        return replace(snapshot, held=await _first_open(snapshot, reader))
+        return replace(snapshot, held=await _first_open(snapshot, reader, before))
 
     return await each(snapshots, held, in_flight_max=4)
 
 
-async def _first_open(snapshot: Snapshot, reader: SegmentReader) -> Position | None:
+async def _first_open(snapshot: Snapshot, reader: SegmentReader, known: KnownOutcomes) -> Position | None:
     """Return where the first open transaction begins in the newest entries; what cannot be read begins them anew."""
     end = snapshot.end
     if end is None:
@@ -58,17 +64,23 @@ async def _first_open(snapshot: Snapshot, reader: SegmentReader) -> Position | N
     gap = (topic_map.history_end or Position(-1, -1), unfinished.live_begin) if unfinished is not None else None
     view = TopicView(segments=topic_map.segments, losses=topic_map.losses, unfinished=gap)
     start = look_back_from(view, Position(end.ledger_id, end.entry_id + 1), LOOK_BACK_BYTES)
-    log = TransactionLog()
+    if start is None:
+        return None
+    origin, log = start, TransactionLog()
+    if (found := known.find(snapshot.topic, start, end)) is not None and found.upto <= end:
+        origin, log = found.origin, found.log
+        start = Position(found.upto.ledger_id, found.upto.entry_id + 1)
     for segment in topic_map.segments:
-        if start is None or segment.end < start or segment.begin > end:
+        first = begin_in(segment, start)
+        if first is None or first > end:
             continue
-        first, last = max(start, segment.begin), min(end, segment.end)
         try:
-            async with aclosing(reader.read(snapshot.topic, segment, first, last)) as batches:
+            async with aclosing(reader.read(snapshot.topic, segment, first, min(end, segment.end))) as batches:
                 async for batch in batches:
                     _take(log, batch)
         except (CorruptData, NotFound):
-            log = TransactionLog()  # whoever reads this segment says so, or skips it
+            origin, log = segment.end, TransactionLog()  # whoever reads this segment says so, or skips it
+    known.keep(snapshot.topic, Known(origin, end, log))
     opened = log.first_open()
     return opened.position if opened is not None else None
 
@@ -140,7 +152,7 @@ class PieceOutcomes:
         """Yield the entries behind a position in all segments that the piece names."""
         piece = self._piece
         for segment in (piece.segment, *piece.after) if piece is not None else ():
-            begin = _begin_in(segment, first)
+            begin = begin_in(segment, first)
             if begin is not None and piece is not None:
                 async with aclosing(self._read(piece.topic, segment, begin, segment.end)) as batches:
                     async for batch in batches:
@@ -157,7 +169,7 @@ class PieceOutcomes:
             raise broken(topic, segment, f"{first}..{last}", error) from error
 
 
-def _begin_in(segment: CommittedSegment, first: Position) -> Position | None:
+def begin_in(segment: CommittedSegment, first: Position) -> Position | None:
     """Return the first entry of a segment from a position on, which may lie behind a ledger's end; None for none."""
     for part in segment.slices:
         if part.range.end >= first:

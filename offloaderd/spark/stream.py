@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
+from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.spark.source_offsets import NOTHING, Offset, advance, before, furthest, look, plan_step
 from offloaderd.spark.source_options import Start
 from offloaderd.spark.source_read import ShareReader, rows
@@ -35,6 +36,7 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._task = options.task(schema, step=True)
         self._target: Offset | None = None
+        self._known = KnownOutcomes()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave to tasks what they need."""
@@ -81,4 +83,4 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rows(self._task, partition.value, self._options.wanted)
 
     def _snapshots(self) -> list[Snapshot]:
-        return asyncio.run(look(self._options))
+        return asyncio.run(look(self._options, self._known))

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offloaderd.errors import NotFound, Throttled
-from offloaderd.model import EntryBatch, Loss, Position
+from offloaderd.format import transactions
+from offloaderd.model import EntryBatch, Loss, Position, TopicName
 from offloaderd.read import outcomes
 from offloaderd.read.consumer import look_back_from
 from offloaderd.read.errors import EntriesLost
@@ -48,15 +49,20 @@ async def topic_of(ledgers: Sequence[Sequence[bytes]], *, hot: int = 0) -> House
     return house
 
 
-def answers(house: House, **fields: object) -> AsyncIterator[read_pb2.ReadMessagesResponse]:
-    """Ask for messages."""
+def answers(
+    house: House, service: ReadService | None = None, **fields: object
+) -> AsyncIterator[read_pb2.ReadMessagesResponse]:
+    """Ask for messages, of a service that has answered nothing yet unless one is given."""
     request = read_pb2.ReadRequest(topic=str(TOPIC), **fields)  # type: ignore[arg-type] # fields of the request
-    return ReadService(house.reader, 4, metrics=house.metrics).ReadMessages(request, None)  # type: ignore[arg-type]
+    service = service or ReadService(house.reader, 4, metrics=house.metrics)
+    return service.ReadMessages(request, None)  # type: ignore[arg-type] # which is not looked at
 
 
-async def read(house: House, **fields: object) -> tuple[list[read_pb2.Message], read_pb2.HeldBack | None]:
+async def read(
+    house: House, service: ReadService | None = None, **fields: object
+) -> tuple[list[read_pb2.Message], read_pb2.HeldBack | None]:
     """Return all messages, and what is held back."""
-    found = [answer async for answer in answers(house, **fields)]
+    found = [answer async for answer in answers(house, service, **fields)]
     held = [answer.held_back for answer in found if answer.HasField("held_back")]
     assert held in ([], [found[-1].held_back if found else None]), "only the last answer may say so"
     return [message for answer in found for message in answer.messages], held[0] if held else None
@@ -67,11 +73,15 @@ async def read(house: House, **fields: object) -> tuple[list[read_pb2.Message], 
 def test_messages_are_those_that_a_consumer_is_given(
     ops: list[Op], cuts: set[int], hot: int, data: st.DataObject
 ) -> None:
-    """Whatever is open, committed and aborted, wherever ledgers and segments end, and wherever the read begins."""
+    """Whatever is open, committed and aborted, wherever ledgers and segments end, and wherever the read begins.
+
+    Also by a service that has read some other range before, and remembers what it found out.
+    """
     payloads = [op.payload(at) for at, op in enumerate(ops)]
     ledgers = cut_at(payloads, cuts)
     first = data.draw(st.integers(0, len(ops) - 1))
     last = data.draw(st.integers(first, len(ops) - 1))
+    earlier = data.draw(st.one_of(st.none(), st.integers(0, len(ops) - 1)))
 
     async def run() -> tuple[list[int], list[tuple[int, int]], tuple[int, int] | None]:
         house = await topic_of(ledgers, hot=min(hot, len(ledgers)))
@@ -81,11 +91,15 @@ def test_messages_are_those_that_a_consumer_is_given(
             "last": {"ledger_id": high[0], "entry_id": high[1]},
         }
         async with house.reader:
-            messages, held = await read(house, **asked)
-            everything, _ = await read(house, **asked, transactions=ALL)
+            service = ReadService(house.reader, 4, metrics=house.metrics)
+            if earlier is not None:
+                at = place(earlier, ledgers)
+                await read(house, service, first={"ledger_id": at[0], "entry_id": at[1]}, entries_max=3)
+            messages, held = await read(house, service, **asked)
+            everything, _ = await read(house, service, **asked, transactions=ALL)
         states = [(one.position.ledger_id, one.position.entry_id) for one in everything]
-        at = (held.position.ledger_id, held.position.entry_id) if held is not None else None
-        return [int(one.data) for one in messages], states, at
+        waits_at = (held.position.ledger_id, held.position.entry_id) if held is not None else None
+        return [int(one.data) for one in messages], states, waits_at
 
     found, everything, held = asyncio.run(run())
     expected, waits = consumed(ops)
@@ -209,6 +223,51 @@ async def test_nothing_before_a_gap_is_looked_at() -> None:
         view = await house.reader.view(TOPIC)
     assert look_back_from(view, Position(2, 0), 1000) == Position(1, 1)
     assert look_back_from(view, Position(1, 1), 1000) is None
+
+
+async def test_reads_in_pages_look_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads on where it ended is not given all that lies before it anew."""
+    house = await topic_of([[entry(str(number).encode()) for number in range(40)]], hot=1)
+    looked = []
+    plain = house.reader.read
+
+    def counted(topic: object, *, first: Position | None = None, **what: object) -> object:
+        looked.append(first)
+        return plain(topic, first=first, **what)  # type: ignore[arg-type] # passed through
+
+    monkeypatch.setattr(house.reader, "read", counted)
+    async with house.reader:
+        service = ReadService(house.reader, 4, metrics=house.metrics)
+        for at in (10, 20, 30):
+            found, _ = await read(house, service, first={"ledger_id": 0, "entry_id": at}, entries_max=10)
+            assert [one.data for one in found] == [str(number).encode() for number in range(at, at + 10)]
+    assert looked == [Position(0, at) for at in (10, 0, 20, 30)]
+
+
+async def test_what_was_forgotten_is_found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read remembers not all aborts, so one that begins earlier looks for itself."""
+    monkeypatch.setattr(transactions, "ENDED_MAX", 0)
+    ledgers = [[sent(IDS[0]), abort(IDS[0])], [sent(IDS[1]), abort(IDS[1])], [entry(b"1")], [entry(b"2")]]
+    house = await topic_of(ledgers)
+    async with house.reader:
+        service = ReadService(house.reader, 4, metrics=house.metrics)
+        for _ in range(2):
+            assert [one.data for one in (await read(house, service))[0]] == [b"1", b"2"]
+        first = {"ledger_id": 1, "entry_id": 0}
+        assert [one.data for one in (await read(house, service, first=first))[0]] == [b"1", b"2"]
+
+
+def test_what_is_remembered_of_topics_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topics that were read longest ago give way; more is not replaced by less."""
+    monkeypatch.setattr(outcomes, "KNOWN_MAX", 2)
+    known = outcomes.KnownOutcomes()
+    names = [TopicName("public", "default", name) for name in "abc"]
+    far = outcomes.Known(Position(0, 0), Position(0, 9), transactions.TransactionLog())
+    for name in names:
+        known.keep(name, far)
+        known.keep(name, far._replace(upto=Position(0, 5)))
+    assert [known.find(name, Position(0, 9), Position(0, 9)) is not None for name in names] == [False, True, True]
+    assert known.find(names[1], Position(1, 0), Position(1, 0)) is None
 
 
 async def test_transactions_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from offloaderd.format.transactions import Transactions
 from offloaderd.model import Position
+from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.spark import source_plan, source_transactions
 from offloaderd.spark.source_extents import segment_reader
 from offloaderd.spark.source_offsets import advance, following, parsed
@@ -96,11 +97,12 @@ def test_steps_of_a_stream_pass_over_no_message(ops: list[Op], cuts: set[int], r
         whole = await topic_of(store, ledgers)
         offset: dict[str, str] = {}
         values: list[int] = []
+        known = KnownOutcomes()
         for count in range(1, len(ledgers) + 1):
             found = snapshot(whole.map.segments[:count])
             while True:
                 async with segment_reader(store) as reader:
-                    (held,) = await with_held([found], reader)
+                    (held,) = await with_held([found], reader, known)
                 reached, _ = advance([held], offset, None, room)
                 if reached == offset:
                     break
@@ -172,6 +174,19 @@ async def test_how_far_a_task_looks_ahead_is_bounded(monkeypatch: pytest.MonkeyP
     found = await topic_of(store, [[sent(IDS[0], b"1")], [entry(b"2")], [commit(IDS[0])]])
     with pytest.raises(OutcomeUnknown, match="up to 1:0"):
         await rows_of(store, found, options(messages=True))
+
+
+async def test_a_stream_reads_what_is_new_only() -> None:
+    """The driver looks at each entry once, however many steps there are, and forgets nothing that is still open."""
+    store = CountingStore()
+    whole = await topic_of(store, [[sent(IDS[0])], [entry(b"1")], [entry(b"2")]])
+    known = KnownOutcomes()
+    for count in (1, 2, 3, 3):
+        store.asked.clear()
+        async with segment_reader(store) as reader:
+            (held,) = await with_held([snapshot(whole.map.segments[:count])], reader, known)
+        assert held.held == Position(0, 0)
+    assert not store.asked
 
 
 async def test_a_message_that_came_too_late_is_aborted() -> None:
