@@ -7,7 +7,17 @@ from offloaderd.metric_families import Families
 from offloaderd.metric_values import OPEN
 
 REMOVAL_REASONS = ("ledgers_deleted", "age", "size")
-DENIED_REASONS = ("not_offloaded", "missing_object", "size", "corrupt", "gap", "bucket", "revoked", "unreachable")
+DENIED_REASONS = (
+    "not_offloaded",
+    "missing_object",
+    "size",
+    "corrupt",
+    "gap",
+    "bucket",
+    "revoked",
+    "unreachable",
+    "no_space",
+)
 
 
 REFUSAL_KINDS = tuple(RefusalKind)

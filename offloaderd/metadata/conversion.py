@@ -10,6 +10,7 @@ ledgers cannot go. Ends, losses, marks and the floor do not change, and neither 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -136,7 +137,11 @@ def sequence(topic_map: TopicMap, wanted: Collection[int]) -> list[int]:
 
 def holders_of(topic_map: TopicMap, ledger_id: int) -> tuple[CommittedSegment, ...]:
     """Return the segments that hold entries of a ledger, in order."""
-    return tuple(one for one in topic_map.segments if any(part.ledger_id == ledger_id for part in one.slices))
+    first = bisect_left(topic_map.segments, ledger_id, key=lambda one: one.end.ledger_id)
+    behind = bisect_right(topic_map.segments, ledger_id, key=lambda one: one.begin.ledger_id)
+    return tuple(
+        one for one in topic_map.segments[first:behind] if any(part.ledger_id == ledger_id for part in one.slices)
+    )
 
 
 def with_whole(topic_map: TopicMap, whole: CommittedSegment, *, now_ms: int) -> tuple[list[Step], TopicMap]:

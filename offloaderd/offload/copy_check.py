@@ -7,6 +7,7 @@ must hold all entries of the ledger without a gap, and what was committed before
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,14 @@ from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderErr
 from offloaderd.format import manifest
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.groups import Group
+from offloaderd.metadata.conversion import holders_of
 from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
 from offloaderd.model import lost_up_to
 from offloaderd.objects import look
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offloaderd.format.manifest import SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
@@ -48,7 +52,7 @@ def holding_all(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:
     end = topic_map.ends.get(ledger_id)
     if end is None or ledger_id not in topic_map.contexts or ledger_id in topic_map.deleted:
         raise Unsound("not_offloaded", f"ledger {ledger_id} is not offloaded to its end, or is marked deleted")
-    holding = [one for one in topic_map.segments if any(part.ledger_id == ledger_id for part in one.slices)]
+    holding = [*holders_of(topic_map, ledger_id)]
     expected = 0
     for segment in holding:
         part = next(part for part in segment.slices if part.ledger_id == ledger_id)
@@ -62,9 +66,9 @@ def holding_all(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:
     return holding
 
 
-def _check_joints(topic_map: TopicMap, holding: list[CommittedSegment]) -> None:
+def _check_joints(topic_map: TopicMap, holding: Sequence[CommittedSegment]) -> None:
     """Raise Unsound unless the segments follow each other, and join on to those committed before and behind."""
-    at = topic_map.segments.index(holding[0])
+    at = bisect_left(topic_map.segments, holding[0].begin, key=lambda one: one.begin)
     around = topic_map.segments[max(0, at - 1) : at + len(holding) + 1]
     plan = topic_map.unfinished
     for before, after in pairwise(around):
@@ -79,6 +83,16 @@ def _check_joints(topic_map: TopicMap, holding: list[CommittedSegment]) -> None:
             joined = after.begin.entry_id == 0 and end is not None and end.entries == before.end.entry_id + 1
         if not joined:
             raise Unsound("gap", f"nobody can say that nothing is missing between {before.end} and {after.begin}")
+
+
+def _granted(segment: CommittedSegment, ledger_id: int, objects: tuple[GrantedObject, ...]) -> GrantedSegment:
+    part = next(part for part in segment.slices if part.ledger_id == ledger_id)
+    return GrantedSegment(
+        segment_id=segment.segment_id,
+        first_entry_id=part.first_entry_id,
+        last_entry_id=part.last_entry_id,
+        objects=objects,
+    )
 
 
 class CopyChecker:
@@ -107,22 +121,17 @@ class CopyChecker:
             raise Unsound("missing_object", f"an object of segment {segment.segment_id} is missing: {error}") from error
         except CorruptData as error:
             raise Unsound("corrupt", str(error)) from error
-        part = next(part for part in segment.slices if part.ledger_id == ledger_id)
-        return GrantedSegment(
-            segment_id=segment.segment_id,
-            first_entry_id=part.first_entry_id,
-            last_entry_id=part.last_entry_id,
-            objects=found,
-        )
+        return _granted(segment, ledger_id, found)
 
-    async def unchanged(self, bucket: str, granted: GrantedSegment) -> bool:
-        """Whether all objects are there as they were when they were checked, by size and ETag."""
-        store = self._uplink.objects.at(bucket)
-        for known in granted.objects:
-            info = await look.head(store, known.key)
-            if info is None or (info.size_bytes, info.etag) != (known.size_bytes, known.etag):
-                return False
-        return True
+    async def seen(self, segment: CommittedSegment, ledger_id: int) -> GrantedSegment | None:
+        """Return what the store says of a segment's objects without reading any, None when one is missing."""
+        store, found = self._uplink.objects.at(segment.bucket), []
+        for key in segment.keys.all:
+            info = await look.head(store, key)
+            if info is None:
+                return None
+            found.append(GrantedObject(key=key, size_bytes=info.size_bytes, crc32c=None, etag=info.etag))
+        return _granted(segment, ledger_id, tuple(found))
 
     async def _objects(self, topic_map: TopicMap, segment: CommittedSegment) -> tuple[GrantedObject, ...]:
         data_key, index_key, manifest_key = segment.keys.all

@@ -17,8 +17,19 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from offloaderd.errors import BucketMissing, Conflict, CorruptData, Denied, Fenced, NotFound, OffloaderError, Transient
+from offloaderd.errors import (
+    BucketMissing,
+    Conflict,
+    CorruptData,
+    Denied,
+    Fenced,
+    NoSpace,
+    NotFound,
+    OffloaderError,
+    Transient,
+)
 from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.each import each
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import grant as grant_record
@@ -40,6 +51,8 @@ log = structlog.get_logger(__name__)
 
 NEVER_MS = 253_402_300_799_000
 """The last second of the year 9999, for ledgers that the source is to keep."""
+HEADS_AT_A_TIME = 8
+"""Segments of one ledger whose objects are asked for side by side before it is deleted."""
 CHECKS_AT_A_TIME = 2
 """Ledgers of all topics whose copies are verified side by side; the rest waits, the source keeps it meanwhile."""
 
@@ -183,7 +196,7 @@ class Grants:
             return grant
         try:
             held = [segment.segment_id for segment in segments_of(topic_map, ledger_id)]
-            if held == [segment.segment_id for segment in grant.segments]:
+            if grant.is_of(held):
                 return grant
             found = await grant_records.load(self._shop.metadata, offloader.topic, ledger_id)
             fresh = await self.verified(offloader, ledger_id, lag_s)
@@ -193,7 +206,7 @@ class Grants:
         renewed = replace(fresh, source_deleted_ms=grant.source_deleted_ms)
         if found is None or found.grant != grant or not await self._replaced(offloader, ledger_id, found, renewed):
             return grant
-        log.info("grant.renewed", topic=str(offloader.topic), ledger_id=ledger_id, segments=len(renewed.segments))
+        log.info("grant.renewed", topic=str(offloader.topic), ledger_id=ledger_id, segments=renewed.segment_count)
         return renewed
 
     def _not_before_ms(self, topic_map: TopicMap, ledger_id: int, lag_s: float | None) -> int:
@@ -233,13 +246,16 @@ class Grants:
         except Conflict as error:
             self._denied(offloader, ledger_id, "revoked", error)
             return
+        except NoSpace as error:
+            self._denied(offloader, ledger_id, "no_space", error)
+            return
         self._metrics.grants.inc()
         log.info(
             "ledger.granted",
             topic=str(topic),
             ledger_id=ledger_id,
             entries=grant.entries,
-            segments=len(grant.segments),
+            segments=grant.segment_count,
             readback=grant.readback,
             not_before_ms=grant.not_before_ms,
         )
@@ -249,7 +265,7 @@ class Grants:
         topic_map = offloader.map
         holding = segments_of(topic_map, ledger_id)
         granted = tuple([await self._checker.check(topic_map, segment, ledger_id) for segment in holding])
-        return Grant(
+        grant = Grant(
             ledger_id=ledger_id,
             entries=topic_map.ends[ledger_id].entries,
             segments=granted,
@@ -259,6 +275,7 @@ class Grants:
             epoch=offloader.claim.epoch,
             not_before_ms=self._not_before_ms(topic_map, ledger_id, lag_s),
         )
+        return grant_record.fitted(grant)
 
     async def _delete_source(self, offloader: TopicOffloader, store: LedgerStore, ledger_id: int) -> None:
         """Delete a ledger from the embedded store, if its grant still allows it and its copy is still there."""
@@ -284,17 +301,17 @@ class Grants:
         except Unsound as error:
             self._denied(offloader, ledger_id, error.reason, error)
             return False
-        if [one.segment_id for one in held] != [segment.segment_id for segment in grant.segments]:
+        if not grant.is_of(one.segment_id for one in held):
             self._denied(offloader, ledger_id, "gap", Unsound("gap", "other segments hold it than were verified"))
             return False
-        for segment, granted in zip(held, grant.segments, strict=True):
-            if not await self._checker.unchanged(segment.bucket, granted):
-                changed = Unsound(
-                    "missing_object", f"objects of segment {segment.segment_id} are not what was verified"
-                )
-                self._denied(offloader, ledger_id, "missing_object", changed)
-                return False
-        return True
+        seen = await each(held, lambda one: self._checker.seen(one, ledger_id), in_flight_max=HEADS_AT_A_TIME)
+        found = [one for one in seen if one is not None]
+        if len(found) == len(held) and grant.finds(found):
+            return True
+        gone = [f", {one.segment_id} lacks one" for one, there in zip(held, seen, strict=True) if there is None]
+        changed = Unsound("missing_object", f"objects of its segments are not what was verified{''.join(gone[:1])}")
+        self._denied(offloader, ledger_id, "missing_object", changed)
+        return False
 
     async def _decide(self, offloader: TopicOffloader, ledger_id: int, found: Stored) -> bool:
         """Record that the source's copy goes now; False when the grant does not hold any more."""
@@ -316,6 +333,9 @@ class Grants:
             raise
         except (Conflict, NotFound) as error:
             self._denied(offloader, ledger_id, "revoked", error)
+            return False
+        except NoSpace as error:
+            self._denied(offloader, ledger_id, "no_space", error)
             return False
         return True
 

@@ -9,7 +9,7 @@ from offloaderd.format.manifest import Past
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal, StoredPart, stored_part
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.floor import Floor
-from offloaderd.metadata.records.grant import Grant, GrantedObject, GrantedSegment
+from offloaderd.metadata.records.grant import Grant, GrantedObject, GrantedSegment, Summary
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metadata.records.selection import Selection
 from offloaderd.model import LedgerEnd, Loss, OutagePolicy, Position, ReadPriority, TierRetention, TopicName
@@ -145,7 +145,7 @@ def grants(draw: st.DrawFn) -> Grant:
     objects = st.builds(
         GrantedObject, key=NAME, size_bytes=UINT64, crc32c=st.none() | st.integers(0, 2**32 - 1), etag=TEXT
     )
-    segments = []
+    segments: list[GrantedSegment] = []
     entries = 0
     for length in draw(st.lists(st.integers(1, 2**40), max_size=4)):
         segments.append(
@@ -157,10 +157,14 @@ def grants(draw: st.DrawFn) -> Grant:
             )
         )
         entries += length
+    held = tuple(segments)
+    short = draw(st.booleans())
+    summary = Summary.of(held) if held and short else None
     return Grant(
         ledger_id=draw(INT63),
         entries=entries,
-        segments=tuple(segments),
+        segments=held if summary is None else (),
+        summary=summary,
         readback=draw(st.booleans()),
         verified_ms=draw(UINT64),
         daemon_id=draw(TEXT),

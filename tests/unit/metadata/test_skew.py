@@ -23,8 +23,8 @@ from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, payloads
 if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
 
-NEWER = bytes.fromhex("a03801")
-"""`format = 1` of our own records: field 900, a number."""
+NEWER = bytes.fromhex("a03802")
+"""`format = 2` of our own records: field 900, a number. This release writes 1 at most."""
 NEWER_CONTEXT = bytes.fromhex("903f02")
 """The same of Pulsar's OffloadContext: field 1010, behind the format of one in pieces."""
 ADDED = bytes.fromhex("c23e056c61746572")
@@ -77,7 +77,7 @@ def test_what_a_later_release_adds_within_ranges_survives_too() -> None:
 def test_a_record_that_only_a_later_release_may_touch_is_refused(name: str) -> None:
     """The error says which node, both formats, and what to do."""
     decode = VALUES[name][1]
-    with pytest.raises(NewerRecord, match=r"/node was written by a newer offloaderd: format [12],") as caught:
+    with pytest.raises(NewerRecord, match=r"/node was written by a newer offloaderd: format 2,") as caught:
         decode(lines()[name] + (NEWER_CONTEXT if name == "context" else NEWER), path="/node")
     assert "upgrade this daemon" in caught.value.hint
     assert isinstance(caught.value, CorruptData)  # whoever leaves alone what is damaged leaves this alone as well

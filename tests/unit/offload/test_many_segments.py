@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import pytest
 
-from offloaderd.errors import Conflict
+from offloaderd.errors import Conflict, NewerRecord, NoSpace
+from offloaderd.format.pb.storage.records_pb2 import GrantRecord
 from offloaderd.metadata import catalog, merging, paths, pieces, removal, rules
 from offloaderd.metadata.memory import MemoryTree
+from offloaderd.metadata.records import codec
+from offloaderd.metadata.records import grant as grant_record
+from offloaderd.metadata.records.grant import Grant, GrantedObject, GrantedSegment
 from offloaderd.metrics import Metrics
 from offloaderd.model import LedgerEnd
+from offloaderd.offload import grant_records
 from offloaderd.offload.commit import AttemptLog
+from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.record import TopicRecord
 from offloaderd.testing.clock import FakeClock
 from tests.unit.offload import many_segments
 from tests.unit.offload.many_segments import LEDGER, as_one_node, begun, commit
+from tests.unit.offload.owned import Owned, offloaded_topic
 from tests.unit.offload.rig import TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.metadata.port import Step
 
 EARLIER_MAX = 1_000_000
 """What earlier releases took for the largest write; a commit of one more segment was refused for ever."""
@@ -80,3 +95,79 @@ async def test_an_owner_commits_behind_segments_that_a_job_merges_in_the_same_le
     await log.begin(many_segments.attempt(foreign))
     with pytest.raises(Conflict, match="gap"):
         await record.commit(foreign, {})
+
+
+async def test_a_grant_of_very_many_segments_fits_and_still_says_what_was_verified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two hashes in the place of what was found of each segment; of a copy that has changed nothing is deleted."""
+    monkeypatch.setattr(grant_record, "SEGMENTS_BYTES_MAX", 500)
+    rig = await offloaded_topic(15, 10, 8)
+    owned = await Owned.claim(rig)
+    options = GrantOptions(enabled=True, daemon_id="d", readback=False, interval_s=1)
+    grants = Grants(owned.shop, owned.ledgers, options, owned.book(deletion_lag_s=3600.0))
+    known = await grants.look(owned.offloader, {})
+    stored = await grant_records.load_all(owned.shop.metadata, TOPIC)
+    large, small = stored[1], stored[0]
+    assert (large.segments, small.summary) == ((), None)
+    assert large.summary is not None
+    assert large.segment_count > 1
+    assert large.in_force
+    grants = Grants(owned.shop, owned.ledgers, options, owned.book(deletion_lag_s=0.0))
+    key = owned.offloader.map.segments[1].keys.manifest
+    before = await rig.store.get(key)
+    await rig.store.put(key, bytes(len(before)))
+    for _ in range(2):
+        known = await grants.look(owned.offloader, known)
+    assert [one.ledger_id for one in await owned.ledgers.ledgers(TOPIC)][:1] == [1]
+    await rig.store.put(key, before)
+    await grants.look(owned.offloader, known)
+    assert 1 not in {one.ledger_id for one in await owned.ledgers.ledgers(TOPIC)}
+
+
+async def test_a_grant_that_finds_no_room_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told, and tried again; the ledgers behind it are granted meanwhile."""
+    rig = await offloaded_topic(15, 10, 8)
+    owned = await Owned.claim(rig)
+    options = GrantOptions(enabled=True, daemon_id="d", readback=False, interval_s=1)
+    grants = Grants(owned.shop, None, options, owned.book(deletion_lag_s=0.0))
+    transact = owned.shop.metadata.transact
+
+    async def refused(steps: Sequence[Step]) -> None:
+        if any(step.path == paths.grant(TOPIC, 0) for step in steps):
+            raise NoSpace("the quota is used up")
+        await transact(steps)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owned.shop.metadata, "transact", refused)
+        await grants.look(owned.offloader, {})
+    assert set(await grant_records.load_all(owned.shop.metadata, TOPIC)) == {1, 2}
+    await grants.look(owned.offloader, {})
+    assert set(await grant_records.load_all(owned.shop.metadata, TOPIC)) == {0, 1, 2}
+
+
+def test_a_grant_of_twenty_thousand_segments_goes_into_a_node() -> None:
+    """And is bound to each of them: their ids, their order, and size and ETag of every object."""
+    granted = tuple(
+        GrantedSegment(
+            segment_id=one.segment_id,
+            first_entry_id=one.begin.entry_id,
+            last_entry_id=one.end.entry_id,
+            objects=tuple(GrantedObject(key=key, size_bytes=7, crc32c=None, etag="e" * 34) for key in one.keys.all),
+        )
+        for one in map(many_segments.segment, range(20_000))
+    )
+    entries = granted[-1].last_entry_id + 1
+    grant = grant_record.fitted(Grant(ledger_id=LEDGER, entries=entries, segments=granted, verified_ms=5))
+    value = grant_record.encode(grant)
+    assert len(value) < 200
+    found = grant_record.decode(value, path="g")
+    assert found == grant
+    ids = [one.segment_id for one in granted]
+    assert found.is_of(ids)
+    assert found.finds(granted)
+    assert not found.is_of([*ids[1:], ids[0]])
+    changed = replace(granted[777], objects=(*granted[777].objects[:2], replace(granted[777].objects[2], etag="f")))
+    assert not found.finds((*granted[:777], changed, *granted[778:]))
+    with pytest.raises(NewerRecord):
+        codec.parse(GrantRecord, value, "g")

@@ -765,6 +765,35 @@ class GrantedSegment(_message.Message):
 Global___GrantedSegment: _TypeAlias = GrantedSegment  # noqa: Y015
 
 @_typing.final
+class GrantSummary(_message.Message):
+    """What was verified of a ledger in very many segments: their number, and SHA-256 over what would be said of each in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    SEGMENTS_SHA256_FIELD_NUMBER: _builtins.int
+    OBJECTS_SHA256_FIELD_NUMBER: _builtins.int
+    segments: _builtins.int
+    segments_sha256: _builtins.bytes
+    """their ids"""
+    objects_sha256: _builtins.bytes
+    """keys, sizes and ETags of their objects"""
+    def __init__(
+        self,
+        *,
+        segments: _builtins.int = ...,
+        segments_sha256: _builtins.bytes = ...,
+        objects_sha256: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["objects_sha256", b"objects_sha256", "segments", b"segments", "segments_sha256", b"segments_sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantSummary: _TypeAlias = GrantSummary  # noqa: Y015
+
+@_typing.final
 class GrantRecord(_message.Message):
     """topics/.../grants/<ledger id>, permission to delete a ledger from its source; or the word that there is to be none"""
 
@@ -782,6 +811,7 @@ class GrantRecord(_message.Message):
     REVOKED_REASON_FIELD_NUMBER: _builtins.int
     SOURCE_DELETED_MS_FIELD_NUMBER: _builtins.int
     DAMAGED_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     entries: _builtins.int
@@ -804,6 +834,10 @@ class GrantRecord(_message.Message):
     """what a reader has to know to touch the record at all; see records/codec.py"""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___GrantedSegment]: ...
+    @_builtins.property
+    def summary(self) -> Global___GrantSummary:
+        """instead of segments, where they would outgrow the node; then format is 1"""
+
     def __init__(
         self,
         *,
@@ -819,11 +853,12 @@ class GrantRecord(_message.Message):
         revoked_reason: _builtins.str = ...,
         source_deleted_ms: _builtins.int = ...,
         damaged: _builtins.bool = ...,
+        summary: Global___GrantSummary | None = ...,
         format: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "damaged", b"damaged", "entries", b"entries", "epoch", b"epoch", "format", b"format", "ledger_id", b"ledger_id", "not_before_ms", b"not_before_ms", "readback", b"readback", "revoked_ms", b"revoked_ms", "revoked_reason", b"revoked_reason", "segments", b"segments", "source_deleted_ms", b"source_deleted_ms", "verified_ms", b"verified_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "damaged", b"damaged", "entries", b"entries", "epoch", b"epoch", "format", b"format", "ledger_id", b"ledger_id", "not_before_ms", b"not_before_ms", "readback", b"readback", "revoked_ms", b"revoked_ms", "revoked_reason", b"revoked_reason", "segments", b"segments", "source_deleted_ms", b"source_deleted_ms", "summary", b"summary", "verified_ms", b"verified_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
