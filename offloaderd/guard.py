@@ -122,6 +122,7 @@ def _limits(settings: Settings) -> Limits:
         identity_readers_max=settings.access.identity_readers_max,
         call_s_max=grpc.call_s_max,
         send_s_max=grpc.send_s_max,
+        audit_reads=settings.access.audit_reads,
     )
 
 

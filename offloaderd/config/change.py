@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from offloaderd.config.fields import Setting
 
 LIVE = frozenset({
+    "access.audit_reads",
     "access.calls_per_s", "access.grants", "access.identity_calls_max", "access.identity_readers_max",
     "access.namespace_topics_max", "access.token_audience", "access.token_audience_claim", "access.token_claim",
     "access.token_leeway_s", "access.token_public_alg", "access.token_public_alg_previous", "access.token_public_key",

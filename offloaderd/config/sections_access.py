@@ -116,6 +116,11 @@ class AccessSettings(Section):
         description="Topics that a namespace may have here before a broker's offload enables no further one that "
         "nobody spoke of: the role offload is enough for that. What is enabled by hand or by a pattern is not bounded.",
     )
+    audit_reads: bool = Field(
+        default=False,
+        description="Write an event audit.read at the end of each read: who, topic, the range that was asked for, the "
+        "bytes that were sent. Brokers read many times a second, and the log grows with them.",
+    )
     calls_per_s: int = Field(
         default=1000,
         ge=1,

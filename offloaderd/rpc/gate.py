@@ -22,7 +22,7 @@ from offloaderd.access.rate import CallRate, network_of
 from offloaderd.access.rights import BARE, Identity, Kind, Rights, Role, shown
 from offloaderd.access.tokens import TokenKey, TokenRules, bearer
 from offloaderd.errors import Denied, InvalidInput, Throttled, Unauthenticated
-from offloaderd.rpc.needs import NEEDS, READS
+from offloaderd.rpc.needs import NEEDS, READS, range_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ HOW = ("dry_run", "apply", "undo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one caller, and all together, may take; 0 is no limit."""
+    """What one caller, and all together, may take; 0 is no limit. `audit_reads`: what was read is written down."""
 
     calls_max: int = 0
     calls_per_s: int = 0
@@ -52,6 +52,7 @@ class Limits:
     identity_readers_max: int = 0
     call_s_max: float = 0.0
     send_s_max: float = 0.0
+    audit_reads: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,7 @@ class Caller:
     path: str
     rights: Rights | None
     send_s_max: float
+    audit_reads: bool = False
     name: str = ""
     via: str = "none"
     identities: tuple[Identity, ...] = ()
@@ -101,6 +103,7 @@ class Caller:
     limit: asyncio.Timeout | None = None
     withdrawn: bool = False
     how: dict[str, bool] = field(default_factory=dict)
+    read: dict[str, str] | None = None
 
     def check_known(self) -> None:
         """Raise NotAllowed for a method that nobody has thought of."""
@@ -111,6 +114,8 @@ class Caller:
         """Let a request pass. Raises Denied with the role that is missing, InvalidInput for malformed names."""
         if self.need is None or self.need.role is None:
             return
+        if self.audit_reads:
+            self.read = range_of(request)
         self.how = {name: bool(getattr(request, name)) for name in HOW if hasattr(request, name)}
         if self.rights is None:
             with suppress(InvalidInput):  # the service says what is wrong, everybody may ask
@@ -244,6 +249,7 @@ class Gate:
         need, limits = NEEDS.get(path), self._limits
         rights = self._authentication.rights if self._authentication is not None else None
         caller = Caller(need=need, path=path, rights=rights, send_s_max=limits.send_s_max)
+        caller.audit_reads = limits.audit_reads and path in READS
         if need is not None and need.open:
             yield caller
             return

@@ -85,6 +85,7 @@ class _Call:
         self._method = method
         self._started = clock.monotonic()
         self._sent = 0
+        self._sent_bytes = 0
         self._caller: Caller | None = None
 
     def answering(self, behaviour: Behaviour) -> Any:  # noqa: ANN401 - as gRPC types it
@@ -116,6 +117,8 @@ class _Call:
             async for answer in stream:
                 await send(context, answer, caller.send_s_max)
                 self._sent += 1
+                if caller.read is not None:
+                    self._sent_bytes += len(answer) if isinstance(answer, bytes) else answer.ByteSize()
 
     async def _admitted(self, work: Callable[[Caller], Awaitable[Any]], context: Context, *, stream: bool) -> Any:  # noqa: ANN401
         """Run a handler for somebody who may call it, for as long as they may."""
@@ -200,6 +203,8 @@ class _Call:
         quiet = code is grpc.StatusCode.OK and need is not None and role in {None, Role.READ}
         write = log.debug if quiet else log.info  # brokers read thousands of times a second
         write("rpc.handled", **fields, responses=self._sent, reason=reason)
+        if caller is not None and caller.read is not None and code not in REFUSED:
+            audit.info("audit.read", **fields, via=caller.via, **caller.read, bytes=self._sent_bytes)
         if role is Role.ADMIN or code in REFUSED:
             told = {"via": caller.via, "topics": caller.named, **caller.how} if caller is not None else {}
             audit.info("audit.call", **fields, role=role, **told)

@@ -170,3 +170,19 @@ NEEDS: dict[str, Need] = {
     f"/{service}/{method}": need for service, methods in _SERVICES.items() for method, need in methods.items()
 }
 """By the full name of the method."""
+
+
+def range_of(request: Any) -> dict[str, str]:  # noqa: ANN401 - a request of a call in READS
+    """Return what a reader asks for, as the audit log has it: the topic and the ends of the range (empty: open)."""
+    if hasattr(request, "ledger"):
+        found = request.ledger
+        ends = (f"{found.ledger_id}:{one}" for one in (request.first_entry_id, request.last_entry_id))
+        return dict(zip(("topic", "first", "last"), (found.topic, *ends), strict=True))
+    given = {name: getattr(request, name) for name in ("first", "last") if request_has(request, name)}
+    ends_ = {name: f"{one.ledger_id}:{one.entry_id}" for name, one in given.items()}
+    return {"topic": request.topic, "first": "", "last": "", **ends_}
+
+
+def request_has(request: Any, name: str) -> bool:  # noqa: ANN401
+    """Whether a request has a field of its kind, and in it something."""
+    return name in request.DESCRIPTOR.fields_by_name and request.HasField(name)

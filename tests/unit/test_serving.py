@@ -115,6 +115,7 @@ class Site:
         holds = crew.engine.book.effective(TOPIC, None).values
         found: dict[str, Any] = {key: getattr(holds, name) for key, name in HELD_BY_POLICIES.items()}
         return found | {
+            "access.audit_reads": bounds.audit_reads,
             "access.calls_per_s": bounds.calls_per_s,
             "access.grants": rules and [rules.rights.allow([one], Role.READ, None) for one in (ALICE, BOB)],
             "access.identity_calls_max": bounds.identity_calls_max,
@@ -161,6 +162,7 @@ class Site:
 
 
 OTHER = {
+    "access.audit_reads": "true",
     "access.calls_per_s": "7",
     "access.grants": "read bob *",
     "access.identity_calls_max": "17",
