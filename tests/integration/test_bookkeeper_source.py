@@ -6,6 +6,7 @@ import asyncio
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 
@@ -127,6 +128,27 @@ async def together(*works: Awaitable[object]) -> None:
     async with asyncio.TaskGroup() as group:
         for work in works:
             group.create_task(run(work))
+
+
+async def test_a_cluster_says_which_it_is_and_when_its_ledgers_were_made(
+    stage: Stage, java_ledgers: JavaClient
+) -> None:
+    """By the INSTANCEID of its BookKeeper; BookKeeper's own client leaves the time of a ledger to its node."""
+    found = await stage.source.identity()
+    assert found is not None
+    assert str(UUID(found)) == found
+    assert await stage.source.moved() is None
+    before_ms = CLOCK.wall_ms()
+    java = java_ledgers.create(Ensemble(size=2, digest="CRC32C"))
+    java.add(3, 10)
+    topic = await stage.topic()
+    await topic.write(ManagedLedger(ledgers=(ListedLedger(ledger_id=java.ledger_id),)))
+    (info,) = await stage.source.ledgers(topic.name)
+    assert info.created_ms is not None
+    assert before_ms - 60_000 <= info.created_ms <= CLOCK.wall_ms() + 60_000
+    java.close()
+    stored = await stage.source.inspected(topic.name, java.ledger_id)
+    assert (stored.closed, stored.entries, stored.created_ms) == (True, 3, info.created_ms)
 
 
 @pytest.mark.parametrize(

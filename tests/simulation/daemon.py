@@ -15,6 +15,7 @@ from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.hot import HotBuffers
+from offloaderd.offload.known_source import KnownSource
 from offloaderd.offload.next_segment import WholeLedgers
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.placement import PlacementOptions
@@ -112,9 +113,19 @@ class SimDaemon:
             pace=Pace(4),
         )
         source = None if options.push == "only" else self.source
+        self.known = KnownSource(
+            self.zookeeper,
+            self.source,
+            self.source,
+            kind="bookkeeper",
+            cluster=CLUSTER,
+            daemon_id=self.name,
+            clock=self.clock,
+        )
         shop = Workshop(
             metadata=self.zookeeper,
             source=source,
+            known_source=self.known if source is not None else None,
             uplink=uplink,
             pool=BufferPool(options.buffer_bytes),
             layout=options.layout,

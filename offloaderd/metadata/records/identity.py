@@ -41,9 +41,6 @@ class RefusalKind(StrEnum):
     """A closed ledger has fewer entries than are committed of it."""
 
 
-STALLS = frozenset(RefusalKind) - {RefusalKind.OTHER_SOURCE}
-"""Kinds that stop the offloading of the topic as well; the others only stop deletions and grants."""
-
 _HINTS = {
     RefusalKind.METADATA_WENT_BACK: "restore newer metadata, or disable the topic and run `offloaderd rebuild --topic`",
     RefusalKind.OTHER_DEPLOYMENT: "give each deployment a bucket, prefix or daemon.cluster of its own",
