@@ -188,7 +188,7 @@ class EmbeddedLedgers:
         self._check_open()
         return self._store_id
 
-    async def moved(self) -> str | None:
+    async def moved(self, topic: TopicName) -> str | None:
         """Return None: there is no other place for its lists."""
         return None
 

@@ -83,7 +83,7 @@ class EmbeddedReader:
         """Return the id that the store's file got when it was made; see LedgerOrigin."""
         return (await self._blocking(self._database.load)).store_id
 
-    async def moved(self) -> str | None:
+    async def moved(self, topic: TopicName) -> str | None:
         """Return None: there is no other place for its lists."""
         return None
 

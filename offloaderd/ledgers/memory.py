@@ -121,7 +121,7 @@ class MemoryLedgers:
         await self._turn()
         return self.store_id
 
-    async def moved(self) -> str | None:
+    async def moved(self, topic: TopicName) -> str | None:
         """Return None: there is no other place for its lists."""
         return None
 

@@ -72,8 +72,8 @@ class LedgerOrigin(Protocol):
         """
         ...
 
-    async def moved(self) -> str | None:
-        """Say why the source's lists of ledgers may not be the present ones, None when nothing says so.
+    async def moved(self, topic: TopicName) -> str | None:
+        """Say why the source's list of a topic's ledgers may not be the present one, None when nothing says so.
 
         Raises Transient, Denied.
         """

@@ -68,12 +68,12 @@ class KnownSource:
         if not await self._metadata.children(paths.TOPICS):
             await self.confirm()
 
-    async def check(self) -> Finding | None:
+    async def check(self, topic: TopicName) -> Finding | None:
         """Say that the source is another one than the recorded one, if it is.
 
         Raises Transient when that cannot be said now, and while the source's cluster moves its metadata; CorruptData.
         """
-        moved = await self._origin.moved()
+        moved = await self._origin.moved(topic)
         if moved is not None:
             raise Transient(
                 moved,

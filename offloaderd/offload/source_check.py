@@ -94,7 +94,7 @@ class SourceCheck:
         """Raise IdentityRefused if the source is another one, and Transient if nobody can say."""
         if self._known is None:
             return
-        finding = await self._known.check()
+        finding = await self._known.check(self._topic)
         if finding is None:
             await self._passed(RefusalKind.OTHER_SOURCE)
         else:

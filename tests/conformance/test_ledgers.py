@@ -114,7 +114,7 @@ async def test_a_store_says_which_it_is(opener: Opener) -> None:
         first = await store.identity()
         assert first
         assert await store.identity() == first
-        assert await store.moved() is None
+        assert await store.moved(TOPIC) is None
 
 
 async def test_created_topics_are_listed_in_name_order(store: LedgerStore) -> None:

@@ -137,7 +137,7 @@ async def test_a_cluster_says_which_it_is_and_when_its_ledgers_were_made(
     found = await stage.source.identity()
     assert found is not None
     assert str(UUID(found)) == found
-    assert await stage.source.moved() is None
+    assert await stage.source.moved(TopicName.parse("t")) is None
     before_ms = CLOCK.wall_ms()
     java = java_ledgers.create(Ensemble(size=2, digest="CRC32C"))
     java.add(3, 10)

@@ -241,7 +241,7 @@ class Source:
         """See LedgerOrigin."""
         return await self._wire.call("identity", lambda: self._ledgers.cluster_id, write=False)
 
-    async def moved(self) -> str | None:
+    async def moved(self, topic: TopicName) -> str | None:
         """See LedgerOrigin."""
         return None
 

@@ -113,15 +113,8 @@ class SimDaemon:
             pace=Pace(4),
         )
         source = None if options.push == "only" else self.source
-        self.known = KnownSource(
-            self.zookeeper,
-            self.source,
-            self.source,
-            kind="bookkeeper",
-            cluster=CLUSTER,
-            daemon_id=self.name,
-            clock=self.clock,
-        )
+        said = {"kind": "bookkeeper", "cluster": CLUSTER, "daemon_id": self.name}
+        self.known = KnownSource(self.zookeeper, self.source, self.source, clock=self.clock, **said)
         shop = Workshop(
             metadata=self.zookeeper,
             source=source,

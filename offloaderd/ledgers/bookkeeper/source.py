@@ -117,9 +117,9 @@ class BookKeeperLedgers:
         """Return the cluster's INSTANCEID, which its BookKeeper got when it was initialised; see LedgerOrigin."""
         return await self._directory.instance_id()
 
-    async def moved(self) -> str | None:
+    async def moved(self, topic: TopicName) -> str | None:
         """Say that the cluster moves, or has moved, its metadata elsewhere; see LedgerOrigin."""
-        return await self._directory.migration()
+        return await self._directory.migration() or await self._topic(topic).standing_still()
 
     async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
         """Return a ledger as BookKeeper has it, read anew, whatever Pulsar's list says; see LedgerOrigin."""

@@ -47,6 +47,8 @@ ALL_EVERY = 20
 ALL_AT = 2
 """So many polls without news after some make a ledger quiet: then every bookie is asked once."""
 ADMIN_PAUSE_MIN_S, ADMIN_PAUSE_MAX_S = 1.0, 30.0
+ADMIN_LOOK_S = 600.0
+"""A broker is asked this often about a ledger that stays quiet and hides nothing: it may be in a later one by now."""
 
 
 class Broker(Protocol):
@@ -178,6 +180,8 @@ class LedgerTail:
         self.size_bytes = 0
         """Payload bytes up to the LAC; where several entries are hidden they are taken to be alike."""
         self.edge = edge
+        self.overtaken: tuple[int, float] | None = None
+        """The later ledger that the topic's broker named, and when it first did so (monotonic)."""
 
     @property
     def hidden(self) -> int:
@@ -229,7 +233,8 @@ class LedgerTail:
                 self._take(await self._asker.ask(self.ledger_id, metadata, every=every), metadata)
                 self._asked_s = self._asker.clock.monotonic()
                 self._note(moved=self.lac > before)
-                if self.hidden:
+                now = self._asker.clock.monotonic()
+                if self.hidden or now - max(self._moved_s, self._broker_at_s) >= ADMIN_LOOK_S:
                     await self._ask_broker()
                 if self.lac > before and self._on_news is not None:
                     self._on_news()
@@ -305,6 +310,10 @@ class LedgerTail:
         except OffloaderError as error:
             log.debug("source.broker_not_asked", topic=str(self._topic), error=str(error))
             return
+        if position is None or position.ledger_id <= self.ledger_id:
+            self.overtaken = None
+        elif self.overtaken is None:
+            self.overtaken = (position.ledger_id, now)
         if position is not None and position.ledger_id == self.ledger_id and position.entry_id > self.lac:
             self.lac = min(position.entry_id, max(self._stored, self.lac))
             self.edge = Edge.ADMIN

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+STILL_S = 60.0
+"""How long a broker may name a ledger that the list has not got yet."""
+
 
 class Topic:
     """What is known of one topic. Nothing is known twice: all who read or watch it share this."""
@@ -129,6 +132,20 @@ class Topic:
             entries=metadata.confirmed_at_least + 1,
             size_bytes=metadata.length_bytes or 0,
             created_ms=metadata.ctime_ms,
+        )
+
+    async def standing_still(self) -> str | None:
+        """Say that the topic's broker has named a ledger for a while that the list, read anew, has not got."""
+        now_s = self._asker.clock.monotonic()
+        named = [tail.overtaken for tail in self._tails.values() if tail.overtaken is not None]
+        if not named or now_s - min(named)[1] < STILL_S:
+            return None
+        newest = max(await self._directory.listed(self.name), default=-1)
+        if newest >= min(named)[0]:
+            return None
+        return (
+            f"the broker of {self.name} writes ledger {min(named)[0]} and the list of its ledgers ends with {newest}: "
+            "it stands still, as if the cluster kept its metadata elsewhere by now"
         )
 
     def _note(self, ledger_id: int, metadata: LedgerMetadata) -> None:

@@ -51,7 +51,7 @@ class Listed(MemoryLedgers):
             raise NotFound(f"no topic {topic}")
         return await super().ledgers(topic)
 
-    async def moved(self) -> str | None:
+    async def moved(self, topic: TopicName) -> str | None:
         """Say what the flag says."""
         return self.moving
 
@@ -271,14 +271,14 @@ async def test_a_new_deployment_notes_its_source_before_it_knows_a_topic() -> No
     known = rig.known_source(rig.tree.connect())
     assert known is not None
     await known.begin()
-    await known.check()
+    await known.check(TOPIC)
     assert known.trusted
     old = await offloaded_topic(5)
     old.origin = old.ledgers
     known = old.known_source(old.tree.connect())
     assert known is not None
     await known.begin()
-    await known.check()
+    await known.check(TOPIC)
     assert not known.trusted
 
 

@@ -12,9 +12,13 @@ import pytest
 from offloaderd.errors import Conflict, NotFound
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.bookkeeper.source import BookKeeperLedgers
+from offloaderd.ledgers.bookkeeper.tail import ADMIN_LOOK_S
+from offloaderd.ledgers.bookkeeper.topic import STILL_S
 from offloaderd.ledgers.pulsar_migration import flag_path, moved_reason
 from offloaderd.metrics import Metrics
+from offloaderd.model import Position
 from offloaderd.testing import FakeClock, payloads
+from tests.unit.ledgers.bookkeeper.bench import benched
 from tests.unit.ledgers.bookkeeper.fake_cluster import TOPIC, FakeCluster
 
 if TYPE_CHECKING:
@@ -61,7 +65,7 @@ async def test_a_cluster_is_known_by_its_instance_id(cluster: FakeCluster, sourc
 
 async def test_the_flag_of_a_moving_cluster_is_seen(cluster: FakeCluster, source: BookKeeperLedgers) -> None:
     """From its first phase on, and after it failed no more."""
-    assert await source.moved() is None
+    assert await source.moved(TOPIC) is None
     for phase, told in (
         ("PREPARATION", "moving"),
         ("COPYING", "moving"),
@@ -70,7 +74,7 @@ async def test_the_flag_of_a_moving_cluster_is_seen(cluster: FakeCluster, source
         ("NOT_STARTED", None),
     ):
         await put(cluster, FLAG, json.dumps({"phase": phase, "targetUrl": "oxia://oxia:6648"}).encode())
-        reason = await source.moved()
+        reason = await source.moved(TOPIC)
         assert (told is None and reason is None) or (reason is not None and str(told) in reason and FLAG in reason)
 
 
@@ -109,3 +113,25 @@ async def test_when_a_ledger_was_made_is_said_by_its_metadata_or_by_its_node(
         assert (await fresh.ledgers(TOPIC))[0].created_ms == 5_000
         with pytest.raises(NotFound):
             await fresh.inspected(TOPIC, 99)
+
+
+async def test_a_list_that_stands_still_while_the_broker_names_a_later_ledger_is_told() -> None:
+    """Also of a topic that hides nothing; not while the list may only be late, and not once it has the ledger."""
+    async with benched() as bench:
+        ledger = await bench.cluster.ledger()
+        await ledger.write(payloads(10))
+        await ledger.write(payloads(1, first_entry_id=10), lac=10)
+        await bench.confirmed()
+        bench.broker.position = Position(12, 3)
+        for _ in range(2):
+            await bench.clock.advance(ADMIN_LOOK_S / 2)
+            await bench.confirmed()
+        assert len(bench.broker.asked_s) == 1
+        assert await bench.source.moved(TOPIC) is None
+        await bench.clock.advance(STILL_S)
+        reason = await bench.source.moved(TOPIC)
+        assert reason is not None
+        assert "writes ledger 12 and the list of its ledgers ends with 7" in reason
+        await ledger.close()
+        await bench.cluster.ledger(ledger_id=12)
+        assert await bench.source.moved(TOPIC) is None
