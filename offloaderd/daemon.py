@@ -158,7 +158,6 @@ class Daemon:
     def snapshot(self) -> DaemonSnapshot:
         """Describe the daemon for `offloadctl status`."""
         view = self.health.view
-        memory = self._settings.memory
         return DaemonSnapshot(
             daemon_id=self._settings.daemon.id,
             version=__version__,
@@ -166,7 +165,7 @@ class Daemon:
             started_ms=self._started_ms,
             dependencies=view.dependencies,
             memory_used_bytes=self._pool.used_bytes + self._uploads.used_bytes,
-            memory_budget_bytes=memory.buffer_bytes + memory.upload_bytes + memory.cache_bytes,
+            memory_budget_bytes=self._settings.memory.budget_bytes,
         )
 
     async def run(self) -> None:

@@ -155,7 +155,7 @@ class Metrics(
         self.memory_used_bytes = self._gauge(
             "offloaderd_memory_used_bytes",
             "Bytes in use by pool. Above 90 % of the budget for long: raise the pool's setting.",
-            pool=("buffer", "upload", "cache"),
+            pool=("buffer", "upload", "cache", "unpack"),
         )
 
     def _bookies(self) -> None:

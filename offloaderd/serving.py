@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from offloaderd.config import Settings
     from offloaderd.guard import Guard
     from offloaderd.log_levels import LogLevels
+    from offloaderd.metrics import Metrics
     from offloaderd.offload.grants import Grants
     from offloaderd.offload.registration import Registration
     from offloaderd.offload.workshop import Workshop
@@ -99,7 +100,7 @@ class Crew:
         self.reader.options = replace(self.reader.options, batch_bytes=settings.read.batch_bytes)
         metrics = shop.uplink.metrics
         metrics.buffer_limit_bytes.set(memory.buffer_bytes)
-        metrics.memory_budget_bytes.set(memory.buffer_bytes + memory.upload_bytes + memory.cache_bytes)
+        metrics.memory_budget_bytes.set(memory.budget_bytes)
 
     def _follow_rhythms(self, settings: Settings) -> None:
         """Collection of garbage and the deadline of a drain ask for the settings themselves."""
@@ -139,9 +140,7 @@ def assemble(
     gc = Collector(objects, metadata, wiring.sites(settings), clock=clock, metrics=metrics)
     session_s, surroundings = settings.metadata.session_timeout_s, wiring.surroundings(settings)
     registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
-    reads = ReadService(
-        reader, settings.read.readers_max, metrics=metrics, message_bytes_max=settings.grpc.message_bytes_max
-    )
+    reads = _reads(settings, reader, metrics)
     topics_max = settings.access.namespace_topics_max
     broker = BrokerService(engine, reader, reads, retention, ledgers.register, topics_max, keeper.keep)
     upkeep = UpkeepService(gc, grace_s=settings.gc.grace_s)
@@ -180,6 +179,16 @@ def assemble(
         upkeep=upkeep,
         board=Board(admin, engine.statuses, metrics, clock),
         services=services,
+    )
+
+
+def _reads(settings: Settings, reader: TopicReader, metrics: Metrics) -> ReadService:
+    return ReadService(
+        reader,
+        settings.read.readers_max,
+        metrics=metrics,
+        message_bytes_max=settings.grpc.message_bytes_max,
+        unpack_bytes=settings.memory.unpack_bytes,
     )
 
 

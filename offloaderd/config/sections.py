@@ -227,6 +227,17 @@ class MemorySettings(Section):
         ge=1 * MiB,
         description="Blocks read from the store and read ahead; holds four blocks or more.",
     )
+    unpack_bytes: Bytes = Field(
+        default=64 * MiB,
+        ge=1 * MiB,
+        description="What ReadMessages unpacks of compressed entries: half for entries that are unpacked and sent, "
+        "where a read waits for its turn, half for chunks that wait for the rest of their message.",
+    )
+
+    @property
+    def budget_bytes(self) -> int:
+        """All of them together."""
+        return self.buffer_bytes + self.upload_bytes + self.cache_bytes + self.unpack_bytes
 
 
 class ReadSettings(Section):

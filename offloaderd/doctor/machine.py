@@ -41,7 +41,7 @@ async def machine_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
 def memory(settings: Settings) -> Finding:
     """Compare the budgets with what this machine, or the container, has."""
     budgets = settings.memory
-    needed = budgets.buffer_bytes + budgets.upload_bytes + budgets.cache_bytes + BASE_BYTES
+    needed = budgets.budget_bytes + BASE_BYTES
     there = memory_bytes(map(Path, CGROUP_LIMITS))
     if there is None:
         return ok(f"{_mib(needed)} at most; this system does not tell how much there is")

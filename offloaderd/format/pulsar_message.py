@@ -41,6 +41,9 @@ _CHECKSUM_BYTES = 6
 CONTENT_BYTES_MAX = 128 * 1024 * 1024
 """A content that claims to be larger is left compressed: brokers take 5 MiB unless told otherwise."""
 
+MESSAGE_BYTES = 256
+"""Memory, about, that a message of a batch takes beside its data."""
+
 
 class MessageState(StrEnum):
     """What a message's `data` is."""
@@ -106,6 +109,23 @@ def decode_entry(position: Position, payload: bytes, *, content_bytes_max: int =
         return [replace(whole, reason=str(error))]
 
 
+def unpacked_bytes(payload: bytes, *, content_bytes_max: int = CONTENT_BYTES_MAX) -> int:
+    """Return what the messages of an entry take in memory beside its own bytes, by what its producer says of it.
+
+    Of the last chunk of a message it is what the message takes; 0 where nothing is unpacked.
+    """
+    try:
+        metadata, _ = _client_part(broker_entry.without_head(payload))
+    except (CorruptData, Undecodable):
+        return 0
+    size = metadata.uncompressed_size if metadata.compression else 0
+    waits = metadata.chunk_id < metadata.num_chunks_from_msg - 1
+    if metadata.encryption_keys or waits or size > content_bytes_max:
+        return 0
+    batch = metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 0
+    return size + MESSAGE_BYTES * max(0, min(batch, content_bytes_max // MESSAGE_BYTES))
+
+
 def _client_part(payload: bytes) -> tuple[pb.MessageMetadata, bytes]:
     """Return the producer's metadata and content. Raises Undecodable and CorruptData."""
     if payload.startswith(CHECKSUM):
@@ -142,6 +162,9 @@ def _messages(whole: Message, metadata: pb.MessageMetadata, content: bytes, cont
         return [replace(one, state=MessageState.ENCRYPTED, reason=f"encrypted for {names}")]
     if one.chunk is not None:
         return [replace(one, state=MessageState.CHUNK, reason=f"chunk {one.chunk.index + 1} of {one.chunk.count}")]
+    count = metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 0
+    if count * MESSAGE_BYTES > content_bytes_max:
+        raise Undecodable(f"a batch of {count} messages is more than {content_bytes_max // MESSAGE_BYTES}")
     content = _inflated(_compression(metadata), content, metadata.uncompressed_size, content_bytes_max)
     if not metadata.HasField("num_messages_in_batch"):
         return [replace(one, data=content)]
@@ -250,6 +273,11 @@ class Joiner:
         self._bytes_max = bytes_max
         self._waiting: OrderedDict[str, list[Message]] = OrderedDict()
         self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the chunks that wait for others."""
+        return self._held_bytes
 
     def take(self, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield what can be given out: whole messages at once, one in chunks with its last, at that one's place."""

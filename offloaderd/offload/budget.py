@@ -63,6 +63,14 @@ class ByteBudget:
                 self._grant()
             raise
 
+    def take_now(self, wanted: int) -> bool:
+        """Take bytes if there is room for them at this moment; says whether there was."""
+        if self._queue or not self._fits(wanted):
+            return False
+        self.used_bytes += wanted
+        self._held[None] += wanted
+        return True
+
     def follow(self, limit_bytes: int) -> None:
         """Go on under another limit; what is held beyond a lower one is given back in its time."""
         self.limit_bytes = limit_bytes

@@ -1,4 +1,4 @@
-"""Messages out of batches of entries, for ReadMessages; no I/O.
+"""Messages out of batches of entries, for ReadMessages.
 
 An answer holds about 1 MiB of messages. What would be larger than an answer may be is not unpacked or joined: it comes
 as it is stored, with the reason, and without its bytes where even that is too large.
@@ -6,22 +6,24 @@ as it is stored, with the reason, and without its bytes where even that is too l
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
-from offloaderd.format.pulsar_message import Joiner, MessageState, decode_entry
+from offloaderd.format.pulsar_message import Joiner, MessageState, decode_entry, unpacked_bytes
 from offloaderd.format.transactions import TransactionState
 from offloaderd.model import Position
 from offloaderd.rpc.convert import TIERS, to_position
 from offloaderd.rpc.v1 import read_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import AsyncGenerator, Iterable, Iterator
 
     from offloaderd.format.frames import Entries
     from offloaderd.format.pulsar_message import Message
     from offloaderd.format.transactions import OpenTransaction, TransactionId
     from offloaderd.read.consumer import ConsumerView
     from offloaderd.read.plan import Tier
+    from offloaderd.rpc.unpacking import Unpacking
 
 MIB = 1024 * 1024
 ANSWER_BYTES = MIB
@@ -29,6 +31,8 @@ CLIENT_BYTES_MAX = 32 * MIB
 """What clients take as one answer."""
 CONTENT_BYTES_MAX = 16 * MIB
 """Greatest content of an entry or of a message in chunks that is unpacked, if an answer may hold it."""
+THREAD_BYTES = 256 * 1024
+"""What unpacks to less does so at once: that takes less than a millisecond, and less than an answer."""
 FIELDS_BYTES = MIB
 """Room in an answer for all of a message but its content."""
 FRAMING_BYTES = 64
@@ -44,16 +48,51 @@ class MessageReader:
     Of what is told by the view: all of it with `everything`, else what is neither a marker nor aborted.
     """
 
-    def __init__(self, view: ConsumerView, *, everything: bool, message_bytes_max: int) -> None:
+    def __init__(self, view: ConsumerView, *, everything: bool, message_bytes_max: int, unpacking: Unpacking) -> None:
+        self._unpacking = unpacking
+        self._waiting_bytes = 0
         self._view = view
         self._everything = everything
         self._bytes_max = min(message_bytes_max, CLIENT_BYTES_MAX) - FRAMING_BYTES
         self._content_bytes_max = min(CONTENT_BYTES_MAX, self._bytes_max - FIELDS_BYTES)
         self._joiner = Joiner(self._content_bytes_max)
 
-    def answers(self, batch: Entries, tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
-        """Yield the messages that a batch completes."""
-        yield from self._packed(self._joiner.take(self._messages(batch)), tier)
+    async def answers(self, batch: Entries, tier: Tier) -> AsyncGenerator[read_pb2.ReadMessagesResponse, None]:
+        """Yield the messages that a batch completes; what unpacks to much does so in a thread, when there is room.
+
+        Raises Throttled when there is none for chunks that wait.
+        """
+        small: list[tuple[Position, bytes]] = []
+        for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
+            entry = Position(batch.ledger_id, entry_id), payload
+            size_bytes = unpacked_bytes(payload, content_bytes_max=self._content_bytes_max)
+            if size_bytes < THREAD_BYTES:
+                small.append(entry)
+                continue
+            for answer in self._packed(self._joiner.take(self._messages(small)), tier):
+                yield answer
+            small.clear()
+            async with self._unpacking.room(size_bytes):
+                found = await asyncio.to_thread(self._decoded, *entry)
+                whole = await asyncio.to_thread(list, self._joiner.take(found if self._wanted(found) else ()))
+                del found
+                for answer in self._packed(whole, tier):
+                    yield answer
+                del whole
+            self._count_waiting()
+        for answer in self._packed(self._joiner.take(self._messages(small)), tier):
+            yield answer
+        self._count_waiting()
+
+    def close(self) -> None:
+        """Give back what chunks hold that wait."""
+        self._unpacking.wait(self._waiting_bytes, 0)
+        self._waiting_bytes = 0
+
+    def _count_waiting(self) -> None:
+        held_bytes = self._joiner.held_bytes
+        self._unpacking.wait(self._waiting_bytes, held_bytes)
+        self._waiting_bytes = held_bytes
 
     def rest(self, tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
         """Yield the chunks whose messages go on behind the range, and what consumers are not given yet."""
@@ -61,12 +100,17 @@ class MessageReader:
         if (held := self._view.held) is not None:
             yield read_pb2.ReadMessagesResponse(held_back=_to_held_back(held))
 
-    def _messages(self, batch: Entries) -> Iterator[Message]:
-        for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
-            position = Position(batch.ledger_id, entry_id)
-            messages = decode_entry(position, payload, content_bytes_max=self._content_bytes_max)
-            if self._everything or self._is_given(messages[0]):
+    def _messages(self, entries: Iterable[tuple[Position, bytes]]) -> Iterator[Message]:
+        for position, payload in entries:
+            messages = self._decoded(position, payload)
+            if self._wanted(messages):
                 yield from messages
+
+    def _decoded(self, position: Position, payload: bytes) -> list[Message]:
+        return decode_entry(position, payload, content_bytes_max=self._content_bytes_max)
+
+    def _wanted(self, messages: list[Message]) -> bool:
+        return self._everything or self._is_given(messages[0])
 
     def _is_given(self, first: Message) -> bool:
         """Whether consumers are given an entry, by its first message; it lies before all that is open."""

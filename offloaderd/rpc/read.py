@@ -6,7 +6,7 @@ the read pauses with what it has fetched ahead, which the block cache bounds. A 
 
 from __future__ import annotations
 
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, Throttled
@@ -18,6 +18,7 @@ from offloaderd.read.plan import Tier
 from offloaderd.rpc.convert import encoded_read_response, from_position, to_position
 from offloaderd.rpc.messages import MessageReader
 from offloaderd.rpc.seek import sought, to_response
+from offloaderd.rpc.unpacking import UNPACK_BYTES, Unpacking
 from offloaderd.rpc.v1 import read_pb2, read_pb2_grpc
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         metrics: Metrics,
         batch_bytes_max: int = BATCH_BYTES_MAX,
         message_bytes_max: int = BATCH_BYTES_MAX,
+        unpack_bytes: int = UNPACK_BYTES,
     ) -> None:
         self._reader = reader
         self._metrics = metrics
@@ -54,6 +56,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         self._message_bytes_max = message_bytes_max
         self._readers = 0
         self._known = KnownOutcomes()
+        self._unpacking = Unpacking(unpack_bytes, metrics)
 
     async def Read(  # type: ignore[override] # noqa: N802 - named by the proto; its answers are serialized already
         self, request: read_pb2.ReadRequest, context: Context
@@ -71,16 +74,23 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         """Stream a range as messages. Raises as Read does; what cannot be unpacked is no error."""
         everything = request.transactions == read_pb2.TRANSACTIONS_ALL
         topic, last_tier = TopicName.parse(request.topic), Tier.OBJECTS
-        with self.counted():
+        with self.counted(), ExitStack() as stack:
             view = ConsumerView(self._reader, topic, self._known, follow=request.follow, everything=everything)
             async with view:
-                messages = MessageReader(view, everything=everything, message_bytes_max=self._message_bytes_max)
+                messages = MessageReader(
+                    view,
+                    everything=everything,
+                    message_bytes_max=self._message_bytes_max,
+                    unpacking=self._unpacking,
+                )
+                stack.callback(messages.close)
                 async with aclosing(self._entries(request, framed=False)) as batches:
                     async for batch, last_tier in batches:
                         async with aclosing(view.told(batch)) as parts:
                             async for part in parts:
-                                for answer in messages.answers(part, last_tier):
-                                    yield answer
+                                async with aclosing(messages.answers(part, last_tier)) as answers:
+                                    async for answer in answers:
+                                        yield answer
                         if view.held is not None:
                             break
                 for answer in messages.rest(last_tier):
