@@ -139,7 +139,7 @@ class Daemon:
         self.metrics = Metrics()
         self.reloader = Reloader(settings, reread, self._clock, self.metrics)
         self._levels = LogLevels(settings.log, self._clock, self.metrics)
-        self.health = Health()
+        self.health = Health(self._clock.wall_ms)
         self.stopping = asyncio.Event()
         self.cut_short = False
         self.exit_code = 0

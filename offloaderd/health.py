@@ -30,11 +30,15 @@ _ORDER = tuple(HealthState)
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """Something the daemon needs (metadata, objects, ledgers); `message` says what is wrong, empty when up."""
+    """Something the daemon needs (metadata, objects, ledgers); `message` says what is wrong, empty when up.
+
+    `since_ms`: since when it is down (wall clock); 0: it is up, or nobody knows.
+    """
 
     name: str
     up: bool
     message: str = ""
+    since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,9 @@ class HealthView:
 class Health:
     """The daemon's state; changed by its owner, shown to listeners."""
 
-    def __init__(self) -> None:
+    def __init__(self, wall_ms: Callable[[], int] = lambda: 0) -> None:
         """Begin as starting, with no dependency known."""
+        self._wall_ms = wall_ms
         self._state = HealthState.STARTING
         self._why = ""
         self._dependencies: dict[str, Dependency] = {}
@@ -98,7 +103,9 @@ class Health:
 
     def down(self, name: str, message: str) -> None:
         """Say that a dependency does not answer, and what it said."""
-        self._set(Dependency(name, up=False, message=message))
+        known = self._dependencies.get(name)
+        since_ms = known.since_ms if known is not None and not known.up else self._wall_ms()
+        self._set(Dependency(name, up=False, message=message, since_ms=since_ms))
 
     def _go(self, state: HealthState, why: str) -> None:
         if _ORDER.index(state) < _ORDER.index(self._state):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import OffloaderError
+from offloaderd.groups import Group
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -18,10 +20,15 @@ if TYPE_CHECKING:
 
 PROBE_S = 5.0
 """Pause between two looks at whether the bucket and ZooKeeper answer."""
+ANSWERS_S = 10.0
+"""How long an answer may take before what was asked counts as down."""
 
 
 class Prober:
-    """Asks the dependencies, and tells health of each and `bucket` of the bucket."""
+    """Asks the dependencies, each on its own, and tells health of each and `bucket` of the bucket.
+
+    One that does not answer is told within PROBE_S and ANSWERS_S, whatever the others do.
+    """
 
     def __init__(self, health: Health, clock: Clock, *, bucket: Callable[[bool], None]) -> None:
         self._health = health
@@ -30,17 +37,31 @@ class Prober:
 
     async def run(self, metadata: MetadataStore, objects: SegmentStore, ledgers: Ledgers) -> None:
         """Probe until cancelled."""
+        probes: dict[str, Callable[[], Awaitable[object]]] = {
+            "metadata": lambda: metadata.children("/"),
+            "objects": lambda: reach(objects),
+        }
+        if ledgers.probe is not None:
+            probes["ledgers"] = ledgers.probe
+        async with Group() as group:
+            for name, probe in probes.items():
+                group.create_task(self._probe(name, probe), name=f"probe of {name}")
+
+    async def _probe(self, name: str, probe: Callable[[], Awaitable[object]]) -> None:
         while True:
-            await self._look("metadata", metadata.children("/"))
-            self._bucket(await self._look("objects", reach(objects)))
-            if ledgers.probe is not None:
-                await self._look("ledgers", ledgers.probe())
+            up = await self._look(name, probe())
+            if name == "objects":
+                self._bucket(up)
             await self._clock.sleep(PROBE_S)
 
     async def _look(self, name: str, request: Awaitable[object]) -> bool:
         """Send a small request to a dependency and note for health whether it answered."""
         try:
-            await request
+            async with asyncio.timeout(ANSWERS_S):
+                await request
+        except TimeoutError:
+            self._health.down(name, f"no answer within {ANSWERS_S:g} s")
+            return False
         except OffloaderError as error:
             self._health.down(name, str(error))
             return False

@@ -13,7 +13,7 @@ from offloaderd.doctor.examination import examine
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.engine import Engine
-from offloaderd.offload.hot import HotBuffers
+from offloaderd.offload.hot import HotBuffers, ReadableMaps
 from offloaderd.offload.retention import Retention
 from offloaderd.offload.sleep import SleepOptions
 from offloaderd.pages.board import Board
@@ -194,7 +194,7 @@ def _reads(settings: Settings, reader: TopicReader, metrics: Metrics) -> ReadSer
 
 def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, keeper: SourceKeeper) -> TopicReader:
     reader = TopicReader(
-        maps=engine,
+        maps=ReadableMaps(engine),
         policies=engine.book,
         objects=engine.shop.uplink.objects,
         source=ledgers.source,

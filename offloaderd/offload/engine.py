@@ -191,6 +191,16 @@ class Engine:
         found = self.find(topic)
         return found.map if found is not None else await catalog.load(self.shop.metadata, topic)
 
+    def known(self, topic: TopicName) -> TopicMap | None:
+        """Return what this daemon knows by itself to be committed, of a topic that it owns or whose claim was lost."""
+        found = self.find(topic)
+        return found.map if found is not None else self.last_map(topic)
+
+    def last_map(self, topic: TopicName) -> TopicMap | None:
+        """Return what was committed of a topic when its claim was lost with the session, until it is taken up again."""
+        supervisor = self._spread.supervised.get(topic)
+        return supervisor.last_map if supervisor is not None else None
+
     def statuses(self) -> list[TopicStatus]:
         """Describe every enabled topic that this daemon works on or waits for."""
         now_s = self._clock.monotonic()

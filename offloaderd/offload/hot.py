@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
+
+from offloaderd.errors import Transient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.model import EntryBatch, Position, TopicName
     from offloaderd.offload.engine import Engine
+
+ANSWERS_S = 1.0
+"""How long the metadata store may take to answer for a topic of which this daemon knows the last map."""
 
 
 class HotBuffers:
@@ -37,3 +44,21 @@ class HotBuffers:
         """Return something that ends when the buffer may hold more, or when topics come and go."""
         found = self._engine.find(topic)
         return found.buffer.changed.wait() if found else self._engine.changed.wait()
+
+
+class ReadableMaps:
+    """Maps for reads: committed, and also what this daemon last knew of a topic while the metadata store is away."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return what is committed; what was last known only for a topic whose claim was lost. Raises Transient."""
+        last = self._engine.last_map(topic)
+        if last is None:
+            return await self._engine.topic_map(topic)
+        try:
+            async with asyncio.timeout(ANSWERS_S):
+                return await self._engine.topic_map(topic)
+        except (TimeoutError, Transient):
+            return last

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.model import OffloadMethod
@@ -167,19 +167,34 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float, wall_ms: i
     )
 
 
+def bare(last: TopicStatus) -> TopicStatus:
+    """Return what of a topic's status still holds when it is not owned any more."""
+    return TopicStatus(
+        topic=last.topic,
+        state="",
+        confirmed=last.confirmed,
+        offloaded=last.offloaded,
+        segments_committed=last.segments_committed,
+        method=last.method,
+    )
+
+
 def idle(
-    topic: TopicName,
+    last: TopicStatus,
     error: OffloaderError | None,
     trouble: Trouble | None = None,
     *,
     refusals: tuple[Refusal, ...] = (),
     now_s: float = 0.0,
 ) -> TopicStatus:
-    """Describe a topic that this daemon does not own, or stopped working on because of an error."""
+    """Describe a topic that this daemon does not own, or stopped working on because of an error.
+
+    `last` is how it was when its session was lost, if it was owned.
+    """
     if error is None:
-        return TopicStatus(topic=topic, state="claiming", refusals=refusals)
-    return TopicStatus(
-        topic=topic,
+        return replace(last, state="claiming", refusals=refusals)
+    return replace(
+        last,
         state="stalled",
         stalled_reason=str(error),
         stalled_class=error_class(error),

@@ -27,20 +27,20 @@ from offloaderd.offload.identity import TopicIdentity
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.signal import Signal, race
 from offloaderd.offload.sleep import Cause, state_of
-from offloaderd.offload.status import idle
+from offloaderd.offload.status import TopicStatus, bare, idle
 from offloaderd.offload.topic import TopicOffloader
 from offloaderd.offload.troubles import Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.metadata.port import Session
     from offloaderd.metadata.records.daemon import DaemonNode
     from offloaderd.metadata.records.policy import Paused, TopicPolicy
     from offloaderd.model import TopicName
     from offloaderd.offload.sleep import Sleeper, State
-    from offloaderd.offload.status import TopicStatus
     from offloaderd.offload.workshop import Workshop
     from offloaderd.policy.effective import Effective
     from offloaderd.policy.policies import OffloadPolicies
@@ -107,6 +107,9 @@ class Supervisor:
         """That of the claim, once there is one."""
         self.used = 0
         """How often somebody wanted the offloader."""
+        self.last_map: TopicMap | None = None
+        """What was committed when the session was lost, until the topic is taken up again."""
+        self._last: TopicStatus | None = None
         self.error: OffloaderError | None = None
         self.trouble: Trouble | None = None
         """What the claims of late ended with, and since when; told while there is an error."""
@@ -161,7 +164,8 @@ class Supervisor:
         if self.asleep is not None:
             return self.asleep.status(now_s)
         refusals = self.identity.refusals if self.identity is not None else ()
-        return idle(self.topic, self.error, self.trouble, refusals=refusals, now_s=now_s)
+        last = self._last or TopicStatus(topic=self.topic, state="")
+        return idle(last, self.error, self.trouble, refusals=refusals, now_s=now_s)
 
     def change(self, policy: TopicPolicy) -> None:
         """Go on under another policy, of the topic or of a level above it."""
@@ -249,6 +253,9 @@ class Supervisor:
                 self._metrics.topic_wakes.labels(cause=str(self.asleep.cause)).inc()
                 await self._stay_awake(claim, session)
         finally:
+            if session.lost.is_set():
+                self._last = bare(self.status(self._clock.monotonic()))
+                self.last_map = self.offloader.map if self.offloader is not None else None
             self.offloader = self.asleep = None
             self._metrics.ownership_changes.labels(direction="lost").inc()
             self._home.changed.notify()
@@ -291,6 +298,7 @@ class Supervisor:
         offloader.outage.follow(effective.values.outage)
         self._lay_down.clear()
         self.offloader, self.asleep, self.error = offloader, None, None
+        self._last = self.last_map = None
         self.untouched = state_of(self, offloader) if cause is Cause.DUE else None
         self._home.taken_up(self)
         self.change(self.policy)

@@ -37,16 +37,20 @@ ZERO = Rate(0.0, 0.0)
 class Statuses(Protocol):
     """Who knows of topics what the engine does not: AdminService."""
 
-    def response(self, topics: Iterable[admin_pb2.TopicStatus] = ()) -> admin_pb2.StatusResponse:
-        """Return the daemon's state."""
+    def response(self, topics: Iterable[admin_pb2.TopicStatus] = (), trouble: str = "") -> admin_pb2.StatusResponse:
+        """Return the daemon's state; `trouble` is that with the metadata store."""
         ...
 
-    async def topic_status(self, topic: TopicName) -> admin_pb2.TopicStatus:
-        """Return where any topic stands. Raises NotFound."""
+    async def metadata_trouble(self) -> str:
+        """Return why the metadata store cannot be asked now, empty when it answers."""
         ...
 
-    async def completed(self, status: TopicStatus) -> admin_pb2.TopicStatus:
-        """Complete a topic of this daemon by who owns it."""
+    async def topic_status(self, topic: TopicName, trouble: str = "") -> admin_pb2.TopicStatus:
+        """Return where any topic stands. Raises NotFound, Transient."""
+        ...
+
+    async def completed(self, status: TopicStatus, trouble: str = "") -> admin_pb2.TopicStatus:
+        """Complete a topic of this daemon by who owns it, unless there is trouble."""
         ...
 
 
@@ -134,16 +138,18 @@ class Board:
         return self._seen
 
     async def show(self, wanted: Wanted) -> Shown:
-        """Return a page of topics; beyond the last one it is the last one. Raises Transient when ZooKeeper is away."""
+        """Return a page of topics; beyond the last one it is the last one. Without ZooKeeper: what the daemon knows."""
         statuses = self._look()
         troubled = [one for one in statuses if in_trouble(one)]
         found = self._sorted(troubled if wanted.only == "troubled" else statuses, wanted)
         pages = max(1, math.ceil(len(found) / wanted.size))
         page = min(wanted.page, pages)
-        shown = [await self._admin.completed(one) for one in found[(page - 1) * wanted.size : page * wanted.size]]
+        trouble = await self._admin.metadata_trouble()
+        here = found[(page - 1) * wanted.size : page * wanted.size]
+        shown = [await self._admin.completed(one, trouble) for one in here]
         return Shown(
             now_ms=self.now_ms(),
-            daemon=self._admin.response(),
+            daemon=self._admin.response(trouble=trouble),
             topics=tuple((one, self.sampler.rates.get(one.topic, ZERO)) for one in shown),
             total=len(statuses),
             matching=len(found),
@@ -173,7 +179,7 @@ class Board:
 
     async def topic(self, topic: TopicName) -> tuple[admin_pb2.TopicStatus, Rate]:
         """Return one topic, wherever it is. Raises NotFound, Transient."""
-        found = await self._admin.topic_status(topic)
+        found = await self._admin.topic_status(topic, await self._admin.metadata_trouble())
         return found, self.sampler.rates.get(found.topic, ZERO)
 
     def _reads(self) -> tuple[Read, ...]:

@@ -6,7 +6,7 @@ is disabled, comes from the metadata store. It raises OffloaderError; the server
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.errors import NotFound
@@ -20,6 +20,7 @@ from offloaderd.rpc.admin_messages import (
     position,
     topic_status,
 )
+from offloaderd.rpc.away import away, metadata_trouble
 from offloaderd.rpc.manual import ManualCalls
 from offloaderd.rpc.v1 import admin_pb2
 
@@ -56,6 +57,15 @@ class Daemon(Protocol):
         ...
 
 
+METADATA = "metadata"
+"""Name of the dependency that the metadata store is."""
+
+
+def dependency(one: Dependency) -> admin_pb2.StatusResponse.Dependency:
+    """Return a dependency as a message."""
+    return admin_pb2.StatusResponse.Dependency(name=one.name, up=one.up, message=one.message, since_ms=one.since_ms)
+
+
 class AdminService(ManualCalls):
     """Topics, policies, manual offload, segments and status.
 
@@ -79,8 +89,14 @@ class AdminService(ManualCalls):
     ) -> AsyncIterator[admin_pb2.Segment]:
         """Yield the committed segments in order, then the open one."""
         topic = TopicName.parse(request.topic)
-        stored = await self._engine.topic_map(topic)
-        attempt = await self._attempt(topic)
+        trouble = await metadata_trouble(self._metadata)
+        if trouble:
+            known, offloader = self._engine.known(topic), self._engine.find(topic)
+            if known is None:
+                raise away(trouble)
+            stored, attempt = known, offloader.attempt if offloader is not None else None
+        else:
+            stored, attempt = await self._engine.topic_map(topic), await self._attempt(topic)
         if not stored.segments and attempt is None:
             await self._known(topic)
         for segment in stored.segments:
@@ -93,23 +109,32 @@ class AdminService(ManualCalls):
     async def Status(  # noqa: N802 - named by the proto
         self, request: admin_pb2.StatusRequest, context: Context
     ) -> admin_pb2.StatusResponse:
-        """Return the daemon's state with one topic, or all topics that this daemon works on."""
-        if request.topic:
-            topics = [await self.topic_status(TopicName.parse(request.topic))]
-        else:
-            topics = [await self.completed(status) for status in self._engine.statuses()]
-        return self.response(topics)
+        """Return the daemon's state with one topic, or all topics that this daemon works on.
 
-    def response(self, topics: Iterable[admin_pb2.TopicStatus] = ()) -> admin_pb2.StatusResponse:
-        """Return the daemon's state, with some of its topics."""
+        While the metadata store is away, what this daemon knows by itself.
+        """
+        trouble = await self.metadata_trouble()
+        if request.topic:
+            topics = [await self.topic_status(TopicName.parse(request.topic), trouble)]
+        else:
+            topics = [await self.completed(status, trouble) for status in self._engine.statuses()]
+        return self.response(topics, trouble)
+
+    async def metadata_trouble(self) -> str:
+        """Return why the metadata store cannot be asked now, empty when it answers."""
+        return await metadata_trouble(self._metadata)
+
+    def response(self, topics: Iterable[admin_pb2.TopicStatus] = (), trouble: str = "") -> admin_pb2.StatusResponse:
+        """Return the daemon's state, with some of its topics; `trouble` is that with the metadata store."""
         now = self._daemon.snapshot()
+        overruled = [one for one in now.dependencies if trouble and one.up and one.name == METADATA]
         return admin_pb2.StatusResponse(
             daemon_id=now.daemon_id,
             version=now.version,
             state=now.state,
             started_ms=now.started_ms,
             dependencies=[
-                admin_pb2.StatusResponse.Dependency(name=one.name, up=one.up, message=one.message)
+                dependency(replace(one, up=False, message=trouble) if one in overruled else one)
                 for one in now.dependencies
             ],
             topics=topics,
@@ -118,11 +143,13 @@ class AdminService(ManualCalls):
             alarms=self._engine.alarms(),
         )
 
-    async def topic_status(self, topic: TopicName) -> admin_pb2.TopicStatus:
-        """Return where any topic of the cluster stands. Raises NotFound for one that nobody knows."""
+    async def topic_status(self, topic: TopicName, trouble: str = "") -> admin_pb2.TopicStatus:
+        """Return where any topic of the cluster stands. Raises NotFound for one that nobody knows, Transient."""
         for status in self._engine.statuses():
             if status.topic == topic:
-                return await self.completed(status)
+                return await self.completed(status, trouble)
+        if trouble:
+            raise away(trouble)
         stored = await self._engine.topic_map(topic)
         if not stored.segments:
             await self._known(topic)
@@ -138,13 +165,19 @@ class AdminService(ManualCalls):
             losses=map(lost_range, stored.losses),
         )
 
-    async def completed(self, status: TopicStatus) -> admin_pb2.TopicStatus:
-        """Complete what the engine knows by who owns the topic, and by what its owner has committed."""
+    async def completed(self, status: TopicStatus, trouble: str = "") -> admin_pb2.TopicStatus:
+        """Complete what the engine knows by who owns the topic, and by what its owner has committed.
+
+        Not while there is `trouble` with the metadata store: then it stays what the engine knows.
+        """
         message = topic_status(status)
         if status.epoch:
             message.owner = status.owner or self._daemon.snapshot().daemon_id
             message.placement = self._engine.placed(status.topic, message.owner)
             return message
+        if trouble:
+            return message
+        message.ClearField("confirmed")  # it may have been this daemon's, whose word is old
         owner = await self._engine.owner_of(status.topic)
         stored = await catalog.load(self._metadata, status.topic)  # who asks the engine wants the topic awake
         message.segments_committed = len(stored.segments)

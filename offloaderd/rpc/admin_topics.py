@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import NotFound
+from offloaderd.errors import NotFound, Transient
 from offloaderd.metadata import catalog
 from offloaderd.metadata.each import each
 from offloaderd.metadata.records.policy import TopicPolicy
@@ -13,6 +13,7 @@ from offloaderd.offload import policies as stored
 from offloaderd.patterns import TopicPattern
 from offloaderd.policy.rules import Surroundings
 from offloaderd.rpc.admin_messages import checked_policy, checked_prefix, selection, topic_change
+from offloaderd.rpc.away import metadata_trouble
 from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
         """Return the topics that have a policy or that the ledger source knows, in name order."""
         prefix = checked_prefix(request.prefix)
         tenant, namespace = (*prefix, None, None)[:2]
+        trouble = await metadata_trouble(self._metadata)
+        if trouble:
+            rows = [
+                admin_pb2.TopicSummary(topic=str(one.topic), enabled=True, owner=one.owner)
+                for one in self._engine.statuses()
+                if (one.topic.tenant, one.topic.namespace)[: len(prefix)] == prefix
+            ]
+            return admin_pb2.ListTopicsResponse(topics=rows, metadata_error=trouble)
         policies = await catalog.topic_policies(self._metadata)
         known: set[TopicName] = set()
         if self._source is not None:
@@ -80,6 +89,9 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ListSelectionsRequest, context: Context
     ) -> admin_pb2.ListSelectionsResponse:
         """Return the selections in the order of their patterns, each with how many topics it has enabled."""
+        trouble = await metadata_trouble(self._metadata)
+        if trouble:
+            raise Transient(f"the metadata store is away: {trouble}", hint="it alone has the patterns")
         found = await stored.selections(self._metadata)
         counts: Counter[str] = Counter()
         if found:

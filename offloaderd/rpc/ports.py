@@ -146,6 +146,10 @@ class Engine(Protocol):
         """Return the topic's committed segments."""
         ...
 
+    def known(self, topic: TopicName) -> TopicMap | None:
+        """Return what this daemon knows by itself to be committed, None for nothing."""
+        ...
+
     def alarms(self) -> Sequence[str]:
         """Say what is wrong and belongs to no single topic."""
         ...

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.errors import InvalidInput, NotFound, OffloaderError
 from offloaderd.model import LEDGER_ID_MAX, TopicName
 from offloaderd.offload import grant_records
 from offloaderd.offload.ledger_list import deletion_plan, ledger_rows
+from offloaderd.rpc.away import ANSWERS_S, away, metadata_trouble
 from offloaderd.rpc.convert import to_position
 from offloaderd.rpc.v1 import retention_pb2, retention_pb2_grpc
 
@@ -39,6 +41,10 @@ class Topics(Protocol):
         """Return what is committed of a topic."""
         ...
 
+    def known(self, topic: TopicName) -> TopicMap | None:
+        """Return what this daemon knows by itself to be committed, None for nothing."""
+        ...
+
 
 class Marking(Protocol):
     """Who marks ledgers deleted."""
@@ -65,17 +71,24 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     ) -> retention_pb2.ListLedgersResponse:
         """Return the ledgers. A source that does not answer is told, and the rest shown. Raises Transient."""
         topic = TopicName.parse(request.topic)
-        topic_map = await self._topics.topic_map(topic)
+        away_for = await metadata_trouble(self._metadata)
+        known = self._topics.known(topic) if away_for else await self._topics.topic_map(topic)
+        if known is None:
+            raise away(away_for)
+        topic_map = known
         source: Sequence[LedgerInfo] | None = None
         trouble = ""
         if self._source is not None:
             try:
-                source = await self._source.ledgers(topic)
+                async with asyncio.timeout(ANSWERS_S if away_for else None):
+                    source = await self._source.ledgers(topic)
+            except TimeoutError:
+                trouble = f"no answer within {ANSWERS_S:g} s"
             except NotFound:
                 source = ()
             except OffloaderError as error:
                 trouble = str(error)
-        grants = await grant_records.load_all(self._metadata, topic)
+        grants = {} if away_for else await grant_records.load_all(self._metadata, topic)
         base = topic_map.base
         return retention_pb2.ListLedgersResponse(
             ledgers=map(ledger_message, ledger_rows(topic_map, source, grants)),
@@ -83,6 +96,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             deleted_segments=base.segments if base is not None else 0,
             deleted_bytes=base.object_bytes if base is not None else 0,
             source_error=trouble,
+            metadata_error=away_for,
         )
 
     async def DeleteLedgers(  # noqa: N802 - named by the proto

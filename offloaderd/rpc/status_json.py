@@ -28,7 +28,8 @@ def daemon_json(found: admin_pb2.StatusResponse) -> dict[str, object]:
         "memory_used_bytes": found.memory_used_bytes,
         "memory_budget_bytes": found.memory_budget_bytes,
         "dependencies": [
-            {"name": one.name, "up": one.up, "message": one.message or None} for one in found.dependencies
+            {"name": one.name, "up": one.up, "message": one.message or None, "since_ms": one.since_ms or None}
+            for one in found.dependencies
         ],
         "alarms": list(found.alarms),
     }

@@ -20,8 +20,14 @@ def daemon_facts(found: admin_pb2.StatusResponse) -> list[tuple[str, str]]:
         ("daemon", f"{found.daemon_id} {found.version}, {found.state} since {words.moment(found.started_ms)} UTC"),
         ("memory", f"{used} of {budget}"),
     ]
-    lines += [(one.name, "up" if one.up else f"DOWN: {one.message or 'no reason given'}") for one in found.dependencies]
+    lines += [(one.name, "up" if one.up else down_text(one)) for one in found.dependencies]
     return [*lines, *(("ALARM", text) for text in found.alarms)]
+
+
+def down_text(one: admin_pb2.StatusResponse.Dependency) -> str:
+    """Say since when a dependency does not answer, and what it said."""
+    since = f" since {words.moment(one.since_ms)} UTC" if one.since_ms else ""
+    return f"DOWN{since}: {one.message or 'no reason given'}"
 
 
 def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsResponse | None) -> list[tuple[str, str]]:

@@ -55,6 +55,7 @@ async def _list(session: Session, topic: TopicName) -> None:
                 "deleted_segments": found.deleted_segments,
                 "deleted_bytes": found.deleted_bytes,
                 "source_error": found.source_error or None,
+                "metadata_error": found.metadata_error or None,
             }
         )
         return
@@ -65,6 +66,8 @@ async def _list(session: Session, topic: TopicName) -> None:
     if floor := show.position_of(found, "floor"):
         size = show.size(found.deleted_bytes)
         click.echo(f"deleted up to {floor}: {show.plural(found.deleted_segments, 'segment')}, {size}", err=True)
+    if found.metadata_error:
+        click.echo(f"ZooKeeper is away, grants are not shown: {found.metadata_error}", err=True)
     if found.source_error:
         click.echo(f"the source was not asked: {found.source_error}", err=True)
 

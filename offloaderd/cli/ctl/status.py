@@ -35,7 +35,8 @@ def status(session: Session, topic: TopicName | None) -> int:
 async def _status(session: Session, topic: TopicName | None) -> None:
     async with session.client() as client:
         found = await client.status(topic)
-        positions = await client.last_positions(topic) if topic is not None else None
+        asked = topic if all(one.up for one in found.dependencies if one.name == "metadata") else None
+        positions = await client.last_positions(asked) if asked is not None else None
     if session.json:
         show.document(as_json(found, positions))
         return

@@ -9,7 +9,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options, topics_offload, topics_pause
-from offloaderd.errors import InvalidInput
+from offloaderd.errors import InvalidInput, Transient
 from offloaderd.model import OutagePolicy, TierRetention
 from offloaderd.patterns import Scope, TopicPattern
 from offloaderd.policy.fields import FIELDS
@@ -64,7 +64,13 @@ def list_topics(session: Session, prefix: str) -> int:
 async def _list(session: Session, prefix: str) -> None:
     async with session.client() as client:
         found = await client.topics(prefix)
-        selections = [one for one in await client.selections() if concerns(one, prefix)]
+        selections, trouble = [], ""
+        try:
+            selections = [one for one in await client.selections() if concerns(one, prefix)]
+        except Transient as error:
+            trouble = f"only topics that this daemon works on are shown, and no patterns: {error.message}"
+    if trouble:
+        click.echo(trouble, err=True)
     if session.json:
         show.document(
             {"topics": [topic_json(one) for one in found], "selections": [selection_json(one) for one in selections]}

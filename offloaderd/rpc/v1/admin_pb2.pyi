@@ -46,16 +46,20 @@ class ListTopicsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPICS_FIELD_NUMBER: _builtins.int
+    METADATA_ERROR_FIELD_NUMBER: _builtins.int
+    metadata_error: _builtins.str
+    """why there are only those that this daemon works on; empty: these are all"""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicSummary]: ...
     def __init__(
         self,
         *,
         topics: _abc.Iterable[Global___TopicSummary] | None = ...,
+        metadata_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_error", b"metadata_error", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -744,20 +748,24 @@ class StatusResponse(_message.Message):
         NAME_FIELD_NUMBER: _builtins.int
         UP_FIELD_NUMBER: _builtins.int
         MESSAGE_FIELD_NUMBER: _builtins.int
+        SINCE_MS_FIELD_NUMBER: _builtins.int
         name: _builtins.str
         """metadata, objects, ledgers"""
         up: _builtins.bool
         message: _builtins.str
+        since_ms: _builtins.int
+        """since when it is down; 0: it is up, or that is not known"""
         def __init__(
             self,
             *,
             name: _builtins.str = ...,
             up: _builtins.bool = ...,
             message: _builtins.str = ...,
+            since_ms: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "up", b"up"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "since_ms", b"since_ms", "up", b"up"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,12 +47,15 @@ class ListLedgersResponse(_message.Message):
     DELETED_SEGMENTS_FIELD_NUMBER: _builtins.int
     DELETED_BYTES_FIELD_NUMBER: _builtins.int
     SOURCE_ERROR_FIELD_NUMBER: _builtins.int
+    METADATA_ERROR_FIELD_NUMBER: _builtins.int
     deleted_segments: _builtins.int
     """in all"""
     deleted_bytes: _builtins.int
     """of their data objects"""
     source_error: _builtins.str
     """why nothing is known of the source; empty: it was asked, or there is none"""
+    metadata_error: _builtins.str
+    """why grants are not known, and the rest is what this daemon knows; empty: all is known"""
     @_builtins.property
     def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ledger]: ...
     @_builtins.property
@@ -67,10 +70,11 @@ class ListLedgersResponse(_message.Message):
         deleted_segments: _builtins.int = ...,
         deleted_bytes: _builtins.int = ...,
         source_error: _builtins.str = ...,
+        metadata_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["floor", b"floor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_bytes", b"deleted_bytes", "deleted_segments", b"deleted_segments", "floor", b"floor", "ledgers", b"ledgers", "source_error", b"source_error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_bytes", b"deleted_bytes", "deleted_segments", b"deleted_segments", "floor", b"floor", "ledgers", b"ledgers", "metadata_error", b"metadata_error", "source_error", b"source_error"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

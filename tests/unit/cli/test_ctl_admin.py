@@ -316,7 +316,12 @@ def test_status_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
     fake.positions = read_pb2.LastPositionsResponse(first=at(1, 0), confirmed=at(3, 20), offloaded=at(3, 9))
     found = ctl("status", "orders", "--json").json
     assert found["daemon"]["id"] == "d-1"
-    assert found["daemon"]["dependencies"][1] == {"name": "objects", "up": False, "message": "refused"}
+    assert found["daemon"]["dependencies"][1] == {
+        "name": "objects",
+        "up": False,
+        "message": "refused",
+        "since_ms": None,
+    }
     topic = found["topics"][0]
     assert (topic["confirmed"], topic["offloaded"], topic["lag_entries"]) == ("3:20", "3:9", 11)
     opened = {"segment_id": OPEN_ID, "entries": 11, "bytes": 2048, "age_s": 65.0, "continued": True}

@@ -104,7 +104,11 @@ class Scene:
         self.looks += 1
         return self.statuses
 
-    def response(self, topics: Iterable[admin_pb2.TopicStatus] = ()) -> admin_pb2.StatusResponse:
+    async def metadata_trouble(self) -> str:
+        """Say that ZooKeeper answers."""
+        return ""
+
+    def response(self, topics: Iterable[admin_pb2.TopicStatus] = (), trouble: str = "") -> admin_pb2.StatusResponse:
         """Return the daemon, of which the store is down."""
         up, down = admin_pb2.StatusResponse.Dependency, admin_pb2.StatusResponse.Dependency
         return admin_pb2.StatusResponse(
@@ -118,19 +122,19 @@ class Scene:
             topics=topics,
         )
 
-    async def completed(self, one: TopicStatus) -> admin_pb2.TopicStatus:
+    async def completed(self, status: TopicStatus, trouble: str = "") -> admin_pb2.TopicStatus:
         """Say who owns a topic."""
-        self.completions.append(str(one.topic))
-        message = topic_status(one)
+        self.completions.append(str(status.topic))
+        message = topic_status(status)
         message.owner = "offloaderd-1"
         return message
 
-    async def topic_status(self, name: TopicName) -> admin_pb2.TopicStatus:
+    async def topic_status(self, topic: TopicName, trouble: str = "") -> admin_pb2.TopicStatus:
         """Return one topic. Raises NotFound."""
         for one in self.statuses:
-            if one.topic == name:
+            if one.topic == topic:
                 return await self.completed(one)
-        raise NotFound(f"nobody knows {name}", hint="offloadctl topics list")
+        raise NotFound(f"nobody knows {topic}", hint="offloadctl topics list")
 
     async def an_hour(self) -> None:
         """Let an hour pass in which entries come in waves."""

@@ -92,6 +92,7 @@ class FakeEngine:
     running: dict[TopicName, FakeOffloader] = field(default_factory=dict)
     waiting: list[TopicStatus] = field(default_factory=list)
     owners: dict[TopicName, Owner] = field(default_factory=dict)
+    maps: dict[TopicName, TopicMap] = field(default_factory=dict)
     refusal: Exception | None = None
     changed: Signal = field(default_factory=Signal)
     said: list[tuple[str, TopicPolicy | None, bool]] = field(default_factory=list)
@@ -135,6 +136,10 @@ class FakeEngine:
         """Return what is stored."""
         return await load(self.store, topic)
 
+    def known(self, topic: TopicName) -> TopicMap | None:
+        """Return the maps that a test has set."""
+        return self.maps.get(topic)
+
     def alarms(self) -> list[str]:
         """One thing is wrong."""
         return ["the selection re:(?=a) is not applied: look-around"]
@@ -171,9 +176,9 @@ class FakeDaemon:
 
     def snapshot(self) -> DaemonSnapshot:
         """Say so."""
-        down = Dependency("objects", up=False, message="refused")
+        parts = (Dependency("metadata", up=True), Dependency("objects", up=False, message="refused", since_ms=4))
         return DaemonSnapshot(
-            daemon_id="d-1", version="1.2.3", state="serving", started_ms=5, dependencies=(down,), memory_used_bytes=7
+            daemon_id="d-1", version="1.2.3", state="serving", started_ms=5, dependencies=parts, memory_used_bytes=7
         )
 
 
@@ -483,7 +488,10 @@ async def test_status_shows_the_daemon_and_every_topic(room: Room) -> None:
     await commit(room.store, OTHER, 0, 9)
     found = await room.service.Status(admin_pb2.StatusRequest(), CONTEXT)
     assert (found.daemon_id, found.version, found.state, found.memory_used_bytes) == ("d-1", "1.2.3", "serving", 7)
-    assert [(one.name, one.up, one.message) for one in found.dependencies] == [("objects", False, "refused")]
+    assert [(one.name, one.up, one.message) for one in found.dependencies] == [
+        ("metadata", True, ""),
+        ("objects", False, "refused"),
+    ]
     mine, theirs = found.topics
     assert (mine.owner, mine.state, mine.epoch, mine.confirmed.entry_id) == ("d-1", "offloading", 3, 9)
     assert (theirs.owner, theirs.state, theirs.epoch) == ("d-2", "not-owner", 8)

@@ -38,7 +38,7 @@ class Topics:
 
     def __init__(self, owned: Owned) -> None:
         self.owner: TopicOffloader | OffloaderError = owned.offloader
-        self.known = owned.offloader
+        self.offloader = owned.offloader
 
     async def owned(self, topic: object) -> TopicOffloader:
         """Return the owner, or say why not."""
@@ -48,7 +48,11 @@ class Topics:
 
     async def topic_map(self, topic: object) -> TopicMap:
         """Return the map."""
-        return self.known.map
+        return self.offloader.map
+
+    def known(self, topic: object) -> TopicMap | None:
+        """Return the map, which is in memory."""
+        return self.offloader.map
 
 
 class Away:

@@ -1,0 +1,76 @@
+"""A topic whose session was lost: what was known of it is kept, for reads and status, until it is taken up again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import Transient
+from offloaderd.metadata.catalog import TopicMap
+from offloaderd.offload import hot
+from offloaderd.offload.hot import ReadableMaps
+from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.port import Session
+
+
+async def test_what_was_committed_is_known_until_the_topic_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZooKeeper is away for longer than a session: reads and status go on with what was known, and not for longer."""
+    rig = Rig()
+    rig.ledgers = memory_ledgers(rig.clock)
+    last = await rig.ledgers.append(TOPIC, payloads(30))
+    store, back = rig.tree.connect(), asyncio.Event()
+    async with rig.engine(metadata=store) as engine:
+        topic = await enabled(engine)
+        await topic.request_roll()
+        await until_offloaded(topic, last)
+        committed, session = topic.map.segments, store.session
+
+        async def away() -> Session:
+            await back.wait()
+            return await session()
+
+        monkeypatch.setattr(store, "session", away)
+        store.expire()
+        await until(lambda: engine.find(TOPIC) is None)
+        assert engine.find(TOPIC) is None
+        known = engine.known(TOPIC)
+        assert known is not None
+        assert known.segments == committed
+        (status,) = engine.statuses()
+        assert (status.state, status.offloaded, status.segments_committed) == ("claiming", last, 1)
+        assert (status.lag_entries, status.lag_seconds) == (None, None)
+        back.set()
+        await offloader_of(engine)
+        assert engine.last_map(TOPIC) is None
+
+
+class FakeEngine:
+    """An engine whose metadata store does not answer."""
+
+    last: TopicMap | None = None
+
+    def last_map(self, topic: object) -> TopicMap | None:
+        """Return what a test has set."""
+        return self.last
+
+    async def topic_map(self, topic: object) -> TopicMap:
+        """Never answer for a topic whose map was known, fail for others."""
+        if self.last is None:
+            raise Transient("away")
+        await asyncio.get_running_loop().create_future()
+        return self.last
+
+
+async def test_reads_go_on_with_the_last_map_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a topic that this daemon had; of others nobody knows anything."""
+    monkeypatch.setattr(hot, "ANSWERS_S", 0.01)
+    engine = FakeEngine()
+    maps = ReadableMaps(engine)  # type: ignore[arg-type]
+    with pytest.raises(Transient):
+        await maps.topic_map(TOPIC)
+    engine.last = TopicMap(TOPIC)
+    assert await maps.topic_map(TOPIC) is engine.last
