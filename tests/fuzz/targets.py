@@ -22,7 +22,17 @@ from offloaderd.access.rights import Grant
 from offloaderd.access.tokens import TokenKey, TokenRules, bearer, public_key
 from offloaderd.clock import SystemClock
 from offloaderd.errors import OffloaderError
-from offloaderd.format import broker_entry, chunks, manifest, pulsar_message, v1, v1_index, v2, v2_index
+from offloaderd.format import (
+    broker_entry,
+    chunks,
+    manifest,
+    pulsar_message,
+    transactions,
+    v1,
+    v1_index,
+    v2,
+    v2_index,
+)
 from offloaderd.format.pb.bookkeeper import data_formats_pb2, protocol_pb2, registration_pb2
 from offloaderd.format.pb.pulsar import messages_pb2, ml_data_formats_pb2
 from offloaderd.format.pb.storage import (
@@ -248,7 +258,10 @@ def targets() -> dict[str, Target]:
         "chunks": Target(chunked_entries, (golden("manifest-chunks.hex")[manifest.HEADER.size :],)),
         "broker-entry": Target(broker_entry.read_head, (broker_entry.encode_head(broker_timestamp=1, index=2),)),
         "messages": Target(
-            lambda data: pulsar_message.decode_entry(POSITION, data, content_bytes_max=1 << 20),
+            lambda data: (
+                pulsar_message.decode_entry(POSITION, data, content_bytes_max=1 << 20),
+                transactions.mention_of(data),
+            ),
             tuple(
                 b"\x00\x00\x00" + bytes([len(head)]) + head + b"payload"
                 for head in seed(messages_pb2.MessageMetadata)
