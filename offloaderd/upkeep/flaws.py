@@ -50,6 +50,8 @@ class Kind(StrEnum):
     """An object holds another segment than its key says."""
     MAP = "map"
     """The manifest says something else than was committed."""
+    LOSSES = "losses"
+    """The map has a loss before or within the segment, and the manifest has not."""
     OVERLAP = "overlap"
     """Two segments hold the same entries."""
     GAP = "gap"
@@ -94,6 +96,8 @@ WHAT_TO_DO = {
     Kind.IDENTITY: "somebody copied objects to other keys: restore the right one",
     Kind.LABELS: "copy the object onto itself with its user metadata, so that Pulsar's own readers take it",
     Kind.MAP: "compare the map with the manifest; restore whichever was changed by hand",
+    Kind.LOSSES: "the entries are sound; a rebuild from the bucket does not know of the loss: restore the manifest, "
+    "or have the segments merged (offloadctl convert), which writes it anew",
     Kind.ORPHAN: "nothing: offloadctl gc deletes it once it is old enough",
     Kind.UNREFERENCED: "offloadctl gc says whether it is to be kept",
     Kind.SUPERSEDED: "nothing: they were rewritten for a stock broker; what nobody refers to, offloadctl gc deletes",
@@ -139,7 +143,7 @@ class Flaw:
 
 def first_damage(flaws: Iterable[Flaw]) -> Flaw | None:
     """Return the first flaw for which a ledger is better kept at its source: one of what readers get."""
-    return next((one for one in flaws if one.is_problem and one.kind is not Kind.LABELS), None)
+    return next((one for one in flaws if one.is_problem and one.kind not in {Kind.LABELS, Kind.LOSSES}), None)
 
 
 def corrupt(kind: Kind, error: CorruptData, *, entries: str = "", segment_id: UUID | None = None) -> Flaw:

@@ -245,6 +245,7 @@ class Scrubber:
             cluster=self._cluster,
             topic=owned.topic,
             committed=segment,
+            losses=owned.map.losses,
         )
         tables: Tables = await check_tables(self._looker, target)
         manifest: SegmentManifest | None = tables.manifest
@@ -277,7 +278,7 @@ class Scrubber:
                 entries=flaw.entries,
                 hint=flaw.what_to_do,
             )
-        serious = [flaw for flaw in flaws if flaw.kind is not Kind.LABELS]
+        serious = [flaw for flaw in flaws if flaw.kind not in {Kind.LABELS, Kind.LOSSES}]
         if serious:
             self._metrics.checksum_failures.labels(where="scrub").inc(len(serious))
             if self._damaged is not None:

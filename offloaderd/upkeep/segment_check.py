@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+    from offloaderd.model import Loss
     from offloaderd.objects.keys import SegmentKeys
     from offloaderd.upkeep.looking import Looker
 
@@ -39,13 +40,17 @@ CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Which segment to look at. With `committed`, what its manifest says has to be what was committed of `topic`."""
+    """Which segment to look at. With `committed`, what its manifest says has to be what was committed of `topic`.
+
+    `losses` are those that the map has; the manifest has to have those before and within the segment.
+    """
 
     bucket: str
     keys: SegmentKeys
     cluster: str
     topic: TopicName | None = None
     committed: CommittedSegment | None = None
+    losses: Sequence[Loss] = ()
 
     @property
     def segment_id(self) -> UUID:
@@ -140,7 +145,18 @@ def _identity(target: Target, manifest: SegmentManifest) -> list[Flaw]:
         return [Flaw(kind=Kind.IDENTITY, key=key, expected=expected, found=manifest.managed_ledger)]
     if target.committed is None:
         return []
-    return differences(target.committed, manifest.ledgers, manifest.data_bytes, key)
+    flaws = differences(target.committed, manifest.ledgers, manifest.data_bytes, key)
+    return flaws + unrecorded(target.committed, manifest, target.losses, key)
+
+
+def unrecorded(committed: CommittedSegment, manifest: SegmentManifest, losses: Sequence[Loss], key: str) -> list[Flaw]:
+    """Return the losses that the map has before and within a segment, and its manifest has not."""
+    said = {(loss.after, loss.before) for loss in manifest.losses}
+    return [
+        Flaw(kind=Kind.LOSSES, key=key, expected=f"the loss between {loss.after} and {loss.before}", found="none")
+        for loss in losses
+        if committed.begin <= loss.before <= committed.end and (loss.after, loss.before) not in said
+    ]
 
 
 def differences(

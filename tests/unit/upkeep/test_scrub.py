@@ -17,6 +17,7 @@ from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
+from offloaderd.model import Loss, Position
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.commit import Claim
 from offloaderd.offload.damage import SourceKeeper
@@ -213,6 +214,25 @@ async def test_damage_keeps_the_source_from_deleting(ground: Ground) -> None:
         assert grant.revoked_ms
         assert "the scrub found its copy damaged" in grant.revoked_reason
         assert not grant.allows(2**60)
+
+
+async def test_a_loss_that_the_manifest_lacks_is_told(ground: Ground) -> None:
+    """A rebuild would not know of it; the entries are sound, so the source may delete them."""
+    heard: list[Sequence[int]] = []
+
+    async def damaged(topic: TopicName, ledger_ids: Sequence[int], reason: str) -> None:
+        heard.append(ledger_ids)
+
+    async with scrubbing(ground, scrubber(ground, damaged=damaged)) as owner:
+        owner.map = owner.map.with_loss(Loss(after=Position(1, 9), before=Position(1, 10), entries=1, noticed_ms=1))[1]
+        await ground.clock.advance(1.2 * HOUR_S)
+        seen = (await recorded(ground)).segments
+    assert [(one.flaws, "the loss between 1:9 and 1:10" in one.flaw) for one in seen.values()] == [
+        (0, False),
+        (1, True),
+        (0, False),
+    ]
+    assert heard == []
 
 
 async def test_the_next_owner_goes_on_where_the_last_one_stopped(ground: Ground) -> None:
