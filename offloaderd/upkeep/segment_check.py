@@ -23,13 +23,14 @@ from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.objects import keys
 from offloaderd.upkeep import broker_object
 from offloaderd.upkeep.flaws import Flaw, Kind, corrupt
+from offloaderd.upkeep.loss_check import unrecorded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from uuid import UUID
 
-    from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
-    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+    from offloaderd.format.manifest import BlockInfo, SegmentManifest
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import Loss
     from offloaderd.objects.keys import SegmentKeys
     from offloaderd.upkeep.looking import Looker
@@ -147,32 +148,6 @@ def _identity(target: Target, manifest: SegmentManifest) -> list[Flaw]:
         return []
     flaws = differences(target.committed, manifest.ledgers, manifest.data_bytes, key)
     return flaws + unrecorded(target.committed, manifest, target.losses, key)
-
-
-def unrecorded(committed: CommittedSegment, manifest: SegmentManifest, losses: Sequence[Loss], key: str) -> list[Flaw]:
-    """Return the losses that the map has before and within a segment, and its manifest has not."""
-    said = {(loss.after, loss.before) for loss in manifest.losses}
-    return [
-        Flaw(kind=Kind.LOSSES, key=key, expected=f"the loss between {loss.after} and {loss.before}", found="none")
-        for loss in losses
-        if committed.begin <= loss.before <= committed.end and (loss.after, loss.before) not in said
-    ]
-
-
-def differences(
-    committed: CommittedSegment, parts: Sequence[LedgerPart] | Sequence[LedgerSlice], data_bytes: int, key: str
-) -> list[Flaw]:
-    """Return what a manifest says otherwise than the map; the map may have dropped the segment's first ledgers."""
-    flaws = []
-    if not committed.is_run_of(parts):
-        held = ", ".join(
-            f"{part.ledger_id}:{part.first_entry_id} to {part.ledger_id}:{part.last_entry_id}" for part in parts
-        )
-        flaws.append(Flaw(kind=Kind.MAP, key=key, expected=f"entries {committed.range}", found=f"entries {held}"))
-    if committed.object_bytes != data_bytes:
-        expected, found = f"a data object of {committed.object_bytes} bytes", f"one of {data_bytes} bytes"
-        flaws.append(Flaw(kind=Kind.MAP, key=key, expected=expected, found=found))
-    return flaws
 
 
 async def _data(looker: Looker, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
