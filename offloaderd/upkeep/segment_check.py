@@ -23,7 +23,7 @@ from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.objects import keys
 from offloaderd.upkeep import broker_object
 from offloaderd.upkeep.flaws import Flaw, Kind, corrupt
-from offloaderd.upkeep.loss_check import unrecorded
+from offloaderd.upkeep.map_check import differences, unrecorded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -22,6 +22,7 @@ from offloaderd.model import Position, TopicName
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.flaws import Flaw, Kind, Level
+from offloaderd.upkeep.map_check import differences
 from offloaderd.upkeep.rebuild import known_of
 from offloaderd.upkeep.rebuild_known import Trouble
 from offloaderd.upkeep.rebuild_plan import plan_topic
@@ -31,7 +32,6 @@ from offloaderd.upkeep.segment_check import (
     check_blocks,
     check_headers,
     check_tables,
-    differences,
     load_manifest,
 )
 from offloaderd.upkeep.stored import Counts

@@ -1,4 +1,4 @@
-"""Whether a segment's manifest has the losses that the map has: a rebuild from the bucket knows no others."""
+"""What a segment's manifest says otherwise than the map, and which losses it lacks: a rebuild knows no others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from offloaderd.upkeep.flaws import Flaw, Kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.manifest import SegmentManifest
-    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.format.manifest import LedgerPart, SegmentManifest
+    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
     from offloaderd.model import Loss
 
 
