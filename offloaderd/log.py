@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 import structlog
 
 from offloaderd.log_modules import AUDIT, LIBRARIES, SIGNERS
+from offloaderd.log_noise import Noise
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor, WrappedLogger
@@ -48,6 +49,7 @@ def configure(
     pretty = format == "console" or (format == "auto" and target.isatty())
     handler = logging.StreamHandler(target)
     handler.setFormatter(_formatter(pretty=pretty, colors=pretty and target.isatty()))
+    handler.addFilter(Noise())
     root = logging.getLogger()
     for old in [
         handler for handler in root.handlers if isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter)
