@@ -37,8 +37,10 @@ async def covered() -> AsyncIterator[tuple[Rig, Served, list[bytes]]]:
     """Serve a topic whose ledger 0 is covered, and which Pulsar's list has no more; with its entries."""
     rig = ledger_rig(Rig().policy)
     everything = await appended(rig, payloads(15))
-    async with served(rig, register=Listing({1})) as one:
+    listing = Listing({0, 1})
+    async with served(rig, register=listing) as one:
         await one.ensure(0, 10, length_of(everything, 0))
+        listing.ledger_ids = {1}
         yield rig, one, [payload for position, payload in everything if position.ledger_id == 0]
 
 
