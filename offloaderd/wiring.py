@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offloaderd.config.doubts import is_private
 from offloaderd.config.kinds import named_places
 from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions, SaslOptions, TlsOptions
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
@@ -261,6 +262,7 @@ def s3_options(settings: Settings) -> S3Options:
         encryption={"default": None, "sse-s3": "AES256", "sse-kms": "aws:kms"}[objects.encryption],
         kms_key_id=objects.kms_key_id,
         path_style=objects.path_style,
+        sign_payloads=objects.endpoint is not None and not is_private(objects.endpoint),
         connections_max=objects.connections_max,
         connect_timeout_s=objects.connect_timeout_s,
         read_timeout_s=objects.read_timeout_s,

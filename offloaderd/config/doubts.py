@@ -18,7 +18,7 @@ def doubtful(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield what may be a mistake, and what to do about it."""
     pulsar, bookkeeper = settings.pulsar, settings.bookkeeper
     has_token = pulsar.admin_token is not None or pulsar.admin_token_file is not None
-    if has_token and pulsar.admin_url is not None and not _is_private(pulsar.admin_url):
+    if has_token and pulsar.admin_url is not None and not is_private(pulsar.admin_url):
         yield f"the admin token is sent in the clear to {pulsar.admin_url}", "use https:// in pulsar.admin_url"
     if bookkeeper.sasl_username is not None and not bookkeeper.tls:
         yield "bookies are authenticated to, but not encrypted", "set bookkeeper.tls = true if they offer it"
@@ -55,14 +55,14 @@ def _stores(settings: Settings) -> Iterator[tuple[str, str]]:
             "what is stored deleted",
             'set metadata.acl = "creator" with metadata.username or metadata.tls_cert_file, and let few reach it',
         )
-    if settings.objects.kind == "s3" and endpoint is not None and not _is_private(endpoint):
+    if settings.objects.kind == "s3" and endpoint is not None and not is_private(endpoint):
         yield (
-            f"entries go in the clear to {endpoint}, for anybody on the way to read",
+            f"entries go in the clear to {endpoint}, for anybody on the way to read and, in answers, to change",
             "use https:// in objects.endpoint",
         )
 
 
-def _is_private(url: str) -> bool:
+def is_private(url: str) -> bool:
     """Whether nobody on the way can listen."""
     parts = urlsplit(url)
     return parts.scheme == "https" or is_loopback(parts.hostname or "")

@@ -2,8 +2,8 @@
 
 Rules: one attempt a request, the engine retries (only aiohttp repeats a GET, HEAD, PUT or DELETE once when its
 connection breaks, as a pooled one may have been dropped by the server meanwhile); every request has a deadline that
-grows with its size; a body is sent from the caller's memory without a copy and is never hashed (TLS, or the format's
-own checksums, guard it); everything the libraries raise is translated in one place.
+grows with its size; a body is sent from the caller's memory without a copy, and is hashed only where TLS does not guard
+the way (`sign_payloads`); everything the libraries raise is translated in one place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from offloaderd.objects.port import ObjectInfo, PartInfo
 from offloaderd.objects.s3_answers import bare, check_answered_range, date_ms, in_pieces, is_opaque, uploads_of
 from offloaderd.objects.s3_client import Clients
 from offloaderd.objects.s3_errors import Request, verdict_for
-from offloaderd.objects.s3_request import Body, Call, RequestMetrics, calling
+from offloaderd.objects.s3_request import Call, RequestMetrics, body_of, calling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from offloaderd.objects.port import Bytes, Pieces, UploadInfo
 
 BYTES_PER_S_MIN = 128 * 1024
-
 DELETE_KEYS_MAX = 1000
 """S3's limit on the keys of one DeleteObjects."""
 
@@ -54,7 +53,7 @@ class S3Options:
 
     Without `endpoint` it is AWS in `region`; without keys, `profile` or `role_arn` (with a web identity), botocore's
     own search (environment, profile, role) applies. `encryption` is S3's ServerSideEncryption: AES256 or aws:kms.
-    `signed_host` is what the service calls itself where `endpoint` is another way to it.
+    `signed_host` is what the service calls itself where `endpoint` is another way to it; `sign_payloads`: sign bodies.
     A transfer slower than `bytes_per_s_min`, after the time that every request has, counts as stuck.
     """
 
@@ -71,6 +70,7 @@ class S3Options:
     encryption: str | None = None
     kms_key_id: str | None = None
     path_style: bool = True
+    sign_payloads: bool = False
     connections_max: int = 32
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 30.0
@@ -220,7 +220,7 @@ class S3Store:
     async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """See ObjectStore."""
         check_key(key)
-        named, body = checked_metadata(metadata), Body([data])
+        named, body = checked_metadata(metadata), body_of([data], signed=self._options.sign_payloads)
         async with self._request("PutObject", key, size_bytes=len(body), write=True) as (call, client):
             answer = call.note(
                 await client.put_object(
@@ -282,7 +282,7 @@ class S3Store:
         """See MultipartStore."""
         check_key(key)
         check_part_number(part_number)
-        body = Body(pieces)
+        body = body_of(pieces, signed=self._options.sign_payloads)
         async with self._request("UploadPart", key, size_bytes=len(body), write=True) as (call, client):
             answer = call.note(
                 await client.upload_part(

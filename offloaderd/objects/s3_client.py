@@ -18,6 +18,7 @@ from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
 from aiobotocore.credentials import AioAssumeRoleWithWebIdentityProvider  # type: ignore[import-untyped]
 from aiobotocore.session import AioSession  # type: ignore[import-untyped]
 from botocore.exceptions import BotoCoreError
+from botocore.handlers import add_expect_header
 from botocore.loaders import Loader
 
 from offloaderd.errors import Closed, Denied, InvalidConfig
@@ -146,6 +147,8 @@ class Clients:
             client: S3Client = await stack.enter_async_context(made)
         except (BotoCoreError, ValueError) as error:
             raise invalid_options(error, self._where) from error
+        if options.sign_payloads:
+            client.meta.events.unregister("before-call.s3", add_expect_header)  # a body that can be read is no file
         if options.signed_host is not None:
             client.meta.events.register("before-sign.s3", partial(_name_host, options.signed_host))
         return _Opened(client, stack)
@@ -179,9 +182,12 @@ def _loader() -> Loader:
 
 
 def _client_config(options: S3Options) -> AioConfig:
-    """Return botocore's settings: no retries, no hashing of bodies, no second look at arguments."""
+    """Return botocore's settings: no retries, no hashing of bodies that TLS protects, no second look at arguments."""
     return AioConfig(
-        s3={"addressing_style": "path" if options.path_style else "virtual", "payload_signing_enabled": False},
+        s3={
+            "addressing_style": "path" if options.path_style else "virtual",
+            "payload_signing_enabled": options.sign_payloads,
+        },
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         retries={"total_max_attempts": 1, "mode": "standard"},

@@ -70,6 +70,36 @@ class Body(Payload):
                 await writer.write(view[begin : begin + SLICE_BYTES])
 
 
+class SignedBody(Body):
+    """A body that botocore reads once to sign its hash; nothing of it is copied."""
+
+    _at = 0
+
+    def tell(self) -> int:
+        """Where botocore's reading is: it begins, and begins again, at the start."""
+        return 0
+
+    def seek(self, _offset: int) -> None:
+        """Wind back what botocore has read."""
+        self._at = 0
+
+    def read(self, size: int) -> memoryview:
+        """Return the next bytes, at most `size` of them; none at the end."""
+        skip = self._at
+        for view in self._views:
+            if skip < len(view):
+                found = view[skip : skip + size]
+                self._at += len(found)
+                return found
+            skip -= len(view)
+        return memoryview(b"")
+
+
+def body_of(pieces: Pieces, *, signed: bool) -> Body:
+    """Return what is sent, in the form whose hash is signed where TLS does not protect it."""
+    return SignedBody(pieces) if signed else Body(pieces)
+
+
 class Call:
     """One request that is on its way; the operation tells it what went over the wire."""
 

@@ -124,7 +124,14 @@ def tls(**values: Any) -> TlsSettings:  # noqa: ANN401 - settings of any kind
         ({}, None),
         ({"metadata": MetadataSettings(servers="zk-0:2181,zk-1:2181")}, "whoever reaches ZooKeeper"),
         ({"metadata": MetadataSettings(servers="127.0.0.1:2181,localhost:2182")}, None),
-        ({"metadata": MetadataSettings(servers="zk:2181", acl="creator", username="u", password=SecretStr("p"))}, None),
+        (
+            {
+                "metadata": MetadataSettings(
+                    servers="zookeeper:2181", acl="creator", username="u", password=SecretStr("p")
+                )
+            },
+            None,
+        ),
         (
             {"objects": ObjectsSettings(bucket="offload", endpoint="http://s3:8333")},
             "entries go in the clear to http://s3:8333",

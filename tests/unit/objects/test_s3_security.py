@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,19 @@ async def test_every_new_object_asks_for_its_encryption(
         assert all(line in head for line in expected)
         assert not any(word in head for word in absent)
     assert b"server-side-encryption" not in part
+
+
+@pytest.mark.parametrize("signed", [True, False])
+async def test_what_goes_over_an_open_line_is_signed(*, signed: bool) -> None:
+    """Of objects and of parts, with the hash of their bytes, so that nobody on the way puts others in their place."""
+    server = FaultyServer(taken)
+    async with store_at(server, sign_payloads=signed) as store:
+        await store.put("k", b"abc")
+        await store.upload_part("k", "u", 1, [b"ab", b"c"])
+    expected = sha256(b"abc").hexdigest().encode() if signed else b"unsigned-payload"
+    for head in server.heads:
+        assert b"x-amz-content-sha256: " + expected in head.lower()
+        assert b"expect:" not in head.lower()
 
 
 @pytest.mark.parametrize(
