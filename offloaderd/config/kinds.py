@@ -84,14 +84,17 @@ def _zookeeper(value: object) -> object:
     """Read ZooKeeper as Pulsar writes it (`zk:HOST:PORT/ROOT`). Raises ValueError for another metadata store."""
     if not isinstance(value, str):
         return _absent(value)
-    scheme, colon, rest = value.partition(":")
-    if colon and scheme in _NO_ZOOKEEPER:
+    scheme, _, rest = value.partition(":")
+    if _HOST_AND_PORT.match(value):
+        return value  # a host may have a scheme's name: `zk:2181`
+    if scheme in _NO_ZOOKEEPER and rest:
         raise ValueError(
             f"{scheme} as Pulsar's metadata store is not supported, only ZooKeeper; see docs/beside-pulsar.md"
         )
-    return _absent(rest.removeprefix("//") if colon and scheme == "zk" else value)
+    return _absent(rest.removeprefix("//") if scheme == "zk" else value)
 
 
+_HOST_AND_PORT = re.compile(r"[^\s,/:]+:\d{1,5}([,/]|$)")
 _NO_ZOOKEEPER = ("oxia", "rocksdb", "etcd", "memory")
 """Schemes of Pulsar's other metadata stores."""
 _SERVERS = r"^[^\s,/:]+:\d{1,5}(,[^\s,/:]+:\d{1,5})*(/[^\s,/]+)*$"

@@ -16,6 +16,9 @@ FIELDS = {"metadata": "OFFLOADERD__METADATA__SERVERS", "bookkeeper": "OFFLOADERD
     [
         ("one:2181", "one:2181"),
         ("one:2181,two:2182", "one:2181,two:2182"),
+        ("zk:2181", "zk:2181"),
+        ("memory:2181,zk:2181/pulsar", "memory:2181,zk:2181/pulsar"),
+        ("zk:zk:2181", "zk:2181"),
         ("zk:one:2181,two:2182", "one:2181,two:2182"),
         ("zk:one:2181/pulsar/a", "one:2181/pulsar/a"),
         ("one:2181,two:2181/pulsar", "one:2181,two:2181/pulsar"),
