@@ -62,6 +62,7 @@ class LedgerChain:
         self._next: dict[int, int] = {}  # which ledger directly follows which; START's ledger id stands for the front
         self._accepted = {loss.after: loss for loss in losses}
         self._settled: set[int] = set()  # went with their topic, or empty as the list was changed once: as known
+        self._unsure: set[int] = set()  # may have held more than is known of them when they were last seen
         self._listing: tuple[int, int] | None = None
         self._deleted_with: int | None = None
         if begin is not None and begin.ledger_id > resume.ledger_id:
@@ -69,6 +70,7 @@ class LedgerChain:
             self._known[begin.ledger_id] = LedgerInfo(
                 ledger_id=begin.ledger_id, closed=False, entries=begin.entry_id + 1, size_bytes=0
             )
+            self._unsure.add(begin.ledger_id)
         if end is not None:
             self._known[resume.ledger_id] = LedgerInfo(
                 ledger_id=resume.ledger_id, closed=True, entries=end.entries, size_bytes=0
@@ -79,9 +81,12 @@ class LedgerChain:
     def look(self, ledgers: Sequence[LedgerInfo]) -> None:
         """Take in the list as the source has it now."""
         self._compare(ledgers)
+        if ledgers:  # an open one that is not there any more although its topic is may have got entries meanwhile
+            self._unsure |= {one for one, info in self.ledgers.items() if not info.closed} - self._settled
         self.ledgers = {info.ledger_id: info for info in ledgers}
         self._known.update(self.ledgers)
         self._settled -= self.ledgers.keys()
+        self._unsure -= self.ledgers.keys()
         if ledgers:
             if self._deleted_with is not None and self._deleted_with < ledgers[0].ledger_id:
                 self._next[self._deleted_with] = ledgers[0].ledger_id
@@ -94,9 +99,16 @@ class LedgerChain:
                 self._join(previous, info.ledger_id)
             before = info.ledger_id
 
+    def doubt(self) -> None:
+        """Note that the open ledger may hold more than is known: entries are hidden, or nobody could tell its end."""
+        self._unsure |= {one for one, info in self.ledgers.items() if not info.closed}
+
     def deleted(self) -> None:
-        """The topic was deleted, by whoever may: what was known of its ledgers is all that there was to offload."""
-        self._settled.update(self._known)
+        """The topic was deleted, by whoever may: what was known of its ledgers is all that there was to offload.
+
+        Not of those whose end was in doubt before: these stay possible losses.
+        """
+        self._settled |= self._known.keys() - self._unsure
         self._deleted_with = max(self._known, default=self._deleted_with)
         self.ledgers = {}
 
@@ -134,6 +146,7 @@ class LedgerChain:
     def forget_before(self, position: Position) -> None:
         """Drop what lies before the ledger of `position`, which nobody will ask for again."""
         self._settled = {one for one in self._settled if one >= position.ledger_id}
+        self._unsure = {one for one in self._unsure if one >= position.ledger_id}
         for memory in (self._known, self._next):
             for ledger_id in [one for one in memory if START.ledger_id < one < position.ledger_id]:
                 del memory[ledger_id]

@@ -198,13 +198,11 @@ class Tailer:
                 try:
                     self.edge = await self._source.confirmed(self._topic, infos[-1].ledger_id)
                     sight = sight._replace(edge=self.edge)
-                    entries, closed = self.edge.last_entry_id + 1, self.edge.closed
-                    infos[-1] = replace(infos[-1], entries=entries, closed=closed)
+                    infos[-1] = replace(infos[-1], entries=self.edge.last_entry_id + 1, closed=self.edge.closed)
                 except Transient as error:
                     trouble = error
-                    known = self.chain.ledgers.get(infos[-1].ledger_id)
-                    if known is not None:
-                        infos[-1] = replace(infos[-1], entries=max(infos[-1].entries, known.entries))
+                    known = self.chain.ledgers.get(infos[-1].ledger_id, infos[-1])
+                    infos[-1] = replace(infos[-1], entries=max(infos[-1].entries, known.entries))
             else:
                 self.edge = Confirmed(infos[-1].entries - 1, closed=True) if infos else None
             if self._adoption is not None:
@@ -215,11 +213,14 @@ class Tailer:
             infos, self.edge, sight = [], None, Sight((), None)
         except OffloaderError:
             self.sight = None
+            self.chain.doubt()
             raise
         self.sight = sight if trouble is None else None
         if trouble is None:
             self.looked_s = self._clock.monotonic()
         self.chain.look(infos)
+        if trouble is not None or (self.edge is not None and self.edge.hidden):
+            self.chain.doubt()
         self._looked()
         newest = self._newest()
         if trouble is None:

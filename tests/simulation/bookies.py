@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Ledger:
-    """One ledger with all it ever held. `hidden` newest entries of an open one are not yet known to be confirmed."""
+    """One ledger with all it ever held. `hidden` newest entries of an open one are not yet known to be confirmed.
+
+    `told`: as many of its entries as anybody has seen while it was open, confirmed or not.
+    """
 
     ledger_id: int
     entries: list[bytes] = field(default_factory=list)
@@ -31,6 +34,7 @@ class Ledger:
     closed_ms: int = 0
     deleted: bool = False
     hidden: int = 0
+    told: int = 0
 
     @property
     def closed(self) -> bool:
@@ -63,6 +67,8 @@ class Ledgers:
         self._next_id = self._rng.randrange(1, 50)
         self.topics: dict[TopicName, list[Ledger]] = {}
         self.gone: set[TopicName] = set()
+        self.unseen: set[tuple[TopicName, Position]] = set()
+        """What was deleted with its topic before anybody could see it."""
         self.sources: list[Source] = []
         self.cluster_id = "simulated"
 
@@ -111,6 +117,11 @@ class Ledgers:
 
     def delete_topic(self, topic: TopicName) -> None:
         """Delete a topic with all its ledgers."""
+        for ledger in self.topics[topic]:
+            if not ledger.closed:
+                self.unseen.update(
+                    (topic, Position(ledger.ledger_id, at)) for at in range(ledger.told, len(ledger.entries))
+                )
         self.roll(topic)
         for ledger in self.topics[topic]:
             ledger.deleted = True
@@ -205,7 +216,8 @@ class Source:
 
         def act() -> Confirmed:
             ledger = self._ledgers.find(topic, ledger_id)
-            return Confirmed(ledger.confirmed - 1, ledger.closed, Edge.EXACT, 0)
+            ledger.told = max(ledger.told, len(ledger.entries))
+            return Confirmed(ledger.confirmed - 1, ledger.closed, Edge.EXACT, len(ledger.entries) - ledger.confirmed)
 
         return await self._wire.call(f"confirmed {topic.local} {ledger_id}", act, write=False)
 

@@ -176,6 +176,7 @@ class Oracle:
         at = self._world.ledgers.following(topic, after)
         while at is not None and at < before:
             unseen = after == START and self._world.is_deleted(topic, at)  # gone before anybody looked
+            unseen |= (topic, at) in self._world.ledgers.unseen
             if not unseen and not any(loss.holds(at) for loss in found.losses):
                 self.fail("P2", f"{at} of {topic} was skipped: neither offloaded nor recorded as lost")
                 return
@@ -229,8 +230,8 @@ class Oracle:
     def _follows(self, topic: TopicName, after: Position, first: Position) -> bool:
         """Say whether nothing lies between two positions but what is lost."""
         at = self._world.ledgers.following(topic, after)
-        losses = self.maps[topic].losses if topic in self.maps else ()
-        while at is not None and at < first and any(loss.holds(at) for loss in losses):
+        losses, unseen = (self.maps[topic].losses if topic in self.maps else ()), self._world.ledgers.unseen
+        while at is not None and at < first and ((topic, at) in unseen or any(loss.holds(at) for loss in losses)):
             at = self._world.ledgers.following(topic, at)
         return at == first
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from offloaderd.model import LedgerInfo, Loss, Position
+from offloaderd.model import LedgerEnd, LedgerInfo, Loss, Position
 from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import LedgerChain, Run
 
@@ -79,3 +79,37 @@ def test_an_empty_ledger_that_its_broker_dropped_is_no_loss() -> None:
     assert missed.next_after(START) == Loss(START, Position(5, 0), 0)
     seen = chain(START, look((3, 2), version=1), look((5, 2), version=2))
     assert seen.next_after(START) == Loss(START, Position(5, 0), 2)
+
+
+def test_what_was_hidden_when_its_topic_was_deleted_is_a_doubt() -> None:
+    """Stored beyond what was known to be confirmed: nobody can tell any more, and a reader has to hear of it."""
+    seen = chain(Position(4, 9), look((3, 5), (4, 10)))
+    seen.doubt()
+    seen.deleted()
+    seen.deleted()
+    seen.look(look((7, 2), made_ms=MADE_MS + 50))
+    assert seen.next_after(Position(4, 9)) == Loss(Position(4, 9), Position(7, 0), 0)
+    seen = chain(Position(4, 9), look((4, 10)))
+    seen.doubt()
+    seen.look(look((4, 10)))  # all that was hidden is confirmed
+    seen.deleted()
+    seen.look(look((7, 2), made_ms=MADE_MS + 50))
+    assert seen.next_after(Position(4, 9)) == Run(7, 0, 1)
+
+
+def test_an_earlier_doubt_does_not_go_with_the_topic() -> None:
+    """A ledger that went while it was open stays a possible loss, also when its topic is deleted afterwards."""
+    seen = chain(Position(4, 9), look((4, 10)))
+    seen.look([replace(one, previous=4) for one in look((7, 0), version=3)])
+    seen.deleted()
+    seen.look(look((9, 2), made_ms=MADE_MS + 50))
+    assert seen.next_after(Position(4, 9)) == Loss(Position(4, 9), Position(9, 0), 0)
+
+
+def test_what_an_earlier_owner_began_and_nobody_saw_again_is_a_doubt() -> None:
+    """Of the ledger behind the resume only the entry is known with which an earlier owner went on."""
+    seen = LedgerChain(Position(4, 9), end=LedgerEnd(10, 5), begin=Position(5, 0))
+    seen.deleted()
+    seen.look(look((7, 2), made_ms=MADE_MS + 50))
+    assert seen.next_after(Position(4, 9)) == Loss(Position(4, 9), Position(7, 0), 1)
+    assert seen.next_after(Position(5, 0)) == Loss(Position(5, 0), Position(7, 0), 0)

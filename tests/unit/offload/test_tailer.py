@@ -6,14 +6,15 @@ Ledger 0 is offloaded up to 0:3. Retention has deleted the ledgers 0, 1 and 2; t
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 from structlog.testing import capture_logs
 
 from offloaderd.clock import SystemClock
-from offloaderd.errors import Transient
+from offloaderd.errors import NotFound, OffloaderError, Transient
 from offloaderd.metrics import Metrics
-from offloaderd.model import Confirmed, EntryBatch, Loss, OfferResult, Position
+from offloaderd.model import Confirmed, Edge, EntryBatch, LedgerInfo, Loss, OfferResult, Position
 from offloaderd.offload.buffer import TailingBuffer
 from offloaderd.offload.chain import LedgerChain
 from offloaderd.offload.lag import LagTracker
@@ -270,3 +271,42 @@ async def test_what_stays_hidden_is_not_waited_for_for_ever(monkeypatch: pytest.
     monkeypatch.setattr("offloaderd.offload.tailer.SETTLE_S", 0.3)
     await tailing.tailer.settled()
     assert tailing.chain.ledgers[0].entries == 4
+
+
+async def test_a_topic_that_is_deleted_while_entries_are_hidden_leaves_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was stored beyond the last confirmed entry may have been acknowledged to its producer."""
+    tailing = Tailing()
+    await tailing.source.append(TOPIC, payloads(4))
+
+    async def confirmed(topic: object, ledger_id: int) -> Confirmed:
+        await turn()
+        return Confirmed(3, closed=False, edge=Edge.NEXT_WRITE, hidden=1)
+
+    async def gone() -> list[LedgerInfo]:
+        await turn()
+        raise NotFound("unknown topic")
+
+    monkeypatch.setattr(tailing.source, "confirmed", confirmed)
+    await tailing.tailer.refresh()
+    monkeypatch.setattr(tailing.tailer, "_ledgers", gone)
+    await tailing.tailer.refresh()
+    tailing.chain.look([LedgerInfo(ledger_id=3, closed=False, entries=2, size_bytes=2)])
+    assert tailing.chain.next_after(LEFT) == Loss(LEFT, NEXT, 0)
+
+
+async def test_a_topic_that_is_deleted_after_a_look_that_failed_leaves_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written meanwhile is nowhere."""
+    tailing = Tailing()
+    await tailing.source.append(TOPIC, payloads(4))
+    await tailing.tailer.refresh()
+    for error in (Transient("no answer"), NotFound("unknown topic")):
+
+        async def answers(error: OffloaderError = error) -> list[LedgerInfo]:
+            await turn()
+            raise error
+
+        monkeypatch.setattr(tailing.tailer, "_ledgers", answers)
+        with suppress(Transient):
+            await tailing.tailer.refresh()
+    tailing.chain.look([LedgerInfo(ledger_id=3, closed=False, entries=2, size_bytes=2)])
+    assert tailing.chain.next_after(LEFT) == Loss(LEFT, NEXT, 0)
