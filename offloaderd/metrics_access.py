@@ -56,7 +56,7 @@ class AccessMetrics(Families):
             "offloaderd_grpc_tokens_total",
             "Calls that were let in by a token, by the key that signed it: present, or previous (access.token_..."
             "_previous). When previous stands still, the old key can go.",
-            key=("present", "previous"),
+            signed_by=("present", "previous"),
         )
         self.grpc_limit = self._gauge(
             "offloaderd_grpc_limit",

@@ -318,7 +318,7 @@ class Gate:
             if not keys:
                 raise Unauthenticated("this daemon takes no tokens", hint="set access.token_secret_key, or use another")
             found = bearer(token, keys, rules.token_rules, self._clock)
-            self._metrics.grpc_tokens.labels(key="previous" if found.key else "present").inc()
+            self._metrics.grpc_tokens.labels(signed_by="previous" if found.key else "present").inc()
             caller.identities = (Identity(Kind.TOKEN, found.name),)
             caller.via, caller.expires_s = "token", found.expires_s
         elif rules.certificates:

@@ -35,15 +35,15 @@ class TestMemory:
 
     @pytest.mark.parametrize(
         ("there_mib", "verdict"),
-        [(612, Verdict.WARN), (611, Verdict.FAIL), (765, Verdict.OK), (764, Verdict.WARN), (None, Verdict.OK)],
+        [(676, Verdict.WARN), (675, Verdict.FAIL), (845, Verdict.OK), (844, Verdict.WARN), (None, Verdict.OK)],
     )
     def test_bounds(self, there_mib: int | None, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The defaults take 612 MiB: less fails, less than a fifth to spare warns."""
+        """The defaults take 676 MiB: less fails, less than a fifth to spare warns."""
         there = None if there_mib is None else there_mib * MiB
         monkeypatch.setattr(machine, "memory_bytes", lambda _: there)
         finding = machine.memory(Settings(objects=FILES))
         assert finding.verdict is verdict
-        assert "612 MiB" in finding.found
+        assert "676 MiB" in finding.found
 
     def test_a_container_has_what_its_limit_says(self, tmp_path: Path) -> None:
         """The least of all limits counts; `max` and a missing file are none."""

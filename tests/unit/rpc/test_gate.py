@@ -272,7 +272,7 @@ async def test_tokens_of_two_keys_are_taken_while_they_are_replaced(ca: Authorit
         present[:] = [new]
         assert [await good(key) for key in (old, new)] == [False, True]
         name = "offloaderd_grpc_tokens_total"
-        counted = [site.metrics.registry.get_sample_value(name, {"key": age}) for age in ("present", "previous")]
+        counted = [site.metrics.registry.get_sample_value(name, {"signed_by": age}) for age in ("present", "previous")]
         assert counted == [3, 1]
 
 
