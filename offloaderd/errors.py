@@ -72,6 +72,10 @@ class InvalidInput(OffloaderError):
     """A caller's argument cannot be right: a malformed name, a reversed range, an oversized entry."""
 
 
+class DomainNotCovered(InvalidInput):
+    """A topic of a domain of Pulsar's that this release does not take: it is there, and nothing of it is stored."""
+
+
 class InvalidConfig(OffloaderError):
     """The configuration cannot work; `message` lists every mistake found. Commands exit with code 2."""
 

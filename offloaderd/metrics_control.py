@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from offloaderd import domains
 from offloaderd.metric_families import Families
 from offloaderd.metric_values import OPEN
 
@@ -36,6 +37,13 @@ class ControlMetrics(Families):
             "Patterns that select nothing: their records are damaged, or their expressions, of an earlier release, are "
             "not taken any more. Topics that they selected go on, new ones are not enabled; `offloadctl topics list` "
             "says why. Not 0: enable another pattern, then disable the old one.",
+        )
+        self.topics_not_covered = self._gauge(
+            "offloaderd_topics_not_covered",
+            "Topics of enabled namespaces that this release cannot offload, by the domain of their names "
+            "(`segment://`, PIP-460); counted every five minutes. Not 0: nothing of them is in the bucket; "
+            "`offloadctl doctor` names them.",
+            domain=domains.NOT_COVERED,
         )
         self.topics_paused = self._gauge(
             "offloaderd_topics_paused", "Topics of this daemon that an operator has paused; their lag grows on purpose."

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote_plus, unquote_plus
 
+from offloaderd import domains
 from offloaderd.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class TopicName:
             raise InvalidInput(f"a topic name of {len(text)} characters is too long: {TOPIC_CHARS_MAX} is the most")
         scheme, marker, rest = text.partition("://")
         if marker and scheme != "persistent":
-            raise InvalidInput(f"topic {text!r}: only persistent topics are stored, not {scheme!r}", hint=hint)
+            raise domains.refused(text, scheme, hint)
         path = rest if marker else text
         if not marker and "/" not in path:
             path = f"public/default/{path}"

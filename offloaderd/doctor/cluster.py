@@ -5,17 +5,18 @@ Nothing here writes. The access lists tell whether this daemon could, which it n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from offloaderd import domains
 from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
 from offloaderd.errors import Denied, InvalidInput, NotFound
-from offloaderd.ledgers import pulsar
+from offloaderd.ledgers import pulsar, pulsar_names
 from offloaderd.ledgers.bookkeeper import ledger_metadata
 from offloaderd.ledgers.bookkeeper.layout import decode_layout, layout_path
 from offloaderd.model import TopicName, decode_local
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from offloaderd.doctor.case import Case
     from offloaderd.doctor.finding import CheckResult
@@ -24,11 +25,23 @@ if TYPE_CHECKING:
 
 SAMPLES_MAX = 20
 """Namespaces to look into for a topic."""
-NAMES = ("cluster ledgers", "cluster topics", "cluster rights")
+NAMESPACES_MAX = 10_000
+"""Namespaces to look into for topics that are not covered."""
+TOLD_MAX = 5
+"""Topics that a finding names."""
+NAMES = ("cluster ledgers", "cluster topics", "cluster domains", "cluster rights")
 WRONG_PLACE = (
     "point bookkeeper.servers to the brokers' metadata store; a path at the end of its metadataStoreUrl goes in front "
     "of bookkeeper.ledgers_root and bookkeeper.managed_ledgers_root"
 )
+
+
+class Children(Protocol):
+    """What lists nodes."""
+
+    async def children(self, path: str) -> Sequence[str]:
+        """Return their names, none for a node that is not there."""
+        ...
 
 
 async def cluster_checks(case: Case, store: ZooKeeperStore | None) -> AsyncGenerator[CheckResult, None]:
@@ -37,7 +50,8 @@ async def cluster_checks(case: Case, store: ZooKeeperStore | None) -> AsyncGener
         for name in NAMES:
             yield skipped(name, "no session")
         return
-    for name, work in zip(NAMES, (ledgers(case, store), topics(case, store), rights(case, store)), strict=True):
+    works = (ledgers(case, store), topics(case, store), other_domains(case, store), rights(case, store))
+    for name, work in zip(NAMES, works, strict=True):
         yield await case.check(name, work)
 
 
@@ -65,6 +79,32 @@ async def topics(case: Case, store: ZooKeeperStore) -> Finding:
         return warn(f"there is no {root}: the cluster has no topic yet, or it is elsewhere", WRONG_PLACE)
     except Denied as error:
         return _unreadable(error, root)
+
+
+async def other_domains(case: Case, store: Children) -> Finding:
+    """Name the topics of domains that are not taken: enabling their namespace does nothing for them."""
+    root = case.settings.bookkeeper.managed_ledgers_root
+    found: list[str] = []
+    looked = 0
+    try:
+        for tenant in await store.children(root):
+            for namespace in (await store.children(f"{root}/{tenant}"))[: NAMESPACES_MAX - looked]:
+                looked += 1
+                for domain in domains.NOT_COVERED:
+                    folder = f"{tenant}/{namespace}/{domain}"
+                    names = await store.children(f"{root}/{folder}")
+                    found += [pulsar_names.full_name(f"{folder}/{name}") for name in names]
+    except Denied as error:
+        return warn(f"the topics cannot be listed: {error.message}", f"give the daemon's user READ on {root}")
+    within = f" of the first {looked} namespaces" if looked == NAMESPACES_MAX else ""
+    if not found:
+        return ok(f"all topics{within} are persistent ones")
+    first = ", ".join(sorted(found)[:TOLD_MAX])
+    more = f" and {len(found) - TOLD_MAX} more" if len(found) > TOLD_MAX else ""
+    return warn(
+        f"{len(found)} topics{within} are not covered, whether or not their namespace is enabled: {first}{more}",
+        domains.HINT_NOT_COVERED,
+    )
 
 
 async def rights(case: Case, store: ZooKeeperStore) -> Finding:

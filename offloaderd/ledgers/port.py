@@ -6,7 +6,7 @@ store. It never shows more than the writer confirmed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Sequence
@@ -59,6 +59,15 @@ class LedgerSource(Protocol):
 
         Raises Denied where deleting is not this daemon's business (BookKeeper), InvalidInput for an open ledger.
         """
+        ...
+
+
+@runtime_checkable
+class OtherDomains(Protocol):
+    """A source that has topics of domains that are not taken: see offloaderd.domains."""
+
+    async def not_covered(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[str]:
+        """Return their full names, as `topics` returns those that are taken. Raises Transient, Denied."""
         ...
 
 

@@ -7,6 +7,7 @@ partition is a topic with a node of its own. Names of the first version, with a 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import InvalidInput
@@ -52,6 +53,14 @@ def parse_topic_path(path: str) -> TopicName:
     if topic_path(topic) != path:
         raise InvalidInput(f"{path!r} is not how Pulsar spells the node of {topic}")
     return topic
+
+
+def full_name(managed_ledger: str) -> str:
+    """Return the full name of the topic of a managed ledger, of any domain; what nobody can decode stays as it is."""
+    tenant, namespace, domain, local = managed_ledger.split("/")
+    with suppress(InvalidInput):
+        local = decode_local(local)
+    return f"{domain}://{tenant}/{namespace}/{local}"
 
 
 def partition_of(topic: TopicName) -> Partition | None:

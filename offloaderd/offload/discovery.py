@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd import domains
 from offloaderd.errors import OffloaderError
 from offloaderd.groups import Group
 from offloaderd.metadata import paths
@@ -63,6 +64,7 @@ class Discovery:
         self._judged: set[TopicName] = set()
         self._judged_at = 0.0
         self._silent: set[Scope] = set()
+        self._not_covered: set[str] = set()
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -91,9 +93,12 @@ class Discovery:
         compare = self._stale
         if compare:
             await self._read()
-        if self._clock.monotonic() - self._judged_at >= JUDGED_S:
+        again = self._clock.monotonic() - self._judged_at >= JUDGED_S
+        if again:
             self._judged.clear()
             self._judged_at = self._clock.monotonic()
+        if compare or again:
+            await self._look_at_domains()
         listed = await self._listed()
         fresh = sorted(listed.difference(self._policies).difference(self._judged))
         if not (fresh or compare):
@@ -140,6 +145,22 @@ class Discovery:
             else:
                 self._silent.discard(scope)
         return found
+
+    async def _look_at_domains(self) -> None:
+        """Count and name the topics that no rule can take; a source that does not say changes nothing."""
+        try:
+            found = await self._selector.not_covered(self._rules.scopes)
+        except OffloaderError as error:
+            log.debug("discovery.domains_unlisted", error=str(error))
+            return
+        new = sorted(found - self._not_covered)
+        self._not_covered = found
+        counts = Counter(name.partition("://")[0] for name in found)
+        if self._metrics is not None:
+            for domain in domains.NOT_COVERED:
+                self._metrics.topics_not_covered.labels(domain=domain).set(counts[domain])
+        if new:
+            log.warning("topics.not_covered", topics=len(new), first=new[:FIRST_TOLD], hint=domains.HINT_NOT_COVERED)
 
     def _tell(self, changes: Sequence[Change]) -> None:
         counts = Counter(change.outcome.value for change in changes)

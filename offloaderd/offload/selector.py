@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import CorruptData, NotFound, OffloaderError
+from offloaderd.ledgers.port import OtherDomains
 from offloaderd.metadata import catalog
 from offloaderd.metadata.each import each
 from offloaderd.metadata.policy_book import PolicyBook
@@ -120,6 +121,14 @@ class Selector:
         if self._source is not None:
             for scope in scopes:
                 found |= set(await self._source.topics(tenant=scope.tenant, namespace=scope.namespace))
+        return found
+
+    async def not_covered(self, scopes: Iterable[Scope]) -> set[str]:
+        """Return the topics of these scopes that the source has and does not take. Raises what the source raises."""
+        found: set[str] = set()
+        if isinstance(self._source, OtherDomains):
+            for scope in scopes:
+                found |= set(await self._source.not_covered(tenant=scope.tenant, namespace=scope.namespace))
         return found
 
     async def plan(

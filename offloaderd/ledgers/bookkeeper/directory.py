@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
+from offloaderd import domains
 from offloaderd.errors import Closed, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.ledgers import pulsar, pulsar_migration, pulsar_names
 from offloaderd.ledgers.bookkeeper import ledger_metadata
@@ -267,17 +268,25 @@ class Directory:
 
     async def topics(self, tenant: str | None, namespace: str | None) -> list[TopicName]:
         """Return all topics, in name order, or those of a tenant or of its namespace."""
+        names = await self._managed_ledgers(tenant, namespace, [domains.TAKEN])
+        return sorted((topic for topic in map(self._named, names) if topic is not None), key=str)
+
+    async def not_covered(self, tenant: str | None, namespace: str | None) -> list[str]:
+        """Return the names of all topics of domains that are not taken, in order, or of those of a place."""
+        names = await self._managed_ledgers(tenant, namespace, domains.NOT_COVERED)
+        return sorted(map(pulsar_names.full_name, names))
+
+    async def _managed_ledgers(self, tenant: str | None, namespace: str | None, of_domains: Sequence[str]) -> list[str]:
+        """Return the names of managed ledgers as they are spelt in ZooKeeper."""
         tenants = [tenant] if tenant is not None else await self._znodes.children(self._topics_root)
-        found: list[TopicName] = []
+        found: list[str] = []
         for each_tenant in tenants:
             below = f"{self._topics_root}/{each_tenant}"
             namespaces = [namespace] if namespace is not None else await self._znodes.children(below)
-            folders = [f"{each_tenant}/{each_namespace}/persistent" for each_namespace in namespaces]
+            folders = [f"{each_tenant}/{one}/{domain}" for one in namespaces for domain in of_domains]
             lists = await each(folders, lambda folder: self._znodes.children(f"{self._topics_root}/{folder}"))
-            for folder, names in zip(folders, lists, strict=True):
-                topics = (self._named(f"{folder}/{name}") for name in names)
-                found += [topic for topic in topics if topic is not None]
-        return sorted(found, key=str)
+            found += [f"{folder}/{name}" for folder, names in zip(folders, lists, strict=True) for name in names]
+        return found
 
     def _named(self, name: str) -> TopicName | None:
         """Return the topic of a managed ledger; None, and one warning, for a name that Pulsar would not write."""

@@ -94,6 +94,10 @@ class BookKeeperLedgers:
         """Return the topics that Pulsar has, in name order; see LedgerSource."""
         return await self._directory.topics(tenant, namespace)
 
+    async def not_covered(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[str]:
+        """Return the topics that Pulsar has and nobody takes; see OtherDomains."""
+        return await self._directory.not_covered(tenant, namespace)
+
     async def reserved(self, topic: TopicName) -> str | None:
         """Say why a topic is not for offloading unless somebody names it; see LedgerSource."""
         reason = pulsar_names.system_reason(topic)

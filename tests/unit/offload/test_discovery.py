@@ -83,6 +83,27 @@ async def test_a_new_topic_is_enabled_within_seconds() -> None:
         assert (await room.policy("clicks")).segment_bytes_max == 5
 
 
+async def test_topics_of_other_domains_are_counted_and_named_once() -> None:
+    """Those of an enabled namespace, whenever they come; a look that shows the same ones says nothing again."""
+
+    def count() -> float | None:
+        return room.metrics.registry.get_sample_value("offloaderd_topics_not_covered", {"domain": "segment"})
+
+    async with discovering("orders") as room:
+        room.source.others |= {"segment://public/default/a", "segment://public/other/b"}
+        with capture_logs() as lines:
+            await room.enable("public/default/*")
+            await room.clock.advance(DISCOVERY_S)
+            assert count() == 1
+            room.source.others |= {f"segment://public/default/c-{number}" for number in range(9)}
+            await room.clock.advance(2 * JUDGED_S)
+            assert count() == 10
+        told = [line for line in lines if line["event"] == "topics.not_covered"]
+        assert [(line["topics"], len(line["first"])) for line in told] == [(1, 1), (9, 5)]
+        assert told[0]["first"] == ["segment://public/default/a"]
+        assert room.source.requests["not covered"] < 6
+
+
 async def test_new_partitions_follow_what_was_said_of_their_topic() -> None:
     """A topic that was named before it existed turns out to be partitioned; more partitions come later."""
     async with discovering() as room:

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class TopicSource:
-    """Topics by name; `reasons` are those of reserved ones, `failures` those of scopes (tenant, namespace)."""
+    """Topics by name, `others` by full name; `reasons` of reserved ones, `failures` of scopes (tenant, namespace)."""
 
     names: set[str] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
     failures: dict[tuple[str | None, str | None], OffloaderError] = field(default_factory=dict)
+    others: set[str] = field(default_factory=set)
     requests: Counter[Any] = field(default_factory=Counter)
 
     async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> list[TopicName]:
@@ -32,6 +33,11 @@ class TopicSource:
         return sorted(
             one for one in found if tenant in {None, one.tenant} and namespace in {None, one.namespace}
         )  # fmt: skip
+
+    async def not_covered(self, *, tenant: str | None = None, namespace: str | None = None) -> list[str]:
+        """List what of other domains is in the scope."""
+        self.requests["not covered"] += 1
+        return sorted(one for one in self.others if f"//{tenant}/{namespace}/" in one)
 
     async def reserved(self, topic: TopicName) -> str | None:
         """Say the reason."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 
-from offloaderd.errors import Conflict, InvalidInput, OffloaderError
+from offloaderd.errors import Conflict, DomainNotCovered, InvalidInput, OffloaderError
 from offloaderd.metadata import paths
 from offloaderd.read.errors import TopicUnknown
 from offloaderd.rpc.broker_topics import NAME_BYTES_MAX
+from offloaderd.rpc.errors import code_of
 from offloaderd.rpc.v1 import broker_pb2
 from tests.unit.offload.rig import TOPIC, Rig
 from tests.unit.offload.test_triggers import ledger_rig
@@ -68,6 +70,17 @@ async def test_a_namespace_holds_so_many_topics_of_brokers() -> None:
         assert (await known(rig), counted(rig, "full"), counted(rig, "enabled")) == (3, 6, 3)
         assert "being enabled" in (await ensure(one, "public/other/t")).message
         assert (await ensure(one, "t-0")).message != ""  # what is enabled goes on
+
+
+async def test_a_topic_of_another_domain_is_refused_and_never_called_gone() -> None:
+    """Pulsar 5.0's segments: the broker keeps the ledger, and nothing is made of the name."""
+    rig = ledger_rig(Rig().policy)
+    async with served(rig) as one:
+        with pytest.raises(DomainNotCovered, match="not 'segment'") as refused:
+            await ensure(one, "segment://public/default/orders/0000-7fff-1")
+        assert code_of(refused.value) is grpc.StatusCode.FAILED_PRECONDITION
+        assert "BookKeeper" in refused.value.hint
+        assert await known(rig) == 0
 
 
 async def test_a_name_is_as_long_as_an_object_can_say() -> None:

@@ -360,6 +360,17 @@ async def test_topics_are_listed_by_tenant_and_namespace(source: BookKeeperLedge
     assert [line["event"] for line in lines] == ["source.topic_skipped"]
 
 
+async def test_topics_of_other_domains_are_listed_apart(source: BookKeeperLedgers, cluster: FakeCluster) -> None:
+    """`segment` is Pulsar's; what stands in a domain's place below a tenant of the first version is a namespace."""
+    await cluster.publish(TopicName.parse("acme/eu/a"))
+    for name in ("acme/eu/segment/b%2F0000-7fff-1", "acme/us/segment/c", "old/cluster/namespace/persistent"):
+        await cluster.znodes.create(f"/managed-ledgers/{name}", b"")
+    everything = ["segment://acme/eu/b/0000-7fff-1", "segment://acme/us/c"]
+    assert await source.not_covered() == everything
+    assert await source.not_covered(tenant="acme", namespace="us") == everything[1:]
+    assert [topic.local for topic in await source.topics()] == ["a"]
+
+
 async def test_reserved_topics_are_named_with_the_reason(source: BookKeeperLedgers, cluster: FakeCluster) -> None:
     """Pulsar's own by their names, compacted ones by their cursor."""
     assert await source.reserved(TopicName("public", "default", "__change_events")) == "changes of topic policies"
