@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -148,6 +149,38 @@ def test_nothing_is_compiled_before_the_role_is_known(monkeypatch: pytest.Monkey
         (named,) = NEEDS[f"/offloaderd.v1.AdminService/{call}"].named(request_)
         assert not Grant.parse("admin mallory acme/y/*").gives(Role.ADMIN, named)
         assert Grant.parse("admin alice acme/x/*").gives(Role.ADMIN, named)
+
+
+@pytest.mark.parametrize("path", sorted(path for path in NEEDS if path.startswith("/offloaderd.")))
+def test_no_field_of_any_call_is_compiled_before_the_role_is_known(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a caller writes an expression: also where a namespace, a target or a level is asked for."""
+
+    def compiled(source: str) -> None:
+        pytest.fail(f"{source} was compiled")
+
+    monkeypatch.setattr(expressions, "compiled", compiled)
+    kind = message_factory.GetMessageClass(dict(methods())[path].input_type)
+    for field in text_fields(kind.DESCRIPTOR):
+        for text in ("re:acme/x/(a+)+b", "re:acme/x", "re:acme"):
+            request_ = kind()
+            holder: Any = request_
+            for name in field[:-1]:
+                holder = getattr(holder, name)
+            setattr(holder, field[-1], text)
+            with suppress(InvalidInput):
+                list(NEEDS[path].named(request_))
+
+
+def text_fields(kind: Any, depth: int = 2) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 - of either implementation
+    """Yield the names that lead to each text of a message, and of those in it."""
+    for field in kind.fields:
+        if field.is_repeated:
+            continue
+        if field.type == field.TYPE_STRING:
+            yield (field.name,)
+        elif field.message_type is not None and depth:
+            for below in text_fields(field.message_type, depth - 1):
+                yield (field.name, *below)
 
 
 def test_a_name_that_is_no_text_is_refused() -> None:
