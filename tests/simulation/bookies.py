@@ -6,7 +6,7 @@ The history of a topic is kept whole for the model, also after the source has de
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Denied, NotFound
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
     from tests.simulation.loop import Process
     from tests.simulation.world import World
+
+
+ANOTHER, AGAIN, TWICE, BELOW = "another cluster", "ids again", "ids twice", "closed below"
+HISTORIES = (ANOTHER, AGAIN, TWICE, BELOW)
+"""What a misled source reads: another cluster, a restored one whose ids begin again, or are given to other ledgers, and
+one whose newest ledgers were closed before what they had confirmed."""
 
 
 @dataclass(slots=True)
@@ -164,9 +170,10 @@ class Ledgers:
 
 
 class Source:
-    """One process's LedgerSource."""
+    """One process's LedgerSource. `misled` names the history that it reads instead of the topics' own, if it does."""
 
-    def __init__(self, world: World, process: Process) -> None:
+    def __init__(self, world: World, process: Process, misled: str = "") -> None:
+        self._misled = misled
         self._world = world
         self._process = process
         self._ledgers = world.ledgers
@@ -175,6 +182,27 @@ class Source:
         self._watches: dict[asyncio.Event, TopicName] = {}
         self._listed: dict[TopicName, list[LedgerInfo]] = {}
         world.ledgers.sources.append(self)
+
+    def _seen(self, topic: TopicName) -> list[Ledger]:
+        """Return the ledgers that are there, as this process sees them."""
+        real = [one for one in self._ledgers.topics.get(topic, ()) if not one.deleted]
+        if not self._misled or not real:
+            return real
+        if self._misled == BELOW:
+            return [*real[:-1], replace(real[-1], entries=[], hidden=0, closed_ms=1)]
+        ids = [one.ledger_id for one in real]
+        if self._misled == AGAIN:
+            ids = list(range(min(3, ids[-1] + 1)))
+        elif self._misled == ANOTHER:
+            ids = [one + 1000 for one in ids]
+        return [Ledger(one, [b"of another history"] * 30, created_ms=1, closed_ms=int(one != ids[-1])) for one in ids]
+
+    def _find(self, topic: TopicName, ledger_id: int) -> Ledger:
+        """Return a ledger that is there. Raises NotFound."""
+        found = next((one for one in self._seen(topic) if one.ledger_id == ledger_id), None)
+        if found is None:
+            raise NotFound(f"no ledger {ledger_id} in {topic}")
+        return found
 
     async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[TopicName]:
         """See LedgerSource."""
@@ -195,7 +223,7 @@ class Source:
         def act() -> list[LedgerInfo]:
             if topic not in self._ledgers.topics or topic in self._ledgers.gone:
                 raise NotFound(f"unknown topic {topic}")
-            return [one.info() for one in self._ledgers.topics[topic] if not one.deleted]
+            return [one.info() for one in self._seen(topic)]
 
         return await self._wire.call(f"ledgers {topic.local}", act, write=False)
 
@@ -215,7 +243,7 @@ class Source:
         """See LedgerSource."""
 
         def act() -> Confirmed:
-            ledger = self._ledgers.find(topic, ledger_id)
+            ledger = self._find(topic, ledger_id)
             ledger.told = max(ledger.told, len(ledger.entries))
             return Confirmed(ledger.confirmed - 1, ledger.closed, Edge.EXACT, len(ledger.entries) - ledger.confirmed)
 
@@ -230,7 +258,7 @@ class Source:
         while at <= last_entry_id:
 
             def act(at: int = at) -> EntryBatch:
-                entries = self._ledgers.find(topic, ledger_id).entries
+                entries = self._find(topic, ledger_id).entries
                 end, size = at, 0
                 while end <= last_entry_id and (end == at or size + len(entries[end]) <= limit):
                     size += len(entries[end])
@@ -245,13 +273,15 @@ class Source:
         """See LedgerSource."""
 
         def act() -> int:
-            return sum(map(len, self._ledgers.find(topic, ledger_id).entries[: entry_id + 1]))
+            return sum(map(len, self._find(topic, ledger_id).entries[: entry_id + 1]))
 
         return await self._wire.call(f"length {topic.local} {ledger_id}:{entry_id}", act, write=False)
 
     async def identity(self) -> str | None:
         """See LedgerOrigin."""
-        return await self._wire.call("identity", lambda: self._ledgers.cluster_id, write=False)
+        return await self._wire.call(
+            "identity", lambda: "another" if self._misled == ANOTHER else self._ledgers.cluster_id, write=False
+        )
 
     async def moved(self, topic: TopicName) -> str | None:
         """See LedgerOrigin."""
@@ -259,7 +289,7 @@ class Source:
 
     async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
         """See LedgerOrigin."""
-        act = lambda: self._ledgers.find(topic, ledger_id).info()  # noqa: E731 - as short as its name
+        act = lambda: self._find(topic, ledger_id).info()  # noqa: E731 - as short as its name
         return await self._wire.call(f"inspect {topic.local} {ledger_id}", act, write=False)
 
     async def described(self, topic: TopicName, ledger_id: int) -> bytes:
@@ -285,7 +315,7 @@ class Source:
         def act() -> list[int]:
             if topic not in self._ledgers.topics or topic in self._ledgers.gone:
                 raise NotFound(f"unknown topic {topic}")
-            return [one.ledger_id for one in self._ledgers.topics[topic] if not one.deleted]
+            return [one.ledger_id for one in self._seen(topic)]
 
         return await self._wire.call(f"listed {topic.local}", act, write=False)
 

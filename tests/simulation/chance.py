@@ -28,6 +28,7 @@ EVENTS = (
     "bk cut",
     "expire session",
     "clock jump",
+    "misled",
     "s3 outage",
     "s3 full",
     "s3 denied",

@@ -11,7 +11,7 @@ from offloaderd.errors import Conflict, OffloaderError, first_of
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.objects.places import Place, Places
-from offloaderd.offload.budget import ByteBudget
+from offloaderd.offload.budget import ByteBudget, until_answered
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.hot import HotBuffers
@@ -86,6 +86,8 @@ class SimDaemon:
         self._world = world
         self.process: Process | None = None
         self.offset_ms = 0
+        self.misled = ""
+        """What its source reads instead of the topics' own ledgers, from its next start on."""
         self._dead: list[Process] = []
 
     @property
@@ -101,7 +103,7 @@ class SimDaemon:
         self.clock = SimClock(world, f"{self.name}/{self.runs}")
         self.clock.offset_ms = self.offset_ms
         self.zookeeper = ZooKeeper(world, process)
-        self.source = Source(world, process)
+        self.source = Source(world, process, self.misled)
         self.bucket = BucketClient(world, process)
         options = world.options
         uplink = Uplink(
@@ -266,6 +268,7 @@ class SimDaemon:
                 break
             except Conflict as error:
                 self._world.trace(self.name, f"not registered: {error}")
+        await until_answered(self.clock, self.known.begin)
         async with self.reader, asyncio.TaskGroup() as group:
             collecting = Schedule(interval_s=self._world.options.collect_s, grace_s=self._world.options.grace_s)
             loops = [

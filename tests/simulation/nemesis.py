@@ -11,6 +11,7 @@ from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OffloadMethod
 from offloaderd.offload import grant_records
+from tests.simulation.bookies import HISTORIES
 from tests.simulation.bucket import PREFIXES
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Nemesis:
         world.faults.on = False
         world.condition = ""
         world.cuts.clear()
+        for daemon in world.daemons:
+            self._lead_back(daemon)
         while self._busy or not all(daemon.up for daemon in world.daemons):
             for daemon in world.daemons:
                 daemon.go_on()
@@ -83,7 +86,9 @@ class Nemesis:
         world, rng = self._world, self._rng
         world.faults.count(event)
         world.trace("fate", f"{event} ({daemon.name})")
-        if event == "crash":
+        if event == "misled":
+            self._mislead()
+        elif event == "crash":
             daemon.crash()
             world.loop.in_world(rng.choice([0.1, 1.0, 6.0]), self._start, daemon)
         elif event in {"pause", "long pause"}:
@@ -93,9 +98,8 @@ class Nemesis:
             self._begin(self._drain(daemon))
         elif event.endswith(" cut"):
             self._cut(daemon, event.removesuffix(" cut"))
-        elif event == "expire session":
-            if daemon.process is not None:
-                daemon.zookeeper.expire()
+        elif event == "expire session" and daemon.process is not None:
+            daemon.zookeeper.expire()
         elif event == "clock jump":
             daemon.offset_ms = rng.choice([0, -DAY_MS, DAY_MS, -3000, 60_000])
             if daemon.process is not None:
@@ -124,6 +128,31 @@ class Nemesis:
     def _start(self, daemon: SimDaemon) -> None:
         if daemon.process is None:
             daemon.start()
+
+    def _mislead(self) -> None:
+        """Start all daemons on ledgers of another history, and some time later on the right ones again.
+
+        By its list alone nobody can tell that of what nothing is offloaded, nor where pushes came before any list.
+        """
+        world = self._world
+        maps = [world.oracle.maps.get(topic) for topic in world.topics]
+        known = all(found and found.segments and found.created.keys() == found.contexts.keys() for found in maps)
+        if world.options.push != "no" or not known or any(one.misled for one in world.daemons):
+            return
+        misled = self._rng.choice(HISTORIES)
+        world.faults.count(f"reads {misled}")
+        world.trace("fate", f"all read {misled}")
+        for daemon in world.daemons:
+            daemon.crash()
+            daemon.misled = misled
+            self._start(daemon)
+            world.loop.in_world(self._rng.uniform(9.0, 16.0), self._lead_back, daemon)
+
+    def _lead_back(self, daemon: SimDaemon) -> None:
+        if daemon.misled:
+            daemon.misled = ""
+            daemon.crash()
+            self._start(daemon)
 
     def _over(self, number: int) -> None:
         if number == self._condition:

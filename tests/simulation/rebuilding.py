@@ -55,6 +55,8 @@ def _compare(world: World, live: TopicMap, found: TopicMap) -> None:
         known = replace(pieces.joined(stored, path), deleted_ms=None, source_deleted=False)
         rebuilt = pieces.joined(found.contexts[ledger_id], path)
         end = rebuilt.end
+        if rebuilt.created_ms is None:
+            known = replace(known, created_ms=None)  # noted after the seal, or by a segment that retention has taken
         if ledger_id == last.ledger_id and end is None:
             known = replace(known, end=None)
         if known.end is not None and end is not None and known.end.entries == end.entries:

@@ -244,7 +244,7 @@ class World:
             daemon = self.daemons[rng.randrange(len(self.daemons))]
             topic = self.topics[rng.randrange(len(self.topics))]
             ledgers = [one for one in self.ledgers.topics[topic] if one.entries]
-            if not daemon.up or not ledgers:
+            if not daemon.up or daemon.misled or not ledgers:
                 continue
             ledger = ledgers[rng.randrange(len(ledgers))]
             first = Position(ledger.ledger_id, rng.randrange(len(ledger.entries)))
