@@ -13,6 +13,8 @@ prefix that is put in front as it is; the manifests are ours.
 | V1 index      | `<prefix><uuid>-ledger-<id>-index`   |
 | V1 manifest   | `<prefix><uuid>-ledger-<id>-manifest`|
 | V1 draft      | `<prefix><uuid>-ledger-<id>-draft`   |
+| head          | `<prefix>offloaderd-heads/<cluster>/<tenant>/<namespace>/persistent/<local>.head` |
+| marker        | `<prefix>offloaderd-identity/<cluster>.marker` |
 
 A draft is the manifest as an executor of a job wrote it: it does not say yet what lies before the segment in its topic.
 Whoever commits the segment puts the manifest and deletes the draft; no reader looks at it.
@@ -22,9 +24,11 @@ The uuid is written in lower case with dashes; the ledger id in decimal without 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from urllib.parse import quote
 from uuid import UUID
 
 from offloaderd import __version__
@@ -45,6 +49,12 @@ RETENTION_CLOCK = "offloaderd-retention/clock"
 
 What a crash leaves of them the collector of garbage deletes.
 """
+
+HEADS = "offloaderd-heads/"
+MARKERS = "offloaderd-identity/"
+"""Below the prefix: how far each topic is, and which deployment works there; by the cluster's name."""
+NAME_CHARS_MAX = 200
+"""A longer local name is told by its digest: file systems take names of 255 bytes."""
 
 _NAME = re.compile(
     r"([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
@@ -129,6 +139,24 @@ def parse(prefix: str, key: str) -> ObjectName | None:
         object_id=UUID(uuid),
         ledger_id=int(ledger) if ledger is not None else None,
     )
+
+
+def head(prefix: str, cluster: str, managed_ledger: str) -> str:
+    """Key of a topic's head; its name begins with no segment's."""
+    folder, _, local = managed_ledger.rpartition("/")
+    if len(local) > NAME_CHARS_MAX:
+        local = hashlib.sha256(local.encode()).hexdigest()
+    return f"{prefix}{HEADS}{quote(cluster, safe='')}/{folder}/{local}.head"
+
+
+def marker(prefix: str, cluster: str) -> str:
+    """Key of the marker that says which deployment of a cluster's name works below a prefix."""
+    return f"{prefix}{MARKERS}{quote(cluster, safe='')}.marker"
+
+
+def is_beside(prefix: str, key: str) -> bool:
+    """Whether an object is a head or a marker: of no segment, and nobody's to collect."""
+    return key.startswith((f"{prefix}{HEADS}", f"{prefix}{MARKERS}"))
 
 
 def labels(where: SegmentKeys, kind: ObjectKind, *, cluster: str, managed_ledger: str) -> dict[str, str]:

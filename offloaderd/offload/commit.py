@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metrics import Metrics
     from offloaderd.model import LedgerEnd, Loss, TopicName
+    from offloaderd.offload.head import HeadKeeper
 
 log = structlog.get_logger(__name__)
 
@@ -62,13 +63,21 @@ class AttemptLog:
     """
 
     def __init__(
-        self, store: MetadataStore, claim: Claim, *, clock: Clock, metrics: Metrics, path: str | None = None
+        self,
+        store: MetadataStore,
+        claim: Claim,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        path: str | None = None,
+        head: HeadKeeper | None = None,
     ) -> None:
         self._store = store
         self._claim = claim
         self.fence = Fence(store, claim, clock=clock, metrics=metrics)
         self._clock = clock
         self._metrics = metrics
+        self.head = head
         self._path = path or paths.attempt(claim.topic)
         self._version = 0
         self._ours: list[Attempt] = []  # what may be recorded as far as this log knows; nothing: it has not looked
@@ -149,7 +158,7 @@ class AttemptLog:
         changed by someone else.
         """
         steps, after = await self._fitted(topic_map, lambda known: known.with_commit(segment, ends), along)
-        await self._enter(segment, [*steps, *along])
+        await self._enter(topic_map, after, segment, [*steps, *along])
         return after
 
     async def exchange(self, topic_map: TopicMap, made: CommittedSegment, along: Sequence[Step] = ()) -> TopicMap:
@@ -162,11 +171,16 @@ class AttemptLog:
         whole = made.method is OffloadMethod.LEDGER_BASED
         replaced, now_ms = conversion.with_whole if whole else merging.with_merged, self._clock.wall_ms()
         steps, after = await self._fitted(topic_map, lambda known: replaced(known, made, now_ms=now_ms), along)
-        await self._enter(made, [*steps, *along])
+        await self._enter(topic_map, after, made, [*steps, *along])
         return after
 
-    async def _enter(self, segment: CommittedSegment, steps: Sequence[Step]) -> None:
-        """Carry out the steps that make a segment part of the topic, and end the attempt with them."""
+    async def _enter(self, before: TopicMap, after: TopicMap, segment: CommittedSegment, steps: Sequence[Step]) -> None:
+        """Carry out the steps that make a segment part of the topic, and end the attempt with them.
+
+        The topic's head in the bucket says so first: the bucket is never behind the metadata.
+        """
+        if self.head is not None:
+            await self.head.before_commit(before, after, segment)
 
         async def recorded() -> bool:
             current = await catalog.load(self._store, self._claim.topic)

@@ -147,6 +147,7 @@ async def keep_trash_empty(shop: Workshop, offloader: TopicOffloader) -> None:
     topic, folder, seen = str(offloader.topic), paths.trash(offloader.topic), 0
     changes = shop.metadata.watch(folder)
     await anext(changes)
+    await offloader.identity.checked.wait()
     while True:
         while True:
             try:

@@ -16,7 +16,7 @@ from offloaderd.errors import Closed, Conflict, CorruptData, NotFound, Offloader
 from offloaderd.groups import Group
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.offload import asked, deletion, ownership, policies
+from offloaderd.offload import asked, deletion, identity, ownership, policies
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.discovery import Discovery
 from offloaderd.offload.history import History
@@ -72,7 +72,7 @@ class Engine:
         self._looks = 0
         self.rollback = Rollback(shop)
         own = {"trash": self._keep_trash_empty, "history": self._keep_history, "requests": self._keep_asked}
-        own["rollback"] = self.rollback.run
+        own["rollback"], own["identity"] = self.rollback.run, identity.keep
         self._home = Household(shop=shop, book=book, duties={**own, **(duties or {})}, me=NOBODY)
         self._history = History(shop, lambda: self._home.me.daemon_id)
         self._reporter = Reporter(shop, self.statuses)

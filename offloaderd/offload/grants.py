@@ -92,6 +92,7 @@ class Grants:
     async def run(self, offloader: TopicOffloader) -> None:
         """Verify, grant and delete until cancelled. Raises Fenced."""
         known: dict[int, Grant] = {}
+        await offloader.identity.checked.wait()
         while self._options.enabled:
             holds, patience_s = offloader.policy, 0.0
             try:

@@ -70,6 +70,7 @@ class HistoryWriter:
             clock=self._clock,
             metrics=self._metrics,
             path=paths.history_attempt(offloader.topic),
+            head=offloader.identity.head,
         )
 
     async def run(self) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import Conflict, Fenced, IdentityRefused, NotFound
+from offloaderd.event import Event
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import identity as identity_record
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.identity import RefusalKind
     from offloaderd.metrics import Metrics
     from offloaderd.offload.fence import Fence
+    from offloaderd.offload.head import HeadKeeper
+    from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.offload.troubles import Troubles
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +39,13 @@ class TopicIdentity:
     def __init__(self, fence: Fence, *, clock: Clock, metrics: Metrics) -> None:
         self.refusals: tuple[Refusal, ...] = ()
         """Those that stand, as of the last look."""
+        self.topic = fence.claim.topic
+        self.checked = Event()
+        """Set once the bucket was asked under this claim: nothing is deleted or granted before."""
+        self.head: HeadKeeper | None = None
+        """What keeps the topic's head in the bucket; None where nobody does."""
+        self.troubles: Troubles | None = None
+        """Hears what a check fails with while it is tried again."""
         self._fence = fence
         self._topic = fence.claim.topic
         self._clock = clock
@@ -91,9 +102,14 @@ class TopicIdentity:
         if await self.refuse(kind, found, evidence):
             raise IdentityRefused(f"{kind}: {found}", hint=identity_record.hint(kind))
 
-    async def clear(self, kind: RefusalKind) -> None:
-        """Take back what was refused of a kind, as it is in order again. Safe to repeat. Raises Fenced, CorruptData."""
-        stood = any(one.kind == kind for one in await self.load())
+    async def clear(self, kind: RefusalKind, *, about: str = "") -> None:
+        """Take back what was refused of a kind, as it is in order again. Safe to repeat. Raises Fenced, CorruptData.
+
+        `about` is what the evidence begins with, of a check that is not the only one of its kind.
+        """
+        if not any(one.kind == kind and one.evidence.startswith(about) for one in self.refusals):
+            return
+        stood = any(one.kind == kind and one.evidence.startswith(about) for one in await self.load())
         if stood:
             await self._change(lambda record: record.without(kind))
             log.info("identity.cleared", topic=str(self._topic), kind=str(kind))
@@ -135,3 +151,11 @@ class TopicIdentity:
             self._metrics.identity_refusals.labels(topic=topic, kind=one.kind).set(1)
         self.refusals = record.refusals
         return self.refusals
+
+
+async def keep(offloader: TopicOffloader) -> None:
+    """Read the topic's head as soon as the bucket answers. Raises IdentityRefused, Fenced."""
+    if offloader.identity.head is not None:
+        await offloader.identity.head.check(offloader.map)
+    with offloader.rest.until():
+        await Event().wait()

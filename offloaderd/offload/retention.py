@@ -162,6 +162,7 @@ class Retention:
         absent: dict[int, float] = {}
         desk = self._desks[offloader.topic] = _Desk()
         try:
+            await offloader.identity.checked.wait()
             while True:
                 holds, patience_s = offloader.policy, 0.0
                 try:

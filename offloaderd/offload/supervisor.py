@@ -23,6 +23,7 @@ from offloaderd.offload import history, ownership, recovery
 from offloaderd.offload.adoption import adopt_head
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog, Claim
+from offloaderd.offload.head import HeadKeeper
 from offloaderd.offload.identity import TopicIdentity
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.signal import Signal, race
@@ -280,6 +281,7 @@ class Supervisor:
         store, topic = self._home.shop.metadata, self.topic
         attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics)
         self.identity = identity = TopicIdentity(attempts.fence, clock=self._clock, metrics=self._metrics)
+        attempts.head = identity.head = HeadKeeper(self._home.shop, identity, epoch=claim.epoch)
         async with self._home.turns:
             await identity.load()
             topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
@@ -290,6 +292,7 @@ class Supervisor:
             topic_map = await adopt_head(self._home.shop, attempts, topic_map)
         topic_map = await history.prepare(self._home.shop, attempts, topic_map, left, policy, me)
         offloader = TopicOffloader(self._home.shop, attempts, topic_map, policy, left, identity)
+        identity.troubles = offloader.troubles
         cause = self.asleep.cause if self.asleep is not None else Cause.DUE
         if self.asleep is not None:
             before = self.asleep.record

@@ -57,6 +57,8 @@ class Workshop:
     pasts: Pasts = field(default_factory=Pasts)
     cut: LedgerCut | None = None
     chunk_bytes: int = CHUNK_BYTES
+    deployment_id: str = ""
+    """Of which deployment what is written says that it is; empty: none was made yet."""
 
     def place_for(self, policy: RollPolicy) -> Place:
         """Return where a topic's next segment goes. Raises Transient when its policy names no place of this daemon."""

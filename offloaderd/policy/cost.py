@@ -137,10 +137,11 @@ def _shape(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> _Shape
 def per_segment(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> Requests:
     """Return the requests that write one segment of entries of one size and verify it, and delete it in the end.
 
-    The upload is created and completed, index and manifest are put and read back; the data object's size is asked for
-    after the completion and before the commit. A part has whole blocks until it is as long as it should be.
+    The upload is created and completed, index and manifest are put and read back, the topic's head is put; the data
+    object's size is asked for after the completion and before the commit. A part has whole blocks until it is as long
+    as it should be.
     """
-    return Requests(puts=parts_of(payload_bytes, entry_bytes, cutting) + 4, gets=4, deletes=1)
+    return Requests(puts=parts_of(payload_bytes, entry_bytes, cutting) + 5, gets=4, deletes=1)
 
 
 def parts_of(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> int:

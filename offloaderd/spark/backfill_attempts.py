@@ -13,14 +13,20 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.offload.commit import Claim
+    from offloaderd.offload.head import HeadKeeper
     from offloaderd.offload.workshop import Workshop
 
 
-async def attempts_of(shop: Workshop, claim: Claim) -> AsyncIterator[tuple[AttemptLog, Attempt]]:
-    """Yield what jobs have recorded of a topic and not committed. Raises CorruptData."""
-    folder, clock = paths.history_attempts(claim.topic), shop.uplink.clock
+async def attempts_of(
+    shop: Workshop, claim: Claim, head: HeadKeeper | None = None
+) -> AsyncIterator[tuple[AttemptLog, Attempt]]:
+    """Yield what jobs have recorded of a topic and not committed. Raises CorruptData.
+
+    `head` keeps the topic's head in the bucket if they are to be committed.
+    """
+    folder, clock, metrics = paths.history_attempts(claim.topic), shop.uplink.clock, shop.uplink.metrics
     for name in await until_answered(clock, lambda: shop.metadata.children(folder)):
-        attempts = AttemptLog(shop.metadata, claim, clock=clock, metrics=shop.uplink.metrics, path=f"{folder}/{name}")
+        attempts = AttemptLog(shop.metadata, claim, clock=clock, metrics=metrics, path=f"{folder}/{name}", head=head)
         found = await until_answered(clock, attempts.load)
         if found is not None:
             yield attempts, found

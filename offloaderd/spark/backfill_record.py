@@ -19,6 +19,7 @@ from offloaderd.model import Loss, Position
 from offloaderd.offload import recovery
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.commit import AttemptLog
+from offloaderd.offload.head import head_of
 from offloaderd.offload.history_record import HistoryRecord
 from offloaderd.offload.ledger_layout import layout_in_history
 from offloaderd.offload.record import TopicRecord
@@ -71,6 +72,7 @@ class JobRecord:
         self.claim = claim
         self._shop, self._source, self._me, self._patience_s = shop, source, me, patience_s
         self._clock = shop.uplink.clock
+        self._head = head_of(shop, claim)
         fence = self._log(None)
         self._record = TopicRecord(fence, topic_map, None, clock=self._clock, metrics=shop.uplink.metrics)
         self.history = HistoryRecord(self._record, plan, fence, None, holder=me)
@@ -95,7 +97,9 @@ class JobRecord:
 
     def _log(self, path: str | None) -> AttemptLog:
         metrics = self._shop.uplink.metrics
-        return AttemptLog(self._shop.metadata, self.claim, clock=self._clock, metrics=metrics, path=path)
+        return AttemptLog(
+            self._shop.metadata, self.claim, clock=self._clock, metrics=metrics, path=path, head=self._head
+        )
 
     async def look(self) -> list[LedgerInfo]:
         """Take in what the source has. Raises BackfillFailed when it does not say it for too long, HistoryTorn."""
@@ -177,7 +181,7 @@ class JobRecord:
     async def left_behind(self) -> AsyncIterator[tuple[AttemptLog, Attempt]]:
         """Yield what earlier drivers left and can be gone on with; the rest goes to the trash."""
         begins: set[Position] = set()
-        async for attempts, found in attempts_of(self._shop, self.claim):
+        async for attempts, found in attempts_of(self._shop, self.claim, self._head):
             reason = recovery.reason_to_give_up(found, None, self._shop)
             if found.begin <= self.standing or found.begin in begins:
                 reason = "its entries are in other segments"

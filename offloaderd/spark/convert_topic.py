@@ -23,6 +23,7 @@ from offloaderd.metadata.records.attempt import AttemptStatus
 from offloaderd.offload import recovery
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog
+from offloaderd.offload.head import head_of
 from offloaderd.offload.rewriting import Rewriting
 from offloaderd.offload.rollback_read import Unreadable
 from offloaderd.offload.signal import Signal
@@ -106,7 +107,7 @@ class TopicConversion:
         self._map = await self._load()
 
     async def _run(self, claim: Claim) -> None:
-        self._claim = claim
+        self._claim, self._head = claim, head_of(self._shop, claim)
         await self._look()
         goals = outlook(self._map, self._wish, self._shop.places.buckets).goals
         self._items = [_Item(goal) for goal in goals]
@@ -127,12 +128,14 @@ class TopicConversion:
 
     def _log(self, path: str) -> AttemptLog:
         metrics = self._shop.uplink.metrics
-        return AttemptLog(self._shop.metadata, self._claim, clock=self._clock, metrics=metrics, path=path)
+        return AttemptLog(
+            self._shop.metadata, self._claim, clock=self._clock, metrics=metrics, path=path, head=self._head
+        )
 
     async def _take_up(self) -> None:
         """Go on with what earlier drivers left, if it is still to be made; the rest goes to the trash."""
         wanted = {(item.goal.begin, item.goal.whole): item for item in self._items}
-        async for attempts, found in attempts_of(self._shop, self._claim):
+        async for attempts, found in attempts_of(self._shop, self._claim, self._head):
             item = wanted.get((found.begin, found.ledger_id is not None))
             reason = recovery.reason_to_give_up(found, None, self._shop)
             if item is None or item.recorded is not None or found.end not in {None, item.goal.end}:

@@ -16,8 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, OffloaderError, OutcomeUnknown
-from offloaderd.format import manifest
+from offloaderd.errors import (
+    BucketMissing,
+    Conflict,
+    CorruptData,
+    InvalidInput,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+)
+from offloaderd.format import head, manifest
 from offloaderd.format.manifest_rules import Broken
 from offloaderd.format.manifest_wire import managed_ledger
 from offloaderd.metadata import nodes, paths
@@ -28,6 +36,7 @@ from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import TopicName
+from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.whole import Wholes
 from offloaderd.upkeep import broker_ledgers, stored
@@ -39,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from uuid import UUID
 
+    from offloaderd.format.head import TopicHead
     from offloaderd.format.manifest import SegmentManifest
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import ObjectReader
@@ -60,6 +70,8 @@ class Found:
     known: list[Known] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
+    epochs: dict[TopicName, int] = field(default_factory=dict)
+    """Of the newest commits, as the heads of the topics tell them."""
     brokers: list[Known] = field(default_factory=list)
     """Ledgers that brokers have offloaded, as far as they were looked for."""
 
@@ -93,7 +105,26 @@ async def read_buckets(objects: ObjectReader, sites: Sequence[Site], progress: C
                 progress(found.counts.segments)
         await _read_batch(objects, site, batch, found)
         progress(found.counts.segments)
+        await _read_heads(objects, site, found)
     return found
+
+
+async def _read_heads(objects: ObjectReader, site: Site, found: Found) -> None:
+    """Read under which epoch each topic was committed last: the next owner's has to be above it."""
+    topics = sorted({one.topic for one in found.known})
+
+    async def read(topic: TopicName) -> TopicHead | None:
+        key = keys.head(site.prefix, site.cluster, topic.managed_ledger)
+        try:
+            return head.decode_head(await objects.at(site.bucket).get(key), key=key)
+        except BucketMissing:
+            raise
+        except (NotFound, CorruptData):
+            return None  # of a version without heads, or damaged: the manifests have to do
+
+    for topic, one in zip(topics, await each(topics, read), strict=True):
+        if one is not None and one.managed_ledger == topic.managed_ledger:
+            found.epochs[topic] = max(found.epochs.get(topic, 0), one.epoch)
 
 
 async def read_brokers(objects: ObjectReader, sites: Sequence[Site], found: Found) -> None:
@@ -186,7 +217,8 @@ def make_plan(
         brokers = [one for one in found.brokers if one.topic == topic and one.segment.segment_id not in without]
         plan = plan_topic(topic, by_topic[topic], prefer=prefer, brokers=brokers)
         problems = (*own[topic], *plan.problems)
-        plans.append(TopicPlan(map=plan.map, epoch=plan.epoch, problems=problems))
+        epoch = max(plan.epoch, found.epochs.get(topic, 0))
+        plans.append(TopicPlan(map=plan.map, epoch=epoch, problems=problems))
     return Plan(topics=tuple(plans), problems=tuple(own[None]))
 
 

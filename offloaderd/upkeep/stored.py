@@ -97,7 +97,7 @@ async def segments(
         async for info in found:
             name = keys.parse(prefix, info.key)
             if name is None:
-                counts.others += 1
+                counts.others += not keys.is_beside(prefix, info.key)
                 continue
             where = SegmentKeys(prefix, name.object_id, name.ledger_id)
             if current is None or current.keys != where:

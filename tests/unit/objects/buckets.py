@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import BucketMissing
+from offloaderd.objects import keys
 from offloaderd.objects.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -27,5 +28,5 @@ class Buckets(MemoryStore):
             raise BucketMissing(f"no bucket {bucket!r}") from None
 
     async def keys(self, bucket: str) -> list[str]:
-        """Return all keys of a bucket."""
-        return [info.key async for info in self.at(bucket).list()]
+        """Return the keys of all segments' objects in a bucket."""
+        return [info.key async for info in self.at(bucket).list() if keys.HEADS not in info.key]

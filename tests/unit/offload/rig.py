@@ -19,6 +19,7 @@ from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
 from offloaderd.model import Position, TopicName
+from offloaderd.objects import keys
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.places import Place, Places
 from offloaderd.offload.budget import ByteBudget
@@ -79,6 +80,7 @@ class Rig:
     sleep_after_s: float = 0.0
     origin: LedgerOrigin | None = None
     register: LedgerRegister | None = None
+    deployment_id: str = ""
 
     def __post_init__(self) -> None:
         """Make the stores that the test did not bring."""
@@ -120,6 +122,7 @@ class Rig:
             ledgers=self.whole_ledgers(source) if source is not None else None,
             offloads=self.offloads,
             chunk_bytes=self.chunk_bytes,
+            deployment_id=self.deployment_id,
         )
 
     def known_source(self, metadata: MetadataStore) -> KnownSource | None:
@@ -198,9 +201,14 @@ class Rig:
     async def leftovers(self) -> list[str]:
         """Return keys and uploads that belong to no committed segment."""
         known = {str(s.segment_id) for s in (await catalog.load(self.tree.connect(), TOPIC)).segments}
-        names = [info.key async for info in self.store.list()]
+        names = [info.key async for info in self.store.list() if not beside(info.key)]
         stray = [name for name in names if name[4:40] not in known or name.endswith("-draft")]
         return stray + [f"upload of {upload.key}" async for upload in self.store.list_uploads()]
+
+
+def beside(key: str) -> bool:
+    """Whether an object is a topic's head or a place's marker."""
+    return keys.HEADS in key or keys.MARKERS in key
 
 
 async def enabled(engine: Engine, policy: TopicPolicy | None = None, topic: TopicName = TOPIC) -> TopicOffloader:

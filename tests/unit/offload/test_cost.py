@@ -71,6 +71,7 @@ async def test_a_segment_asks_for_what_the_model_says(entries: int, entry_bytes:
     rig = Rig(objects=store, layout=LAYOUT, upload_bytes=1 << 20)
     async with rig.engine(push_only=True) as engine:
         topic = await enabled(engine, TopicPolicy(enabled=True, segment_bytes_max=1 << 20))
+        await topic.identity.checked.wait()
         asked.asked.clear()
         topic.offer(EntryBatch(1, 0, [bytes(entry_bytes)] * entries))
         await topic.request_roll()
@@ -155,10 +156,10 @@ def test_money_is_requests_times_prices() -> None:
     found = estimate([load], cutting, PRICES, scrub_interval_s=MONTH_S)
     hours = MONTH_S / 3600
     assert found.segments_per_hour == pytest.approx(1)
-    assert found.write == pytest.approx(Requests(puts=6, gets=4, deletes=1))
+    assert found.write == pytest.approx(Requests(puts=7, gets=4, deletes=1))
     assert found.scrub.gets == pytest.approx(2 * (4 + 3))
-    assert found.requests_month == pytest.approx(hours * (6 * 0.005 + (4 + 14) * 0.0004) / 1000)
+    assert found.requests_month == pytest.approx(hours * (7 * 0.005 + (4 + 14) * 0.0004) / 1000)
     assert found.gib_per_hour == pytest.approx(10 / 1024)
-    assert found.requests_per_gib == pytest.approx((11 + 14) * 102.4)
+    assert found.requests_per_gib == pytest.approx((12 + 14) * 102.4)
     assert found.stored_month == pytest.approx(hours * 10 / 1024 * (1 + 12 / 1024) * 0.023)
     assert found.metadata_writes_per_s == pytest.approx((METADATA_WRITES + 1) / 3600)

@@ -1,0 +1,219 @@
+"""The head of a topic: a small object in the bucket that says how far the topic is, whatever the metadata say later.
+
+It is put after a segment was verified and before the transaction that commits it, and read once under each claim,
+before the first commit or deletion. One that is ahead of the map by more than what is at hand was put by owners whose
+records are gone: the metadata went back. One of another deployment means that somebody else writes the topic. A
+topic without a head is adopted: versions before had none.
+
+A put that is late, or of a deposed owner, does no harm: an older head than the map is in order. What a head is ahead by
+may have been given up meanwhile; then it is on the trash list, or its manifest is in the bucket no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from offloaderd.errors import BucketMissing, CorruptData, Denied, NoSpace, NotFound, Transient
+from offloaderd.format import head as head_format
+from offloaderd.format.head import HeadSegment, TopicHead
+from offloaderd.metadata import catalog, nodes, paths
+from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records.identity import RefusalKind
+from offloaderd.model import OffloadMethod
+from offloaderd.objects import keys, look
+from offloaderd.objects.keys import SegmentKeys
+from offloaderd.offload.budget import Backoff
+from offloaderd.offload.fence import Fence
+from offloaderd.offload.identity import TopicIdentity
+from offloaderd.offload.troubles import error_class
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from uuid import UUID
+
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.model import Position
+    from offloaderd.objects.places import Place
+    from offloaderd.offload.commit import Claim
+    from offloaderd.offload.workshop import Workshop
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+
+class HeadKeeper:
+    """Reads and puts one topic's head under one claim. `epoch` is the owner's, None for the driver of a job."""
+
+    def __init__(self, shop: Workshop, identity: TopicIdentity, *, epoch: int | None) -> None:
+        self._shop = shop
+        self._identity = identity
+        self._topic = identity.topic
+        self._epoch = epoch
+        self._clock = shop.uplink.clock
+        self._lock = asyncio.Lock()
+        self._checked = False
+        self._known_epoch = 0
+        self._put: tuple[object, ...] = ()
+
+    async def check(self, topic_map: TopicMap, committing: UUID | None = None) -> None:
+        """Compare the heads that there are with the map; once under a claim.
+
+        `committing` is the segment whose commit comes next. Raises IdentityRefused, Fenced.
+        """
+        async with self._lock:
+            if self._checked:
+                return
+            for place in self._shop.places:
+                found = await self._persist(lambda place=place: self._read(place))  # type: ignore[misc]
+                if found is not None:
+                    await self._compare(found, topic_map, committing)
+            self._checked = True
+        for kind in (RefusalKind.METADATA_WENT_BACK, RefusalKind.OTHER_DEPLOYMENT):
+            await self._identity.clear(kind, about="head ")
+        self._identity.checked.set()
+
+    async def before_commit(self, before: TopicMap, after: TopicMap, segment: CommittedSegment) -> None:
+        """Put the head of the map that a commit makes. Raises IdentityRefused, Fenced."""
+        await self.check(before, segment.segment_id)
+        newest = after.segments[-1]
+        history = after.history_end if after.unfinished is not None else None
+        epoch = self._known_epoch if self._epoch is None else self._epoch
+        value = TopicHead(
+            managed_ledger=self._topic.managed_ledger,
+            cluster=self._shop.cluster,
+            epoch=epoch,
+            newest=_described(newest),
+            history=_described(after.find(history)) if history is not None else None,
+            deployment_id=self._shop.deployment_id,
+            put_ms=self._clock.wall_ms(),
+        )
+        told = (value.newest, value.history, value.epoch)
+        if told == self._put:
+            return
+        home = self._shop.places.home
+        ours = self._shop.places.find(newest.bucket, newest.prefix) if not newest.foreign else None
+        place = ours or home
+        store = self._shop.uplink.objects.at(place.bucket)
+        key = keys.head(place.prefix, self._shop.cluster, self._topic.managed_ledger)
+        labels = keys.segment_metadata(self._shop.cluster)
+        await self._persist(lambda: store.put(key, head_format.encode_head(value), metadata=labels))
+        self._put = told
+
+    async def _read(self, place: Place) -> TopicHead | None:
+        """Return the head in a place; None when there is none, or it cannot be read."""
+        key = keys.head(place.prefix, self._shop.cluster, self._topic.managed_ledger)
+        try:
+            found = head_format.decode_head(await self._shop.uplink.objects.at(place.bucket).get(key), key=key)
+        except BucketMissing:
+            raise
+        except NotFound:
+            return None
+        except CorruptData as error:
+            log.error("head.unreadable", topic=str(self._topic), key=key, error=str(error), hint=_UNREADABLE)  # noqa: TRY400
+            return None
+        return found if found.managed_ledger == self._topic.managed_ledger else None
+
+    async def _compare(self, found: TopicHead, topic_map: TopicMap, committing: UUID | None) -> None:
+        """Raise IdentityRefused for a head that does not go with the map."""
+        ours = self._shop.deployment_id
+        if ours and found.deployment_id and found.deployment_id != ours:
+            await self._identity.stop(
+                RefusalKind.OTHER_DEPLOYMENT,
+                f"deployment {found.deployment_id} commits segments of this topic below the same prefix, this one is "
+                f"{ours}",
+                f"head of deployment {found.deployment_id}",
+            )
+        self._known_epoch = max(self._known_epoch, found.epoch)
+        evidence = f"head of epoch {found.epoch}"
+        stands = any(one.evidence == evidence for one in self._identity.refusals)
+        if self._epoch is not None and (found.epoch > self._epoch or stands):
+            await self._identity.stop(
+                RefusalKind.METADATA_WENT_BACK,
+                f"an owner of epoch {found.epoch} has committed segments of this topic, and the metadata were at "
+                "a lower one",
+                evidence,
+            )
+        for head, end in ((found.newest, topic_map.offloaded), (found.history, topic_map.history_end)):
+            if head is not None and await self._is_ahead(head, end, topic_map, committing):
+                await self._identity.stop(
+                    RefusalKind.METADATA_WENT_BACK,
+                    f"segment {head.segment_id} was committed up to {head.end}, and the metadata say that the topic "
+                    f"is offloaded up to {end or 'nothing'}",
+                    f"head at segment {head.segment_id}",
+                )
+
+    async def _is_ahead(
+        self, head: HeadSegment, end: Position | None, topic_map: TopicMap, committing: UUID | None
+    ) -> bool:
+        """Whether a segment was committed that the map lacks, and that is neither being written nor given up."""
+        if (end is not None and head.end <= end) or head.segment_id == committing or _holds(topic_map, head):
+            return False
+        if await self._persist(lambda: self._is_recorded(head.segment_id)):
+            return False
+        where = SegmentKeys(head.prefix, head.segment_id, head.begin.ledger_id if head.ledger_based else None)
+        objects = self._shop.uplink.objects.at(head.bucket)
+        if await self._persist(lambda: look.head(objects, where.manifest)) is None:
+            return False
+        # A job may have committed it since the map was read.
+        return not _holds(await self._persist(lambda: catalog.load(self._shop.metadata, self._topic)), head)
+
+    async def _is_recorded(self, segment_id: UUID) -> bool:
+        """Whether a segment is an attempt of the owner or of a job, or is on the trash list."""
+        store, topic = self._shop.metadata, self._topic
+        for path in (paths.trash_record(topic, segment_id), paths.history_job_attempt(topic, segment_id)):
+            if await nodes.node(store, path) is not None:
+                return True
+        for path in (paths.attempt(topic), paths.history_attempt(topic), paths.rollback_attempt(topic)):
+            node = await nodes.node(store, path)
+            if node is not None and attempt_record.decode(node.value, path=path).segment_id == segment_id:
+                return True
+        return False
+
+    async def _persist(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Try a request until it is answered."""
+        backoff, troubles, what = Backoff(self._clock), self._identity.troubles, object()
+        try:
+            while True:
+                try:
+                    return await request()
+                except (Transient, Denied, NoSpace, BucketMissing) as error:
+                    kind = error_class(error)
+                    self._shop.uplink.metrics.upload_retries.labels(**{"class": kind}).inc()
+                    log.warning("head.retried", topic=str(self._topic), error_class=kind, error=str(error))
+                    if troubles is not None:
+                        troubles.met(error, what)
+                    await backoff.wait(error)
+        finally:
+            if troubles is not None:
+                troubles.over(what)
+
+
+def head_of(shop: Workshop, claim: Claim) -> HeadKeeper:
+    """Return what keeps a topic's head under the claim of a job's driver."""
+    clock, metrics = shop.uplink.clock, shop.uplink.metrics
+    fence = Fence(shop.metadata, claim, clock=clock, metrics=metrics)
+    return HeadKeeper(shop, TopicIdentity(fence, clock=clock, metrics=metrics), epoch=None)
+
+
+_UNREADABLE = "the next commit puts it anew; until then nobody notices by it if the metadata go back"
+
+
+def _holds(topic_map: TopicMap, head: HeadSegment) -> bool:
+    return any(one.segment_id == head.segment_id for one in topic_map.segments)
+
+
+def _described(segment: CommittedSegment | None) -> HeadSegment | None:
+    if segment is None:
+        return None
+    return HeadSegment(
+        segment_id=segment.segment_id,
+        begin=segment.begin,
+        end=segment.end,
+        bucket=segment.bucket,
+        prefix=segment.prefix,
+        ledger_based=segment.method is OffloadMethod.LEDGER_BASED,
+    )

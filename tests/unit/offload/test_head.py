@@ -1,0 +1,176 @@
+"""The head of a topic in the bucket tells of metadata that went back, and of another deployment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from offloaderd.format import head as head_format
+from offloaderd.metadata import catalog, identity, paths
+from offloaderd.metadata.memory import MemoryTree
+from offloaderd.metadata.records.identity import RefusalKind
+from offloaderd.metadata.removal import without_oldest
+from offloaderd.objects import keys
+from offloaderd.upkeep.rebuild import make_plan, read_buckets, write
+from offloaderd.upkeep.stored import Site
+from tests.unit.offload.owned import offload_more, offloaded_topic
+from tests.unit.offload.rig import TOPIC, until
+
+if TYPE_CHECKING:
+    from offloaderd.format.head import TopicHead
+    from offloaderd.offload.engine import Engine
+    from tests.unit.offload.rig import Rig
+
+KEY = keys.head("seg/", "test", TOPIC.managed_ledger)
+
+
+async def head_of(rig: Rig) -> TopicHead:
+    """Return the head as it lies in the bucket."""
+    return head_format.decode_head(await rig.store.get(KEY), key=KEY)
+
+
+async def put(rig: Rig, head: TopicHead) -> None:
+    """Put another head in its place."""
+    await rig.store.put(KEY, head_format.encode_head(head))
+
+
+def _refused(engine: Engine) -> list[str]:
+    return [one.kind for status in engine.statuses() for one in status.refusals]
+
+
+def _stalls(engine: Engine) -> bool:
+    return any(one.state == "stalled" for one in engine.statuses())
+
+
+async def _segments(rig: Rig) -> int:
+    return len((await catalog.load(rig.tree.connect(), TOPIC)).segments)
+
+
+async def test_each_commit_puts_the_head_of_what_it_commits() -> None:
+    """After a commit the bucket alone says how far the topic is, and under which epoch."""
+    rig = await offloaded_topic(10, 10)
+    newest = (await catalog.load(rig.tree.connect(), TOPIC)).segments[-1]
+    head = await head_of(rig)
+    assert head.newest is not None
+    assert (head.newest.segment_id, head.newest.end, head.epoch) == (newest.segment_id, newest.end, 1)
+    assert (head.managed_ledger, head.cluster) == (TOPIC.managed_ledger, "test")
+
+
+async def test_a_map_that_is_segments_behind_the_head_is_refused() -> None:
+    """Nothing is offloaded, deleted or granted by it; what it has stays readable, and all objects stay."""
+    rig = await offloaded_topic(10)
+    backup = rig.tree.backup()
+    await offload_more(rig, [10, 10], seed=5)
+    before = sorted([info.key async for info in rig.store.list()])
+    rig.tree = backup
+    async with rig.engine("two") as engine:
+        await until(lambda: _refused(engine) == [RefusalKind.METADATA_WENT_BACK])
+        await until(lambda: "offloadctl identity" in engine.statuses()[0].stalled_reason)
+        await until(lambda: "offloaderd rebuild" in engine.statuses()[0].stalled_reason)
+        assert "metadata-went-back" in await identity.deletion_refused(rig.tree.connect(), TOPIC)
+    assert len(await rig.committed()) == 10
+    assert sorted([info.key async for info in rig.store.list()]) == before
+
+
+async def test_the_refusal_ends_with_the_newer_metadata() -> None:
+    """Once the map has what the head says, offloading goes on and the refusal is gone."""
+    rig = await offloaded_topic(10)
+    backup = rig.tree.backup()
+    await offload_more(rig, [10], seed=5)
+    newer, rig.tree = rig.tree, backup
+    async with rig.engine("two") as engine:
+        await until(lambda: _refused(engine) == [RefusalKind.METADATA_WENT_BACK])
+    record = await backup.connect().get(paths.identity(TOPIC))
+    await newer.connect().create(paths.identity(TOPIC), record.value)
+    rig.tree = newer
+    await offload_more(rig, [10], seed=7)
+    assert await identity.deletion_refused(rig.tree.connect(), TOPIC) == ""
+    assert len(await rig.committed()) == 30
+
+
+async def test_another_deployment_with_the_same_names_is_refused() -> None:
+    """Who finds the head of another deployment commits nothing, and says whose it is."""
+    rig = await offloaded_topic(10)
+    theirs = str(UUID(int=9))
+    await put(rig, replace(await head_of(rig), deployment_id=theirs))
+    rig.deployment_id = str(UUID(int=8))
+    async with rig.engine("two") as engine:
+        await until(lambda: _refused(engine) == [RefusalKind.OTHER_DEPLOYMENT])
+        await until(lambda: theirs in engine.statuses()[0].stalled_reason)
+    assert await _segments(rig) == 1
+
+
+async def test_an_epoch_that_fell_is_refused_for_as_long_as_the_head_says_so() -> None:
+    """However often the topic is claimed meanwhile."""
+    rig = await offloaded_topic(10)
+    await put(rig, replace(await head_of(rig), epoch=3))
+    async with rig.engine("two") as engine:
+        await until(lambda: _refused(engine) == [RefusalKind.METADATA_WENT_BACK])
+    for name in ("three", "four"):
+        async with rig.engine(name) as engine:
+            await until(partial(_stalls, engine))
+    assert await identity.deletion_refused(rig.tree.connect(), TOPIC)
+
+
+async def test_a_topic_without_a_head_goes_on_as_before() -> None:
+    """Versions before put none: it is adopted at the next commit, and nothing is refused."""
+    rig = await offloaded_topic(10)
+    await rig.store.delete([KEY])
+    await offload_more(rig, [10], seed=5)
+    assert (await head_of(rig)).newest is not None
+    assert await _segments(rig) == 2
+    assert await identity.deletion_refused(rig.tree.connect(), TOPIC) == ""
+
+
+async def test_an_older_head_is_in_order() -> None:
+    """A late put of a deposed owner raises no false alarm, nor does retention that has deleted the newest head's."""
+    rig = await offloaded_topic(10)
+    old = await head_of(rig)
+    await offload_more(rig, [10], seed=5)
+    await put(rig, old)
+    store = rig.tree.connect()
+    known = await catalog.load(store, TOPIC)
+    steps, _ = without_oldest(known, known.segments[0], reason="age", now_ms=1)
+    await store.transact(steps)
+    await offload_more(rig, [10], seed=7)
+    assert await _segments(rig) == 2
+
+
+async def test_a_head_of_what_was_given_up_is_in_order() -> None:
+    """The owner died between head and commit, and the next one gave the attempt up: its objects are gone."""
+    rig = await offloaded_topic(10)
+    head = await head_of(rig)
+    assert head.newest is not None
+    ahead = replace(head.newest, segment_id=UUID(int=5), end=head.newest.end._replace(entry_id=99))
+    await put(rig, replace(head, newest=ahead))
+    await offload_more(rig, [10], seed=5)
+    assert await _segments(rig) == 2
+
+
+async def test_a_head_that_cannot_be_read_is_put_anew() -> None:
+    """A flipped bit in it stops nobody; the next commit mends it."""
+    rig = await offloaded_topic(10)
+    await rig.store.put(KEY, b"\0" * 40)
+    await offload_more(rig, [10], seed=5)
+    assert (await head_of(rig)).newest is not None
+
+
+async def test_a_rebuild_is_the_way_out_of_metadata_that_went_back() -> None:
+    """It takes up what was committed since the backup, and an epoch above that of the head: nothing is refused then."""
+    rig = await offloaded_topic(10)
+    backup = rig.tree.backup()
+    await offload_more(rig, [10], seed=5)
+    await put(rig, replace(await head_of(rig), epoch=7))
+    rig.tree = backup
+    async with rig.engine("two") as engine:
+        await until(lambda: _refused(engine) == [RefusalKind.METADATA_WENT_BACK])
+    rig.tree = MemoryTree()
+    site = Site(cluster="test", bucket="b", prefix="seg/")
+    plan = make_plan(await read_buckets(rig.store, [site], lambda _: None))
+    written = await write(rig.tree.connect(), plan, topics=(), enable=True, now_ms=1, progress=lambda _: None)
+    assert written == [TOPIC]
+    await offload_more(rig, [10], seed=7)
+    assert len(await rig.committed()) == 30
+    assert await identity.deletion_refused(rig.tree.connect(), TOPIC) == ""
