@@ -63,6 +63,7 @@ class LedgerChain:
         self._accepted = {loss.after: loss for loss in losses}
         self._settled: set[int] = set()  # went with their topic, or empty as the list was changed once: as known
         self._unsure: set[int] = set()  # may have held more than is known of them when they were last seen
+        self._unseen: set[int] = set()  # nobody could tell, when they were last listed, whether they had entries
         self._listing: tuple[int, int] | None = None
         self._deleted_with: int | None = None
         if begin is not None and begin.ledger_id > resume.ledger_id:
@@ -81,12 +82,14 @@ class LedgerChain:
     def look(self, ledgers: Sequence[LedgerInfo]) -> None:
         """Take in the list as the source has it now."""
         self._compare(ledgers)
+        self._unseen |= self._unsure & self.ledgers.keys()
         if ledgers:  # an open one that is not there any more although its topic is may have got entries meanwhile
             self._unsure |= {one for one, info in self.ledgers.items() if not info.closed} - self._settled
         self.ledgers = {info.ledger_id: info for info in ledgers}
         self._known.update(self.ledgers)
         self._settled -= self.ledgers.keys()
         self._unsure -= self.ledgers.keys()
+        self._unseen -= self.ledgers.keys()
         if ledgers:
             if self._deleted_with is not None and self._deleted_with < ledgers[0].ledger_id:
                 self._next[self._deleted_with] = ledgers[0].ledger_id
@@ -124,21 +127,24 @@ class LedgerChain:
         self._listing = now
         if before is None:
             return
-        if before[0] != now[0] or before[1] > now[1]:
+        if before[0] != now[0]:
             self.deleted()
         elif before[1] + 1 == now[1]:
             there = {info.ledger_id for info in ledgers}
-            self._settled |= {one for one, info in self.ledgers.items() if one not in there and not info.entries}
+            empty = {one for one, info in self.ledgers.items() if one not in there and not info.entries}
+            self._settled |= empty - self._unsure
 
     def _join(self, previous: int, ledger_id: int) -> None:
         """Note that the list has a ledger directly behind another one, which bridges what was empty between them.
 
-        One that was seen with entries and is not listed any more stays between, so that it is told of.
+        One that was seen with entries, or whose end nobody could tell, stays between when it is not listed any more, so
+        that it is told of.
         """
         between = self._next.get(previous)
         while between is not None and between < ledger_id:
             known = self._known.get(between)
-            if known is not None and known.entries and between not in self.ledgers:
+            filled = known is not None and (known.entries or between in self._unseen)
+            if filled and between not in self.ledgers:
                 previous = between
             between = self._next.get(between)
         self._next[previous] = ledger_id
@@ -147,6 +153,7 @@ class LedgerChain:
         """Drop what lies before the ledger of `position`, which nobody will ask for again."""
         self._settled = {one for one in self._settled if one >= position.ledger_id}
         self._unsure = {one for one in self._unsure if one >= position.ledger_id}
+        self._unseen = {one for one in self._unseen if one >= position.ledger_id}
         for memory in (self._known, self._next):
             for ledger_id in [one for one in memory if START.ledger_id < one < position.ledger_id]:
                 del memory[ledger_id]

@@ -289,3 +289,22 @@ def test_every_entry_is_taken_or_told_of(events: list[str], attentive: bool) -> 
         covered = {one for one in missed if loss.after < one < loss.before}
         assert loss.entries <= len(covered)
         assert covered or not attentive
+
+
+@pytest.mark.parametrize("between", [[], [ledger(1, 5)]])
+def test_an_open_ledger_is_taken_for_empty_only_if_somebody_said_so(between: list[LedgerInfo]) -> None:
+    """What nobody could tell when it was listed last is a doubt; one that was seen empty was dropped by its broker."""
+    first, later = [ledger(1, 5), ledger(2, 0, closed=False)], [ledger(1, 5), ledger(3, 2, closed=False)]
+    for doubts, follows in (
+        ([True], Loss(Position(1, 4), Position(3, 0), 0)),
+        ([False, True], Loss(Position(1, 4), Position(3, 0), 0)),
+        ([True, False], Run(3, 0, 1)),
+    ):
+        seen = chain()
+        for doubt in doubts:
+            seen.look(first)
+            if doubt:
+                seen.doubt()
+        seen.look(between or later)
+        seen.look(later)
+        assert seen.next_after(Position(1, 4)) == follows

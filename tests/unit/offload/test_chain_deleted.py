@@ -62,6 +62,12 @@ def test_a_list_of_the_same_topic_that_lacks_an_open_ledger_is_a_doubt() -> None
     assert seen.next_after(Position(4, 9)) == Loss(Position(4, 9), Position(7, 0), 0)
 
 
+def test_a_list_that_went_back_is_no_deletion() -> None:
+    """It was made when the one before was, and changed less often since: it is from a backup."""
+    seen = chain(Position(4, 9), look((4, 10), version=5), look((7, 2), version=3))
+    assert seen.next_after(Position(4, 9)) == Loss(Position(4, 9), Position(7, 0), 0)
+
+
 def test_a_ledger_that_comes_back_is_judged_anew() -> None:
     """A deletion that was none, of a list that was away for a moment, excuses nothing later."""
     seen = chain(Position(4, 9), look((4, 10)))

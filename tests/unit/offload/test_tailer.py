@@ -126,6 +126,60 @@ async def test_what_was_known_of_an_open_ledger_stays_known(monkeypatch: pytest.
     assert tailing.chain.ledgers[1].entries == 5
 
 
+@pytest.mark.parametrize("changes", [1, 4])
+async def test_an_open_ledger_that_vanishes_before_its_end_was_told_is_a_doubt(
+    changes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bookies were away, and an operator deleted it: nobody can say that it was empty."""
+    tailing = Tailing()
+    lists = [[listed(0, 5), listed(1, 0, closed=False, version=1)]]
+    lists.append([listed(0, 5), listed(2, 3, closed=False, version=1 + changes)])
+    answers = iter(lists)
+
+    async def ledgers(_: object) -> list[LedgerInfo]:
+        return next(answers)
+
+    async def confirmed(_: object, ledger_id: int) -> Confirmed:
+        if ledger_id == 1:
+            raise Transient("no bookie answers")
+        return Confirmed(2, closed=False)
+
+    monkeypatch.setattr(tailing.source, "ledgers", ledgers)
+    monkeypatch.setattr(tailing.source, "confirmed", confirmed)
+    with pytest.raises(Transient):
+        await tailing.tailer.refresh()
+    await tailing.tailer.refresh()
+    assert tailing.chain.next_after(Position(0, 4)) == Loss(Position(0, 4), Position(2, 0), 0)
+
+
+async def test_a_ledger_that_nobody_stores_any_more_is_no_deleted_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list has it still: what it held when it vanished nobody knows."""
+    tailing = Tailing()
+    lists = [[listed(1, 5, closed=False)], [listed(1, 5, closed=False)], [listed(2, 3, closed=False)]]
+    answers = iter(lists)
+
+    async def ledgers(_: object) -> list[LedgerInfo]:
+        return next(answers)
+
+    async def confirmed(_: object, ledger_id: int) -> Confirmed:
+        if ledger_id == 1 and next(asked):
+            raise NotFound("no such ledger")
+        return Confirmed(4 if ledger_id == 1 else 2, closed=False)
+
+    asked = iter([False, True])
+    monkeypatch.setattr(tailing.source, "ledgers", ledgers)
+    monkeypatch.setattr(tailing.source, "confirmed", confirmed)
+    for _ in lists:
+        await tailing.tailer.refresh()
+    assert tailing.chain.next_after(Position(1, 4)) == Loss(Position(1, 4), Position(2, 0), 0)
+
+
+def listed(ledger_id: int, entries: int, *, closed: bool = True, version: int | None = None) -> LedgerInfo:
+    """A ledger of a list that was changed so often."""
+    listing = (1_000, version) if version is not None else None
+    return LedgerInfo(ledger_id=ledger_id, closed=closed, entries=entries, size_bytes=entries, listing=listing)
+
+
 def whole(*ledger_ids: int) -> list[Position]:
     """All entries of ledgers."""
     return [Position(one, at) for one in ledger_ids for at in range(5 if one == END.ledger_id else 10)]
