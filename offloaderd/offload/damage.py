@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import Conflict, NotFound, OffloaderError
+from offloaderd.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.metadata import catalog
 from offloaderd.objects import look
 from offloaderd.offload import grant_records
-from offloaderd.offload.budget import until_answered
+from offloaderd.offload.budget import Backoff
+from offloaderd.offload.signal import race
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-AGAIN_S = 3600.0
-"""A segment that is found damaged again and again is looked into once in so long."""
+AGAIN_S = 60.0
+"""A segment that is found damaged again and again is looked into once in so long: a grant that was allowed again too
+early has to be revoked before the owner's next look, which deletes by it."""
 KNOWN_MAX = 10_000
 """Segments of which that is known, and that may wait to be looked into."""
 
@@ -74,16 +76,24 @@ class SourceKeeper:
         self._news.set()
 
     async def run(self) -> None:
-        """Keep what was found damaged, one segment after the other, until cancelled."""
+        """Keep what was found damaged until cancelled; one that nobody answers for now holds up no other."""
+        backoff, unanswered = Backoff(self._clock), None
         while True:
-            await self._news.wait()
+            if unanswered is None:
+                backoff.reset()
+                await self._news.wait()
+            else:
+                await race(self._news.wait(), backoff.wait(unanswered))
             self._news.clear()
-            while self._waiting:
-                (topic, _), (segment, error) = self._waiting.popitem()
+            found, self._waiting, unanswered = self._waiting, {}, None
+            for key, (segment, error) in found.items():
                 try:
-                    await until_answered(self._clock, lambda: self._look_into(topic, segment, error))  # noqa: B023
+                    await self._look_into(key[0], segment, error)
+                except Transient as failed:
+                    self._waiting[key], unanswered = (segment, error), failed
                 except OffloaderError as failed:
-                    log.warning("damage.not_looked_into", topic=str(topic), error=str(failed))
+                    self._told.pop(key, None)  # whoever finds it again has it looked into again
+                    log.warning("damage.not_looked_into", topic=str(key[0]), error=str(failed))
 
     async def _look_into(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError | str) -> None:
         """Keep a segment's ledgers if the map still has it, and what is said to be missing is. Raises as the stores."""

@@ -124,13 +124,12 @@ class Grants:
 
         Raises Fenced, Transient, Denied.
         """
-        topic_map = offloader.map
+        topic_map, known = offloader.map, await self._load(offloader, known)
         if not topic_map.ends:
             return known
         if why := await deletion_refused(self._shop.metadata, offloader.topic):
             log.error("grants.refused", topic=str(offloader.topic), why=why)
             return known
-        known = await self._load(offloader, known)
         present = await self._present(offloader)
         lag_s = (await self._book.of(offloader.topic, fresh=True)).values.deletion_lag_s
         known = {one: await self._of_copy(offloader, one, grant, lag_s) for one, grant in known.items()}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 
-from offloaderd.errors import CorruptData, NotFound
+from offloaderd.errors import CorruptData, Denied, NotFound, Transient
+from offloaderd.metadata import catalog
 from offloaderd.offload import grant_records
 from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.grants import Grants
@@ -166,6 +167,8 @@ async def test_what_is_deleted_while_it_is_read_is_no_damage() -> None:
     await granted(owned)
     _, second, third = owned.offloader.map.segments
     async with keeping(rig) as keeper:
+        keeper.found(TOPIC, replace(second, driver="aws-s3"), FLIPPED)  # nobody grants the deletion of a broker's
+        assert not keeper._waiting
         keeper.found(TOPIC, second, NotFound("no object"))
         rewritten = replace(second, segment_id=UUID(int=7))
         keeper.found(TOPIC, rewritten, CorruptData(key="k", offset=0, expected=1, found=2))
@@ -187,3 +190,87 @@ async def test_damage_is_added_to_what_was_revoked_before(before: str) -> None:
     assert (found.revoked_ms, found.damaged) == (7, True)
     assert found.revoked_reason == "; ".join(filter(None, (before, "damaged")))
     assert await grant_records.revoke(store, TOPIC, 0, reason="again", now_ms=9) == found
+
+
+class Away:
+    """A bucket that does not answer."""
+
+    def at(self, _: str) -> Away:
+        """Every bucket is like this."""
+        return self
+
+    async def head(self, _: str) -> None:
+        """Raise Transient."""
+        raise Transient("the store does not answer")
+
+
+FLIPPED = CorruptData(key="k", offset=0, expected=1, found=2)
+
+
+async def test_one_find_that_cannot_be_looked_into_holds_up_no_other() -> None:
+    """What is said to be missing is asked for again and again; what is corrupt needs nobody's answer."""
+    rig = await offloaded_topic(10, 10, 5)
+    owned = await Owned.claim(rig)
+    await granted(owned)
+    first, second, _ = owned.offloader.map.segments
+    keeper = SourceKeeper(rig.tree.connect(), Away(), rig.clock, rig.metrics)  # type: ignore[arg-type]
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(keeper.run())
+        keeper.found(TOPIC, first, NotFound("no object"))
+        await until(lambda: not keeper._news.is_set())
+        keeper.found(TOPIC, second, FLIPPED)
+        await until_kept(rig, 1)
+        await until(lambda: bool(keeper._waiting))
+        running.cancel()
+    assert not (await grants_of(rig))[0].revoked_ms
+
+
+async def test_a_find_that_failed_is_looked_into_when_it_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: nobody knows of it yet."""
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    await granted(owned)
+    load, failures = catalog.load, [Denied("no rights")]
+
+    async def loaded(*arguments: Any) -> TopicMap:  # noqa: ANN401 - as they came
+        if failures:
+            raise failures.pop()
+        return await load(*arguments)
+
+    monkeypatch.setattr("offloaderd.offload.damage.catalog.load", loaded)
+    segment = owned.offloader.map.segments[0]
+    async with keeping(rig) as keeper:
+        keeper.found(TOPIC, segment, FLIPPED)
+        await until(lambda: not failures and not keeper._told)
+        keeper.found(TOPIC, segment, FLIPPED)
+        await until_kept(rig, 0)
+
+
+async def test_a_grant_that_was_allowed_too_early_is_taken_back_within_a_minute() -> None:
+    """Well before the owner's next look, at which the embedded store would delete by it."""
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    await granted(owned)
+    segment = owned.offloader.map.segments[0]
+    async with keeping(rig) as keeper:
+        keeper.found(TOPIC, segment, FLIPPED)
+        await until_kept(rig, 0)
+        await grant_records.allow(rig.tree.connect(), TOPIC, 0)
+        await granted(owned)
+        assert (await grants_of(rig))[0].in_force
+        keeper.found(TOPIC, segment, FLIPPED)
+        assert not keeper._waiting
+        keeper._told[TOPIC, segment.segment_id] -= 60
+        keeper.found(TOPIC, segment, FLIPPED)
+        await until_kept(rig, 0)
+
+
+async def test_damage_in_a_ledger_that_is_still_open_is_told() -> None:
+    """There is no grant to take back yet; the status says all the same why there will be none."""
+    rig = await offloaded_topic(5)
+    owned = await Owned.claim(rig)
+    assert not owned.offloader.map.ends
+    async with keeping(rig) as keeper:
+        await keeper.keep(TOPIC, [0], "damaged")
+    await granted(owned)
+    assert owned.offloader.damaged_ledgers == (0,)
