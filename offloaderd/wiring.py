@@ -372,7 +372,7 @@ def inspection(
         return Looker(objects, clock=clock)
 
     explainer = Explainer(engine, ReaderTiers(reader), metadata, looker(), found)
-    return InspectService(explainer, TopicVerifier(engine, looker, found, keeper.found), engine, keeper.found)
+    return InspectService(explainer, TopicVerifier(engine, looker, found, keeper.found), engine, metadata, keeper.found)
 
 
 def sites(settings: Settings) -> list[Site]:

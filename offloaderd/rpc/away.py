@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 ANSWERS_S = 1.0
 """How long a small request may take before what is asked is answered without the metadata store."""
 
+WAIT = "wait until ZooKeeper is back; reads and status go on meanwhile"
+
 
 async def metadata_trouble(metadata: MetadataStore) -> str:
     """Return why the metadata store cannot be asked now, empty when it answers."""
@@ -32,3 +34,8 @@ def away(trouble: str) -> Transient:
         f"the metadata store is away ({trouble}), and this daemon does not know of the topic by itself",
         hint="ask the daemon that owns it, or wait until ZooKeeper is back",
     )
+
+
+def needed(trouble: str) -> Transient:
+    """Return the error for what no daemon can say without the metadata store, whichever owns the topic."""
+    return Transient(f"the metadata store is away ({trouble}), and this is looked up there", hint=WAIT)

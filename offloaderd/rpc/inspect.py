@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from offloaderd.errors import InvalidInput, Transient
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.model import Position, TopicName
+from offloaderd.rpc.away import metadata_trouble, needed
 from offloaderd.rpc.convert import from_position, to_position
 from offloaderd.rpc.v1 import inspect_pb2, inspect_pb2_grpc
 from offloaderd.upkeep.explain import Held
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.grant import Grant
     from offloaderd.metadata.records.owner import Owner
     from offloaderd.metadata.records.verified import SegmentVerified
@@ -60,20 +62,27 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
         explainer: Explaining,
         verifier: Verifying,
         owners: Owners,
+        metadata: MetadataStore,
         damaged: Callable[[TopicName, CommittedSegment, str], None] = lambda *_: None,
     ) -> None:
         self._damaged = damaged
         self._explainer = explainer
         self._verifier = verifier
         self._owners = owners
+        self._metadata = metadata
 
     async def Explain(  # noqa: N802 - named by the proto
         self, request: inspect_pb2.ExplainRequest, context: Context
     ) -> inspect_pb2.ExplainResponse:
-        """Explain a position. Raises NotFound for an unknown topic, InvalidInput, and what the stores raise."""
+        """Explain a position. Raises NotFound for an unknown topic, InvalidInput, and what the stores raise.
+
+        Transient at once while the metadata store does not answer.
+        """
         if not request.HasField("position"):
             raise InvalidInput("no position to explain", hint="write LEDGER:ENTRY")
         topic = TopicName.parse(request.topic)
+        if trouble := await metadata_trouble(self._metadata):
+            raise needed(trouble)
         found = await self._explainer.explain(topic, from_position(request.position))
         if found.place is not None and found.place.flaw is not None and found.place.flaw.is_problem:
             self._damaged(topic, found.place.segment, str(found.place.flaw))

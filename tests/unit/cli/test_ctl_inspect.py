@@ -113,7 +113,7 @@ def ctl(ground: Ground) -> Iterator[Ctl]:
         return Looker(ground.objects, clock=FastClock())
 
     explainer = Explainer(known, known, ground.metadata, looker(), [site])
-    service = InspectService(explainer, TopicVerifier(known, looker, [site]), known)
+    service = InspectService(explainer, TopicVerifier(known, looker, [site]), known, ground.metadata)
     with serving(partial(inspect_pb2_grpc.add_InspectServiceServicer_to_server, Threaded(service))) as address:
         yield Ctl(address)
 

@@ -153,7 +153,7 @@ async def test_a_verification_keeps_the_source() -> None:
     sites = [Site(cluster="test", bucket="b", prefix="seg/")]
     async with keeping(rig) as keeper:
         verifier = TopicVerifier(Maps(owned), lambda: Looker(rig.store, clock=rig.clock), sites, keeper.found)
-        service = InspectService(None, verifier, None, keeper.found)  # type: ignore[arg-type]
+        service = InspectService(None, verifier, None, rig.tree.connect(), keeper.found)  # type: ignore[arg-type]
         request = inspect_pb2.VerifyRequest(topic=str(TOPIC), level=Level.FULL.value)
         async for _ in service.Verify(request, None):  # type: ignore[arg-type]
             pass

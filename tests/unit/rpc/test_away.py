@@ -12,7 +12,8 @@ from offloaderd.metadata.catalog import load
 from offloaderd.model import Position
 from offloaderd.offload.status import TopicStatus
 from offloaderd.rpc import away
-from offloaderd.rpc.v1 import admin_pb2
+from offloaderd.rpc.inspect import InspectService
+from offloaderd.rpc.v1 import admin_pb2, common_pb2, inspect_pb2
 from tests.unit.rpc.test_admin import CONTEXT, ORDERS, OTHER, Room, commit, room, segments
 
 if TYPE_CHECKING:
@@ -63,3 +64,12 @@ async def test_what_it_does_not_know_is_no_answer_and_no_wait(frozen: Room) -> N
         await frozen.service.Status(admin_pb2.StatusRequest(topic=str(OTHER)), CONTEXT)
     with pytest.raises(Transient, match="it alone has the patterns"):
         await frozen.service.ListSelections(admin_pb2.ListSelectionsRequest(), CONTEXT)
+
+
+async def test_explain_names_the_metadata_store_at_once(frozen: Room) -> None:
+    """Neither a wait for the caller's deadline, nor a word of what the source or the bucket may have."""
+    service = InspectService(None, None, frozen.engine, frozen.store)  # type: ignore[arg-type]
+    request = inspect_pb2.ExplainRequest(topic=str(ORDERS), position=common_pb2.Position(ledger_id=1, entry_id=9))
+    with pytest.raises(Transient, match="the metadata store is away") as refused:
+        await service.Explain(request, None)  # type: ignore[arg-type]
+    assert "ZooKeeper" in refused.value.hint
