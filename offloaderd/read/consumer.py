@@ -56,7 +56,7 @@ class ConsumerView:
         self._waits = follow and not everything
         self._everything = everything
         self._blind = False
-        self._outcomes = Outcomes(self._behind)
+        self._outcomes = Outcomes(self._behind, known.together)
 
     async def __aenter__(self) -> Self:
         """Be ready."""
@@ -66,6 +66,7 @@ class ConsumerView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop reading ahead, and leave what was found out to the next read."""
+        self._outcomes.release()
         await self._outcomes.close()
         if (known := self._outcomes.known) is not None:
             self._known.keep(self._topic, known)
@@ -135,6 +136,7 @@ class ConsumerView:
                         break
                     before = batch.last_entry_id if batch.ledger_id != first.ledger_id else first.entry_id - 1
                     await self._outcomes.take(batch.between(batch.first_entry_id, before))
+                    self._outcomes.log.forget(batch.first)
                     if batch.last >= first:
                         break
         except (NotFound, CorruptData) as error:

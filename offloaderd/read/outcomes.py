@@ -16,10 +16,30 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
 
 TRANSACTIONS_MAX = 1_000_000
-"""Transactions that one read remembers, some 200 bytes each."""
+"""Transactions that a task of a job remembers, some 300 bytes each."""
+
+TOGETHER_MAX = 200_000
+"""Transactions that all reads of a daemon remember together: some 60 MB."""
 
 KNOWN_MAX = 100_000
-"""Transactions that are remembered from reads that are over, of all topics together: some 20 MB."""
+"""Transactions that are remembered from reads that are over, of all topics together: some 30 MB."""
+
+
+class Remembered:
+    """How many transactions are remembered at this moment by all who share this."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+
+    def change(self, before: int, now: int) -> None:
+        """Count what one of them remembers now, and remembered before. Raises Throttled when that is too much."""
+        if now > before and self._count + now - before > self._most:
+            raise Throttled(
+                f"more than {self._most} open or aborted transactions would have to be remembered",
+                hint="read a range that begins later, or try again when other reads are over",
+            )
+        self._count += now - before
 
 
 class Known(NamedTuple):
@@ -34,6 +54,8 @@ class KnownOutcomes:
     """What reads have found out, for those that begin near to where they ended: they need not look back again."""
 
     def __init__(self) -> None:
+        self.together = Remembered(TOGETHER_MAX)
+        """What the reads that go on remember."""
         self._topics: OrderedDict[TopicName, Known] = OrderedDict()
         self._size = 0
 
@@ -62,11 +84,16 @@ class KnownOutcomes:
 class Outcomes:
     """The log of a topic's entries up to some position; `behind` reads on from a position, ledgers may end there.
 
-    Entries are taken in their order, by the read itself or ahead of it, each once. Close it when done with it.
+    Entries are taken in their order, by the read itself or ahead of it, each once. Close it when done with it, and have
+    it release what it counted with others, `together`.
     """
 
-    def __init__(self, behind: Callable[[Position], AsyncGenerator[Entries, None]]) -> None:
+    def __init__(
+        self, behind: Callable[[Position], AsyncGenerator[Entries, None]], together: Remembered | None = None
+    ) -> None:
         self.log = TransactionLog()
+        self._together = together or Remembered(TRANSACTIONS_MAX)
+        self._counted = 0
         self._behind = behind
         self._ahead: AsyncGenerator[Entries, None] | None = None
         self._origin: Position | None = None
@@ -80,8 +107,9 @@ class Outcomes:
         return Known(self._origin, self._upto, self.log)
 
     def resume(self, known: Known) -> None:
-        """Begin with what an earlier read has found out."""
+        """Begin with what an earlier read has found out. Raises as `take`."""
         self._origin, self._upto, self.log = known
+        self._count()
 
     async def take(self, batch: Entries) -> None:
         """Take entries that the read has come to. Raises Throttled when there are too many transactions."""
@@ -115,9 +143,19 @@ class Outcomes:
         if ahead is not None:
             await ahead.aclose()
 
+    def release(self) -> None:
+        """Count nothing any more: what was found out is somebody else's now."""
+        self._together.change(self._counted, 0)
+        self._counted = 0
+
     def forget(self) -> None:
         """Forget what was taken, and go on behind it."""
         self.log, self._origin = TransactionLog(), None
+        self._count()
+
+    def _count(self) -> None:
+        self._together.change(self._counted, len(self.log))
+        self._counted = len(self.log)
 
     def _add(self, batch: Entries) -> bool:
         """Take what was not taken yet; says whether there was something."""
@@ -129,9 +167,5 @@ class Outcomes:
                 if self._upto is None or position > self._upto:
                     self.log.take(position, mention)
         self._origin, self._upto = self._origin or batch.first, batch.last
-        if len(self.log) > TRANSACTIONS_MAX:
-            raise Throttled(
-                f"there are more than {TRANSACTIONS_MAX} open or aborted transactions up to {self._upto}",
-                hint="read a range that begins later",
-            )
+        self._count()
         return True

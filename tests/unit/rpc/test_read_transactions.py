@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import TYPE_CHECKING
+from contextlib import aclosing
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,7 +24,7 @@ from tests.unit.read.build import TOPIC, Piece, make_house, put_segment, turns
 from tests.unit.transactional import IDS, OPS, Op, abort, commit, consumed, cut_at, place, sent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from tests.unit.read.build import House
 
@@ -271,9 +272,28 @@ def test_what_is_remembered_of_topics_is_bounded(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_transactions_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than a read remembers end it with the reason."""
-    monkeypatch.setattr(outcomes, "TRANSACTIONS_MAX", 2)
-    house = await topic_of([[sent(one) for one in IDS]])
+    """More of them than all reads together may remember end the read that comes to them, and hold up no later one."""
+    monkeypatch.setattr(outcomes, "TOGETHER_MAX", 5)
+    house = await topic_of([[entry(b"0"), *(sent(one) for one in IDS[:3])]])
+    first = {"ledger_id": 0, "entry_id": 3}
     async with house.reader:
-        with pytest.raises(Throttled, match="more than 2 open or aborted"):
-            await read(house)
+        service = ReadService(house.reader, 4, metrics=house.metrics)
+        async with aclosing(cast("AsyncGenerator[object]", answers(house, service, transactions=ALL))) as other:
+            await anext(other)
+            with pytest.raises(Throttled, match="more than 5 open or aborted"):
+                await read(house, service, first=first)
+            with pytest.raises(Throttled, match="more than 5 open or aborted"):  # which begins with what is known
+                await read(house, service, first=first)
+        for _ in range(3):
+            _, held = await read(house, service, first=first)
+            assert held is not None
+
+
+async def test_aborts_before_a_read_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked back at is forgotten like what is read."""
+    monkeypatch.setattr(transactions, "ENDED_MAX", 1)
+    monkeypatch.setattr(outcomes, "TOGETHER_MAX", 2)
+    house = await topic_of([[abort(one)] for one in IDS] + [[entry(b"1")]])
+    async with house.reader:
+        found, _ = await read(house, first={"ledger_id": len(IDS), "entry_id": 0})
+    assert [one.data for one in found] == [b"1"]
