@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from offloaderd.model import LEDGER_ID_MAX
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind, ObjectName
+from offloaderd.objects.port import ObjectInfo
+from offloaderd.upkeep.stored import StoredSegment
 
 SEGMENT = UUID("0c1f4bd1-6e4f-4a0e-8c7d-2f8f2a1b3c4d")
 
@@ -86,3 +88,14 @@ def test_metadata() -> None:
     assert ledger == segment | {"role": "index", "managedledgername": "t/n/persistent/topic"}
     assert keys.ledger_metadata("west", "m", index=False)["role"] == "data"
     assert all(name == name.lower() and value for name, value in ledger.items())
+
+
+def test_a_draft_is_ours_and_goes_with_its_segment() -> None:
+    """A job's ledger that was never committed is no broker's; whoever deletes a segment deletes its draft with it."""
+    where = keys.SegmentKeys("p/", SEGMENT, 12)
+    assert {*where.every} == {where.of(kind) for kind in ObjectKind}
+    info = ObjectInfo(key="k", size_bytes=1, etag="e", modified_ms=0)
+    written = StoredSegment(bucket="b", keys=where, objects={ObjectKind.DATA: info, ObjectKind.INDEX: info})
+    assert written.may_be_brokers
+    written.objects[ObjectKind.DRAFT] = info
+    assert not written.may_be_brokers
