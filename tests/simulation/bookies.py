@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 
 
 ANOTHER, AGAIN, TWICE, BELOW = "another cluster", "ids again", "ids twice", "closed below"
-HISTORIES = (ANOTHER, AGAIN, TWICE, BELOW)
+NOWHERE, NAMELESS = "a cluster without the topics", "a cluster without a name"
+HISTORIES = (ANOTHER, AGAIN, TWICE, BELOW, NOWHERE, NAMELESS)
 """What a misled source reads: another cluster, a restored one whose ids begin again, or are given to other ledgers, and
-one whose newest ledgers were closed before what they had confirmed."""
+one whose newest ledgers were closed before what they had confirmed; another one that knows none of the topics, and one
+that does not say which it is."""
+OTHER_IDS = {ANOTHER: "another", NOWHERE: "another", NAMELESS: None}
 
 
 @dataclass(slots=True)
@@ -188,12 +191,14 @@ class Source:
         real = [one for one in self._ledgers.topics.get(topic, ()) if not one.deleted]
         if not self._misled or not real:
             return real
+        if self._misled == NOWHERE:
+            raise NotFound(f"unknown topic {topic}")
         if self._misled == BELOW:
             return [*real[:-1], replace(real[-1], entries=[], hidden=0, closed_ms=1)]
         ids = [one.ledger_id for one in real]
         if self._misled == AGAIN:
             ids = list(range(min(3, ids[-1] + 1)))
-        elif self._misled == ANOTHER:
+        elif self._misled in {ANOTHER, NAMELESS}:
             ids = [one + 1000 for one in ids]
         return [Ledger(one, [b"of another history"] * 30, created_ms=1, closed_ms=int(one != ids[-1])) for one in ids]
 
@@ -280,7 +285,7 @@ class Source:
     async def identity(self) -> str | None:
         """See LedgerOrigin."""
         return await self._wire.call(
-            "identity", lambda: "another" if self._misled == ANOTHER else self._ledgers.cluster_id, write=False
+            "identity", lambda: OTHER_IDS.get(self._misled, self._ledgers.cluster_id), write=False
         )
 
     async def moved(self, topic: TopicName) -> str | None:
@@ -315,7 +320,9 @@ class Source:
         def act() -> list[int]:
             if topic not in self._ledgers.topics or topic in self._ledgers.gone:
                 raise NotFound(f"unknown topic {topic}")
-            return [one.ledger_id for one in self._seen(topic)]
+            found = {one.ledger_id for one in self._seen(topic)}
+            newest = self._ledgers.topics[topic][-1:] if not self._misled else []  # it stays, whatever became of it
+            return sorted(found.union(one.ledger_id for one in newest))
 
         return await self._wire.call(f"listed {topic.local}", act, write=False)
 

@@ -105,6 +105,8 @@ class Oracle:
             return
         ledgers = {one.ledger_id: one for one in self._world.ledgers.topics[topic]}
         ledger = ledgers.get(grant.ledger_id)
+        if ledger is not None and ledger.deleted:
+            return  # nothing is left that it permits to delete
         if ledger is None or not ledger.closed or grant.entries != len(ledger.entries):
             self.fail("P3", f"ledger {grant.ledger_id} of {topic} is granted with {grant.entries} entries")
         found = {one.segment_id: one for one in self.maps[topic].segments} if topic in self.maps else {}

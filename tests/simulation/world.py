@@ -20,7 +20,7 @@ from tests.simulation import rebuilding
 from tests.simulation.bookies import Ledgers
 from tests.simulation.bucket import PREFIXES, Bucket, BucketClient, parsed
 from tests.simulation.chance import Chance, Faults, Rng
-from tests.simulation.daemon import SITES, SimDaemon
+from tests.simulation.daemon import CLUSTER, SITES, SimDaemon
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.options import Options
@@ -380,5 +380,10 @@ class World:
             self.oracle.fail("P1", f"referenced and not there: {sorted(missing)}")
         clocks = {f"{prefix}{key}" for prefix in PREFIXES for key in (keys.GC_CLOCK, keys.RETENTION_CLOCK)}
         held |= clocks & self.just_stored()
+        names, maps = set(self.bucket.names()), self.oracle.maps
+        heads = {one: names & {keys.head(prefix, CLUSTER, one.managed_ledger) for prefix in PREFIXES} for one in maps}
+        if bare := [topic for topic, found in maps.items() if found.segments and not heads[topic]]:
+            self.oracle.fail("P5", f"the bucket does not say how far {bare[0]} is")
+        held = held.union(*heads.values())
         if left := [*(set(self.bucket.names()) - held), *(upload.key for upload in self.bucket.uploads())]:
             self.oracle.fail("P5", f"nobody refers to {sorted(left)}, and one collection left it")
