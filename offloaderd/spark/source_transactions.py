@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 LOOK_BACK_BYTES = 32 * 1024 * 1024
 """How much of each topic the driver reads. A transaction that is open for longer than that is found by the tasks."""
 
+NOWHERE = Position(-1, -1)
+
 
 class OutcomeUnknown(OffloaderError):
     """Nobody can say, in what the query may read, whether a transaction was committed; the message names it."""
@@ -100,12 +102,15 @@ class PieceOutcomes:
         self._piece: Piece | None = None
         self._outcomes = Outcomes(self._behind)
         self._late: dict[TransactionId, TransactionState] = {}
+        self._aborted: set[TransactionId] = set()
+        self._searched = NOWHERE
 
     async def take(self, piece: Piece, batch: EntryBatch) -> None:
         """Take the entries of a piece that come next."""
         if piece.topic != self._topic:
             await self.close()
             self._topic, self._late = piece.topic, {}
+            self._aborted, self._searched = set(), NOWHERE
             self._outcomes = Outcomes(self._behind)
         self._piece = piece
         await self._outcomes.take(batch)
@@ -136,17 +141,25 @@ class PieceOutcomes:
         piece = self._piece
         if piece is None:
             return TransactionState.UNKNOWN
-        log = TransactionLog()
         before = Position(position.ledger_id, position.entry_id - 1) if position.entry_id else position
-        for segment in (*piece.before, piece.segment):
-            if segment.begin > before:
-                continue
-            async with aclosing(self._read(piece.topic, segment, segment.begin, min(segment.end, before))) as batches:
-                async for batch in batches:
-                    _take(log, batch)
-        if log.state(position, transaction) is TransactionState.ABORTED:
+        await self._search(piece, before)
+        if transaction in self._aborted:
             return TransactionState.ABORTED
         return TransactionState.OPEN if piece.reaches_end else TransactionState.UNKNOWN
+
+    async def _search(self, piece: Piece, upto: Position) -> None:
+        """Note aborts up to a position, from where it was searched for the message before."""
+        for segment in (*piece.before, piece.segment):
+            begin = begin_in(segment, Position(self._searched.ledger_id, self._searched.entry_id + 1))
+            if begin is None or begin > upto:
+                continue
+            async with aclosing(self._read(piece.topic, segment, begin, min(segment.end, upto))) as batches:
+                async for batch in batches:
+                    for payload in batch.payloads:
+                        mention = mention_of(payload)
+                        if mention is not None and mention.ends is TransactionState.ABORTED:
+                            self._aborted.add(mention.transaction)
+                    self._searched = batch.last
 
     async def _behind(self, first: Position) -> AsyncGenerator[EntryBatch, None]:
         """Yield the entries behind a position in all segments that the piece names."""

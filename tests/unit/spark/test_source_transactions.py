@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.format.transactions import Transactions
+from offloaderd.format.transactions import Transactions, mention_of
 from offloaderd.model import Position
 from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.spark import source_plan, source_transactions
@@ -29,6 +29,7 @@ from tests.unit.transactional import IDS, OPS, Op, abort, commit, consumed, cut_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.format.transactions import Mention
     from offloaderd.spark.source_options import SourceOptions
     from offloaderd.spark.source_snapshot import Snapshot
 
@@ -195,3 +196,22 @@ async def test_a_message_that_came_too_late_is_aborted() -> None:
     found = await topic_of(store, [[sent(IDS[0]), abort(IDS[0])], [sent(IDS[0]), entry(b"1")]])
     wish = options(messages=True, wanted=Wanted(first=Position(1, 0)))
     assert [row["value"] for row in await rows_of(store, found, wish)] == [b"1"]
+    (late, _) = await rows_of(store, found, replace(wish, transactions=Transactions.ALL))
+    assert late["transaction_state"] == "aborted"
+
+
+async def test_what_lies_before_is_read_once_however_many_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves many transactions open has nobody read the topic as often."""
+    monkeypatch.setattr(source_transactions, "LOOK_BACK_BYTES", 1)
+    looked = []
+
+    def counted(payload: bytes) -> Mention | None:
+        looked.append(payload)
+        return mention_of(payload)
+
+    monkeypatch.setattr(source_transactions, "mention_of", counted)
+    store = CountingStore()
+    found = await topic_of(store, [[entry(b"0")], [sent(one) for one in IDS], [entry(b"1")]])
+    wish = options(messages=True, wanted=Wanted(first=Position(1, 0)))
+    assert [row["value"] for row in await rows_of(store, found, wish)] == [b"1"]
+    assert looked.count(entry(b"0")) == 1
