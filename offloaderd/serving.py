@@ -6,6 +6,7 @@ Nothing here is opened or started; the daemon does that, and has all of it follo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from offloaderd import wiring
@@ -33,6 +34,7 @@ from offloaderd.rpc.retention import RetentionService
 from offloaderd.rpc.rollback import RollbackService
 from offloaderd.rpc.server import Services
 from offloaderd.rpc.upkeep import UpkeepService
+from offloaderd.upkeep import lost_metadata
 from offloaderd.upkeep.gc import Collector
 
 if TYPE_CHECKING:
@@ -144,8 +146,10 @@ def assemble(
     topics_max = settings.access.namespace_topics_max
     broker = BrokerService(engine, reader, reads, retention, ledgers.register, topics_max, keeper.keep)
     upkeep = UpkeepService(gc, grace_s=settings.gc.grace_s)
-    places = surroundings.places
-    admin = AdminService(engine=engine, metadata=metadata, source=ledgers.source, daemon=daemon, places=places)
+    lost = partial(lost_metadata.alarm, metadata, objects, wiring.sites(settings))
+    admin = AdminService(
+        engine=engine, metadata=metadata, source=ledgers.source, daemon=daemon, places=surroundings.places, lost=lost
+    )
     services = Services(
         offload=OffloadService(engine, clock=clock, metrics=metrics),
         read=reads,

@@ -17,6 +17,8 @@ from offloaderd.errors import OffloaderError
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.objects.s3 import S3Store
 from offloaderd.stores import bucket_store
+from offloaderd.upkeep import lost_metadata
+from offloaderd.upkeep.stored import Site
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -63,11 +65,23 @@ async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, N
                 yield skipped(f"{name}{where}", "the bucket cannot be used")
             return
         try:
+            if case.knows_topics is False:
+                yield await case.check(f"bucket segments{where}", segments(case, store))
             for name, work in checks:
                 yield await case.check(f"{name}{where}", work())
         finally:
             cleared = await case.check(f"bucket delete{where}", probe.clear())
         yield cleared
+
+
+async def segments(case: Case, store: BucketStore) -> Finding:
+    """See that there are no segments of this cluster, as its metadata knows no topic."""
+    objects = case.settings.objects
+    site = Site(cluster=case.settings.daemon.cluster, bucket=objects.bucket, prefix=objects.prefix)
+    key = await lost_metadata.first_segment(store, [site])
+    if key:
+        return fail(f"{lost_metadata.LOST}, as {key}", lost_metadata.WHAT_TO_DO)
+    return ok("none of this cluster among the first keys, and no topic: nothing was offloaded yet")
 
 
 class BucketProbe:

@@ -25,6 +25,8 @@ class Case:
     clock: Clock
     serving: bool = False
     readings: dict[str, Reading] = field(default_factory=dict)
+    knows_topics: bool | None = None
+    """Whether the daemon's own metadata knows any topic; None: nobody could look."""
     topic: TopicName | None = None
     """Some topic of the cluster, to ask its broker about."""
 

@@ -18,6 +18,7 @@ from offloaderd.doctor.cluster import cluster_checks
 from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
 from offloaderd.errors import Conflict, Denied, NotFound
 from offloaderd.groups import Group
+from offloaderd.metadata import paths
 from offloaderd.metadata.port import Check, Replace
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from offloaderd.doctor.case import Case
     from offloaderd.doctor.finding import CheckResult
+    from offloaderd.metadata.port import MetadataStore
 
 ANSWER_S = 5.0
 CONNECT_S = 10.0
@@ -44,8 +46,10 @@ async def zookeeper_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
             yield result
         if opened.store is None:
             yield skipped("zookeeper rights", "no session")
+            yield skipped("zookeeper topics", "no session")
         else:
             yield await case.check("zookeeper rights", rights(case, opened.store))
+            yield await case.check("zookeeper topics", own_topics(case, opened.store))
         if follows and cluster != metadata.servers:
             opened = _Opened(case, stack, cluster)
             async for result in opened.checks("cluster zookeeper"):
@@ -55,6 +59,17 @@ async def zookeeper_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
                 yield result
             async for result in bookie_checks(case, opened.store):
                 yield result
+
+
+async def own_topics(case: Case, store: MetadataStore) -> Finding:
+    """See whether the daemon's own nodes know any topic; what the bucket says to that is asked there."""
+    home = f"{case.settings.metadata.root}/{case.settings.daemon.cluster}{paths.TOPICS}"
+    try:
+        tenants = await store.children(home)
+    except Denied as error:
+        return warn(f"{home} cannot be listed: {error.message}", "see zookeeper rights")
+    case.knows_topics = bool(tenants)
+    return ok(f"{home} has topics of {len(tenants)} tenants" if tenants else f"no topic below {home}")
 
 
 class _Opened:

@@ -25,7 +25,7 @@ from offloaderd.rpc.manual import ManualCalls
 from offloaderd.rpc.v1 import admin_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from offloaderd.health import Dependency
     from offloaderd.ledgers.port import LedgerSource
@@ -80,9 +80,12 @@ class AdminService(ManualCalls):
         source: LedgerSource | None,
         daemon: Daemon,
         places: tuple[tuple[str, str], ...] = (),
+        lost: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
+        """`lost` says that the metadata has lost what the bucket holds; empty: nothing tells of it."""
         super().__init__(engine=engine, metadata=metadata, source=source, places=places)
         self._daemon = daemon
+        self._lost = lost
 
     async def ListSegments(  # noqa: N802 - named by the proto
         self, request: admin_pb2.ListSegmentsRequest, context: Context
@@ -118,7 +121,10 @@ class AdminService(ManualCalls):
             topics = [await self.topic_status(TopicName.parse(request.topic), trouble)]
         else:
             topics = [await self.completed(status, trouble) for status in self._engine.statuses()]
-        return self.response(topics, trouble)
+        found = self.response(topics, trouble)
+        if not (trouble or topics) and self._lost is not None and (alarm := await self._lost()):
+            found.alarms.append(alarm)
+        return found
 
     async def metadata_trouble(self) -> str:
         """Return why the metadata store cannot be asked now, empty when it answers."""

@@ -173,7 +173,7 @@ class Collection:
         return self._rules.age_s(one.newest_ms) < self._rules.grace_s
 
     async def _judged(self, judge: Judge, one: StoredSegment) -> tuple[StoredSegment, Judgement]:
-        if self._is_young(one):
+        if self._is_young(one) and (judge.knows_topics or one.segment_id in self._rules.also):
             return one, Judgement(Kind.YOUNG, "not older than the grace age")
         try:
             judgement = await judge.judge(one)
@@ -205,7 +205,7 @@ class Collection:
 
     def _upload_judged(self, one: StoredSegment, after: References) -> tuple[StoredSegment, Judgement]:
         committed = after.committed.get(one.segment_id)
-        if self._is_young(one):
+        if self._is_young(one) and after.topics:
             return one, Judgement(Kind.YOUNG, "not older than the grace age")
         if committed is not None:
             kind = Kind.LEFTOVER if one.objects else Kind.UPLOAD

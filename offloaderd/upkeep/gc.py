@@ -12,6 +12,7 @@ the store's own clock), nothing that another cluster or program wrote, nothing t
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -78,17 +79,18 @@ class Collector:
         self._busy = True
         summary = Summary(applied=apply, grace_s=grace_s)
         started = self._clock.monotonic()
-        outcome = "failed"
+        outcome, alarms = "failed", Alarms()
         try:
             rules = Rules(sites=self._sites, grace_s=grace_s, apply=apply, now_ms=await self._now_ms(), also=also)
             async with aclosing(Collection(self._objects, self._metadata, rules, summary).finds()) as finds:
                 async for find in finds:
                     summary.count(find)
-                    _tell(find)
+                    _tell(find, alarms)
                     yield find
             outcome = "ok"
         finally:
             self._busy = False
+            alarms.tell_repeated()
             summary.seconds = self._clock.monotonic() - started
             self._metrics.show_collection(outcome, summary.verdicts, summary.finds, summary.rubbish_bytes)
         if outcome == "ok":
@@ -138,9 +140,27 @@ class Collector:
         return now_ms
 
 
-def _tell(find: Find) -> None:
+class Alarms:
+    """Alarms of one collection: one of each reason is told when it is found, how many there were at the end."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def is_new(self, find: Find) -> bool:
+        """Count an alarm; says whether none of its reason came before."""
+        self._counts[find.kind.value, find.reason] += 1
+        return self._counts[find.kind.value, find.reason] == 1
+
+    def tell_repeated(self) -> None:
+        """Say how often those came that came more than once."""
+        for (kind, reason), count in self._counts.items():
+            if count > 1:
+                log.error("gc.alarm_repeated", kind=kind, reason=reason, objects=count)
+
+
+def _tell(find: Find, alarms: Alarms) -> None:
     facts = {"key": find.key, "kind": find.kind.value, "reason": find.reason}
-    if find.verdict is Verdict.ALARM:
+    if find.verdict is Verdict.ALARM and alarms.is_new(find):
         log.error("gc.alarm", **facts, hint="docs/failures.md says what to do")
     elif find.verdict is Verdict.FAILED:
         log.warning("gc.delete_failed", **facts)

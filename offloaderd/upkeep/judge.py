@@ -66,6 +66,11 @@ class Judge:
         self._maps: dict[TopicName, TopicMap] = {}
         self._wholes = Wholes()
 
+    @property
+    def knows_topics(self) -> bool:
+        """Whether the metadata knows any topic. It does before the first byte is stored, so no age excuses that."""
+        return bool(self._references.topics)
+
     async def judge(self, stored: StoredSegment) -> Judgement:
         """Say what a segment with objects is. Raises NotFound when it has vanished."""
         store = self._objects.at(stored.bucket)

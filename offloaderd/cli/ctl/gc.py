@@ -36,7 +36,12 @@ QUIET = frozenset({"young", "foreign"})
     multiple=True,
     help="Delete this segment too, although it raises an alarm; not if a topic refers to it. May be repeated.",
 )
-@click.option("--all", "show_all", is_flag=True, help="List as well what is young, and what others wrote.")
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="List as well what is young, what others wrote, and each object of an alarm.",
+)
 @options.common
 def gc(session: Session, *, apply_: bool, grace_s: float | None, also: tuple[str, ...], show_all: bool) -> int:
     """Compare the bucket and its open uploads with the metadata of all topics of the cluster.
@@ -72,7 +77,8 @@ async def _gc(session: Session, *, apply: bool, grace_s: float | None, also: Seq
         show.document({"finds": [find_json(find) for find in finds], "summary": summary_json(summary)})
     else:
         if finds:
-            show.table(COLUMNS, [row(find) for find in finds])
+            told = [(find, 1) for find in finds] if show_all else alike(finds)
+            show.table(COLUMNS, [row(find, count) for find, count in told])
             click.echo()
         click.echo("\n".join(lines(summary)))
     return FAILED if summary.verdicts["alarm"] or summary.verdicts["failed"] else OK
@@ -81,11 +87,27 @@ async def _gc(session: Session, *, apply: bool, grace_s: float | None, also: Seq
 COLUMNS = ("VERDICT", "KIND", ">SIZE", ">AGE", "KEY", "REASON")
 
 
-def row(find: upkeep_pb2.GcFind) -> tuple[str, ...]:
-    """Return a find as a line of the table."""
+def alike(finds: Sequence[upkeep_pb2.GcFind]) -> list[tuple[upkeep_pb2.GcFind, int]]:
+    """Return finds in order, each with how many it stands for: alarms of one reason are one, with all their bytes."""
+    told: dict[tuple[str, ...], tuple[upkeep_pb2.GcFind, int]] = {}
+    for find in finds:
+        what = (find.kind, find.reason) if find.verdict == "alarm" else (find.kind, find.key, find.upload_id)
+        if what in told:
+            first, count = told[what]
+            first.size_bytes += find.size_bytes
+            first.age_s = max(first.age_s, find.age_s)
+            told[what] = first, count + 1
+        else:
+            told[what] = type(find).FromString(find.SerializeToString()), 1
+    return list(told.values())
+
+
+def row(find: upkeep_pb2.GcFind, count: int) -> tuple[str, ...]:
+    """Return a find, which stands for `count`, as a line of the table."""
     size = "upload" if find.upload_id else show.size(find.size_bytes)
     verdict = find.verdict.upper() if find.verdict in {"alarm", "failed"} else find.verdict
-    return verdict, find.kind, size, show.age(find.age_s) if find.age_s else "-", find.key, find.reason
+    key = find.key if count == 1 else f"{find.key} and {show.number(count - 1)} more"
+    return verdict, find.kind, size, show.age(find.age_s) if find.age_s else "-", key, find.reason
 
 
 def lines(summary: upkeep_pb2.GcSummary) -> list[str]:

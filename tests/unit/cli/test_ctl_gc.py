@@ -102,6 +102,22 @@ def test_what_needs_an_operator_is_exit_code_1(ctl: Ctl, upkeep: Upkeep, verdict
     assert f"{verdict.upper()}" in answer.out.splitlines()[1]
 
 
+def test_alarms_of_one_reason_are_one_line(ctl: Ctl, upkeep: Upkeep) -> None:
+    """With their number and all their bytes; each of them is in the list of all, and in the document."""
+    lost = [
+        upkeep_pb2.GcFind(key=f"seg/{n}", kind="unknown_topic", verdict="alarm", reason="wiped", size_bytes=1, age_s=60)
+        for n in range(2442)
+    ]
+    upkeep.finds = [*lost, RUBBISH]
+    answer = ctl("gc")
+    assert answer.code == 1
+    assert len(answer.out.splitlines()) < 10
+    assert "seg/0 and 2,441 more" in answer.out.splitlines()[1]
+    assert "2.4 KiB" in answer.out.splitlines()[1]
+    assert len(ctl("gc", "--all").out.splitlines()) > 2442
+    assert len(ctl("gc", "--json").json["finds"]) == 2443
+
+
 def test_as_a_document(ctl: Ctl) -> None:
     """Finds and sum as one document."""
     answer = ctl("gc", "--json")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from offloaderd.errors import Conflict, CorruptData
 from offloaderd.metadata import paths
@@ -226,6 +227,20 @@ async def test_a_wiped_metadata_store_deletes_nothing() -> None:
     assert {find.key for find in finds} == {*all_keys(1), data_key(2), data_key(3)}
     assert all("rebuild" in find.reason for find in finds if not find.upload_id)
     assert len(await ground.keys()) == 4
+
+
+async def test_a_wiped_metadata_store_is_an_alarm_however_young_the_objects() -> None:
+    """An attempt is recorded before its first byte; the log has one line and a count, not one for each object."""
+    ground = Ground()
+    for number in range(1, 5):
+        await ground.store(number, runs(number, 0, 10))
+    await ground.objects.create_upload(data_key(9), metadata=OURS)
+    with capture_logs() as lines:
+        finds, _ = await ground.collect()
+    assert {(find.kind, find.verdict) for find in finds} == {(Kind.UNKNOWN_TOPIC, Verdict.ALARM)}
+    told = [(line["event"], line.get("objects")) for line in lines if line["log_level"] == "error"]
+    assert told == [("gc.alarm", None), ("gc.alarm", None), ("gc.alarm_repeated", 12)]
+    assert len(await ground.keys()) == 12
 
 
 async def test_a_topic_that_the_metadata_has_lost_is_kept(ground: Ground) -> None:
