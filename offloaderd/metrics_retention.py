@@ -60,6 +60,11 @@ class RetentionMetrics(Families):
             topic=OPEN,
             kind=REFUSAL_KINDS,
         )
+        self.identity_places_refused = self._gauge(
+            "offloaderd_identity_places_refused",
+            "Places (bucket and prefix) of this daemon in which another deployment of the same cluster name works. "
+            "Page when it is not 0: nothing is collected there; the log says who it is.",
+        )
         self.grants = self._counter(
             "offloaderd_grants_total",
             "Ledgers whose copy was verified, so that the source may delete them after the deletion lag.",

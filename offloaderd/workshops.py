@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd import wiring
+from offloaderd.metadata.identity import ensure_deployment
+from offloaderd.metadata.records.identity import Deployment
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.known_source import KnownSource
 from offloaderd.tracing import opened_traces
@@ -58,6 +60,9 @@ async def opened_workshop(
     if known is not None:
         await until_answered(clock, known.begin)
         shop = replace(shop, known_source=known)
+    made = Deployment(deployment_id=clock.uuid(), made_ms=clock.wall_ms(), made_by=settings.daemon.id)
+    ours = await until_answered(clock, lambda: ensure_deployment(metadata, made))
+    shop = replace(shop, deployment_id=str(ours.deployment_id))
     async with AsyncExitStack() as stack:
         traces = await stack.enter_async_context(opened_traces(settings, metrics))
         if shop.outage.area is not None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from offloaderd.errors import Conflict
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import TopicIdentityRecord
 
 if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.identity import Deployment
     from offloaderd.model import TopicName
 
 
@@ -40,3 +42,22 @@ async def deletion_refused(store: MetadataStore, topic: TopicName) -> str:
     """
     refusals = (await load(store, topic)).record.refusals
     return "; ".join(f"{one} ({identity_record.hint(one.kind)})" for one in refusals)
+
+
+async def deployment(store: MetadataStore) -> Deployment | None:
+    """Read which deployment the metadata are of; None before one was made. Raises CorruptData, Transient."""
+    node = await nodes.node(store, paths.IDENTITY)
+    return identity_record.decode_deployment(node.value, path=paths.IDENTITY) if node is not None else None
+
+
+async def ensure_deployment(store: MetadataStore, made: Deployment) -> Deployment:
+    """Make the deployment what is said unless there is one; returns the one that there is then.
+
+    Of several that are made at a time one wins. Raises CorruptData, Transient.
+    """
+    while (found := await deployment(store)) is None:
+        try:
+            await store.create(paths.IDENTITY, identity_record.encode_deployment(made))
+        except Conflict:
+            continue
+    return found

@@ -72,3 +72,31 @@ def _uncovered_from(part: LedgerPart, topic_map: TopicMap, broken: Collection[UU
             return entry_id
         entry_id = next(one.last_entry_id for one in holder.slices if one.ledger_id == part.ledger_id) + 1
     return entry_id
+
+
+def same_content(one: SegmentManifest, other: SegmentManifest) -> bool:
+    """Whether two segments can hold the same entries under the same numbers, by all that both manifests say.
+
+    Blocks that were cut alike have to be alike; where blocks begin or end together, times and indexes have to agree,
+    and where ledgers' parts do, their bytes.
+    """
+    sizes = {(part.ledger_id, part.first_entry_id, part.last_entry_id): part.payload_bytes for part in other.ledgers}
+    for part in one.ledgers:
+        known = sizes.get((part.ledger_id, part.first_entry_id, part.last_entry_id), part.payload_bytes)
+        if known != part.payload_bytes:
+            return False
+    begins = {(block.ledger_id, block.first_entry_id): block for block in other.blocks}
+    ends = {(block.ledger_id, block.last_entry_id): block for block in other.blocks}
+    alike = one.method is other.method
+    for block in one.blocks:
+        begun = begins.get((block.ledger_id, block.first_entry_id))
+        ended = ends.get((block.ledger_id, block.last_entry_id))
+        if begun is not None and begun is ended and alike and begun.crc32c != block.crc32c:
+            return False
+        told = [(begun.first_broker_timestamp, block.first_broker_timestamp)] if begun is not None else []
+        told += [(begun.first_index, block.first_index)] if begun is not None else []
+        told += [(ended.last_broker_timestamp, block.last_broker_timestamp)] if ended is not None else []
+        told += [(ended.last_index, block.last_index)] if ended is not None else []
+        if any(None not in pair and pair[0] != pair[1] for pair in told):
+            return False
+    return True

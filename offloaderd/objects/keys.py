@@ -38,6 +38,8 @@ FORMAT_VERSION_KEY = "s3managedledgeroffloaderformatversion"
 SOFTWARE_VERSION_KEY = "s3managedledgeroffloadersoftwareversion"
 SOFTWARE_REVISION_KEY = "s3managedledgeroffloadersoftwaregitsha"
 CLUSTER_KEY = "pulsarclustername"
+DEPLOYMENT_KEY = "offloaderddeployment"
+"""Ours: which deployment wrote it; Pulsar's readers pass over keys that they do not know."""
 ROLE_KEY = "role"
 MANAGED_LEDGER_KEY = "managedledgername"
 FORMAT_VERSION = "1"
@@ -159,27 +161,30 @@ def is_beside(prefix: str, key: str) -> bool:
     return key.startswith((f"{prefix}{HEADS}", f"{prefix}{MARKERS}"))
 
 
-def labels(where: SegmentKeys, kind: ObjectKind, *, cluster: str, managed_ledger: str) -> dict[str, str]:
+def labels(
+    where: SegmentKeys, kind: ObjectKind, *, cluster: str, managed_ledger: str, deployment_id: str = ""
+) -> dict[str, str]:
     """Return the user metadata of one of a segment's objects."""
     if where.ledger_id is None:
-        return segment_metadata(cluster)
-    return ledger_metadata(cluster, managed_ledger, index=kind is not ObjectKind.DATA)
+        return segment_metadata(cluster, deployment_id)
+    return ledger_metadata(cluster, managed_ledger, index=kind is not ObjectKind.DATA, deployment_id=deployment_id)
 
 
-def segment_metadata(cluster: str) -> dict[str, str]:
-    """User metadata of a segment's objects, as Pulsar's readers expect it (keys in lower case)."""
+def segment_metadata(cluster: str, deployment_id: str = "") -> dict[str, str]:
+    """User metadata of a segment's objects, as Pulsar's readers expect it (keys in lower case), and whose it is."""
     return {
         FORMAT_VERSION_KEY: FORMAT_VERSION,
         SOFTWARE_VERSION_KEY: f"offloaderd-{__version__}",
         SOFTWARE_REVISION_KEY: "unknown",
         CLUSTER_KEY: cluster,
+        **({DEPLOYMENT_KEY: deployment_id} if deployment_id else {}),
     }
 
 
-def ledger_metadata(cluster: str, managed_ledger: str, *, index: bool) -> dict[str, str]:
+def ledger_metadata(cluster: str, managed_ledger: str, *, index: bool, deployment_id: str = "") -> dict[str, str]:
     """User metadata of a V1 object: a segment's, with its role and the managed ledger's name."""
     return {
-        **segment_metadata(cluster),
+        **segment_metadata(cluster, deployment_id),
         ROLE_KEY: "index" if index else "data",
         MANAGED_LEDGER_KEY: managed_ledger,
     }

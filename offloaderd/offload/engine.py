@@ -21,6 +21,7 @@ from offloaderd.offload.budget import Backoff
 from offloaderd.offload.discovery import Discovery
 from offloaderd.offload.history import History
 from offloaderd.offload.levels import Levels
+from offloaderd.offload.mark_places import mark_places
 from offloaderd.offload.placement import NOBODY, Placement, PlacementOptions
 from offloaderd.offload.report import Reporter
 from offloaderd.offload.rollback import Rollback
@@ -223,6 +224,7 @@ class Engine:
                 group.create_task(self._follow(paths.TOPICS, self._look), name="enabled topics"),
                 group.create_task(self._follow(paths.POLICIES, self._look_above), name="policies of levels"),
                 group.create_task(self._reporter.run(), name="topic metrics"),
+                group.create_task(mark_places(self.shop, self._home.me.daemon_id), name="markers of places"),
                 group.create_task(self._discovery.run(), name="discovery of topics"),
             ]
             while not (self._draining and not self._spread.supervised):

@@ -99,7 +99,7 @@ class HeadKeeper:
         place = ours or home
         store = self._shop.uplink.objects.at(place.bucket)
         key = keys.head(place.prefix, self._shop.cluster, self._topic.managed_ledger)
-        labels = keys.segment_metadata(self._shop.cluster)
+        labels = keys.segment_metadata(self._shop.cluster, self._shop.deployment_id)
         await self._persist(lambda: store.put(key, head_format.encode_head(value), metadata=labels))
         self._put = told
 

@@ -7,7 +7,6 @@ deposed cannot record the latter, so whatever it still sends is what its success
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from offloaderd import __version__
@@ -15,7 +14,6 @@ from offloaderd.errors import InvalidInput, first_of
 from offloaderd.format.layout import LedgerLayout
 from offloaderd.groups import Group
 from offloaderd.metadata.records.attempt import Seal, stored_part
-from offloaderd.objects import keys
 from offloaderd.offload.ledger_segment import LedgerBuilder
 from offloaderd.offload.progress import Progress
 from offloaderd.offload.sealing import Sealer
@@ -82,7 +80,7 @@ class OpenSegment:
         self._clock = shop.uplink.clock
         self.builder = _builder(attempt, shop)
         where = attempt.keys
-        named = partial(keys.labels, where, cluster=shop.cluster, managed_ledger=claim.topic.managed_ledger)
+        named = shop.labels(where, claim.topic)
         self.upload = SegmentUpload(shop.uplink, attempt.bucket, where, troubles=troubles, labels=named)
         self.progress = Progress(log, attempt, epoch=claim.epoch, clock=self._clock)
         self.trace = shop.uplink.traces.segment(

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Transient
 from offloaderd.format.chunks import CHUNK_BYTES
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.model import DRIVER
+from offloaderd.objects import keys
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.past import Pasts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from offloaderd.format.layout import LedgerLayout, SegmentLayout
     from offloaderd.ledgers.port import BrokerOffloads, LedgerSource
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.model import Position
+    from offloaderd.model import Position, TopicName
+    from offloaderd.objects.keys import ObjectKind, SegmentKeys
     from offloaderd.objects.places import Place, Places
     from offloaderd.offload.known_source import KnownSource
     from offloaderd.offload.next_segment import LedgerCut, WholeLedgers
@@ -59,6 +64,16 @@ class Workshop:
     chunk_bytes: int = CHUNK_BYTES
     deployment_id: str = ""
     """Of which deployment what is written says that it is; empty: none was made yet."""
+
+    def labels(self, where: SegmentKeys, topic: TopicName) -> Callable[[ObjectKind], dict[str, str]]:
+        """Return what gives each of a segment's objects its user metadata."""
+        return partial(
+            keys.labels,
+            where,
+            cluster=self.cluster,
+            managed_ledger=topic.managed_ledger,
+            deployment_id=self.deployment_id,
+        )
 
     def place_for(self, policy: RollPolicy) -> Place:
         """Return where a topic's next segment goes. Raises Transient when its policy names no place of this daemon."""

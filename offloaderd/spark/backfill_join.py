@@ -8,7 +8,6 @@ is recorded in the attempt before the manifest is put, so that a deposed driver 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,7 +15,6 @@ import structlog
 from offloaderd.errors import CorruptData, NotFound, OffloaderError
 from offloaderd.format import manifest
 from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.offload.sealing import put_manifest
 from offloaderd.offload.troubles import Troubles
@@ -43,7 +41,7 @@ async def stored(
     It is in the first of the `kinds` that is there. Raises SegmentFailed when it is not, or is another's.
     """
     where = attempt.keys
-    named = partial(keys.labels, where, cluster=shop.cluster, managed_ledger=topic.managed_ledger)
+    named = shop.labels(where, topic)
     troubles = Troubles(topic, shop.uplink.clock, lambda: None)
     upload = SegmentUpload(shop.uplink, attempt.bucket, where, troubles=troubles, labels=named)
     for key in map(where.of, kinds):

@@ -14,9 +14,10 @@ from offloaderd import wiring
 from offloaderd.errors import BucketMissing, Denied, InvalidConfig
 from offloaderd.ledgers.bookkeeper.limits import Bucket
 from offloaderd.ledgers.embedded_reader import EmbeddedReader
+from offloaderd.metadata.identity import deployment
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metrics import Metrics
-from offloaderd.offload.budget import ByteBudget
+from offloaderd.offload.budget import ByteBudget, until_answered
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.pool import BufferPool
 from offloaderd.sources import Ledgers, open_ledgers
@@ -140,6 +141,8 @@ async def open_shop(
             clock=clock,
             metrics=metrics,
         )
+        ours = await until_answered(clock, lambda: deployment(metadata))
+        shop = replace(shop, deployment_id=str(ours.deployment_id) if ours is not None else "")
         if upload_bytes_per_s:
             pace = RatedPace(
                 settings.upload.concurrency_max,

@@ -11,10 +11,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import BucketMissing, NotFound, OffloaderError
-from offloaderd.metadata import catalog
+from offloaderd.errors import BucketMissing, IdentityRefused, NotFound, OffloaderError
+from offloaderd.metadata import catalog, identity
 from offloaderd.metadata.each import each
-from offloaderd.objects import look
+from offloaderd.objects import look, marker
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.upkeep import references, stored
 from offloaderd.upkeep.abandoned import AbandonedTrash
@@ -74,9 +74,13 @@ class Collection:
         self._places = {(site.bucket, site.prefix) for site in rules.sites}
         self._summary = summary
         self._shared: set[tuple[str, str]] = set()
+        self._deployment_id = ""
+        self._marked_ms: dict[tuple[str, str], int] = {}
+        """Since when places are this deployment's, by the store's clock."""
 
     async def finds(self) -> AsyncGenerator[Find, None]:
         """Yield every find: damages first, then what nobody refers to, then what an owner should have deleted."""
+        await self._check_places()
         known, listing = await self._list()
         after = await references.look(self._metadata)
         self._summary.topics = len(after.topics)
@@ -88,7 +92,14 @@ class Collection:
                 for find in await self._damages(segment_id, committed, listing.committed.get(segment_id, {})):
                     broken.add(segment_id)
                     yield find
-        judge = Judge(self._objects, self._metadata, after, cluster=self._cluster, broken=broken)
+        judge = Judge(
+            self._objects,
+            self._metadata,
+            after,
+            cluster=self._cluster,
+            deployment_id=self._deployment_id,
+            broken=broken,
+        )
         for batch in _batches([one for one in listing.strangers if one.segment_id not in after]):
             for find in await self._dealt_with(await each(batch, lambda one: self._judged(judge, one))):
                 yield find
@@ -102,6 +113,24 @@ class Collection:
         async with aclosing(trash.finds(after, self._summary)) as abandoned:
             async for find in abandoned:
                 yield find
+
+    async def _check_places(self) -> None:
+        """Look whose the places are. Raises IdentityRefused where another deployment works in one."""
+        ours = await identity.deployment(self._metadata)
+        if ours is None:
+            return  # no daemon of a version that makes one has worked here yet
+        self._deployment_id = str(ours.deployment_id)
+        for site in self._rules.sites:
+            found = await marker.read(self._objects.at(site.bucket), site.prefix, site.cluster)
+            if found is None:
+                self._marked_ms[site.bucket, site.prefix] = self._rules.now_ms
+                continue
+            if whose := found.other_than(self._deployment_id):
+                raise IdentityRefused(
+                    f"nothing is collected below {site.prefix!r} in bucket {site.bucket!r}: {whose}",
+                    hint=marker.HINT,
+                )
+            self._marked_ms[site.bucket, site.prefix] = found.stored_ms
 
     async def _list(self) -> tuple[References, _Listing]:
         """Look at the metadata and list the buckets; what is committed or being written needs no second thought."""
@@ -200,7 +229,7 @@ class Collection:
         pairs = [(one, info.key) for one in young for info in one.objects.values()]
         found = await each(pairs, lambda pair: look.head(self._objects.at(pair[0].bucket), pair[1]))
         for (one, _), info in zip(pairs, found, strict=True):
-            if info is not None and foreign(info, self._cluster):
+            if info is not None and foreign(info, self._cluster, self._deployment_id):
                 self._shared.add(one.place)
 
     def _upload_judged(self, one: StoredSegment, after: References) -> tuple[StoredSegment, Judgement]:
@@ -214,6 +243,8 @@ class Collection:
             return one, Judgement(Kind.UNKNOWN_TOPIC, "the metadata knows no topic at all")
         if one.place in self._shared:
             return one, Judgement(Kind.FOREIGN, "other clusters write here too, and uploads do not say whose they are")
+        if any(upload.initiated_ms < self._marked_ms.get(one.place, 0) for upload in one.uploads):
+            return one, Judgement(Kind.FOREIGN, "it began before the place was marked as this deployment's")
         return one, Judgement(Kind.UPLOAD, "nobody refers to it")
 
     async def _dealt_with(self, judged: Sequence[tuple[StoredSegment, Judgement]]) -> list[Find]:
@@ -239,7 +270,7 @@ class Collection:
         try:
             for info in one.objects.values():
                 current = await look.head(self._objects.at(one.bucket), info.key)
-                if current is None or not _same(info, current) or foreign(current, self._cluster):
+                if current is None or not _same(info, current) or foreign(current, self._cluster, self._deployment_id):
                     changed = Judgement(Kind.CHANGED, f"{info.key} is not the object that was judged", judgement.topic)
                     return self._finds_of(one, changed, Verdict.KEEP)
             await self._remove(one)

@@ -13,7 +13,7 @@ from offloaderd.errors import CorruptData
 from offloaderd.format import manifest
 from offloaderd.metadata import catalog
 from offloaderd.metadata.identity import deletion_refused
-from offloaderd.metadata.last_copy import first_uncovered
+from offloaderd.metadata.last_copy import first_uncovered, same_content
 from offloaderd.model import TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from uuid import UUID
 
+    from offloaderd.format.manifest import SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import ObjectInfo, ObjectReader
@@ -56,12 +57,14 @@ class Judge:
         references: References,
         *,
         cluster: str,
+        deployment_id: str,
         broken: Collection[UUID],
     ) -> None:
         self._objects = objects
         self._metadata = metadata
         self._references = references
         self._cluster = cluster
+        self._deployment_id = deployment_id
         self._broken = broken
         self._maps: dict[TopicName, TopicMap] = {}
         self._wholes = Wholes()
@@ -75,7 +78,7 @@ class Judge:
         """Say what a segment with objects is. Raises NotFound when it has vanished."""
         store = self._objects.at(stored.bucket)
         for info in stored.objects.values():
-            whose = foreign(await store.head(info.key), self._cluster)
+            whose = foreign(await store.head(info.key), self._cluster, self._deployment_id)
             if whose:
                 return Judgement(Kind.FOREIGN, whose)
         if not self._references.topics:
@@ -111,14 +114,39 @@ class Judge:
         if hole is not None:
             reason = f"it is in no map and holds {hole}, which no other segment holds"
             return Judgement(Kind.UNCOVERED, reason, topic)
+        other = await self._contradicts(described, self._maps[topic])
+        if other is not None:
+            reason = f"it is in no map, and segment {other} holds other entries under the same numbers"
+            return Judgement(Kind.UNCOVERED, reason, topic)
         return Judgement(Kind.SUPERSEDED, "nobody refers to it; all of its entries are stored elsewhere", topic)
 
+    async def _contradicts(self, described: SegmentManifest, topic_map: TopicMap) -> UUID | None:
+        """Return a segment of the map that holds other entries than one with the same numbers, None for none.
 
-def foreign(info: ObjectInfo, cluster: str) -> str:
-    """Say whose an object is, by its user metadata; empty if it is ours."""
+        Numbers that were given twice, or by another cluster, say nothing of what is stored elsewhere.
+        """
+        for holder in topic_map.segments:
+            apart = described.range.end < holder.begin or holder.end < described.range.begin
+            if apart or holder.foreign:
+                continue
+            key = holder.keys.manifest
+            theirs = manifest.decode(await self._objects.at(holder.bucket).get(key), key=key)
+            if not same_content(described, theirs):
+                return holder.segment_id
+        return None
+
+
+def foreign(info: ObjectInfo, cluster: str, deployment_id: str = "") -> str:
+    """Say whose an object is, by its user metadata; empty if it is ours.
+
+    Objects of versions that had no deployment say none: they are ours if they are of our cluster.
+    """
     theirs = info.metadata.get(keys.CLUSTER_KEY)
     if theirs != cluster:
         return f"of cluster {theirs!r}" if theirs else "it does not say which cluster it is of"
+    other = info.metadata.get(keys.DEPLOYMENT_KEY, "")
+    if deployment_id and other and other != deployment_id:
+        return f"of deployment {other} of a cluster of the same name"
     software = info.metadata.get(keys.SOFTWARE_VERSION_KEY, "")
     return "" if software.startswith(WRITER) else f"written by {software or 'an unknown program'!r}"
 

@@ -15,6 +15,7 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.errors import (
     BucketMissing,
@@ -31,9 +32,11 @@ from offloaderd.format.manifest_wire import managed_ledger
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.each import each
+from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records import policy as policy_record
+from offloaderd.metadata.records.identity import Deployment
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import TopicName
 from offloaderd.objects import keys
@@ -46,7 +49,6 @@ from offloaderd.upkeep.stored import Counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from uuid import UUID
 
     from offloaderd.format.head import TopicHead
     from offloaderd.format.manifest import SegmentManifest
@@ -72,6 +74,8 @@ class Found:
     counts: Counts = field(default_factory=Counts)
     epochs: dict[TopicName, int] = field(default_factory=dict)
     """Of the newest commits, as the heads of the topics tell them."""
+    deployments: set[str] = field(default_factory=set)
+    """Which deployments have committed them, by the same heads."""
     brokers: list[Known] = field(default_factory=list)
     """Ledgers that brokers have offloaded, as far as they were looked for."""
 
@@ -82,6 +86,8 @@ class Plan:
 
     topics: tuple[TopicPlan, ...]
     problems: tuple[Problem, ...]
+    deployment_id: str = ""
+    """The deployment that has committed all of it; empty: nothing says that it was one."""
 
     @property
     def blocked(self) -> bool:
@@ -125,6 +131,7 @@ async def _read_heads(objects: ObjectReader, site: Site, found: Found) -> None:
     for topic, one in zip(topics, await each(topics, read), strict=True):
         if one is not None and one.managed_ledger == topic.managed_ledger:
             found.epochs[topic] = max(found.epochs.get(topic, 0), one.epoch)
+            found.deployments |= {one.deployment_id} - {""}
 
 
 async def read_brokers(objects: ObjectReader, sites: Sequence[Site], found: Found) -> None:
@@ -219,7 +226,8 @@ def make_plan(
         problems = (*own[topic], *plan.problems)
         epoch = max(plan.epoch, found.epochs.get(topic, 0))
         plans.append(TopicPlan(map=plan.map, epoch=epoch, problems=problems))
-    return Plan(topics=tuple(plans), problems=tuple(own[None]))
+    author = "".join(found.deployments) if len(found.deployments) == 1 else ""
+    return Plan(topics=tuple(plans), problems=tuple(own[None]), deployment_id=author)
 
 
 async def check_target(metadata: MetadataStore, topics: Collection[TopicName]) -> None:
@@ -271,6 +279,9 @@ async def write(
         done += 1
         progress(done)
 
+    if plan.deployment_id and await nodes.node(metadata, paths.IDENTITY) is None:
+        same = Deployment(deployment_id=UUID(plan.deployment_id), made_ms=now_ms, made_by=AUTHOR)
+        await ensure_deployment(metadata, same)
     await each(ready, write_one)
     await _announce(metadata)
     await _take_away(metadata, paths.REBUILD)

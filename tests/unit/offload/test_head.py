@@ -7,16 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from structlog.testing import capture_logs
+
 from offloaderd.format import head as head_format
 from offloaderd.metadata import catalog, identity, paths
 from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.metadata.removal import without_oldest
-from offloaderd.objects import keys
+from offloaderd.objects import keys, marker
 from offloaderd.upkeep.rebuild import make_plan, read_buckets, write
 from offloaderd.upkeep.stored import Site
 from tests.unit.offload.owned import offload_more, offloaded_topic
-from tests.unit.offload.rig import TOPIC, until
+from tests.unit.offload.rig import TOPIC, turn, until
 
 if TYPE_CHECKING:
     from offloaderd.format.head import TopicHead
@@ -42,6 +44,10 @@ def _refused(engine: Engine) -> list[str]:
 
 def _stalls(engine: Engine) -> bool:
     return any(one.state == "stalled" for one in engine.statuses())
+
+
+def _others_are(rig: Rig, count: int) -> bool:
+    return bool(rig.metrics.identity_places_refused._value.get() == count)
 
 
 async def _segments(rig: Rig) -> int:
@@ -161,6 +167,7 @@ async def test_a_rebuild_is_the_way_out_of_metadata_that_went_back() -> None:
     """It takes up what was committed since the backup, and an epoch above that of the head: nothing is refused then."""
     rig = await offloaded_topic(10)
     backup = rig.tree.backup()
+    rig.deployment_id = str(UUID(int=8))
     await offload_more(rig, [10], seed=5)
     await put(rig, replace(await head_of(rig), epoch=7))
     rig.tree = backup
@@ -171,6 +178,34 @@ async def test_a_rebuild_is_the_way_out_of_metadata_that_went_back() -> None:
     plan = make_plan(await read_buckets(rig.store, [site], lambda _: None))
     written = await write(rig.tree.connect(), plan, topics=(), enable=True, now_ms=1, progress=lambda _: None)
     assert written == [TOPIC]
+    kept = await identity.deployment(rig.tree.connect())
+    assert kept is not None
+    assert str(kept.deployment_id) == rig.deployment_id
     await offload_more(rig, [10], seed=7)
     assert len(await rig.committed()) == 30
     assert await identity.deletion_refused(rig.tree.connect(), TOPIC) == ""
+
+
+async def test_a_daemon_marks_its_places_and_says_who_else_is_there() -> None:
+    """The first one to start puts the marker; one of another deployment finds it, and tells whose it is."""
+    rig = await offloaded_topic(10)
+    for deployment_id, refused in ((UUID(int=8), 0), (UUID(int=9), 1)):
+        rig.deployment_id = str(deployment_id)
+        with capture_logs() as logs:
+            async with rig.engine(f"of {deployment_id}"):
+                while await marker.read(rig.store.at("b"), "seg/", "test") is None:
+                    await turn()
+                await until(partial(_others_are, rig, refused))
+        told = [one["found"] for one in logs if one["event"] == "place.of_another"]
+        assert [str(UUID(int=8)) in one for one in told] == [True] * refused
+
+
+async def test_what_is_written_says_of_which_deployment_it_is() -> None:
+    """Every object of a segment, and the head."""
+    rig = await offloaded_topic(10)
+    rig.deployment_id = str(UUID(int=8))
+    await rig.store.delete([KEY])
+    await offload_more(rig, [10], seed=5)
+    newest = (await catalog.load(rig.tree.connect(), TOPIC)).segments[-1]
+    for key in (*newest.keys.all, KEY):
+        assert (await rig.store.head(key)).metadata[keys.DEPLOYMENT_KEY] == rig.deployment_id

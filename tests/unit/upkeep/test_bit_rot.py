@@ -82,9 +82,9 @@ class Damage:
         """Let it happen."""
         name, other = self._key(self.segment), self._key(self.segment + 1 + self.other % (SEGMENTS - 1))
         data = objects.get(name)
-        if data is None or (self.kind in {"swap", "copy"} and other not in objects):
+        if not data or (self.kind in {"swap", "copy"} and other not in objects):
             return
-        at = self.at % (len(data) or 1)
+        at = self.at % len(data)
         change: dict[str, Callable[[], object]] = {
             "flip": lambda: objects.update({name: data[:at] + bytes([data[at] ^ self.mask]) + data[at + 1 :]}),
             "zero": lambda: objects.update(

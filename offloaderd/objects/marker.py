@@ -1,0 +1,65 @@
+"""The marker of a place: which deployment of a cluster's name works below a prefix.
+
+It is put by the first daemon that finds none, and read by whoever is about to delete what no metadata refer to. Two
+deployments that share cluster name, bucket and prefix by accident would each take the other's objects for rubbish.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.errors import BucketMissing, NotFound
+from offloaderd.format import head as head_format
+from offloaderd.objects import keys
+
+if TYPE_CHECKING:
+    from offloaderd.format.head import PlaceMarker
+    from offloaderd.objects.port import ObjectReader, ObjectStore
+
+
+HINT = (
+    "give each deployment a bucket, prefix or daemon.cluster of its own; if the other one is gone: "
+    "`offloadctl identity accept --place`"
+)
+"""The way out where another deployment works in a place."""
+
+
+class Marked(NamedTuple):
+    """A marker as it lies in a place, and since when it does by the store's clock."""
+
+    marker: PlaceMarker
+    stored_ms: int
+
+    def other_than(self, deployment_id: str) -> str:
+        """Say whose the place is if it is not this deployment's; empty: it is ours."""
+        one = self.marker
+        if one.deployment_id == deployment_id:
+            return ""
+        return f"deployment {one.deployment_id} of cluster {one.cluster!r} works there (daemon {one.daemon_id})"
+
+
+async def read(store: ObjectReader, prefix: str, cluster: str) -> Marked | None:
+    """Return the marker of a place, None where there is none. Raises CorruptData, BucketMissing, Transient, Denied."""
+    key = keys.marker(prefix, cluster)
+    try:
+        info = await store.head(key)
+        return Marked(head_format.decode_marker(await store.get(key), key=key), info.modified_ms)
+    except BucketMissing:
+        raise
+    except NotFound:
+        return None
+
+
+async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked:
+    """Put a marker where there is none; returns the one that is there. Raises as `read` does."""
+    found = await read(store, prefix, marker.cluster)
+    if found is not None:
+        return found
+    await put(store, prefix, marker)
+    return await read(store, prefix, marker.cluster) or Marked(marker, marker.since_ms)
+
+
+async def put(store: ObjectStore, prefix: str, marker: PlaceMarker) -> None:
+    """Put a marker in place of the one that there is."""
+    key, labels = keys.marker(prefix, marker.cluster), keys.segment_metadata(marker.cluster, marker.deployment_id)
+    await store.put(key, head_format.encode_marker(marker), metadata=labels)
