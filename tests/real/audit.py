@@ -92,7 +92,7 @@ async def audit(site: Site, topics: Sequence[TopicName]) -> Audit:
 async def compare(store: SegmentStore, metadata: MetadataStore, topics: Sequence[TopicName]) -> Audit:
     """Compare a bucket with metadata."""
     found = Audit()
-    objects = {known.key: known async for known in store.list()}
+    objects = {known.key: known async for known in store.list() if not keys.is_beside("", known.key)}
     referenced: set[str] = set()
     for topic in topics:
         topic_map = await catalog.load(metadata, topic)
@@ -104,7 +104,7 @@ async def compare(store: SegmentStore, metadata: MetadataStore, topics: Sequence
             referenced |= set(wanted)
             found.missing += [key for key in wanted if key not in objects]
             if wanted[0] in objects:
-                data = await store.get(wanted[0])
+                data = await store.get(wanted[0], 0, objects[wanted[0]].size_bytes)
                 found.object_bytes += len(data)
                 found.wrong += check_segment(segment, data, stored)
         found.wrong += [
