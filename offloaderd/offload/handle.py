@@ -35,11 +35,13 @@ class OffloadHandle:
         push_only: bool,
         closed_ledgers: dict[int, LedgerInfo],
         result: Callable[[], Awaitable[SegmentResult]],
+        ended: Callable[[Position], None],
         metrics: Metrics,
     ) -> None:
         self._buffer = buffer
         self._closed_ledgers = closed_ledgers
         self._result = result
+        self._ended = ended
         self._metrics = metrics
         self.push_only = push_only
 
@@ -78,10 +80,12 @@ class OffloadHandle:
 
     def ledger_closed(self, ledger_id: int, last_entry_id: int, closed_ms: int) -> None:
         """Note that a pushed ledger gets no more entries (its size is known only from what was pushed)."""
-        Position(ledger_id, max(last_entry_id, 0)).checked()
+        last = Position(ledger_id, max(last_entry_id, 0)).checked()
         self._closed_ledgers[ledger_id] = LedgerInfo(
             ledger_id=ledger_id, closed=True, entries=last_entry_id + 1, size_bytes=0, closed_at_ms=closed_ms
         )
+        if self.push_only and last_entry_id >= 0:
+            self._ended(last)
 
     async def result(self) -> SegmentResult:
         """Wait for the next segment to be committed (PIP-76, getOffloadResultAsync)."""

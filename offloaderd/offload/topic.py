@@ -106,6 +106,7 @@ class TopicOffloader:
             push_only=shop.source is None,
             closed_ledgers=self.closed_ledgers,
             result=self._next_result,
+            ended=self._ledger_ended,
             metrics=self._metrics,
         )
 
@@ -215,6 +216,11 @@ class TopicOffloader:
         self.stopping = True
         self.buffer.refuse()
         self.buffer.changed.notify()
+
+    def _ledger_ended(self, last: Position) -> None:
+        """Have the last entries of a pushed ledger sealed at once: no others come that they could wait for."""
+        if self.map.standing is None or last > self.map.standing:
+            self.filling.ask(last)
 
     async def _next_result(self) -> SegmentResult:
         before = self._last_result

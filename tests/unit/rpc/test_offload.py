@@ -109,6 +109,25 @@ async def test_a_broker_that_only_waits_hears_that_the_topic_is_given_up() -> No
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_the_end_of_a_ledger_that_was_declared_closed_is_sealed_at_once() -> None:
+    """However young its segment is; and a close that is told again later has nothing sealed."""
+    rig = Rig(policy=RollPolicy(segment_bytes_max=100_000, segment_age_max_s=3600.0))
+    closed = Request(ledger_closed=Request.LedgerClosed(ledger_id=1, last_entry_id=4))
+    async with rig.engine(push_only=True) as engine, serving(rig, engine) as stub:
+        topic = await enabled(engine)
+        call = stream(stub)
+        for request in (opening(), batch(0, payloads(5)), closed):
+            await call.write(request)
+        await until_offloaded(topic, Position(1, 4))
+        assert topic.map.ends[1].entries == 5
+        for request in (closed, batch(0, payloads(1), ledger_id=2)):
+            await call.write(request)
+        await until(lambda: topic.builder is not None and topic.builder.entries == 1)
+        assert topic.filling.asked_for(Position(1, 4)) is False
+        assert topic.offloaded == Position(1, 4)
+        call.cancel()
+
+
 async def test_a_second_stream_learns_where_to_go_on() -> None:
     """After a broken connection the opening answer says what is offloaded and what was taken."""
     rig = small()
