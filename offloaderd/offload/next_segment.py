@@ -23,10 +23,12 @@ from offloaderd.offload.roll_forward import as_finished, unrecorded
 from offloaderd.offload.segment import PART_COUNT_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offloaderd.format.layout import SegmentLayout
     from offloaderd.ledgers.port import LedgerDescriber
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.model import Loss
+    from offloaderd.model import EntryBatch, Loss
     from offloaderd.objects.places import Place
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.recovery import LeftBehind
@@ -228,15 +230,16 @@ class NextSegment:
                 await topic.adoption.adopt(info)
                 continue
             batches = topic.buffer.take(topic.taken, 1)
+            if self.left is not None and self._is_behind(self.left, batches):
+                await self._abandon_left()
+                continue
             if batches and (self.left is not None or self._begins_with(batches[0].first)):
                 return batches[0].first
             if topic.record.end_is_news():
                 await topic.record.note_end()
             elif self.left is not None:
                 if topic.filling.out_of_reach(self.left.begin):
-                    error = "the source has lost its first entry"
-                    await recovery.abandon(self._log, self.left, error, self._shop.uplink.metrics)
-                    self.left = None
+                    await self._abandon_left()
                 else:
                     if self.left.end is not None:
                         topic.buffer.starve()
@@ -246,6 +249,16 @@ class NextSegment:
             else:
                 await topic.buffer.changed.wait()
         return None
+
+    def _is_behind(self, left: Attempt, batches: Sequence[EntryBatch]) -> bool:
+        """Say whether what comes next lies behind the begin of an attempt that holds nothing: the loss is on record."""
+        return bool(batches) and not left.parts and batches[0].first > left.begin
+
+    async def _abandon_left(self) -> None:
+        assert self.left is not None  # noqa: S101 - only what is there is abandoned
+        error = "the source has lost its first entry"
+        await recovery.abandon(self._log, self.left, error, self._shop.uplink.metrics)
+        self.left = None
 
     def _may_adopt(self) -> bool:
         """Say whether ledgers may be taken over from brokers now: a segment could begin as well."""

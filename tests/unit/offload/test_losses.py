@@ -11,7 +11,11 @@ from offloaderd.clock import SystemClock
 from offloaderd.errors import Transient
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog
-from offloaderd.model import EntryBatch, LedgerEnd, LedgerInfo, OfferResult, Position
+from offloaderd.model import EntryBatch, LedgerEnd, LedgerInfo, Loss, OfferResult, Position
+from offloaderd.offload.buffer import START
+from offloaderd.offload.roll import RollPolicy
+from tests.unit.offload.lives import life, until_recorded
+from tests.unit.offload.owned import Owned
 from tests.unit.offload.rig import (
     TOPIC,
     Rig,
@@ -91,6 +95,32 @@ async def test_a_ledger_that_was_seen_and_vanished_is_a_certain_loss() -> None:
     assert all(abs(loss.noticed_ms - rig.clock.wall_ms()) < 60_000 for loss in losses)
     for position in missed:
         assert any(loss.after < position < loss.before for loss in losses)
+
+
+async def test_a_segment_that_was_begun_behind_which_all_is_lost_is_no_alarm() -> None:
+    """The next owner finds its record and none of its entries: the loss is told, and nothing fails or stalls."""
+    policy = RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600)
+    rig = Rig(policy=policy, ledgers=memory_ledgers(SystemClock(), ledger_entries_max=10))
+    assert rig.ledgers is not None
+    async with rig.engine("setup") as engine:
+        await enabled(engine)
+    await rig.ledgers.append(TOPIC, payloads(5))
+    async with life(rig, "one"):
+        left = await until_recorded(rig, lambda attempt: not attempt.parts)
+    last = await rig.ledgers.append(TOPIC, payloads(40, seed=1))
+    for ledger_id in (0, 1, 2):
+        await rig.ledgers.delete(TOPIC, ledger_id)
+    owner = await Owned.claim(rig)
+    await owner.offloader.record.lost(Loss(START, Position(3, 0), 0, 1))
+    with capture_logs() as logs:
+        async with rig.engine("two") as engine:
+            topic = await offloader_of(engine)
+            await topic.request_roll()
+            await until_offloaded(topic, last)
+    assert len(await lost_ranges(rig)) == 1
+    told = [line["event"] for line in logs]
+    assert (told.count("attempt.abandoned"), told.count("segment.failed"), told.count("topic.stalled")) == (1, 0, 0)
+    assert str(left.segment_id) in {line.get("segment_id") for line in logs if line["event"] == "attempt.abandoned"}
 
 
 async def test_a_ledger_that_was_offloaded_whole_may_vanish() -> None:
