@@ -25,7 +25,7 @@ from offloaderd.offload.selection import Change, Outcome, Rules, outcome, partit
 from offloaderd.patterns import Breadth, partitioned_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.ledgers.port import LedgerSource
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 TURN_TOPICS = 1000
-"""Topics that are looked at before others have their turn: some milliseconds."""
+TURN_S = 0.02
+"""So many topics are looked at before others have their turn, or for so long: who may store expressions may store many,
+and each is held against each topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,8 @@ class Selector:
         created_ms = before.created_ms if isinstance(before, Selection) else self.clock.wall_ms()
         selection = Selection(pattern=pattern, policy=policy, created_ms=created_ms)
         rules = Rules({**said.selections, pattern.text: selection}, said.policies, said.above)
-        matching = sorted(topic for topic in {*listed, *said.policies} if pattern.matches(topic))
+        known = {*listed, *said.policies}
+        matching = sorted([topic async for topic in self._in_turns(known) if pattern.matches(topic)])
         changes = await self.plan(rules, matching, said.policies, pattern.text)
         if not dry_run:
             await stored.put(self.metadata, self.clock, selection)
@@ -131,15 +134,21 @@ class Selector:
                 found |= set(await self._source.not_covered(tenant=scope.tenant, namespace=scope.namespace))
         return found
 
+    async def _in_turns(self, topics: Iterable[TopicName]) -> AsyncGenerator[TopicName, None]:
+        """Yield topics, and give others a turn now and then."""
+        begun_s = self.clock.monotonic()
+        for number, topic in enumerate(topics, 1):
+            yield topic
+            if number % TURN_TOPICS == 0 or self.clock.monotonic() - begun_s >= TURN_S:
+                await asyncio.sleep(0)  # noqa: TID251 - gives others a turn, measures no time
+                begun_s = self.clock.monotonic()
+
     async def plan(
         self, rules: Rules, topics: Sequence[TopicName], policies: Policies, asked: str = ""
     ) -> list[Change]:
         """Say what the rules do to each of the topics; `asked` is the pattern that somebody gave."""
-        changes: list[Change] = []
-        for first in range(0, len(topics), TURN_TOPICS):
-            some = topics[first : first + TURN_TOPICS]
-            changes += [rules.change(topic, policies.get(topic), asked) for topic in some]
-            await asyncio.sleep(0)  # noqa: TID251 - gives others a turn, measures no time
+        turns = self._in_turns(topics)
+        changes = [rules.change(topic, policies.get(topic), asked) async for topic in turns]
         unsure = [
             number
             for number, change in enumerate(changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
 from offloaderd.model import TopicName
 from offloaderd.offload import policies
-from offloaderd.offload.selector import Selector
+from offloaderd.offload.selector import TURN_S, Selector
 from offloaderd.patterns import TopicPattern
 from offloaderd.testing.clock import FakeClock
 from tests.unit.offload.topic_source import TopicSource
@@ -321,3 +322,39 @@ async def dump(store: MemoryMetadata, path: str = "/") -> dict[str, Versioned]:
     for name in await store.children(path):
         found |= await dump(store, f"{path.rstrip('/')}/{name}")
     return found
+
+
+class SlowClock(FakeClock):
+    """Whatever is done takes as long as a turn may."""
+
+    def monotonic(self) -> float:
+        """Return a later time each time."""
+        self._now += TURN_S
+        return self._now
+
+
+async def test_what_takes_long_gives_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many expressions held against many topics hold up no call and no probe in between."""
+    turn = 0
+    seen: list[int] = []
+    plain = TopicPattern.matches
+
+    def matches(self: TopicPattern, topic: TopicName) -> bool:
+        seen.append(turn)
+        return plain(self, topic)
+
+    async def others() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)  # noqa: TID251 - counts turns
+
+    monkeypatch.setattr(TopicPattern, "matches", matches)
+    async with running(*(f"orders-{number}" for number in range(20))) as room:
+        room.selector.clock = SlowClock()
+        beside = asyncio.create_task(others())  # noqa: TID251 - it is cancelled below
+        found = await room.enable("re:public/default/.*", dry_run=True)
+        beside.cancel()
+    assert len(found) == 20
+    assert len(seen) == 40
+    assert max(Counter(seen).values()) <= 2
