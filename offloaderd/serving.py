@@ -25,6 +25,7 @@ from offloaderd.rpc.broker import BrokerService
 from offloaderd.rpc.control import ControlService
 from offloaderd.rpc.doctor import DoctorService
 from offloaderd.rpc.history import HistoryService
+from offloaderd.rpc.identity import IdentityService
 from offloaderd.rpc.ledgers import LedgerService
 from offloaderd.rpc.offload import OffloadService
 from offloaderd.rpc.placement import PlacementService
@@ -127,9 +128,8 @@ def assemble(
 ) -> Crew:
     """Make all parts; `daemon` describes itself, `reloader` reads its settings again."""
     metadata, objects, metrics = shop.metadata, shop.uplink.objects, shop.uplink.metrics
-    book = PolicyBook(metadata, wiring.policy_levels(settings))
+    book, keeper = PolicyBook(metadata, wiring.policy_levels(settings)), SourceKeeper(metadata, objects, clock, metrics)
     retention = Retention(shop, ledgers.register, wiring.retention_options(settings), book)
-    keeper = SourceKeeper(metadata, objects, clock, metrics)
     grants, scrubber = wiring.grants(settings, shop, ledgers.store, book), wiring.scrubber(settings, shop, keeper)
     engine = Engine(
         shop,
@@ -161,6 +161,7 @@ def assemble(
         retention=RetentionService(engine, retention, metadata, ledgers.source, clock),
         history=HistoryService(engine, engine.shop, engine.book),
         rollback=RollbackService(engine, metadata),
+        identity=IdentityService(engine.shop, daemon_id=settings.daemon.id),
         inspect=wiring.inspection(settings, engine, reader, metadata, objects, clock, keeper),
         policy=PolicyService(engine.levels, metadata, surroundings, retained=ledgers.retained),
         control=ControlService(reloader, levels, metadata, clock, daemon_id=settings.daemon.id),

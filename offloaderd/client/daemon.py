@@ -7,6 +7,7 @@ from offloaderd.client.append import AppendCalls
 from offloaderd.client.control import ControlCalls
 from offloaderd.client.entries import EntryCalls
 from offloaderd.client.history import HistoryCalls
+from offloaderd.client.identity import IdentityCalls
 from offloaderd.client.inspect import InspectCalls
 from offloaderd.client.manual import ManualCalls
 from offloaderd.client.policy import PolicyCalls
@@ -27,6 +28,7 @@ class DaemonClient(
     PolicyCalls,
     PushCalls,
     RetentionCalls,
+    IdentityCalls,
     RollbackCalls,
     SeekCalls,
 ):

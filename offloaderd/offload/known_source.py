@@ -88,6 +88,10 @@ class KnownSource:
             return Finding(RefusalKind.OTHER_SOURCE, text, f"source {found} instead of {recorded}")
         return None
 
+    async def found(self) -> str | None:
+        """Return what the source says of itself. Raises Transient."""
+        return await self._origin.identity()
+
     async def confirm(self) -> None:
         """Note the source's id, unless one is noted: its ledgers are those that are offloaded. Raises Transient."""
         found = await self._origin.identity()

@@ -131,6 +131,10 @@ _SERVICES: dict[str, dict[str, Need]] = {
         "RevokeGrant": Need(Role.ADMIN, topic),
         "AllowGrant": Need(Role.ADMIN, topic),
     },
+    "offloaderd.v1.IdentityService": {
+        "ShowIdentity": Need(Role.READ, topic_or_everything),
+        "AcceptIdentity": Need(Role.ADMIN, topic_or_everything),
+    },
     "offloaderd.v1.HistoryService": {
         "PlanHistory": Need(Role.READ, topic),
         "GetHistory": Need(Role.READ, topic),

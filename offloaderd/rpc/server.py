@@ -28,6 +28,8 @@ from offloaderd.rpc.v1 import (
     doctor_pb2_grpc,
     history_pb2,
     history_pb2_grpc,
+    identity_pb2,
+    identity_pb2_grpc,
     inspect_pb2,
     inspect_pb2_grpc,
     ledgers_pb2,
@@ -92,6 +94,7 @@ class Services:
     history: history_pb2_grpc.HistoryServiceServicer
     policy: policy_pb2_grpc.PolicyServiceServicer
     rollback: rollback_pb2_grpc.RollbackServiceServicer
+    identity: identity_pb2_grpc.IdentityServiceServicer
     ledgers: ledgers_pb2_grpc.LedgerServiceServicer | None = None
 
 
@@ -156,9 +159,10 @@ class RpcServer:
         history_pb2_grpc.add_HistoryServiceServicer_to_server(services.history, self._server)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(services.policy, self._server)
         rollback_pb2_grpc.add_RollbackServiceServicer_to_server(services.rollback, self._server)
+        identity_pb2_grpc.add_IdentityServiceServicer_to_server(services.identity, self._server)
         files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2, placement_pb2, retention_pb2, inspect_pb2]
         control_pb2_grpc.add_ControlServiceServicer_to_server(services.control, self._server)
-        files += [policy_pb2, history_pb2, rollback_pb2, control_pb2, broker_pb2]
+        files += [policy_pb2, history_pb2, rollback_pb2, control_pb2, broker_pb2, identity_pb2]
         if services.ledgers is not None:
             ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(services.ledgers, self._server)
             files.append(ledgers_pb2)

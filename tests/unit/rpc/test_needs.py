@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import MethodDescriptor
 
 CHANGES = (
+    "Accept",
     "Enable",
     "Pause",
     "Reload",
