@@ -31,7 +31,7 @@ from offloaderd.errors import (
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.identity import deletion_refused
-from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.port import Check, Create, Delete, Replace
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.offload import grant_records
@@ -173,15 +173,16 @@ class Grants:
         """Return a grant with the time from which it holds by the present lag, stored if it is another one."""
         if not grant.in_force or grant.source_deleted_ms or ledger_id not in offloader.map.contexts:
             return grant
+        topic_map = offloader.map
         try:
-            not_before_ms = self._not_before_ms(offloader.map, ledger_id, lag_s)
+            not_before_ms = self._not_before_ms(topic_map, ledger_id, lag_s)
         except Unsound:
             return grant
         found = await grant_records.load(self._shop.metadata, offloader.topic, ledger_id)
         if grant.not_before_ms == not_before_ms or found is None or found.grant != grant:
             return grant
         moved = replace(grant, not_before_ms=not_before_ms)
-        if not await self._replaced(offloader, ledger_id, found, moved):
+        if not await self._replaced(offloader, topic_map, ledger_id, found, moved):
             return grant
         log.info("grant.moved", topic=str(offloader.topic), ledger_id=ledger_id, not_before_ms=not_before_ms)
         return moved
@@ -199,12 +200,14 @@ class Grants:
             if grant.is_of(held):
                 return grant
             found = await grant_records.load(self._shop.metadata, offloader.topic, ledger_id)
-            fresh = await self.verified(offloader, ledger_id, lag_s)
+            fresh = await self.verified(offloader, topic_map, ledger_id, lag_s)
         except Unsound as error:
             self._denied(offloader, ledger_id, error.reason, error)
             return grant
         renewed = replace(fresh, source_deleted_ms=grant.source_deleted_ms)
-        if found is None or found.grant != grant or not await self._replaced(offloader, ledger_id, found, renewed):
+        if found is None or found.grant != grant:
+            return grant
+        if not await self._replaced(offloader, topic_map, ledger_id, found, renewed):
             return grant
         log.info("grant.renewed", topic=str(offloader.topic), ledger_id=ledger_id, segments=renewed.segment_count)
         return renewed
@@ -217,15 +220,19 @@ class Grants:
         return min(NEVER_MS, offloaded_ms + int(lag_s * 1000))
 
     async def _verify(self, offloader: TopicOffloader, ledger_id: int, lag_s: float | None) -> None:
-        """Verify a ledger's copy and grant its deletion. An unsound copy is told, and stays ungranted."""
-        topic = offloader.topic
+        """Verify a ledger's copy and grant its deletion. An unsound copy is told, and stays ungranted.
+
+        The context that says what the copy consists of is compared in the transaction: retention, or a job that
+        rewrites segments, may have changed it meanwhile. Then there is no grant, and the next look verifies anew.
+        """
+        topic, topic_map = offloader.topic, offloader.map
         try:
             await offloader.source_check.ledger(ledger_id)
         except NotFound:
             return  # it is gone from the source, where nobody needs a grant any more
         async with self._turns:
             try:
-                grant = await self.verified(offloader, ledger_id, lag_s)
+                grant = await self.verified(offloader, topic_map, ledger_id, lag_s)
             except Unsound as error:
                 self._denied(offloader, ledger_id, error.reason, error)
                 return
@@ -240,14 +247,11 @@ class Grants:
 
         await self._ensure_folder(offloader)
         try:
-            await offloader.record.fence.settle([Create(path, value)], recorded)
+            await offloader.record.fence.settle([_unchanged(topic_map, ledger_id), Create(path, value)], recorded)
         except Fenced:
             raise
-        except Conflict as error:
-            self._denied(offloader, ledger_id, "revoked", error)
-            return
-        except NoSpace as error:
-            self._denied(offloader, ledger_id, "no_space", error)
+        except (Conflict, NotFound, NoSpace) as error:
+            self._denied(offloader, ledger_id, _why_unwritten(error), error)
             return
         self._metrics.grants.inc()
         log.info(
@@ -260,9 +264,10 @@ class Grants:
             not_before_ms=grant.not_before_ms,
         )
 
-    async def verified(self, offloader: TopicOffloader, ledger_id: int, lag_s: float | None) -> Grant:
-        """Return the grant that the ledger's copy deserves. Raises Unsound, Transient, Denied."""
-        topic_map = offloader.map
+    async def verified(
+        self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, lag_s: float | None
+    ) -> Grant:
+        """Return the grant that the ledger's copy deserves by this map. Raises Unsound, Transient, Denied."""
         holding = segments_of(topic_map, ledger_id)
         granted = tuple([await self._checker.check(topic_map, segment, ledger_id) for segment in holding])
         grant = Grant(
@@ -279,25 +284,25 @@ class Grants:
 
     async def _delete_source(self, offloader: TopicOffloader, store: LedgerStore, ledger_id: int) -> None:
         """Delete a ledger from the embedded store, if its grant still allows it and its copy is still there."""
-        topic = offloader.topic
+        topic, topic_map = offloader.topic, offloader.map
         found = await grant_records.load(self._shop.metadata, topic, ledger_id)
         if found is None or not found.grant.allows(self._clock.wall_ms()):
             return
-        if not await self._is_held(offloader, ledger_id, found.grant):
+        if not await self._is_held(offloader, topic_map, ledger_id, found.grant):
             return
         if await deletion_refused(self._shop.metadata, topic):
             return
-        if not found.grant.source_deleted_ms and not await self._decide(offloader, ledger_id, found):
+        if not found.grant.source_deleted_ms and not await self._decide(offloader, topic_map, ledger_id, found):
             return
         await offloader.record.note_source_deleted([ledger_id])
         await store.delete(topic, ledger_id)
         self._metrics.source_ledgers_deleted.inc()
         log.info("ledger.deleted_at_source", topic=str(topic), ledger_id=ledger_id, verified_ms=found.grant.verified_ms)
 
-    async def _is_held(self, offloader: TopicOffloader, ledger_id: int, grant: Grant) -> bool:
+    async def _is_held(self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, grant: Grant) -> bool:
         """Whether the copy that was verified is there now; also for a deletion that an earlier owner decided."""
         try:
-            held = segments_of(offloader.map, ledger_id)
+            held = segments_of(topic_map, ledger_id)
         except Unsound as error:
             self._denied(offloader, ledger_id, error.reason, error)
             return False
@@ -313,13 +318,18 @@ class Grants:
         self._denied(offloader, ledger_id, "missing_object", changed)
         return False
 
-    async def _decide(self, offloader: TopicOffloader, ledger_id: int, found: Stored) -> bool:
+    async def _decide(self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, found: Stored) -> bool:
         """Record that the source's copy goes now; False when the grant does not hold any more."""
         decided = replace(found.grant, source_deleted_ms=max(1, self._clock.wall_ms()))
-        return await self._replaced(offloader, ledger_id, found, decided)
+        return await self._replaced(offloader, topic_map, ledger_id, found, decided)
 
-    async def _replaced(self, offloader: TopicOffloader, ledger_id: int, found: Stored, grant: Grant) -> bool:
-        """Store a grant in place of the one that was found; False when that one does not hold any more."""
+    async def _replaced(
+        self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, found: Stored, grant: Grant
+    ) -> bool:
+        """Store a grant in place of the one that was found.
+
+        False when that one does not hold any more, or the ledger's context is not what it is in this map.
+        """
         topic = offloader.topic
         step = Replace(paths.grant(topic, ledger_id), grant_record.encode(grant), found.version)
 
@@ -328,14 +338,11 @@ class Grants:
             return current is not None and current.grant == grant
 
         try:
-            await offloader.record.fence.settle([step], recorded)
+            await offloader.record.fence.settle([_unchanged(topic_map, ledger_id), step], recorded)
         except Fenced:
             raise
-        except (Conflict, NotFound) as error:
-            self._denied(offloader, ledger_id, "revoked", error)
-            return False
-        except NoSpace as error:
-            self._denied(offloader, ledger_id, "no_space", error)
+        except (Conflict, NotFound, NoSpace) as error:
+            self._denied(offloader, ledger_id, _why_unwritten(error), error)
             return False
         return True
 
@@ -367,6 +374,16 @@ class Grants:
         self._metrics.source_delete_denied.labels(reason=reason).inc()
         tell = log.error if isinstance(error, Unsound | CorruptData) else log.warning
         tell("ledger.not_granted", topic=str(offloader.topic), ledger_id=ledger_id, reason=reason, error=str(error))
+
+
+def _unchanged(topic_map: TopicMap, ledger_id: int) -> Check:
+    """Return the step that fails when a ledger's context is not what it is in this map."""
+    return Check(paths.ledger(topic_map.topic, ledger_id), topic_map.contexts[ledger_id].version)
+
+
+def _why_unwritten(error: OffloaderError) -> str:
+    """Return why a grant was not written: no room, taken back, or of a ledger whose context is another one now."""
+    return "no_space" if isinstance(error, NoSpace) else "revoked"
 
 
 def has_successor(topic_map: TopicMap, ledger_id: int) -> bool:

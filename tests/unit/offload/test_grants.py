@@ -11,6 +11,7 @@ from offloaderd.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transi
 from offloaderd.format import manifest
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.port import Replace
 from offloaderd.model import LedgerEnd, Loss, Position
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
@@ -258,6 +259,26 @@ async def test_a_revocation_that_comes_first_wins_over_the_deletion() -> None:
     await _granted(owned, store=owned.ledgers)
     assert await _present(owned) == [0, 1]
     assert rig.metrics.source_delete_denied.labels(reason="revoked")._value.get() == 1
+
+
+async def test_a_copy_that_changes_while_it_is_verified_gets_no_grant() -> None:
+    """Retention or a job has changed the ledger's context meanwhile: what was verified is not what the map has now."""
+    rig = await offloaded_topic(10, 10)
+    store = rig.tree.connect()
+
+    class Late(FaultyMetadata):
+        """The context of a ledger is written right before its grant is."""
+
+        async def transact(self, steps: Sequence[Step]) -> None:
+            """Write it, then carry out."""
+            if any(step.path == paths.grant(TOPIC, 0) for step in steps):
+                found = await store.get(paths.ledger(TOPIC, 0))
+                await store.transact([Replace(paths.ledger(TOPIC, 0), found.value, found.version)])
+            await super().transact(steps)
+
+    found = await _granted(await Owned.claim(rig, Late(rig.tree.connect(), Faults())))
+    assert sorted(found) == [1]
+    assert sorted(await _granted(await Owned.claim(rig))) == [0, 1]
 
 
 async def test_a_revocation_between_a_lost_request_and_its_repetition_wins() -> None:
