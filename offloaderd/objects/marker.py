@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import BucketMissing, NotFound
+from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format import head as head_format
 from offloaderd.objects import keys
 
@@ -22,6 +22,9 @@ HINT = (
     "`offloadctl identity accept --place`"
 )
 """The way out where another deployment works in a place."""
+
+
+TRIES = 5
 
 
 class Marked(NamedTuple):
@@ -55,8 +58,15 @@ async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked
     found = await read(store, prefix, marker.cluster)
     if found is not None:
         return found
-    await put(store, prefix, marker)
-    return await read(store, prefix, marker.cluster) or Marked(marker, marker.since_ms)
+    for _ in range(TRIES):
+        await put(store, prefix, marker)
+        try:
+            found = await read(store, prefix, marker.cluster)
+        except CorruptData:
+            continue  # what was put just now was damaged on its way: nobody else's can be lost by putting it again
+        if found is not None:
+            return found
+    return Marked(marker, marker.since_ms)
 
 
 async def put(store: ObjectStore, prefix: str, marker: PlaceMarker) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import Conflict, InvalidInput, NotFound, OffloaderError
+from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, OffloaderError
 from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
@@ -106,17 +106,21 @@ class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
         ours, cluster, believed = self._shop.deployment_id, self._shop.cluster, []
         for place in self._shop.places:
             store = self._shop.uplink.objects.at(place.bucket)
-            found = await marker.read(store, place.prefix, cluster)
-            if found is None or not found.other_than(ours):
+            try:
+                found = await marker.read(store, place.prefix, cluster)
+                theirs = found.marker.deployment_id if found is not None and found.other_than(ours) else ""
+            except CorruptData:
+                theirs = "a deployment whose marker cannot be read"
+            if not theirs:
                 continue
-            believed.append(f"{place} is this deployment's: {found.marker.deployment_id} works there no more")
+            believed.append(f"{place} is this deployment's: {theirs} works there no more")
             if not dry_run:
                 made = PlaceMarker(
                     deployment_id=ours,
                     cluster=cluster,
                     daemon_id=self._daemon_id,
                     since_ms=self._clock.wall_ms(),
-                    before=found.marker.deployment_id,
+                    before=theirs,
                 )
                 await marker.put(store, place.prefix, made)
                 self._shop.uplink.metrics.identity_places_refused.set(0)

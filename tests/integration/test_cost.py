@@ -60,7 +60,7 @@ async def test_requests_per_gib_and_per_topic_hour_are_those_of_the_model(s3_ser
         "CreateMultipartUpload": 1,
         "UploadPart": 3,
         "CompleteMultipartUpload": 1,
-        "PutObject": 2,
+        "PutObject": 3,
         "HeadObject": 2,
         "GetObject": 2,
     }

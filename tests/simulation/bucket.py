@@ -38,9 +38,13 @@ class Bucket(MemoryStore):
         """Return all keys."""
         return sorted(self._objects)
 
+    def stored_ms(self, key: str) -> int:
+        """Return when an object was stored."""
+        return self._objects[key][0].modified_ms
+
     def age_s(self, key: str) -> float:
         """Return how long ago an object was stored."""
-        return (self._clock.wall_ms() - self._objects[key][0].modified_ms) / 1000
+        return (self._clock.wall_ms() - self.stored_ms(key)) / 1000
 
     def data(self, key: str) -> bytes | None:
         """Return an object's bytes."""

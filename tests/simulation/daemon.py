@@ -6,10 +6,13 @@ import asyncio
 import uuid
 from contextlib import aclosing
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.errors import Conflict, OffloaderError, first_of
+from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records.identity import Deployment
 from offloaderd.objects.places import Place, Places
 from offloaderd.offload.budget import ByteBudget, until_answered
 from offloaderd.offload.engine import Engine
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 CLUSTER = "simulated"
+DEPLOYMENT = UUID(int=1)
 SITES = tuple(Site(cluster=CLUSTER, bucket=BUCKET, prefix=one) for one in PREFIXES)
 PROBE_S = 5.0
 IMPAIRED_S = 8.0
@@ -121,6 +125,7 @@ class SimDaemon:
             metadata=self.zookeeper,
             source=source,
             known_source=self.known if source is not None else None,
+            deployment_id=str(DEPLOYMENT),
             uplink=uplink,
             pool=BufferPool(options.buffer_bytes),
             layout=options.layout,
@@ -268,6 +273,8 @@ class SimDaemon:
                 break
             except Conflict as error:
                 self._world.trace(self.name, f"not registered: {error}")
+        made = Deployment(deployment_id=DEPLOYMENT, made_ms=self.clock.wall_ms(), made_by=self.name)
+        await until_answered(self.clock, lambda: ensure_deployment(self.zookeeper, made))
         await until_answered(self.clock, self.known.begin)
         async with self.reader, asyncio.TaskGroup() as group:
             collecting = Schedule(interval_s=self._world.options.collect_s, grace_s=self._world.options.grace_s)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metrics import Metrics
+    from offloaderd.objects.port import UploadInfo
 
 START_MS = 1_800_000_000_000
 HEALED_S = 400.0
@@ -370,6 +371,11 @@ class World:
         """Return what was stored within the last moments: somebody is at work with it."""
         return {key for key in self.bucket.names() if self.bucket.age_s(key) < JUST_S}
 
+    def _ours(self, upload: UploadInfo) -> bool:
+        """Whether an open upload began after its place was marked: of others nobody knows whose they are."""
+        key = keys.marker(next(one for one in sorted(PREFIXES, reverse=True) if upload.key.startswith(one)), CLUSTER)
+        return key in self.bucket.names() and upload.initiated_ms >= self.bucket.stored_ms(key)
+
     def _check_leftovers(self) -> None:
         """P5: what is in the bucket is referenced, and what is referenced is there."""
         segments = [segment for found in self.oracle.maps.values() for segment in found.segments]
@@ -384,6 +390,6 @@ class World:
         heads = {one: names & {keys.head(prefix, CLUSTER, one.managed_ledger) for prefix in PREFIXES} for one in maps}
         if bare := [topic for topic, found in maps.items() if found.segments and not heads[topic]]:
             self.oracle.fail("P5", f"the bucket does not say how far {bare[0]} is")
-        held = held.union(*heads.values())
-        if left := [*(set(self.bucket.names()) - held), *(upload.key for upload in self.bucket.uploads())]:
+        held = held.union(*heads.values(), {keys.marker(prefix, CLUSTER) for prefix in PREFIXES})
+        if left := [*(names - held), *(upload.key for upload in self.bucket.uploads() if self._ours(upload))]:
             self.oracle.fail("P5", f"nobody refers to {sorted(left)}, and one collection left it")

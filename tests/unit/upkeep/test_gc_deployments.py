@@ -103,3 +103,19 @@ async def test_a_marker_is_put_once(ground: Ground) -> None:
     theirs = PlaceMarker(deployment_id=str(THERE), cluster=CLUSTER, daemon_id="two", since_ms=2)
     assert (await marker.ensure(store, PREFIX, ours)).other_than(str(HERE)) == ""
     assert str(HERE) in (await marker.ensure(store, PREFIX, theirs)).other_than(str(THERE))
+
+
+async def test_a_marker_that_was_damaged_on_its_way_is_put_again(ground: Ground) -> None:
+    """Nothing would ever be collected in a place whose marker cannot be read; just put, nobody else's can be lost."""
+    store = ground.memory
+    sound, tries = store.put, 0
+
+    async def put(key: str, data: bytes, **rest: object) -> object:
+        nonlocal tries
+        tries += 1
+        return await sound(key, data if tries > 1 else data[:-1] + b"?", **rest)  # type: ignore[arg-type]
+
+    store.put = put  # type: ignore[method-assign,assignment]
+    ours = PlaceMarker(deployment_id=str(HERE), cluster=CLUSTER, daemon_id="one", since_ms=1)
+    assert (await marker.ensure(store.at(BUCKET), PREFIX, ours)).marker == ours
+    assert tries == 2
