@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from offloaderd.errors import Conflict, OffloaderError, first_of
+from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.records.identity import Deployment
+from offloaderd.objects import marker
 from offloaderd.objects.places import Place, Places
 from offloaderd.offload.budget import ByteBudget, until_answered
 from offloaderd.offload.engine import Engine
@@ -297,6 +299,13 @@ class SimDaemon:
                     self._world.oracle.fail("P1", f"the collector finds {_told(find)}")
                 else:
                     self._world.trace(self.name, f"found {_told(find)}")
+
+    async def mark_again(self) -> None:
+        """Take all places over, as `offloadctl identity accept --place` does."""
+        shop = self.engine.shop
+        ours = PlaceMarker(deployment_id=str(DEPLOYMENT), cluster=CLUSTER, daemon_id=self.name, since_ms=1)
+        for place in shop.places:
+            await marker.put(shop.uplink.objects.at(place.bucket), place.prefix, ours)
 
     async def _probe(self) -> None:
         while True:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from offloaderd.errors import Conflict, NotFound, OffloaderError
+from offloaderd.errors import Conflict, CorruptData, NotFound, OffloaderError
 from offloaderd.metadata import paths
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import Position, TierRetention, TopicName
@@ -366,6 +366,10 @@ class World:
                 return
             except Conflict:
                 await daemon.clock.sleep(0.5)  # the scheduled one is under way
+            except CorruptData as error:
+                if keys.MARKERS not in error.key:
+                    raise
+                await daemon.mark_again()  # what an operator does whose marker cannot be read any more
 
     def just_stored(self) -> set[str]:
         """Return what was stored within the last moments: somebody is at work with it."""
