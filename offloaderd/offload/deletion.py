@@ -151,6 +151,7 @@ async def keep_trash_empty(shop: Workshop, offloader: TopicOffloader) -> None:
     while True:
         while True:
             try:
+                offloader.record.trash_due = False
                 found = await nodes.node(shop.metadata, folder)
                 if found is not None and found.version != seen:
                     await offloader.record.reload()

@@ -63,6 +63,8 @@ class TopicRecord:
         """What hinders the offloading of history at the moment."""
         self.history_ranges = HistoryRanges(topic_map.topic)
         """Into which ranges history is split, as far as it was looked up."""
+        self.trash_due = False
+        """Whether the owner has put something on the trash list since that was emptied last; its watch may be late."""
         self.fence = attempts.fence
         self._attempts = attempts
         self._clock = clock
@@ -292,6 +294,7 @@ class TopicRecord:
             return await self._attempts.change(known, edit) if removed else known
 
         await self._change(without)
+        self.trash_due |= removed
         return removed
 
     def trimmed(self) -> list[int]:

@@ -377,6 +377,7 @@ class TopicOffloader:
         self._metrics.uploads_aborted.labels(reason="failed").inc()
         self.troubles.met(error)
         await self._log.give_up(attempt, str(error))
+        self.record.trash_due = True
         self.segment = None
         self.next.failed(str(error))
         self.filling.taken = self.map.standing or START

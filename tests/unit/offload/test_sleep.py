@@ -236,6 +236,17 @@ async def test_an_open_segment_keeps_a_topic_awake(rig: Rig) -> None:
         await stays_awake(engine)
 
 
+async def test_what_its_owner_put_on_the_trash_list_keeps_a_topic_awake(rig: Rig) -> None:
+    """Until the list was emptied: the notice that something lies there may come after the topic became quiet."""
+    async with rig.engine() as engine:
+        await offloaded(rig, engine)
+        topic = await offloader_of(engine)
+        topic.record.trash_due = True
+        await stays_awake(engine)
+        topic.record.trash_due = False
+        await asleep(engine)
+
+
 async def test_who_pushes_keeps_a_topic_awake(rig: Rig) -> None:
     """For as long as the stream is open."""
     async with rig.engine() as engine:
