@@ -118,6 +118,7 @@ class Scratch:
             "memory.buffer_bytes": 4 * MiB,
             "memory.upload_bytes": 3 * PART_BYTES_MIN,
             "memory.cache_bytes": 2 * MiB,
+            "memory.unpack_bytes": 1 * MiB,
             "grants.deletion_lag_s": 0.0,
             "grants.interval_s": 1.0,
             "read.read_ahead_bytes": 1 * MiB,

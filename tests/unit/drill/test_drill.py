@@ -12,11 +12,12 @@ import pytest
 from offloaderd.access.pair import Pair
 from offloaderd.clock import SystemClock
 from offloaderd.config import Settings, check
+from offloaderd.config.sections import MemorySettings
 from offloaderd.drill import drill
 from offloaderd.drill.exercises import EXERCISES, Exercise
 from offloaderd.drill.ground import Broken
 from offloaderd.drill.report import PROMISES, Finding, Outcome, Report
-from offloaderd.drill.scratch import TOPIC, Scratch
+from offloaderd.drill.scratch import TOPIC, MiB, Scratch
 from offloaderd.errors import Conflict, InvalidConfig, InvalidInput, Transient
 from tests.authority import Authority
 
@@ -66,6 +67,14 @@ def test_a_drill_has_places_of_its_own(tmp_path: Path) -> None:
     assert found.ledgers.directory.startswith(str(tmp_path))
     assert (found.grpc.host, found.http.host, found.gc.mode) == ("127.0.0.1", "127.0.0.1", "off")
     assert str(TOPIC).startswith("persistent://public/default/")
+
+
+def test_every_pool_of_a_drill_is_smaller_than_a_daemons(tmp_path: Path) -> None:
+    """A drill writes some 23 MB, and more than its pools hold: no budget may be left as large as it is by default."""
+    usual, found = settings().memory, of_daemon(settings(), tmp_path).memory
+    left = [name for name in MemorySettings.model_fields if getattr(found, name) >= getattr(usual, name)]
+    assert left == []
+    assert found.budget_bytes <= 22 * MiB
 
 
 def test_tls_ends_at_the_proxy_which_checks_the_servers(tmp_path: Path) -> None:
