@@ -99,3 +99,17 @@ def test_a_draft_is_ours_and_goes_with_its_segment() -> None:
     assert written.may_be_brokers
     written.objects[ObjectKind.DRAFT] = info
     assert not written.may_be_brokers
+
+
+@pytest.mark.parametrize("prefix", ["", "p/", "p-"])
+def test_what_lies_beside_segments_is_told_from_copies(prefix: str) -> None:
+    """Heads and markers are of no segment; what readers, brokers and the collector take for a copy is none of them."""
+    beside = [
+        keys.head(prefix, "c", "public/default/persistent/t"),
+        keys.head(prefix, "a/b", "public/default/persistent/" + "t" * 300),
+        keys.marker(prefix, "c"),
+        keys.marker(prefix, "a/b"),
+    ]
+    assert all(keys.is_beside(prefix, key) and keys.parse(prefix, key) is None for key in beside)
+    for of in (keys.SegmentKeys(prefix, SEGMENT), keys.SegmentKeys(prefix, SEGMENT, 12)):
+        assert not any(keys.is_beside(prefix, key) for key in (of.data, of.index, of.manifest))
