@@ -283,10 +283,20 @@ class World:
         deadline = self.loop.time() + HEALED_S
         while not all(self.done(topic) for topic in self.topics) or self._unfinished():
             if self.loop.time() > deadline:
-                behind = [f"{topic.local} to {self.ledgers.newest(topic)}" for topic in self.topics]
-                self.oracle.fail("P8", f"not everything is offloaded {HEALED_S:g} s after all healed: {behind}")
+                behind = [f"{one.local} to {self.ledgers.newest(one)}" for one in self.topics if not self.done(one)]
+                behind += self._unfinished()
+                self.oracle.fail("P8", f"not everything is done {HEALED_S:g} s after all healed: {behind}")
                 return
+            for topic in self.topics:
+                if not self.done(topic):
+                    await self._accepted(self.daemons[0], topic)
             await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
+
+    async def _accepted(self, daemon: SimDaemon, topic: TopicName) -> None:
+        try:
+            await self.within(daemon, partial(daemon.accept_list, topic))
+        except OffloaderError as error:
+            self.trace("user", f"not accepted: {error}")
 
     def _unfinished(self) -> list[str]:
         """Return the nodes that a topic at rest does not have; history that waits for its ledgers may have begun."""
