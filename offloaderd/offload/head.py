@@ -1,9 +1,9 @@
 """The head of a topic: a small object in the bucket that says how far the topic is, whatever the metadata say later.
 
-It is put after a segment was verified and before the transaction that commits it, and read once under each claim,
-before the first commit or deletion. One that is ahead of the map by more than what is at hand was put by owners whose
-records are gone: the metadata went back. One of another deployment means that somebody else writes the topic. A
-topic without a head is adopted: versions before had none.
+It is put after a segment was verified and before the transaction that commits it, and read once under each claim and
+after each sleep, before the first commit or deletion. One that is ahead of the map by more than what is at hand was
+put by owners whose records are gone: the metadata went back. One of another deployment means that somebody else writes
+the topic. A topic without a head is adopted: versions before had none.
 
 A put that is late, or of a deposed owner, does no harm: an older head than the map is in order. What a head is ahead by
 may have been given up meanwhile; then it is on the trash list, or its manifest is in the bucket no more.
