@@ -148,9 +148,11 @@ class BucketClient:
 
     async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         """See MultipartStore."""
-        return await self._wire.call(
+        upload_id = await self._wire.call(
             f"create_upload {key}", lambda: instantly(self._bucket.create_upload(key, metadata=metadata)), write=True
         )
+        self._listed[upload_id] = set()
+        return upload_id
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
@@ -175,7 +177,9 @@ class BucketClient:
             f"list_parts {key}", lambda: instantly(self._bucket.list_parts(key, upload_id)), write=False
         )
         self._world.oracle.kept += len(parts)
-        self._listed[upload_id] = {(part.part_number, part.etag) for part in parts}
+        # The listing of a take-over. A later one looks for one part; the next may be on their way already, while
+        # a deposed owner stores the same.
+        self._listed.setdefault(upload_id, {(part.part_number, part.etag) for part in parts})
         return parts
 
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
