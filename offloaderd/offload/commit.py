@@ -174,6 +174,14 @@ class AttemptLog:
         await self._enter(topic_map, after, made, [*steps, *along])
         return after
 
+    async def check_head(self, topic_map: TopicMap, segment_id: UUID) -> None:
+        """See that the bucket is not ahead of the map before a segment gets its manifest, which outlives a refusal.
+
+        Raises IdentityRefused, Fenced.
+        """
+        if self.head is not None:
+            await self.head.check(topic_map, segment_id)
+
     async def _enter(self, before: TopicMap, after: TopicMap, segment: CommittedSegment, steps: Sequence[Step]) -> None:
         """Carry out the steps that make a segment part of the topic, and end the attempt with them.
 

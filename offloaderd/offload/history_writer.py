@@ -208,6 +208,7 @@ class HistoryWriter:
                 await self._history.begin(attempt)
                 self._metrics.segments.labels(state="assigned").inc()
             await segment.store(partial(self._fill, segment))
+            await self._attempts.check_head(self._offloader.map, attempt.segment_id)
             committed = await segment.finish()
             with trace.step("commit"):
                 await self._history.commit(committed, dict(segment.sealed.ends))

@@ -276,6 +276,7 @@ class TopicOffloader:
                 self._metrics.segments.labels(state="assigned").inc()
             if not await segment.store(partial(self._fill, segment)):
                 return False
+            await self._log.check_head(self.map, attempt.segment_id)
             finished = await segment.finish()
             with trace.step("commit"):
                 await self.record.commit(finished, dict(segment.sealed.ends))

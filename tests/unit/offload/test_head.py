@@ -9,16 +9,19 @@ from uuid import UUID
 
 from structlog.testing import capture_logs
 
+from offloaderd.errors import Transient
 from offloaderd.format import head as head_format
 from offloaderd.metadata import catalog, identity, paths
 from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.metadata.removal import without_oldest
+from offloaderd.model import Position
 from offloaderd.objects import keys, marker
+from offloaderd.testing.faults import FaultyStore
 from offloaderd.upkeep.rebuild import make_plan, read_buckets, write
 from offloaderd.upkeep.stored import Site
 from tests.unit.offload.owned import offload_more, offloaded_topic
-from tests.unit.offload.rig import TOPIC, turn, until
+from tests.unit.offload.rig import TOPIC, offloader_of, turn, until
 
 if TYPE_CHECKING:
     from offloaderd.format.head import TopicHead
@@ -78,6 +81,30 @@ async def test_a_map_that_is_segments_behind_the_head_is_refused() -> None:
         assert "metadata-went-back" in await identity.deletion_refused(rig.tree.connect(), TOPIC)
     assert len(await rig.committed()) == 10
     assert sorted([info.key async for info in rig.store.list()]) == before
+
+
+async def test_no_manifest_is_put_before_the_head_was_read() -> None:
+    """A rebuild would take it in beside the segments that the metadata have forgotten."""
+    rig = await offloaded_topic(10)
+    backup = rig.tree.backup()
+    await offload_more(rig, [10, 10], seed=5)
+    before = sorted([info.key async for info in rig.store.list() if info.key.endswith("-manifest")])
+    rig.tree = backup
+    away = True
+
+    def plan(operation: str, key: str, _: str) -> Exception | None:
+        return Transient("slow") if away and (operation, key) == ("get", KEY) else None
+
+    rig.objects = FaultyStore(rig.store, plan)
+    async with rig.engine("two") as engine:
+        topic = await offloader_of(engine)
+        topic.filling.ask(Position(1, 9))
+        await until(lambda: topic.segment is not None and topic.segment.attempt.seal is not None)
+        for _ in range(300):
+            await turn()
+        away = False
+        await until(lambda: _refused(engine) == [RefusalKind.METADATA_WENT_BACK])
+    assert sorted([info.key async for info in rig.store.list() if info.key.endswith("-manifest")]) == before
 
 
 async def test_the_refusal_ends_with_the_newer_metadata() -> None:
