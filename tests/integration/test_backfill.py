@@ -20,7 +20,7 @@ from offloaderd.rpc.v1 import policy_pb2
 from tests.integration.commands import ran, started
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_history import OLD, TOPIC, append, digest, enable, entries, expected, look, until_done
-from tests.real.audit import audit, bucket_of
+from tests.real.audit import audit, bucket_of, stored_keys
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
 
@@ -163,7 +163,7 @@ async def test_whole_ledgers_are_taken_over_from_a_daemon_by_a_job(site: Site) -
         assert {one.method for one in topic_map.segments} == {OffloadMethod.LEDGER_BASED}
         assert await digest(client) == expected(500)
     async with bucket_of(site) as store:
-        stored = {info.key async for info in store.list()}
+        stored = await stored_keys(store)
     assert stored == {key for one in topic_map.segments for key in one.keys.all}
 
 

@@ -22,7 +22,7 @@ from offloaderd.spark.convert_job import Driver, Target
 from tests.integration.commands import started
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_history import TOPIC, append, digest, entries, expected, look
-from tests.real.audit import bucket_of
+from tests.real.audit import bucket_of, stored_keys
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +71,7 @@ async def clean(site: Site, client: DaemonClient) -> TopicMap:
     while True:
         topic_map, _ = await look(site)
         async with bucket_of(site) as store:
-            stored = {info.key async for info in store.list()}
+            stored = await stored_keys(store)
             uploads = [upload.key async for upload in store.list_uploads()]
         if stored == {key for one in topic_map.segments for key in one.keys.all} and not uploads:
             return topic_map

@@ -72,6 +72,11 @@ def bucket_of(site: Site) -> S3Store:
     )
 
 
+async def stored_keys(store: SegmentStore) -> set[str]:
+    """Return the keys of all objects of segments in a bucket: heads and markers stay when their topics are gone."""
+    return {known.key async for known in store.list() if not keys.is_beside("", known.key)}
+
+
 async def parts_stored(site: Site, count: int) -> tuple[UploadInfo, int]:
     """Wait until an open upload has that many parts in the bucket; returns it, and how many bytes they have."""
     async with bucket_of(site) as bucket:
