@@ -2,9 +2,10 @@
 
 A grant is written `ROLE IDENTITY WHERE`: the role is read, offload or admin; the identity is `cert:NAME` (the common
 name of a certificate), `uri:NAME` or `dns:NAME` (its alternative names; a SPIFFE id is a URI), `token:NAME`, or the
-bare name, which means common names and tokens alike; WHERE is a topic, TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION, or
-* for everything, which alone includes the daemon itself. admin includes the other two; read and offload do not include
-each other, so that a broker which pushes entries cannot read any. Pure: nothing here asks anybody.
+bare name, which has no colon and means common names and tokens alike; WHERE is a topic, TENANT/NAMESPACE/*, TENANT/*,
+re:EXPRESSION, or * for everything, which alone includes the daemon itself. admin includes the other two; read and
+offload do not include each other, so that a broker which pushes entries cannot read any. Pure: nothing here asks
+anybody.
 """
 
 from __future__ import annotations
@@ -84,9 +85,12 @@ class Grant:
             raise InvalidInput(f"no such role {words[0]!r} in grant {text!r}: {', '.join(Role)}", hint=hint)
         where = None if words[2] == EVERYTHING else TopicPattern.parse(words[2])
         kind, colon, name = words[1].partition(":")
-        if colon and kind in {*Kind}:
-            return cls(Role(words[0]), checked_identity(name), where, frozenset({Kind(kind)}))
-        return cls(Role(words[0]), checked_identity(words[1]), where)
+        if not colon:
+            return cls(Role(words[0]), checked_identity(words[1]), where)
+        if kind not in {*Kind}:
+            hint = f"the kinds are {', '.join(Kind)}; before a name that has a colon write its kind: token:{words[1]}"
+            raise InvalidInput(f"no such kind of identity {kind!r} in grant {text!r}", hint=hint)
+        return cls(Role(words[0]), checked_identity(name), where, frozenset({Kind(kind)}))
 
     def gives(self, role: Role, where: Where) -> bool:
         """Whether the grant is enough for a call that needs `role` for all of `where`."""

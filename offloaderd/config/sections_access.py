@@ -45,9 +45,9 @@ class AccessSettings(Section):
         examples=[("admin alice *", "offload broker public/*", "read spark public/default/clicks")],
         description="Roles, each as ROLE IDENTITY WHERE. ROLE: read; offload (push entries, have them offloaded); "
         "admin (both, and change what holds). IDENTITY: cert:NAME (common name), uri:NAME or dns:NAME (alternative "
-        "names of a certificate; a SPIFFE id is a URI), token:NAME; a bare NAME means cert: and token: alike. WHERE: a "
-        "topic, TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION, or * for everything, the daemon included. In the "
-        "environment separated by semicolons.",
+        "names of a certificate; a SPIFFE id is a URI), token:NAME; a bare NAME, without a colon, means cert: and "
+        "token: alike. WHERE: a topic, TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION, or * for everything, the daemon "
+        "included. In the environment separated by semicolons.",
     )
     token_secret_key: OptionalSecret = Field(
         default=None,

@@ -34,8 +34,9 @@ ENDED_MAX = 10_000
 
 _CHECKSUM = b"\x0e\x01"
 _CHECKSUM_BYTES = 6
-_ID_TAG = b"\xb0\x01"
-"""How the field of the least bits begins; an entry without these bytes is in no transaction."""
+_ID_TAG, _ID_TAG_LONG = b"\xb0\x01", b"\xb0\x81"
+"""How the field of the least bits begins, in its shortest form and in any longer one, which brokers read as well; an
+entry without either is in no transaction."""
 _SEARCHED_BYTES = 4096
 """Longer entries are not searched for it: to read their metadata takes less."""
 
@@ -94,7 +95,7 @@ def mention_in(metadata: MessageMetadata) -> Mention | None:
 
 def mention_of(payload: bytes) -> Mention | None:
     """Return what an entry says of a transaction; never raises, for what is no message is in none."""
-    if len(payload) <= _SEARCHED_BYTES and _ID_TAG not in payload:
+    if len(payload) <= _SEARCHED_BYTES and _ID_TAG not in payload and _ID_TAG_LONG not in payload:
         return None
     try:
         payload = broker_entry.without_head(payload)

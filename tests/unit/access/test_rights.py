@@ -106,6 +106,16 @@ def test_a_malformed_grant_is_refused_with_an_example(text: str, message: str) -
         Grant.parse(text)
 
 
+@pytest.mark.parametrize("name", ["Cert:alice", "TOKEN:alice", "CERT:a:b", "spiffe://prod/alice", "user:alice", ":a"])
+def test_a_kind_that_there_is_not_is_no_part_of_a_name(name: str) -> None:
+    """Else it would be a name of either kind that nobody has, or that somebody gets himself."""
+    with pytest.raises(InvalidInput, match="no such kind of identity") as caught:
+        Grant.parse(f"admin '{name}' *")
+    assert caught.value.hint is not None
+    assert f"token:{name}" in caught.value.hint
+    assert Grant.parse(f"admin token:{name} *").identity == name
+
+
 NAMES = st.text("ab-.", min_size=1, max_size=3)
 
 

@@ -223,6 +223,17 @@ def test_any_claims_that_are_signed_give_a_name_or_a_refusal(claims: object) -> 
     assert found.name
 
 
+def test_what_is_wrong_is_told_of_the_newest_key() -> None:
+    """While keys are replaced: a token of neither is judged by the key that will stay, and each key knows its place."""
+    before = TokenKey(RSA_KEY.public_key(), ("RS256",))
+    clock = FakeClock()
+    with pytest.raises(Unauthenticated, match="the token's signature is wrong"):
+        bearer(token(bytes(32)), [KEY, before], RULES, clock)
+    with pytest.raises(Unauthenticated, match="the token is not signed with RS256"):
+        bearer(token(bytes(32)), [before, KEY], RULES, clock)
+    assert [bearer(token(SECRET), keys, RULES, clock).key for keys in ([KEY, before], [before, KEY])] == [0, 1]
+
+
 def test_keys_are_never_shown() -> None:
     """Neither in a traceback's locals nor in a log line."""
     assert "1" not in repr(TokenKey(b"\x31\x31", ("HS",))).replace("HS", "")

@@ -42,6 +42,17 @@ def test_what_entries_say(head: bytes, size: int, *, checksum: bool) -> None:
     assert mention_of(entry(b"\xb0\x01" * 9, head=head, checksum=checksum)) is None
 
 
+@pytest.mark.parametrize("tag", [b"\xb0\x01", b"\xb0\x81\x00", b"\xb0\x81\x80\x00", b"\xb0\x81\x80\x80\x00"])
+@pytest.mark.parametrize("most", [b"\xa8\x01", b"\xa8\x81\x00"])
+def test_a_transaction_is_seen_however_its_fields_are_written(most: bytes, tag: bytes) -> None:
+    """A broker reads tags that are longer than need be, so nobody hides an aborted message behind one."""
+    plain = entry(b"").removeprefix(b"\x0e\x01")[8:]
+    assert mention_of(sized(plain + most + b"\x01" + tag + b"\x07")) == Mention(ONE)
+    assert mention_of(sized(plain + most + b"\x01" + tag + b"\x07" + b"\xa0\x81\x00\x16")) == Mention(
+        ONE, TransactionState.ABORTED
+    )
+
+
 @given(payload=st.binary(max_size=200), tag=st.booleans())
 def test_any_bytes_are_in_a_transaction_or_not(payload: bytes, *, tag: bool) -> None:
     """Nothing that a producer stores makes it fail."""
