@@ -156,12 +156,16 @@ class SourceCheck:
             self._proved = True
             if known is not None and not known.trusted:
                 await known.confirm()
+            await self._passed(RefusalKind.UNKNOWN_SOURCE)
             return
-        if known is None or not infos or not contexts or self.believes([info.ledger_id for info in infos]):
+        if known is None or not infos or not contexts:
+            return
+        if self.believes([info.ledger_id for info in infos]):
+            await self._passed(RefusalKind.UNKNOWN_SOURCE)
             return
         found = f"the list has ledgers {infos[0].ledger_id} to {infos[-1].ledger_id} and none that is offloaded"
         evidence = f"no shared ledger, offloaded up to {self._record.map.offloaded}"
-        await self._identity.stop(RefusalKind.OTHER_SOURCE, found, evidence)
+        await self._identity.stop(RefusalKind.UNKNOWN_SOURCE, found, evidence)
 
     async def _check_newest(self, infos: Sequence[LedgerInfo]) -> None:
         """Raise IdentityRefused for a list that ends before what is offloaded: a topic always lists its newest.

@@ -32,6 +32,8 @@ BELIEFS = {
     "the source, or lost where the source has it no more; its objects stay until other segments hold their entries",
     RefusalKind.OTHER_DEPLOYMENT: "the other deployment writes this topic no more: this one goes on where its map ends",
     RefusalKind.OTHER_SOURCE: "the ledgers of this source are those that were offloaded: its list is followed",
+    RefusalKind.UNKNOWN_SOURCE: "this source is the one that was offloaded: its list is followed, and what it "
+    "has no more was deleted",
     RefusalKind.LIST_BEHIND: "the source's list is whole: nothing behind what is offloaded was ever there",
     RefusalKind.LEDGER_REPLACED: "the ledger is the one that was offloaded, whenever it was created",
     RefusalKind.LEDGER_SHORTER: "the ledger ended where the source says: what the tier has beyond that stays readable",

@@ -318,7 +318,7 @@ class SimDaemon:
         store = self.engine.shop.metadata
         record, version = await identity.load(store, topic)
         for one in record.refusals:
-            if one.kind == RefusalKind.OTHER_SOURCE and one.evidence.startswith("no shared ledger"):
+            if one.kind == RefusalKind.UNKNOWN_SOURCE:
                 accepted = record.accepting(Acceptance(kind=one.kind, evidence=one.evidence, by="operator", at_ms=1))
                 await store.replace(paths.identity(topic), identity_record.encode(accepted), version or 0)
 

@@ -33,6 +33,8 @@ class RefusalKind(StrEnum):
     """Another deployment writes this topic under the same prefix."""
     OTHER_SOURCE = "other-source"
     """The ledger source is another one than the ledgers were offloaded from."""
+    UNKNOWN_SOURCE = "unknown-source"
+    """No source is on record, and the list of this one has no ledger that is offloaded."""
     LIST_BEHIND = "list-behind"
     """The newest ledger of the source's list is older than what is committed."""
     LEDGER_REPLACED = "ledger-replaced"
@@ -45,6 +47,8 @@ _HINTS = {
     RefusalKind.METADATA_WENT_BACK: "restore newer metadata, or disable the topic and run `offloaderd rebuild --topic`",
     RefusalKind.OTHER_DEPLOYMENT: "give each deployment a bucket, prefix or daemon.cluster of its own",
     RefusalKind.OTHER_SOURCE: "point the daemon to the source that the topic was offloaded from",
+    RefusalKind.UNKNOWN_SOURCE: "point the daemon to the source that the topic was offloaded from; if this is it, and "
+    "its retention has deleted all that was offloaded, accept it",
     RefusalKind.LIST_BEHIND: "restore the source's metadata; if the source began anew, use another topic name",
     RefusalKind.LEDGER_REPLACED: "restore the source's metadata; if the source began anew, use another topic name",
     RefusalKind.LEDGER_SHORTER: "compare the ledger with the tier: `offloadctl ledgers list`",

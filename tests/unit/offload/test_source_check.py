@@ -175,7 +175,24 @@ async def test_a_list_that_shares_nothing_is_not_believed_where_the_source_is_no
     rig = await offloaded(10, 10)
     await forget_source(rig)
     await other_source(rig, 9, store_id=store_id, first=7)
-    await assert_stalls(rig, RefusalKind.OTHER_SOURCE, "none that is offloaded")
+    await assert_stalls(rig, RefusalKind.UNKNOWN_SOURCE, "none that is offloaded")
+
+
+async def test_an_unknown_source_stays_refused_until_its_list_shares_a_ledger() -> None:
+    """That it has no id that differs is no reason to permit deletions between two looks."""
+    rig = await offloaded(10, 10)
+    own = rig.ledgers
+    await forget_source(rig)
+    other = await other_source(rig, 9, first=7)
+    owned = await Owned.claim(rig)
+    check = owned.offloader.source_check
+    with pytest.raises(IdentityRefused, match="none that is offloaded"):
+        await check.ledgers(other)
+    await check.source()
+    assert list(await refused(rig)) == [RefusalKind.UNKNOWN_SOURCE]
+    assert own is not None
+    await check.ledgers(own)
+    assert await refused(rig) == {}
 
 
 async def test_a_topic_that_is_not_there_is_deleted_only_in_the_source_that_was_offloaded() -> None:
