@@ -12,6 +12,7 @@ import signal
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
@@ -37,10 +38,11 @@ from offloaderd.rpc.server import RpcServer
 from offloaderd.serving import assemble
 from offloaderd.sources import Ledgers, open_ledgers
 from offloaderd.stores import bucket_store, check_places, metadata_store
+from offloaderd.systemd import attended
 from offloaderd.workshops import opened_workshop
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
@@ -72,13 +74,15 @@ async def run(
     *,
     on_ready: Callable[[Addresses], None] | None = None,
     reread: Callable[[], Settings] | None = None,
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Run a daemon until it is told to stop; returns the exit code (0 after a complete drain, else 1).
 
     Raises InvalidConfig when it cannot ever work as configured. `on_ready` is called once calls are welcome,
-    `reread` whenever the settings are to be read again; it raises InvalidConfig.
+    `reread` whenever the settings are to be read again; it raises InvalidConfig. `environ` names systemd's
+    socket, if there is one.
     """
-    daemon = Daemon(settings, on_ready, reread=reread)
+    daemon = Daemon(settings, on_ready, reread=reread, environ=environ)
     with stop_signals(daemon):
         try:
             await daemon.run()
@@ -130,7 +134,9 @@ class Daemon:
         *,
         clock: Clock | None = None,
         reread: Callable[[], Settings] | None = None,
+        environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._environ = environ
         self._on_ready = on_ready
         self._clock: Clock = clock or SystemClock()
         self._started_ms = self._clock.wall_ms()
@@ -181,6 +187,7 @@ class Daemon:
             http = await stack.enter_async_context(
                 HttpServer(settings.http, self.metrics, self.health, guard.certificates, self._site)
             )
+            await stack.enter_async_context(attended(self.health, self._clock, self._environ))
             metadata = await self._open_metadata(stack)
             objects = await self._open_objects(stack)
             ledgers = await self._open_ledgers(stack)

@@ -7,6 +7,7 @@ import click
 import offloaderd
 from offloaderd.cli.daemon.check_config import check_config
 from offloaderd.cli.daemon.doctor import doctor
+from offloaderd.cli.daemon.health import health
 from offloaderd.cli.daemon.rebuild import rebuild
 from offloaderd.cli.daemon.serve import serve
 from offloaderd.cli.daemon.spark import spark
@@ -36,7 +37,7 @@ def cli() -> None:
     """
 
 
-for command in (serve, standalone, check_config, doctor, rebuild, verify, spark):
+for command in (serve, standalone, check_config, doctor, health, rebuild, verify, spark):
     cli.add_command(command)
 
 

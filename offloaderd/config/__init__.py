@@ -8,7 +8,7 @@ whenever a value is made, passes over unknown names, and cannot say where a valu
 
 from __future__ import annotations
 
-from offloaderd.config.loading import Report, Row, check, describe, load
+from offloaderd.config.loading import Report, Row, check, describe, load, usable
 from offloaderd.config.sections import (
     DaemonSettings,
     GrpcSettings,
@@ -43,4 +43,5 @@ __all__ = [
     "check",
     "describe",
     "load",
+    "usable",
 ]

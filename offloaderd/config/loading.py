@@ -61,11 +61,33 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     return report.settings
 
 
+def usable(path: Path | None, environ: Mapping[str, str]) -> Settings:
+    """Read the settings with defaults in place of what is wrong: for asking a daemon that runs, not for running one.
+
+    Raises InvalidConfig only for a file that cannot be read or parsed.
+    """
+    return _read(path, environ, {})[0]
+
+
 def check(path: Path | None, environ: Mapping[str, str], options: Mapping[str, str] = MappingProxyType({})) -> Report:
     """Read the settings and report; raises InvalidConfig only for a file that cannot be read or parsed.
 
     `options` are those of a job, by `section.field`.
     """
+    settings, values, mistakes, doubtful = _read(path, environ, options)
+    for rule in broken_rules(settings):
+        if doubtful.isdisjoint(rule.keys):
+            places = [values[key].place for key in rule.keys if key in values]
+            mistakes.append(f"{', '.join(places) or 'defaults'}: {rule.text}")
+    if mistakes:
+        return Report(None, (), tuple(mistakes))
+    return Report(settings, describe(settings, {key: given.source for key, given in values.items()}), ())
+
+
+def _read(
+    path: Path | None, environ: Mapping[str, str], options: Mapping[str, str]
+) -> tuple[Settings, dict[str, Given], list[str], set[str]]:
+    """Return the settings with defaults in place of wrong ones, what was given, mistakes, and keys in doubt."""
     harvests = [from_file(path)] if path else []
     harvests += [from_environment(environ), from_options(options)]
     values = {key: given for harvest in harvests for key, given in harvest.values.items()}
@@ -77,14 +99,7 @@ def check(path: Path | None, environ: Mapping[str, str], options: Mapping[str, s
         sections[name], wrong = _section(name, kind, own)
         mistakes.extend(wrong.values())
         doubtful.update(wrong)
-    settings = Settings.model_construct(None, **sections)
-    for rule in broken_rules(settings):
-        if doubtful.isdisjoint(rule.keys):
-            places = [values[key].place for key in rule.keys if key in values]
-            mistakes.append(f"{', '.join(places) or 'defaults'}: {rule.text}")
-    if mistakes:
-        return Report(None, (), tuple(mistakes))
-    return Report(settings, describe(settings, {key: given.source for key, given in values.items()}), ())
+    return Settings.model_construct(None, **sections), values, mistakes, doubtful
 
 
 def describe(settings: Settings, sources: Mapping[str, str] | None = None) -> tuple[Row, ...]:

@@ -40,4 +40,4 @@ def serve(config: Path | None) -> int:
     reread = partial(load, config, os.environ)
     settings = reread()
     log.configure(settings.log.level, settings.log.format, modules=parsed_levels(settings.log.levels))
-    return asyncio.run(run(settings, on_ready=lambda _: spare_what_is_there(), reread=reread))
+    return asyncio.run(run(settings, on_ready=lambda _: spare_what_is_there(), reread=reread, environ=os.environ))

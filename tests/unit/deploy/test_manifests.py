@@ -16,6 +16,7 @@ import yaml
 from compose_spec.models import ComposeSpecification
 
 from offloaderd import __version__
+from offloaderd.cli.program import USAGE
 from offloaderd.config import Settings, load
 from offloaderd.config.units import parse_bytes
 from offloaderd.doctor.machine import BASE_BYTES, MEMORY_WARN_SHARE
@@ -226,11 +227,19 @@ def test_what_compose_starts_finds_each_other() -> None:
     assert services["grafana"]["volumes"][1].split(":")[1].startswith(folder["options"]["path"])
 
 
+def test_systemd_restarts_what_a_restart_may_mend() -> None:
+    """Not a mistake in the settings, which the main process alone tells it by its exit code; but a loop that hangs."""
+    unit = dict(re.findall(r"(?m)^(\w+)=(.*)$", (DEPLOY / "systemd" / "offloaderd.service").read_text()))
+    assert "ExecStartPre" not in unit
+    assert (unit["Restart"], unit["RestartPreventExitStatus"]) == ("on-failure", str(USAGE))
+    assert (unit["Type"], int(unit["WatchdogSec"])) == ("notify", 60)
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
 def test_the_unit_is_sound_and_confined(tmp_path: Path) -> None:
     """systemd-analyze finds no mistake in it, and rates its exposure 2.5 or less of 10."""
     unit = (DEPLOY / "systemd" / "offloaderd.service").read_text()
-    assert unit.count("/opt/offloaderd/bin/offloaderd ") == 3
+    assert unit.count("/opt/offloaderd/bin/offloaderd ") == 2
     copy = tmp_path / "offloaderd.service"
     copy.write_text(unit.replace("/opt/offloaderd/bin/offloaderd ", f"{program('offloaderd')} "))
     verified = subprocess.run(

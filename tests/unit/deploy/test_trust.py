@@ -46,6 +46,22 @@ def test_pods_have_the_files_that_their_settings_name(tmp_path: Path) -> None:
         assert settings.access.grants == ("admin cert:offloaderd-operator *",)
 
 
+def test_the_daemon_may_read_its_secrets() -> None:
+    """Files of a volume are root's, and the pod's fsGroup's if it has one: the mode lets the daemon read them."""
+    checked = 0
+    for name, pod, container in pods():
+        security = pod.get("securityContext", {}) | container["securityContext"]
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        for volume in pod["volumes"]:
+            for kind in mounted & {volume["name"]} and {"secret", "configMap"} & volume.keys():
+                mode, group = volume[kind].get("defaultMode", 0o644), security.get("fsGroup")
+                owners = {security["runAsGroup"], *security.get("supplementalGroups", ())}
+                assert security["runAsUser"] != 0
+                assert mode & 0o004 or (mode & 0o040 and (group is not None or 0 in owners)), f"{name}: {volume}"
+                checked += 1
+    assert checked == 6
+
+
 def test_nodes_in_zookeeper_are_the_daemons_alone(tmp_path: Path) -> None:
     """With what the pods' environment says nothing of it is doubted."""
     for name, _, container in pods():
