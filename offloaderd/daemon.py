@@ -19,6 +19,7 @@ import structlog
 
 from offloaderd import __version__, wiring
 from offloaderd.clock import SystemClock
+from offloaderd.config.doubts import is_metadata_open
 from offloaderd.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
 from offloaderd.groups import Group
 from offloaderd.guard import Guard
@@ -178,6 +179,7 @@ class Daemon:
         """Open, serve, drain, close. Raises InvalidConfig, or what crashed."""
         settings = self._settings
         self.metrics.set_build(__version__, "")
+        self.metrics.metadata_open.set(is_metadata_open(settings))
         self.metrics.buffer_limit_bytes.set(settings.memory.buffer_bytes)
         self.metrics.memory_budget_bytes.set(self.snapshot().memory_budget_bytes)
         self.health.listen(self.metrics.show_health)

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
 
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""One set for all durations, 5 ms to 60 s, so that panels and alerts compare like with like."""
+"""One set for requests and the like, 5 ms to 60 s, so that panels and alerts compare like with like."""
+
+LONG_SECONDS_BUCKETS = (*SECONDS_BUCKETS, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 21_600.0)
+"""The same and up to 6 h, for what waits for a segment's end (ten minutes by default), a client or an outage."""
 
 BYTES_BUCKETS = tuple(float(4**power) for power in range(6, 17))
 """4 KiB to 4 GiB, each four times the last."""

@@ -11,12 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import (
-    CollectorRegistry,
-    GCCollector,
-    ProcessCollector,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, disable_created_metrics
 
 from offloaderd import __version__
 from offloaderd.metric_values import (
@@ -28,6 +23,7 @@ from offloaderd.metric_values import (
     DEPENDENCIES,
     ENTRIES_BUCKETS,
     ERROR_CLASSES,
+    LONG_SECONDS_BUCKETS,
     OPEN,
 )
 from offloaderd.metrics_access import AccessMetrics
@@ -292,7 +288,8 @@ class Metrics(
         )
         self.time_to_durable_seconds = self._histogram(
             "offloaderd_time_to_durable_seconds",
-            "From an entry's arrival to its commit. p99 above offload.segment_age_max_s plus a little: uploads lag.",
+            "From an entry's arrival to its commit, up to 6 h. p99 well above offload.segment_age_max_s: uploads lag.",
+            LONG_SECONDS_BUCKETS,
         )
         self.upload_parts = self._counter(
             "offloaderd_upload_parts_total",

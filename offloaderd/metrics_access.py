@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offloaderd.metric_families import Families
-from offloaderd.metric_values import OPEN
+from offloaderd.metric_values import LONG_SECONDS_BUCKETS, OPEN
 
 LIMITS = (
     "calls",
@@ -25,16 +25,20 @@ class AccessMetrics(Families):
     def _access(self) -> None:
         self.grpc_server_handled = self._counter(
             "grpc_server_handled_total",
-            "Calls finished, by method and status code. Internal or DataLoss: see the log.",
-            service=OPEN,
-            method=OPEN,
-            code=OPEN,
+            "Calls finished, by method and status code, with the labels of go-grpc-prometheus. Internal or DataLoss: "
+            "see the log.",
+            grpc_type=OPEN,
+            grpc_service=OPEN,
+            grpc_method=OPEN,
+            grpc_code=OPEN,
         )
         self.grpc_server_handling_seconds = self._histogram(
             "grpc_server_handling_seconds",
-            "From a call's start to its status; streams last as long as their client wants.",
-            service=OPEN,
-            method=OPEN,
+            "From a call's start to its status, in buckets to 6 h; streams last as long as their client wants.",
+            LONG_SECONDS_BUCKETS,
+            grpc_type=OPEN,
+            grpc_service=OPEN,
+            grpc_method=OPEN,
         )
         self.grpc_calls = self._gauge(
             "offloaderd_grpc_calls", "Calls being served, probes apart. Near grpc.calls_max: new ones are refused soon."
@@ -73,6 +77,11 @@ class AccessMetrics(Families):
         self.tls_expires_timestamp_seconds = self._gauge(
             "offloaderd_tls_expires_timestamp_seconds",
             "When the daemon's certificate ends (tls.cert_file); 0 without TLS. Page a week before.",
+        )
+        self.metadata_open = self._gauge(
+            "offloaderd_metadata_open",
+            "1 while whoever reaches ZooKeeper may write the daemon's nodes, policies and retention among them: "
+            "metadata.acl is open, and ZooKeeper is not on this machine alone.",
         )
         self.tls_reload_failing = self._gauge(
             "offloaderd_tls_reload_failing",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offloaderd.metric_families import Families
-from offloaderd.metric_values import TIERS
+from offloaderd.metric_values import LONG_SECONDS_BUCKETS, TIERS
 
 WHYS = ("chosen", "only_here", "fell_back_missing", "fell_back_corrupt", "fell_back_unavailable")
 
@@ -46,7 +46,9 @@ class ReadMetrics(Families):
             reason=BROKER_UNKNOWN,
         )
         self.read_duration_seconds = self._histogram(
-            "offloaderd_read_duration_seconds", "From a read's start to its end; reads that follow are not counted."
+            "offloaderd_read_duration_seconds",
+            "From a read's start to its end, in buckets to 6 h; reads that follow are not counted.",
+            LONG_SECONDS_BUCKETS,
         )
         self.read_first_byte_seconds = self._histogram(
             "offloaderd_read_first_byte_seconds",

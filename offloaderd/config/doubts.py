@@ -47,9 +47,8 @@ def _access(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _stores(settings: Settings) -> Iterator[tuple[str, str]]:
-    metadata, endpoint = settings.metadata, settings.objects.endpoint
-    hosts = [one.rpartition(":")[0] for one in metadata.servers.partition("/")[0].split(",")]
-    if metadata.acl == "open" and not all(map(is_loopback, hosts)):
+    endpoint = settings.objects.endpoint
+    if is_metadata_open(settings):
         yield (
             "whoever reaches ZooKeeper may write the daemon's nodes, policies and retention among them, and so have "
             "what is stored deleted",
@@ -60,6 +59,13 @@ def _stores(settings: Settings) -> Iterator[tuple[str, str]]:
             f"entries go in the clear to {endpoint}, for anybody on the way to read and, in answers, to change",
             "use https:// in objects.endpoint",
         )
+
+
+def is_metadata_open(settings: Settings) -> bool:
+    """Whether others than the daemons may write what they keep in a ZooKeeper that other machines reach."""
+    metadata = settings.metadata
+    hosts = [one.rpartition(":")[0] for one in metadata.servers.partition("/")[0].split(",")]
+    return metadata.acl == "open" and not all(map(is_loopback, hosts))
 
 
 def is_private(url: str) -> bool:

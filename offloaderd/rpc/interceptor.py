@@ -61,7 +61,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
         if handler is None:
             return None
         _, service, method = str(handler_call_details.method).split("/", 2)
-        call = _Call(self._clock, self._metrics, self._gate, service, method)
+        call = _Call(self._clock, self._metrics, self._gate, service, method, kind=kind_of(handler))
         codec = (handler.request_deserializer, unless_bytes(handler.response_serializer))
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(call.answering(handler.unary_unary), *codec)
@@ -74,10 +74,18 @@ class ErrorInterceptor(aio.ServerInterceptor):
         return handler
 
 
+def kind_of(handler: grpc.RpcMethodHandler[Any, Any]) -> str:
+    """Return what go-grpc-prometheus calls a method of this form."""
+    both = handler.request_streaming, handler.response_streaming
+    kinds = {(False, False): "unary", (True, False): "client_stream", (False, True): "server_stream"}
+    return kinds.get(both, "bidi_stream")
+
+
 class _Call:
     """One call from its begin to its status."""
 
-    def __init__(self, clock: Clock, metrics: Metrics, gate: Gate, service: str, method: str) -> None:
+    def __init__(self, clock: Clock, metrics: Metrics, gate: Gate, service: str, method: str, *, kind: str) -> None:
+        self._labels = {"grpc_type": kind, "grpc_service": service, "grpc_method": method}
         self._clock = clock
         self._metrics = metrics
         self._gate = gate
@@ -186,8 +194,8 @@ class _Call:
     def _finish(self, code: grpc.StatusCode, peer: str, reason: str = "", message: str = "") -> None:
         seconds = self._clock.monotonic() - self._started
         name = code_name(code)
-        self._metrics.grpc_server_handled.labels(service=self._service, method=self._method, code=name).inc()
-        self._metrics.grpc_server_handling_seconds.labels(service=self._service, method=self._method).observe(seconds)
+        self._metrics.grpc_server_handled.labels(**self._labels, grpc_code=name).inc()
+        self._metrics.grpc_server_handling_seconds.labels(**self._labels).observe(seconds)
         caller = self._caller
         fields = {
             "service": self._service,

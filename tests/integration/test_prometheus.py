@@ -94,7 +94,7 @@ async def test_prometheus_scrapes_a_daemon_and_draws_every_panel(
             await unknown_methods(channel)
             await until_evaluated(session)
             assert await asked(session, 'up{job="offloaderd"}') == [1.0]
-            methods = await asked(session, 'count(grpc_server_handled_total{method=~"No.*"}) or vector(0)')
+            methods = await asked(session, 'count(grpc_server_handled_total{grpc_method=~"No.*"}) or vector(0)')
             assert methods == [0.0], "a client may not make series"
             empty = {title for title, query in drawn() if not await asked(session, query)}
             assert not empty - EMPTY_WHEN_SOUND

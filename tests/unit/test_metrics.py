@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
+from offloaderd.config import OffloadSettings
 from offloaderd.health import Health
-from offloaderd.metric_values import BYTES_BUCKETS, ENTRIES_BUCKETS, SECONDS_BUCKETS, Documented
+from offloaderd.metric_values import BYTES_BUCKETS, ENTRIES_BUCKETS, LONG_SECONDS_BUCKETS, SECONDS_BUCKETS, Documented
 from offloaderd.metrics import Metrics, watch_loop
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, PACKAGE = ROOT / "docs", ROOT / "offloaderd"
-OPEN_LABELS = {"topic", "operation", "code", "service", "method", "version", "revision"}
+OPEN_LABELS = {"topic", "operation", "code", "version", "revision"}
+OPEN_LABELS |= {f"grpc_{name}" for name in ("type", "service", "method", "code")}
 
 
 def names_on(metrics: Metrics) -> set[str]:
@@ -89,10 +91,31 @@ def test_histograms_share_three_sets_of_buckets() -> None:
     metrics = Metrics()
     histograms = {name: value for name, value in vars(metrics).items() if isinstance(value, Histogram)}
     for name, histogram in histograms.items():
-        expected = {"segment_bytes": BYTES_BUCKETS, "segment_entries": ENTRIES_BUCKETS}.get(name, SECONDS_BUCKETS)
+        expected = {
+            "segment_bytes": BYTES_BUCKETS,
+            "segment_entries": ENTRIES_BUCKETS,
+            "time_to_durable_seconds": LONG_SECONDS_BUCKETS,
+            "grpc_server_handling_seconds": LONG_SECONDS_BUCKETS,
+            "read_duration_seconds": LONG_SECONDS_BUCKETS,
+        }.get(name, SECONDS_BUCKETS)
         assert tuple(histogram._upper_bounds[:-1]) == expected, name
         assert name in {"segment_bytes", "segment_entries"} or name.endswith("_seconds")
     assert (SECONDS_BUCKETS[0], SECONDS_BUCKETS[-1]) == (0.005, 60.0)
+    assert (LONG_SECONDS_BUCKETS[:13], LONG_SECONDS_BUCKETS[-1]) == (SECONDS_BUCKETS, 6 * 3600.0)
+
+
+def test_the_time_to_durable_is_measured_at_the_default_settings() -> None:
+    """A segment's age, and an outage of hours, each lie below a bucket's limit: their quantiles say something."""
+    bounds = [bound for bound in LONG_SECONDS_BUCKETS if bound > OffloadSettings().segment_age_max_s]
+    assert len(bounds) >= 4
+    metrics = Metrics()
+    for seconds in (590.0, 4 * 3600.0):
+        metrics.time_to_durable_seconds.observe(seconds)
+    below = [
+        metrics.registry.get_sample_value("offloaderd_time_to_durable_seconds_bucket", {"le": str(bound)})
+        for bound in (300.0, 600.0, 7200.0, 21_600.0)
+    ]
+    assert below == [0, 1, 1, 2]
 
 
 def test_closed_labels_exist_at_zero_from_the_start() -> None:

@@ -142,9 +142,10 @@ async def test_errors_survive_the_way(error: OffloaderError, code: grpc.StatusCo
     found = from_rpc_error(caught.value)
     assert isinstance(found, type(error))
     assert (found.message, found.hint) == (error.message, error.hint)
-    labels = {"service": "offloaderd.v1.ReadService", "method": "LastPositions", "code": code_name(code)}
+    labels = {"grpc_type": "unary", "grpc_service": "offloaderd.v1.ReadService", "grpc_method": "LastPositions"}
+    labels["grpc_code"] = code_name(code)
     assert sample(metrics, "grpc_server_handled_total", labels) == 1
-    del labels["code"]
+    del labels["grpc_code"]
     assert sample(metrics, "grpc_server_handling_seconds_count", labels) == 1
     event = next(log for log in logs if log["event"] == "rpc.handled")
     assert (event["code"], event["reason"], event["error"]) == (code_name(code), reason, error.message)
@@ -163,7 +164,8 @@ async def test_what_only_reads_and_succeeds_is_worth_no_line_at_the_normal_level
         sample(
             metrics,
             "grpc_server_handled_total",
-            {"method": "LastPositions", "code": "OK"} | {"service": "offloaderd.v1.ReadService"},
+            {"grpc_method": "LastPositions", "grpc_code": "OK", "grpc_type": "unary"}
+            | {"grpc_service": "offloaderd.v1.ReadService"},
         )
         == 1
     )
@@ -226,7 +228,9 @@ async def test_successes_choices_and_cancellations_are_counted() -> None:
             await channel.unary_unary("/offloaderd.v1.ReadService/NoSuchMethod")(b"")  # type: ignore[arg-type]
 
     def count(method: str, code: str) -> float:
-        labels = {"service": "offloaderd.v1.ReadService", "method": method, "code": code}
+        kind = "server_stream" if method == "Read" else "unary"
+        labels = {"grpc_type": kind, "grpc_service": "offloaderd.v1.ReadService", "grpc_method": method}
+        labels["grpc_code"] = code
         return sample(metrics, "grpc_server_handled_total", labels)
 
     assert [count("LastPositions", code) for code in ("OK", "AlreadyExists")] == [1, 1]

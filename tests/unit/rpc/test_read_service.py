@@ -171,7 +171,8 @@ async def test_a_client_that_vanishes_frees_everything() -> None:
         await until(lambda: sample(house.metrics, "offloaderd_readers") == 0)
         await until(lambda: house.reader.segments.pinned_bytes == 0)
         await until(lambda: not house.reader.segments.loader._tasks)
-    labels = {"service": "offloaderd.v1.ReadService", "method": "Read", "code": "Cancelled"}
+    labels = {"grpc_type": "server_stream", "grpc_service": "offloaderd.v1.ReadService", "grpc_method": "Read"}
+    labels["grpc_code"] = "Cancelled"
     assert sample(house.metrics, "grpc_server_handled_total", labels) == 4
 
 

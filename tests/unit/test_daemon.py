@@ -1,0 +1,34 @@
+"""What a daemon says of itself from its first moment, before anything that it depends on answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.clock import SystemClock
+from offloaderd.config import Settings
+from offloaderd.daemon import Daemon
+from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(("servers", "shown"), [("127.0.0.1:1", 0), ("127.0.0.1:1,zookeeper.invalid:1", 1)])
+async def test_an_open_zookeeper_elsewhere_is_shown(servers: str, shown: int, tmp_path: Path) -> None:
+    """Where other machines reach it, whoever does decides over all that is stored: an alert is made of it."""
+    sections = {
+        "metadata": {"servers": servers, "connect_timeout_s": 0.2},
+        "objects": {"kind": "filesystem", "directory": str(tmp_path)},
+        "grpc": {"port": 0},
+        "http": {"port": 0},
+    }
+    daemon = Daemon(Settings.model_validate(sections))
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        group.create_task(daemon.run())
+        while not daemon.health.view.why:
+            await SystemClock().sleep(0.01)
+        daemon.stop("that is all")
+    assert daemon.metrics.registry.get_sample_value("offloaderd_metadata_open") == shown
