@@ -73,11 +73,13 @@ class LedgerChain:
             )
             self._unsure.add(begin.ledger_id)
         if end is not None:
-            self._known[resume.ledger_id] = LedgerInfo(
-                ledger_id=resume.ledger_id, closed=True, entries=end.entries, size_bytes=0
-            )
-            if end.next_ledger_id is not None:
-                self._next[resume.ledger_id] = end.next_ledger_id
+            self.ended(resume.ledger_id, end)
+
+    def ended(self, ledger_id: int, end: LedgerEnd) -> None:
+        """Take in how a ledger ended that the source may have no more."""
+        self._known[ledger_id] = LedgerInfo(ledger_id=ledger_id, closed=True, entries=end.entries, size_bytes=0)
+        if end.next_ledger_id is not None:
+            self._next[ledger_id] = end.next_ledger_id
 
     def look(self, ledgers: Sequence[LedgerInfo]) -> None:
         """Take in the list as the source has it now."""

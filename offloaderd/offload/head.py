@@ -192,11 +192,15 @@ class HeadKeeper:
                 troubles.over(what)
 
 
+def identity_of(shop: Workshop, claim: Claim) -> TopicIdentity:
+    """Return a topic's refusals under the claim of a job's driver, who keeps no head yet."""
+    clock, metrics = shop.uplink.clock, shop.uplink.metrics
+    return TopicIdentity(Fence(shop.metadata, claim, clock=clock, metrics=metrics), clock=clock, metrics=metrics)
+
+
 def head_of(shop: Workshop, claim: Claim) -> HeadKeeper:
     """Return what keeps a topic's head under the claim of a job's driver."""
-    clock, metrics = shop.uplink.clock, shop.uplink.metrics
-    fence = Fence(shop.metadata, claim, clock=clock, metrics=metrics)
-    return HeadKeeper(shop, TopicIdentity(fence, clock=clock, metrics=metrics), epoch=None)
+    return HeadKeeper(shop, identity_of(shop, claim), epoch=None)
 
 
 _UNREADABLE = "the next commit puts it anew; until then nobody notices by it if the metadata go back"

@@ -175,6 +175,9 @@ class HistoryRecord:
         along = steps if plan is not None else [self._unchanged(), *steps]
         await self._record.commit_history(attempts or self._attempts, segment, ends, along, plan)
         self.ranges = after
+        last = segment.end.ledger_id
+        if last in ends and last not in self.chain.ledgers:
+            self.chain.ended(last, ends[last])  # by whoever wrote it, before the source deleted it
         self.chain.forget_before(segment.end)
 
     async def give_up(self, attempt: Attempt, reason: str, attempts: AttemptLog | None = None) -> None:

@@ -14,20 +14,24 @@ import structlog
 
 from offloaderd.errors import Conflict, Fenced, OffloaderError, Transient
 from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.records.attempt import AttemptStatus
 from offloaderd.metadata.records.history import Worker
 from offloaderd.model import Loss, Position
 from offloaderd.offload import recovery
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.commit import AttemptLog
-from offloaderd.offload.head import head_of
+from offloaderd.offload.head import HeadKeeper, identity_of
 from offloaderd.offload.history_record import HistoryRecord
 from offloaderd.offload.ledger_layout import layout_in_history
 from offloaderd.offload.record import TopicRecord
+from offloaderd.offload.roll_forward import as_finished, unrecorded
 from offloaderd.offload.signal import race
+from offloaderd.offload.troubles import Troubles
 from offloaderd.spark.backfill_attempts import attempts_of
 from offloaderd.spark.backfill_eligible import plan_for_job
 from offloaderd.spark.backfill_job import BackfillFailed
 from offloaderd.spark.backfill_join import Joiner
+from offloaderd.spark.backfill_kept import Kept
 from offloaderd.spark.backfill_split import split_history
 from offloaderd.spark.backfill_takeover import HOLD_S, held
 
@@ -72,11 +76,13 @@ class JobRecord:
         self.claim = claim
         self._shop, self._source, self._me, self._patience_s = shop, source, me, patience_s
         self._clock = shop.uplink.clock
-        self._head = head_of(shop, claim)
+        self._identity = identity_of(shop, claim)
+        self._head = HeadKeeper(shop, self._identity, epoch=None)
         fence = self._log(None)
         self._record = TopicRecord(fence, topic_map, None, clock=self._clock, metrics=shop.uplink.metrics)
         self.history = HistoryRecord(self._record, plan, fence, None, holder=me)
         self._joiner = Joiner(shop, self.history)
+        self._kept = Kept(self.history)
         self._lock = asyncio.Lock()
 
     @classmethod
@@ -136,8 +142,11 @@ class JobRecord:
         return step.before if isinstance(step, Loss) else step.first
 
     def next_after(self, position: Position) -> Run | Loss | None:
-        """Return what follows a position, None at the end of history."""
-        return self.history.next_after(position)
+        """Return what follows a position, None at the end of history.
+
+        What is stored and waits for its commit is there, whatever the source has.
+        """
+        return self._kept.next_after(position)
 
     def end_of(self, begin: Position) -> Position:
         """Return where the range ends in which a segment begins."""
@@ -179,18 +188,34 @@ class JobRecord:
         return held(self.plan, self._me, self._clock.wall_ms())
 
     async def left_behind(self) -> AsyncIterator[tuple[AttemptLog, Attempt]]:
-        """Yield what earlier drivers left and can be gone on with; the rest goes to the trash."""
+        """Yield what earlier drivers left and can be gone on with; the rest goes to the trash.
+
+        What is finished in the bucket is whole, whatever its record says. Raises IdentityRefused, Fenced.
+        """
+        topic, troubles = self.claim.topic, Troubles(self.claim.topic, self._clock, lambda: None)
         begins: set[Position] = set()
         async for attempts, found in attempts_of(self._shop, self.claim, self._head):
             reason = recovery.reason_to_give_up(found, None, self._shop)
             if found.begin <= self.standing or found.begin in begins:
                 reason = "its entries are in other segments"
-            reason = reason or self._unfit(found)
+            if not reason:
+                found = await as_finished(self._shop, topic, found, troubles=troubles, identity=self._identity)  # noqa: PLW2901
+            if found.proven and found.seal is not None:
+                seal = replace(found.seal, joined=True)  # its manifest says what lay before
+                found = replace(found, status=AttemptStatus.OFFLOADED, seal=seal)  # noqa: PLW2901
+            else:
+                reason = reason or self._unfit(found)
             if reason:
                 await self.give_up(found, attempts, reason)
                 continue
             begins.add(found.begin)
+            self.keep(found)
             yield attempts, found
+
+    def keep(self, attempt: Attempt) -> None:
+        """Note that an attempt's segment waits for its commit, if it is whole."""
+        if attempt.status is AttemptStatus.OFFLOADED:
+            self._kept.add(attempt)
 
     def _unfit(self, found: Attempt) -> str:
         """Say why an attempt does not go with the way in which history is split now; empty: it does."""
@@ -217,6 +242,7 @@ class JobRecord:
     async def give_up(self, attempt: Attempt, attempts: AttemptLog, reason: str) -> None:
         """Put what was written of a segment on the trash list. Raises Fenced."""
         log.warning("backfill.given_up", topic=str(self.claim.topic), segment_id=str(attempt.segment_id), reason=reason)
+        self._kept.drop(attempt)
         if attempt.begin <= self.standing:
             await attempts.give_up(attempt, reason)  # its range is another's, and done
         else:
@@ -228,10 +254,13 @@ class JobRecord:
 
     async def commit(self, attempt: Attempt, attempts: AttemptLog) -> None:
         """Make a segment that is whole part of the topic. Raises SegmentFailed when it is not, Fenced, HistoryTorn."""
+        for loss in unrecorded(self.history.map, attempt):
+            await self.lost(loss)
         segment = await self._joiner.join(attempt, attempts)
         ends = dict(self.history.known_ends((), {}))  # what lay before may be of an owner that had not recorded it
         ends |= dict(attempt.seal.ends) if attempt.seal is not None else {}
         await self._locked(lambda: self.history.commit(segment, ends, attempts, self._held()))
+        self._kept.drop(attempt)
         await self._joiner.drop_draft(attempt)
         log.info(
             "backfill.segment_committed",

@@ -190,6 +190,7 @@ class TopicBackfill:
             )
         item.recorded = attempts, found
         item.ready = found.status is AttemptStatus.OFFLOADED
+        self._record.keep(found)
         return item.ready
 
     def _failed(self, item: _Item, written: Written) -> None:
@@ -229,7 +230,12 @@ class TopicBackfill:
         """Commit one segment after the other until history ends; losses are recorded where they are."""
         record = self._record
         while (step := record.next_after(record.standing)) is not None:
+            changed = self._changed.wait()
             if isinstance(step, Loss):
+                if any(one.taken and not one.ready and step.holds(one.begin) for one in self._items.values()):
+                    await changed  # an executor may have read all of it before
+                    continue
+                changed.close()
                 await record.look()
                 step = record.next_after(record.standing)
                 if isinstance(step, Loss):
@@ -237,7 +243,7 @@ class TopicBackfill:
                     self._losses += 1
                     self._told()
                 continue
-            changed, item = self._changed.wait(), self._items.get(step.first)
+            item = self._items.get(step.first)
             if item is not None and item.ready:
                 changed.close()
                 await self._commit(item)

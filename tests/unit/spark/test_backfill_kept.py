@@ -1,0 +1,132 @@
+"""What is whole in the bucket is committed, though its source was trimmed or its record went back meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.errors import IdentityRefused
+from offloaderd.metadata import identity, paths
+from offloaderd.metadata.records.identity import RefusalKind
+from offloaderd.model import Position
+from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.stored import Site
+from tests.patience import PATIENCE_S
+from tests.unit.offload.rig import TOPIC, payloads, until
+from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.memory import MemoryTree
+    from offloaderd.spark.backfill_job import SegmentTask
+    from tests.unit.offload.rig import Rig
+
+SITE = Site(cluster="test", bucket="b", prefix="seg/")
+
+
+async def trim(rig: Rig, *ledger_ids: int) -> None:
+    """Let the source delete ledgers."""
+    assert rig.ledgers is not None
+    for ledger_id in ledger_ids:
+        await rig.ledgers.delete(TOPIC, ledger_id)
+
+
+async def broken_off(rig: Rig, *missing: Position) -> None:
+    """Have everything written but the segments that begin at `missing`, and the driver die before its first commit."""
+    runner, store = LocalRunner(rig), rig.tree.connect()
+
+    async def hang(task: SegmentTask, number: int) -> None:
+        if task.begin in missing:
+            await asyncio.Event().wait()
+
+    runner.before = hang
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        running = group.create_task(backfill(rig, runner, store=store, slots=5).run())
+        await until(lambda: len(runner.ran) == 5 and runner.at_once == len(missing))
+        store.expire()
+        running.cancel()
+
+
+async def run_again(rig: Rig) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        await backfill(rig, LocalRunner(rig), me="second").run()
+
+
+@pytest.mark.parametrize(("trimmed", "lost"), [((0,), 30), ((0, 1), 40), ((0, 1, 2), 40), ((0, 1, 2, 3, 4, 5), 40)])
+async def test_a_segment_that_waits_for_its_turn_is_no_loss_when_its_source_is_trimmed(
+    trimmed: tuple[int, ...], lost: int
+) -> None:
+    """All that an executor had stored before the ledgers went is committed; only what nobody had is lost."""
+    rig = await planned()
+    await broken_off(rig, Position(0, 0))
+    await trim(rig, *trimmed)
+    await run_again(rig)
+    found = await map_of(rig)
+    assert found.unfinished is None
+    begin = found.segments[0].begin
+    (loss,) = found.losses
+    assert loss.before == begin
+    assert loss.certain
+    assert 30 * begin.ledger_id + begin.entry_id == lost
+    assert [one for _, one in await rig.committed()] == payloads(200)[lost:]
+    assert rebuild.make_plan(await rebuild.read_buckets(rig.store, [SITE], lambda _: None)).problems == ()
+
+
+async def test_a_gap_in_the_middle_is_lost_and_what_was_stored_around_it_stays() -> None:
+    """Segments before and behind the one that is missing are committed, though the source has none of their ledgers."""
+    rig = await planned()
+    await broken_off(rig, Position(1, 10))
+    await trim(rig, 0, 1, 2, 3)
+    await run_again(rig)
+    found = await map_of(rig)
+    (loss,) = found.losses
+    assert (loss.after, loss.before) == (Position(1, 9), Position(2, 20))
+    assert [one for _, one in await rig.committed()] == [*payloads(200)[:40], *payloads(200)[80:]]
+
+
+async def restored(rig: Rig) -> TopicMap:
+    """Offload history, and go back to metadata from when all of its segments were only begun; returns what was lost."""
+    backups: list[MemoryTree] = []
+
+    async def back_up(task: SegmentTask, number: int) -> None:
+        if number == 5:
+            backups.append(rig.tree.backup())
+
+    async with asyncio.timeout(PATIENCE_S):
+        await backfill(rig, LocalRunner(rig, back_up), slots=5).run()
+    found = await map_of(rig)
+    rig.tree = backups[0]
+    assert len(await rig.tree.connect().children(paths.history_attempts(TOPIC))) == 5
+    return found
+
+
+async def test_segments_that_were_committed_after_a_backup_are_committed_again() -> None:
+    """Their attempts are open in the backup, their objects finished, their source trimmed: nothing is lost."""
+    rig = await planned()
+    before = await restored(rig)
+    keys = sorted([info.key async for info in rig.store.list()])
+    await trim(rig, 0, 1, 2, 3, 4, 5)
+    await run_again(rig)
+    after = await map_of(rig)
+    assert after.losses == ()
+    assert [one.segment_id for one in after.segments] == [one.segment_id for one in before.segments]
+    assert sorted([info.key async for info in rig.store.list()]) == keys
+    assert [one for _, one in await rig.committed()] == payloads(200)
+
+
+async def test_what_cannot_be_verified_stops_the_run_and_stays() -> None:
+    """Neither committed nor given up: the objects of a segment that was finished once are kept, with the reason."""
+    rig = await planned()
+    key = (await restored(rig)).segments[0].keys.data
+    stored = bytearray(await rig.store.get(key))
+    stored[len(stored) // 2] ^= 1
+    await rig.store.put(key, bytes(stored))
+    with pytest.raises(IdentityRefused):
+        await run_again(rig)
+    record, _ = await identity.load(rig.tree.connect(), TOPIC)
+    assert [one.kind for one in record.refusals] == [RefusalKind.METADATA_WENT_BACK]
+    assert await rig.store.get(key) == bytes(stored)
+    assert await rig.tree.connect().children(paths.trash(TOPIC)) == []
+    assert (await map_of(rig)).losses == ()
