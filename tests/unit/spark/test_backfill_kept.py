@@ -50,6 +50,7 @@ async def broken_off(rig: Rig, *missing: Position) -> None:
 
 
 async def run_again(rig: Rig) -> None:
+    """Have another driver carry the backfill to its end."""
     async with asyncio.timeout(PATIENCE_S):
         await backfill(rig, LocalRunner(rig), me="second").run()
 
