@@ -20,10 +20,9 @@ from offloaderd.offload.chain import LedgerChain
 from offloaderd.offload.record import HistoryTorn, known_ends, losses_before
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from offloaderd.format.manifest import LedgerPart
-    from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.history import HistoryRanges
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from offloaderd.offload.chain import Run
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.record import TopicRecord
+
+    Ledgers = Callable[[], Awaitable[Sequence[LedgerInfo]]]
 
 
 class HistoryRecord:
@@ -80,9 +81,9 @@ class HistoryRecord:
         """The newest position of history that is committed; START when there is none."""
         return self._record.map.history_end or START
 
-    async def look(self, source: LedgerSource) -> list[LedgerInfo]:
-        """Take in what the source has of history; returns it. Raises Transient, HistoryTorn."""
-        old = await ledgers_of(source, self._record.map.topic, self.plan.last, self._boundary)
+    async def look(self, ledgers: Ledgers) -> list[LedgerInfo]:
+        """Take in what the source has of history; returns it. Raises Transient, HistoryTorn, and as `ledgers` does."""
+        old = await ledgers_of(ledgers, self._record.map.topic, self.plan.last, self._boundary)
         self.chain.look([*old, edge_at(self._boundary)])
         return old
 
@@ -222,13 +223,14 @@ class HistoryRecord:
         return Check(paths.history_plan(topic_map.topic), topic_map.history_version)
 
 
-async def ledgers_of(source: LedgerSource, topic: TopicName, last: Position, boundary: int) -> list[LedgerInfo]:
+async def ledgers_of(ledgers: Ledgers, topic: TopicName, last: Position, boundary: int) -> list[LedgerInfo]:
     """Return the ledgers before the boundary that the source has; `last` is where history ends.
 
-    Raises Transient for a list that does not go on to the boundary, HistoryTorn when the last ledger has changed.
+    Raises Transient for a list that does not go on to the boundary, HistoryTorn when the last ledger has changed, and
+    as `ledgers` does.
     """
     try:
-        infos = list(await source.ledgers(topic))
+        infos = list(await ledgers())
     except NotFound:
         infos = []
     if not any(info.ledger_id >= boundary for info in infos):

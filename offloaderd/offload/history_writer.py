@@ -130,8 +130,9 @@ class HistoryWriter:
             await self._offloader.policy_changed.wait_at_most(self._clock, PAUSED_S)
 
     async def _look(self) -> list[LedgerInfo]:
-        """Take in what the source has, as soon as it answers. Raises HistoryTorn."""
-        infos = await until_answered(self._clock, lambda: self._history.look(self._source), met=self._met)
+        """Take in what the source has, as soon as it answers. Raises HistoryTorn, IdentityRefused."""
+        checked = partial(self._offloader.source_check.ledgers, self._source)
+        infos = await until_answered(self._clock, lambda: self._history.look(checked), met=self._met)
         self._met(None)
         return infos
 

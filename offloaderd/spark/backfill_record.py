@@ -109,7 +109,7 @@ class JobRecord:
 
     async def look(self) -> list[LedgerInfo]:
         """Take in what the source has. Raises BackfillFailed when it does not say it for too long, HistoryTorn."""
-        return await self._patiently(lambda: self.history.look(self._source))
+        return await self._patiently(lambda: self.history.look(lambda: self._source.ledgers(self.claim.topic)))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the source until it answers. Raises BackfillFailed when it does not for too long."""

@@ -68,7 +68,7 @@ class TaskView:
     async def look(self, source: LedgerSource) -> None:
         """Take in what the source has. Raises Transient, HistoryTorn."""
         task = self._task
-        old = await ledgers_of(source, task.claim.topic, task.last, task.boundary)
+        old = await ledgers_of(lambda: source.ledgers(task.claim.topic), task.claim.topic, task.last, task.boundary)
         self.chain.look([*old, edge_at(task.boundary)])
 
     def known_ends(

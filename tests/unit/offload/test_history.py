@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -30,6 +30,7 @@ from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloade
 from tests.unit.offload.test_faults import QuickClock
 
 if TYPE_CHECKING:
+    from offloaderd.ledgers.memory import MemoryLedgers
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.offload.topic import TopicOffloader
 
@@ -108,6 +109,29 @@ async def test_live_segments_begin_at_the_boundary_and_history_follows_beside_th
     store = rig.tree.connect()
     assert await store.children(paths.history(TOPIC)) == ["plan", "ranges"]
     assert set((await references.look(store)).committed) == {one.segment_id for one in topic_map.segments}
+
+
+async def test_history_is_not_taken_from_another_source() -> None:
+    """An owner that reads another cluster commits nothing of it, and records no loss of what that does not list."""
+    rig = await rig_with(200)
+    rig.origin = rig.register = cast("MemoryLedgers", rig.ledgers)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until(lambda: topic.map.unfinished is not None and len(topic.map.segments) > 1)
+    before = await map_of(rig)
+    assert before.unfinished is not None
+    other = memory_ledgers(rig.clock, ledger_entries_max=30)
+    await other.append(TOPIC, payloads(400, seed=99))
+    for ledger_id in range(before.unfinished.boundary):
+        await other.delete(TOPIC, ledger_id)
+    other.store_id = "staging"
+    rig.ledgers = rig.origin = rig.register = other
+    async with rig.engine("two") as engine:
+        await until(lambda: [one.state for one in engine.statuses()] == ["stalled"])
+        topic = await offloader_of(engine)
+        await until(lambda: "staging" in str(topic.record.history_error))
+    after = await map_of(rig)
+    assert (after.segments, after.losses) == (before.segments, before.losses)
 
 
 async def test_small_history_goes_first_without_a_plan() -> None:

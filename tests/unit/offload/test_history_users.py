@@ -315,8 +315,9 @@ async def history_of(rig: Rig) -> tuple[Owned, HistoryRecord, AttemptLog]:
     )
     assert record.map.history is not None
     found = HistoryRecord(record, record.map.history, attempts, None, holder="one")
-    assert rig.ledgers is not None
-    infos = await found.look(rig.ledgers)
+    source = rig.ledgers
+    assert source is not None
+    infos = await found.look(lambda: source.ledgers(TOPIC))
     ranges = [
         HistoryRange(begin=Position(one.ledger_id, 0), end=Position(one.ledger_id, 29), entries=30, payload_bytes=3000)
         for one in infos
