@@ -29,6 +29,7 @@ EVENTS = (
     "expire session",
     "clock jump",
     "misled",
+    "restore",
     "s3 outage",
     "s3 full",
     "s3 denied",

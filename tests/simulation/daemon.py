@@ -10,12 +10,10 @@ from uuid import UUID
 
 from offloaderd.errors import Conflict, OffloaderError, first_of
 from offloaderd.format.head import PlaceMarker
-from offloaderd.metadata import identity, paths
 from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.policy_book import PolicyBook
-from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.daemon import DaemonNode
-from offloaderd.metadata.records.identity import Acceptance, Deployment, RefusalKind
+from offloaderd.metadata.records.identity import Deployment
 from offloaderd.objects import marker
 from offloaderd.objects.places import Place, Places
 from offloaderd.offload.budget import ByteBudget, until_answered
@@ -45,7 +43,6 @@ from tests.simulation.loop import Process
 from tests.simulation.zookeeper import SESSION_TIMEOUT_S, ZooKeeper
 
 if TYPE_CHECKING:
-    from offloaderd.model import TopicName
     from offloaderd.offload.supervisor import Duty
     from tests.simulation.world import World
 
@@ -309,18 +306,6 @@ class SimDaemon:
         ours = PlaceMarker(deployment_id=str(DEPLOYMENT), cluster=CLUSTER, daemon_id=self.name, since_ms=1)
         for place in shop.places:
             await marker.put(shop.uplink.objects.at(place.bucket), place.prefix, ours)
-
-    async def accept_list(self, topic: TopicName) -> None:
-        """Believe a list of a source without a name that shares no ledger with what is offloaded, as an operator does.
-
-        Retention at the source has taken all of it while nobody offloaded. Other refusals stand.
-        """
-        store = self.engine.shop.metadata
-        record, version = await identity.load(store, topic)
-        for one in record.refusals:
-            if one.kind == RefusalKind.UNKNOWN_SOURCE:
-                accepted = record.accepting(Acceptance(kind=one.kind, evidence=one.evidence, by="operator", at_ms=1))
-                await store.replace(paths.identity(topic), identity_record.encode(accepted), version or 0)
 
     async def _probe(self) -> None:
         while True:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CONDITIONS = ("s3 outage", "s3 full", "s3 denied", "s3 expired", "s3 slow", "s3 throttling", "bucket missing")
 DAY_MS = 86_400_000
+SNAPSHOTS = 12
+"""States of the tree that are looked at for one to go back to."""
 
 
 class Nemesis:
@@ -33,6 +35,8 @@ class Nemesis:
         self._rng = world.chance.stream("nemesis")
         self._condition = 0
         self._busy = 0
+        self.waiting: set[str] = set()
+        """Events that are to come as soon as they can."""
 
     async def run(self) -> None:
         """Let things go wrong until cancelled."""
@@ -86,8 +90,8 @@ class Nemesis:
         world, rng = self._world, self._rng
         world.faults.count(event)
         world.trace("fate", f"{event} ({daemon.name})")
-        if event == "misled":
-            self._mislead()
+        if event in {"misled", "restore"}:
+            self._begin(self._once_possible(event))
         elif event == "crash":
             daemon.crash()
             world.loop.in_world(rng.choice([0.1, 1.0, 6.0]), self._start, daemon)
@@ -129,7 +133,17 @@ class Nemesis:
         if daemon.process is None:
             daemon.start()
 
-    def _mislead(self) -> None:
+    async def _once_possible(self, event: str) -> None:
+        """Let something happen as soon as it can: the run lasts a while longer for it."""
+        happen = self._mislead if event == "misled" else self._restore
+        if event in self.waiting or (event == "misled" and self._world.options.push != "no"):
+            return
+        self.waiting.add(event)
+        while self._world.faults.on and not happen():
+            await asyncio.sleep(0.3)  # noqa: TID251 - the loop's own time
+        self.waiting.discard(event)
+
+    def _mislead(self) -> bool:
         """Start all daemons on ledgers of another history, and some time later on the right ones again.
 
         By its list alone nobody can tell that of what nothing is offloaded, nor where pushes came before any list.
@@ -137,8 +151,8 @@ class Nemesis:
         world = self._world
         maps = [world.oracle.maps.get(topic) for topic in world.topics]
         known = all(found and found.segments and found.created.keys() == found.contexts.keys() for found in maps)
-        if world.options.push != "no" or not known or any(one.misled for one in world.daemons):
-            return
+        if not known or any(one.misled for one in world.daemons):
+            return False
         misled = self._rng.choice(HISTORIES)
         world.faults.count(f"reads {misled}")
         world.trace("fate", f"all read {misled}")
@@ -147,6 +161,35 @@ class Nemesis:
             daemon.misled = misled
             self._start(daemon)
             world.loop.in_world(self._rng.uniform(9.0, 16.0), self._lead_back, daemon)
+        return True
+
+    def _restore(self) -> bool:
+        """Stop all daemons, restore the metadata of one topic or of all from a snapshot, and start them again.
+
+        Not from before a retention deleted something: what the restored map has of that is gone for good.
+        """
+        world, rng = self._world, self._rng
+        tree, oracle = world.tree, world.oracle
+        if any(one.misled for one in world.daemons) or not oracle.maps:
+            return False
+        chosen = sorted(rng.randrange(tree.number + 1) for _ in range(SNAPSHOTS))
+        found = {number: topics for number in chosen if (topics := oracle.restorable(number))}
+        caught = [number for number, topics in found.items() if any(oracle.finished_since(number, t) for t in topics)]
+        numbers = caught if caught and rng.random() < 0.7 else list(found)
+        if not numbers:
+            return False
+        number = rng.choice(numbers)
+        below = rng.choice(["", paths.topic(rng.choice(found[number]))])
+        for daemon in world.daemons:
+            daemon.crash()
+        world.faults.count("metadata restored")
+        world.trace("fate", f"restores {below or 'everything'} as it was at {tree.history[number].since:.3f} s")
+        tree.restore(number, below)
+        oracle.restored(list(oracle.maps))
+        world.revoked.clear()
+        for daemon in world.daemons:
+            world.loop.in_world(rng.choice([0.1, 2.0]), self._start, daemon)
+        return True
 
     def _lead_back(self, daemon: SimDaemon) -> None:
         if daemon.misled:

@@ -16,6 +16,7 @@ from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Versioned
+from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.model import Position
@@ -56,6 +57,15 @@ class Oracle:
         self._granted: set[UUID] = set()
         self.removed = 0
         self.history = 0
+        self.restores = 0
+        self.rebuilding: set[TopicName] = set()
+        """Topics whose metadata an operator is writing."""
+        self.gone_for_good: set[UUID] = set()
+        """Segments that a retention has taken out of a map."""
+        self._floors: dict[TopicName, Position] = {}
+        """What retention had deleted when a topic was rebuilt: a rebuild knows nothing of it."""
+        self._once: dict[UUID, tuple[TopicName, CommittedSegment]] = {}
+        """Every other segment that ever was in a map, whatever the metadata say today."""
         self._held: dict[UUID, TopicName] = {}
         self._checked: set[UUID] = set()
 
@@ -77,6 +87,8 @@ class Oracle:
             if len(parts) > 6 and parts[1] == "topics":
                 moved.setdefault(paths.parse_topic(path), []).append("/".join(parts[6:]))
         for topic, names in moved.items():
+            if topic in self.rebuilding:
+                continue
             if "epoch" in names:
                 claimed[topic] = writer
             self._check_writer(topic, names, before, after, writer)
@@ -138,6 +150,7 @@ class Oracle:
             self._check_removed(topic, before, found, nodes)
         self._check_joints(topic, found)
         for segment in found.segments:
+            self._once[segment.segment_id] = (topic, segment)
             if segment.segment_id not in self._checked:
                 self._checked.add(segment.segment_id)
                 self.commits += 1
@@ -153,6 +166,8 @@ class Oracle:
             if segment.segment_id in ids:
                 continue
             self.removed += 1
+            self.gone_for_good.add(segment.segment_id)
+            self._once.pop(segment.segment_id, None)
             if found.floor is None or segment.end > found.floor:
                 self.fail("P1", f"{segment.range} of {topic} has left the map, whose floor is {found.floor}")
             if paths.trash_record(topic, segment.segment_id) not in nodes:
@@ -165,7 +180,7 @@ class Oracle:
 
     def _check_joints(self, topic: TopicName, found: TopicMap) -> None:
         """P2: segments ascend without overlap, and between them lies nothing but what is recorded as lost."""
-        at = found.floor or START
+        at = found.floor or self._floors.get(topic, START)
         for segment in found.segments:
             if segment.begin <= at:
                 self.fail("P2", f"{segment.range} of {topic} overlaps what ends at {at}")
@@ -245,6 +260,10 @@ class Oracle:
             found = parsed(name)
             if found is not None and found.object_id in self._held and self._world.bucket.data(name) is not None:
                 self.fail("P5", f"{name} is deleted, and part of {self._held[found.object_id]}")
+            elif found is not None and found.object_id in self._once and self._world.bucket.data(name) is not None:
+                topic, segment = self._once[found.object_id]
+                if hole := self._uncovered(topic, segment):
+                    self.fail("P5", f"{name} is deleted, was committed, and holds {hole}, which nothing else does")
 
     def stored(self, name: str) -> None:
         """P1: what is committed does not change any more."""
@@ -253,6 +272,56 @@ class Oracle:
             topic = self._held[found.object_id]
             segment = next(one for one in self.maps[topic].segments if one.segment_id == found.object_id)
             self._check_segment(topic, segment)
+
+    # Metadata that went back.
+
+    def restorable(self, number: int) -> list[TopicName]:
+        """Return the topics that had fewer segments in a state of the tree, and no other ones nor another floor."""
+        nodes, found = self._world.tree.history[number].nodes, []
+        for topic, now in self.maps.items():
+            then, ids = _map_of(topic, nodes), {one.segment_id for one in now.segments}
+            same = then.floor == now.floor and ids.issuperset(one.segment_id for one in then.segments)
+            if not same or now.unfinished is not None:
+                return []
+            if len(then.segments) < len(ids) and paths.policy(topic) in nodes:
+                found.append(topic)
+        return found
+
+    def finished_since(self, number: int, topic: TopicName) -> bool:
+        """Say whether a topic had an open attempt in a state of the tree that was committed since."""
+        node = self._world.tree.history[number].nodes.get(path := paths.attempt(topic))
+        return node is not None and attempt_record.decode(node.value, path=path).segment_id in self._once
+
+    def restored(self, topics: Sequence[TopicName]) -> None:
+        """Take over what the metadata say of topics now, whatever they said before."""
+        for topic in topics:
+            known = self.maps.pop(topic, None)
+            if known is not None and known.floor is not None:
+                self._floors[topic] = known.floor
+            self._check_map(topic, self._world.tree.nodes)
+
+    def can_be_repeated(self, topic: TopicName) -> bool:
+        """Say whether the source still has all that was committed and that the map does not have."""
+        missing = [one for owner, one in self._once.values() if owner == topic and one.segment_id not in self._held]
+        slices = [part for one in missing for part in one.slices]
+        return not any(self._world.is_deleted(topic, Position(part.ledger_id, part.first_entry_id)) for part in slices)
+
+    def reached(self, topic: TopicName) -> Position | None:
+        """Return the newest entry that was ever committed, whatever the metadata say today."""
+        found = self.maps.get(topic)
+        ends = [one.end for owner, one in self._once.values() if owner == topic]
+        return max([*ends, *([found.offloaded] if found is not None and found.offloaded else [])], default=None)
+
+    def _uncovered(self, topic: TopicName, segment: CommittedSegment) -> Position | None:
+        """Return the first entry of a segment that is in no segment of the map; None: all of them are."""
+        found = self.maps[topic]
+        floor = found.floor or self._floors.get(topic, START)
+        for part in segment.slices:
+            for entry_id in range(part.first_entry_id, part.last_entry_id + 1):
+                at = Position(part.ledger_id, entry_id)
+                if found.find(at) is None and at > floor:
+                    return at
+        return None
 
     # The source.
 
@@ -269,12 +338,20 @@ class Oracle:
         for entry_id in range(len(ledger.entries)):
             position = Position(ledger_id, entry_id)
             segment = found.find(position) if found is not None else None
+            segment = segment or self._forgotten(topic, position)
             if segment is None:
                 self.fail("P3", f"ledger {ledger_id} of {topic} is deleted, and {position} is not offloaded")
                 return
             if segment.segment_id not in checked:
                 checked.add(segment.segment_id)
                 self._check_segment(topic, segment)
+
+    def _forgotten(self, topic: TopicName, position: Position) -> CommittedSegment | None:
+        """Return a segment that old metadata do not know and that holds an entry: it was granted before."""
+        for owner, one in self._once.values():
+            if owner == topic and one.begin <= position <= one.end:
+                return one
+        return None
 
     # Readers.
 

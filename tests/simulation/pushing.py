@@ -153,8 +153,7 @@ class Pusher:
 
     def _heard(self, position: Position) -> None:
         """P1: what is acknowledged as offloaded is in the map, and stays there (the model sees to that)."""
-        found = self._world.oracle.maps.get(self._topic)
-        reached = found.offloaded if found is not None else None
+        reached = self._world.oracle.reached(self._topic)
         if reached is None or reached < position:
             self._world.oracle.fail("P1", f"{position} of {self._topic} is acknowledged, the map ends at {reached}")
         self.acknowledged = max(self.acknowledged, position)

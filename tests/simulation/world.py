@@ -18,11 +18,12 @@ from offloaderd.objects import keys
 from offloaderd.read.errors import EntriesLost, EntriesMissing
 from tests.simulation import rebuilding
 from tests.simulation.bookies import Ledgers
-from tests.simulation.bucket import PREFIXES, Bucket, BucketClient, parsed
+from tests.simulation.bucket import PREFIXES, Bucket, parsed
 from tests.simulation.chance import Chance, Faults, Rng
 from tests.simulation.daemon import CLUSTER, SITES, SimDaemon
-from tests.simulation.loop import Process, VirtualLoop
+from tests.simulation.loop import VirtualLoop
 from tests.simulation.nemesis import Nemesis
+from tests.simulation.operator import Operator
 from tests.simulation.options import Options
 from tests.simulation.oracle import START, Oracle
 from tests.simulation.pushing import Pusher
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 START_MS = 1_800_000_000_000
 HEALED_S = 400.0
 """Longest that a healed world may take to bring everything into the bucket."""
+LONGER_S = 20.0
+"""How much longer a run is busy where an event waits for something to be committed."""
 JUST_S = 1.0
 TAIL = 300
 SILENT = 0.08
@@ -92,6 +95,7 @@ class World:
         self.ledgers = Ledgers(self)
         self.topics = [TopicName.parse(f"t/n/{name}") for name in ("one", "two")[: self.options.topics]]
         self.daemons = [SimDaemon(self, name) for name in ("A", "B", "C")[: self.options.daemons]]
+        self.operator = Operator(self)
         self._rng = self.chance.stream("workload")
         self.writing = True
         self.marked: set[tuple[TopicName, int]] = set()
@@ -140,6 +144,8 @@ class World:
             nemesis = Nemesis(self)
             troubles = group.create_task(nemesis.run())
             await asyncio.sleep(self.options.busy_s)  # noqa: TID251 - the loop's own time
+            while nemesis.waiting and self.loop.time() < self.options.busy_s + LONGER_S:
+                await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
             self.writing = False
             troubles.cancel()
             reading.cancel()
@@ -155,8 +161,7 @@ class World:
             await daemon.drain()
         waiting = [one for one in self.oracle.maps.values() if one.unfinished is not None]  # a gap stops a rebuild
         if not waiting and not self._unfinished():  # what a retention was just about to delete would come back
-            operator = BucketClient(self, Process(self.loop, "operator"))
-            await rebuilding.check(self, operator, SITES)
+            await rebuilding.check(self, self.operator.bucket, SITES)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Take note of something of the world that was not to end."""
@@ -289,14 +294,14 @@ class World:
                 return
             for topic in self.topics:
                 if not self.done(topic):
-                    await self._accepted(self.daemons[0], topic)
+                    await self._lifted(topic)
             await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
 
-    async def _accepted(self, daemon: SimDaemon, topic: TopicName) -> None:
+    async def _lifted(self, topic: TopicName) -> None:
         try:
-            await self.within(daemon, partial(daemon.accept_list, topic))
+            await self.operator.lift(topic)
         except OffloaderError as error:
-            self.trace("user", f"not accepted: {error}")
+            self.trace("user", f"not lifted: {error}")
 
     def _unfinished(self) -> list[str]:
         """Return the nodes that a topic at rest does not have; history that waits for its ledgers may have begun."""

@@ -52,6 +52,38 @@ class Tree(MemoryTree):
         self.history = [_State(0.0, self._nodes, set())]
         self.clients: list[ZooKeeper] = []
         self.writer = ""
+        self._sessions: list[StoreSession] = []
+
+    def new_session(self) -> StoreSession:
+        """Begin a session."""
+        session = super().new_session()
+        self._sessions.append(session)
+        return session
+
+    def restore(self, number: int, below: str) -> None:
+        """Bring back the nodes at and below a path as an earlier state had them, without what sessions own.
+
+        No session outlives it: what was on its way from earlier clients is refused.
+        """
+        for session in self._sessions:
+            self.end_session(session)
+        self._sessions.clear()
+        kept = {path: node for path, node in self._nodes.items() if not _is_below(path, below)}
+        old = self.history[number].nodes.items()
+        self._replace(kept | {path: node for path, node in old if _is_below(path, below) and not node.owner})
+
+    def remove(self, below: str) -> None:
+        """Take away the nodes at and below a path."""
+        self._replace({path: node for path, node in self._nodes.items() if not _is_below(path, below)})
+
+    def _replace(self, nodes: Nodes) -> None:
+        """Put other nodes in place of all, which the model does not look at."""
+        changed = {path for path in self._nodes.keys() | nodes.keys() if self._nodes.get(path) is not nodes.get(path)}
+        self._nodes = nodes
+        told = changed | {rules.parent(path) for path in changed}
+        self.history.append(_State(self._world.loop.time(), nodes, told))
+        for client in self.clients:
+            client.changed()
 
     @property
     def nodes(self) -> Nodes:
@@ -87,6 +119,10 @@ class Tree(MemoryTree):
         for client in self.clients:
             client.changed()
         self._world.oracle.changed(changed, before, nodes, self.writer)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/") or not folder
 
 
 class _Watch:

@@ -1,0 +1,109 @@
+"""What an operator does about a refusal: accepts what was found, or rebuilds the topic's metadata from the bucket."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import OffloaderError
+from offloaderd.metadata import identity, paths
+from offloaderd.metadata.records import identity as identity_record
+from offloaderd.metadata.records.identity import Acceptance, RefusalKind
+from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.rebuild_known import Trouble
+from tests.simulation.bucket import BucketClient
+from tests.simulation.daemon import SITES
+from tests.simulation.loop import Process
+from tests.simulation.zookeeper import ZooKeeper
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from offloaderd.metadata.records.identity import Refusal
+    from offloaderd.model import TopicName
+    from offloaderd.upkeep.rebuild import Plan
+    from tests.simulation.world import World
+
+
+class Operator:
+    """Lifts refusals, once the world has healed."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.chance.stream("operator")
+        self._process = Process(world.loop, "operator")
+        self.bucket = BucketClient(world, self._process)
+        self._metadata: ZooKeeper | None = None
+
+    @property
+    def metadata(self) -> ZooKeeper:
+        """The metadata, connected to when they are first asked for."""
+        if self._metadata is None:
+            self._metadata = ZooKeeper(self._world, self._process)
+        return self._metadata
+
+    async def lift(self, topic: TopicName) -> None:
+        """Look what is refused of a topic, and do what the refusal says. Others than these two kinds end by themselves.
+
+        A list that shares nothing with what is offloaded is believed: retention at the source has taken all of it
+        while nobody offloaded. Old metadata are believed only if the source still has all that lies beyond them.
+        """
+        path = paths.identity(topic)
+        node = self._world.tree.nodes.get(path)
+        refusals = identity_record.decode(node.value, path=path).refusals if node is not None else ()
+        for one in refusals:
+            if one.kind == RefusalKind.UNKNOWN_SOURCE:
+                await self._accept(topic, one)
+            elif one.kind == RefusalKind.METADATA_WENT_BACK:
+                if self._world.oracle.can_be_repeated(topic) and self._rng.random() < 0.5:
+                    await self._accept(topic, one)
+                else:
+                    await self._rebuild(topic)
+
+    async def _accept(self, topic: TopicName, refusal: Refusal) -> None:
+        """Do as `offloadctl identity accept`."""
+        record, version = await identity.load(self.metadata, topic)
+        accepted = Acceptance(kind=refusal.kind, evidence=refusal.evidence, by="operator", at_ms=1)
+        value = identity_record.encode(record.accepting(accepted))
+        self._world.faults.count(f"accepted {refusal.kind}")
+        await self.metadata.replace(paths.identity(topic), value, version or 0)
+
+    async def _rebuild(self, topic: TopicName) -> None:
+        """Do as `offloaderd rebuild --topic` after the topic was disabled and its nodes were moved away."""
+        world = self._world
+        daemon = next(one for one in world.daemons if one.up)
+        await world.within(daemon, lambda: daemon.engine.disable(topic))
+        while paths.owner(topic) in world.tree.nodes:
+            await asyncio.sleep(0.2)  # noqa: TID251 - the loop's own time
+        world.trace("user", f"rebuilds {topic.local}")
+        world.faults.count("rebuilt a topic")
+        world.oracle.rebuilding.add(topic)
+        world.tree.remove(paths.topic(topic))
+        found = await rebuild.read_buckets(self.bucket, SITES, lambda _: None)
+        plan = self._decided(found, topic)
+        await rebuild.write(
+            self.metadata, plan, topics=[topic], enable=True, now_ms=world.wall_ms(), progress=lambda _: None
+        )
+        world.oracle.rebuilding.discard(topic)
+        world.oracle.restored([topic])
+
+    def _decided(self, found: rebuild.Found, topic: TopicName) -> Plan:
+        """Plan it, deciding whatever stands in the way."""
+        prefer: set[UUID] = set()
+        without = self._world.oracle.gone_for_good
+        without = without & {one.segment.segment_id for one in found.known}
+        while True:
+            plan = rebuild.make_plan(found, prefer=prefer, without=without, topics=[topic])
+            blocking = [one for planned in plan.topics for one in planned.problems if one.blocks]
+            if not blocking:
+                return plan
+            problem = blocking[0]
+            self._world.trace("user", f"decides over {problem.kind}: {problem.text}")
+            if problem.kind is Trouble.OVERLAP and problem.segments[0] not in prefer:
+                prefer.add(problem.segments[0])
+            elif problem.kind in {Trouble.INCOMPLETE, Trouble.UNREADABLE} and problem.segments[0] not in without:
+                without = without | set(problem.segments)
+            else:
+                break
+        self._world.oracle.fail("P9", f"{topic} cannot be rebuilt: {blocking[0].text}")
+        raise OffloaderError(blocking[0].text)
