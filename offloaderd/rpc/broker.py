@@ -10,9 +10,11 @@ only of what is on record as deleted; of everything else it hears that nobody ca
 from __future__ import annotations
 
 from contextlib import aclosing, contextmanager
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -64,6 +66,9 @@ NEWS_S = 0.05
 """A broker asks in the moment of the close, before the source has heard of it: then it is looked again this soon, and
 after ever longer pauses."""
 
+TOLD_S = 60.0
+"""After this long an owner that has not come to a ledger is told once more."""
+
 LOST = (
     "is this daemon's metadata this cluster's, and whole? `offloaderd rebuild --config FILE` shows what the bucket has"
 )
@@ -103,6 +108,8 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._register = register
         self._objects = engine.shop.uplink.objects
         self._copies = Copies(engine.shop)
+        self._clock = engine.shop.uplink.clock
+        self._told: WeakKeyDictionary[TopicOffloader, tuple[Position, float]] = WeakKeyDictionary()
         self.topics = BrokerTopics(engine, register, namespace_topics_max)
 
     async def EnsureLedger(  # noqa: N802 - named by the proto
@@ -115,8 +122,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         is another ledger than BookKeeper's), CorruptData, Transient.
         """
         topic, wanted = TopicName.parse(request.topic), closed_ledger(request)
-        asked: TopicOffloader | None = None
-        pause_s = NEWS_S
+        pause_s, left_s = NEWS_S, request.wait_ms / 1000 if request.wait_ms else inf
         while True:
             stored = await self._engine.topic_map(topic)
             if is_whole(stored, wanted.ledger_id):
@@ -129,16 +135,28 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 changed = offloader.changed
                 if needs_push(offloader, wanted):
                     report.state = STATES.ENSURE_STATE_PUSH
-                elif asked is not offloader:
-                    report.message = await hurry(offloader, wanted, unquote(context.peer()))
-                    asked = None if report.message else offloader
                 else:
-                    report.message = offloader.status().stalled_reason
+                    report.message = await self._hurried(offloader, wanted, unquote(context.peer()))
             yield report
-            if report.state != STATES.ENSURE_STATE_WAITING:
+            if report.state != STATES.ENSURE_STATE_WAITING or left_s <= 0:
                 return
-            await changed_or_heartbeat(changed, pause_s)
+            began = self._clock.monotonic()
+            await changed_or_heartbeat(changed, min(pause_s, left_s))
+            left_s -= self._clock.monotonic() - began
             pause_s = min(2 * pause_s, HEARTBEAT_S)
+
+    async def _hurried(self, offloader: TopicOffloader, wanted: ClosedLedger, by: str) -> str:
+        """Have a ledger's owner hurry unless it was told a moment ago; returns what is in the way. Raises as `hurry`.
+
+        A broker asks again and again, and each wish is written down.
+        """
+        told, at = self._told.get(offloader, (None, 0.0))
+        if told is not None and wanted.last <= told and self._clock.monotonic() < at + TOLD_S:
+            return offloader.status().stalled_reason
+        hindrance = await hurry(offloader, wanted, by)
+        if not hindrance:
+            self._told[offloader] = wanted.last, self._clock.monotonic()
+        return hindrance
 
     async def _sound(self, stored: TopicMap, wanted: ClosedLedger) -> int:
         """Return how many segments hold a ledger; of a copy that is not sound the grant goes. Raises as `verified`."""

@@ -26,31 +26,31 @@ from offloaderd.rpc.v1 import common_pb2 as offloaderd_dot_v1_dot_common__pb2
 from offloaderd.rpc.v1 import read_pb2 as offloaderd_dot_v1_dot_read__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoffloaderd/v1/broker.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/common.proto\x1a\x18offloaderd/v1/read.proto\"V\n\x0fOffloadedLedger\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x11\n\tobject_id\x18\x03 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x04 \x01(\t\"d\n\x13\x45nsureLedgerRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x03 \x01(\x03\x12\x14\n\x0clength_bytes\x18\x04 \x01(\x04\"\xa7\x01\n\x14\x45nsureLedgerResponse\x12)\n\x05state\x18\x01 \x01(\x0e\x32\x1a.offloaderd.v1.EnsureState\x12\x0f\n\x07message\x18\x02 \x01(\t\x12*\n\toffloaded\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x15\n\rowner_address\x18\x04 \x01(\t\x12\x10\n\x08segments\x18\x05 \x01(\r\"C\n\x11OpenLedgerRequest\x12.\n\x06ledger\x18\x01 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadedLedger\"A\n\x12OpenLedgerResponse\x12\x15\n\rlast_entry_id\x18\x01 \x01(\x03\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\"\x97\x01\n\x11ReadLedgerRequest\x12.\n\x06ledger\x18\x01 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadedLedger\x12\x16\n\x0e\x66irst_entry_id\x18\x02 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x03 \x01(\x03\x12\x13\n\x0b\x62\x61tch_bytes\x18\x04 \x01(\r\x12\x0e\n\x06\x66ramed\x18\x05 \x01(\x08\"E\n\x13\x44\x65leteLedgerRequest\x12.\n\x06ledger\x18\x01 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadedLedger\">\n\x14\x44\x65leteLedgerResponse\x12\x0f\n\x07outcome\x18\x01 \x01(\t\x12\x15\n\rowner_address\x18\x02 \x01(\t*\x92\x01\n\x0b\x45nsureState\x12\x1c\n\x18\x45NSURE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45NSURE_STATE_WAITING\x10\x01\x12\x15\n\x11\x45NSURE_STATE_PUSH\x10\x02\x12\x1a\n\x16\x45NSURE_STATE_ELSEWHERE\x10\x03\x12\x18\n\x14\x45NSURE_STATE_COVERED\x10\x04\x32\xe5\x02\n\rBrokerService\x12Y\n\x0c\x45nsureLedger\x12\".offloaderd.v1.EnsureLedgerRequest\x1a#.offloaderd.v1.EnsureLedgerResponse0\x01\x12Q\n\nOpenLedger\x12 .offloaderd.v1.OpenLedgerRequest\x1a!.offloaderd.v1.OpenLedgerResponse\x12M\n\nReadLedger\x12 .offloaderd.v1.ReadLedgerRequest\x1a\x1b.offloaderd.v1.ReadResponse0\x01\x12W\n\x0c\x44\x65leteLedger\x12\".offloaderd.v1.DeleteLedgerRequest\x1a#.offloaderd.v1.DeleteLedgerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoffloaderd/v1/broker.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/common.proto\x1a\x18offloaderd/v1/read.proto\"V\n\x0fOffloadedLedger\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x11\n\tobject_id\x18\x03 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x04 \x01(\t\"u\n\x13\x45nsureLedgerRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x03 \x01(\x03\x12\x14\n\x0clength_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x05 \x01(\r\"\xa7\x01\n\x14\x45nsureLedgerResponse\x12)\n\x05state\x18\x01 \x01(\x0e\x32\x1a.offloaderd.v1.EnsureState\x12\x0f\n\x07message\x18\x02 \x01(\t\x12*\n\toffloaded\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x15\n\rowner_address\x18\x04 \x01(\t\x12\x10\n\x08segments\x18\x05 \x01(\r\"C\n\x11OpenLedgerRequest\x12.\n\x06ledger\x18\x01 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadedLedger\"A\n\x12OpenLedgerResponse\x12\x15\n\rlast_entry_id\x18\x01 \x01(\x03\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\"\x97\x01\n\x11ReadLedgerRequest\x12.\n\x06ledger\x18\x01 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadedLedger\x12\x16\n\x0e\x66irst_entry_id\x18\x02 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x03 \x01(\x03\x12\x13\n\x0b\x62\x61tch_bytes\x18\x04 \x01(\r\x12\x0e\n\x06\x66ramed\x18\x05 \x01(\x08\"E\n\x13\x44\x65leteLedgerRequest\x12.\n\x06ledger\x18\x01 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadedLedger\">\n\x14\x44\x65leteLedgerResponse\x12\x0f\n\x07outcome\x18\x01 \x01(\t\x12\x15\n\rowner_address\x18\x02 \x01(\t*\x92\x01\n\x0b\x45nsureState\x12\x1c\n\x18\x45NSURE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45NSURE_STATE_WAITING\x10\x01\x12\x15\n\x11\x45NSURE_STATE_PUSH\x10\x02\x12\x1a\n\x16\x45NSURE_STATE_ELSEWHERE\x10\x03\x12\x18\n\x14\x45NSURE_STATE_COVERED\x10\x04\x32\xe5\x02\n\rBrokerService\x12Y\n\x0c\x45nsureLedger\x12\".offloaderd.v1.EnsureLedgerRequest\x1a#.offloaderd.v1.EnsureLedgerResponse0\x01\x12Q\n\nOpenLedger\x12 .offloaderd.v1.OpenLedgerRequest\x1a!.offloaderd.v1.OpenLedgerResponse\x12M\n\nReadLedger\x12 .offloaderd.v1.ReadLedgerRequest\x1a\x1b.offloaderd.v1.ReadResponse0\x01\x12W\n\x0c\x44\x65leteLedger\x12\".offloaderd.v1.DeleteLedgerRequest\x1a#.offloaderd.v1.DeleteLedgerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.rpc.v1.broker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENSURESTATE']._serialized_start=885
-  _globals['_ENSURESTATE']._serialized_end=1031
+  _globals['_ENSURESTATE']._serialized_start=902
+  _globals['_ENSURESTATE']._serialized_end=1048
   _globals['_OFFLOADEDLEDGER']._serialized_start=99
   _globals['_OFFLOADEDLEDGER']._serialized_end=185
   _globals['_ENSURELEDGERREQUEST']._serialized_start=187
-  _globals['_ENSURELEDGERREQUEST']._serialized_end=287
-  _globals['_ENSURELEDGERRESPONSE']._serialized_start=290
-  _globals['_ENSURELEDGERRESPONSE']._serialized_end=457
-  _globals['_OPENLEDGERREQUEST']._serialized_start=459
-  _globals['_OPENLEDGERREQUEST']._serialized_end=526
-  _globals['_OPENLEDGERRESPONSE']._serialized_start=528
-  _globals['_OPENLEDGERRESPONSE']._serialized_end=593
-  _globals['_READLEDGERREQUEST']._serialized_start=596
-  _globals['_READLEDGERREQUEST']._serialized_end=747
-  _globals['_DELETELEDGERREQUEST']._serialized_start=749
-  _globals['_DELETELEDGERREQUEST']._serialized_end=818
-  _globals['_DELETELEDGERRESPONSE']._serialized_start=820
-  _globals['_DELETELEDGERRESPONSE']._serialized_end=882
-  _globals['_BROKERSERVICE']._serialized_start=1034
-  _globals['_BROKERSERVICE']._serialized_end=1391
+  _globals['_ENSURELEDGERREQUEST']._serialized_end=304
+  _globals['_ENSURELEDGERRESPONSE']._serialized_start=307
+  _globals['_ENSURELEDGERRESPONSE']._serialized_end=474
+  _globals['_OPENLEDGERREQUEST']._serialized_start=476
+  _globals['_OPENLEDGERREQUEST']._serialized_end=543
+  _globals['_OPENLEDGERRESPONSE']._serialized_start=545
+  _globals['_OPENLEDGERRESPONSE']._serialized_end=610
+  _globals['_READLEDGERREQUEST']._serialized_start=613
+  _globals['_READLEDGERREQUEST']._serialized_end=764
+  _globals['_DELETELEDGERREQUEST']._serialized_start=766
+  _globals['_DELETELEDGERREQUEST']._serialized_end=835
+  _globals['_DELETELEDGERRESPONSE']._serialized_start=837
+  _globals['_DELETELEDGERRESPONSE']._serialized_end=899
+  _globals['_BROKERSERVICE']._serialized_start=1051
+  _globals['_BROKERSERVICE']._serialized_end=1408
 # @@protoc_insertion_point(module_scope)

@@ -89,12 +89,17 @@ class EnsureLedgerRequest(_message.Message):
     LEDGER_ID_FIELD_NUMBER: _builtins.int
     LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
     LENGTH_BYTES_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     ledger_id: _builtins.int
     last_entry_id: _builtins.int
     """as BookKeeper says it"""
     length_bytes: _builtins.int
     """of all payloads, as BookKeeper says it"""
+    wait_ms: _builtins.int
+    """How long the call may wait for what is under way: then it ends with ENSURE_STATE_WAITING, and the caller asks again,
+    so that ledgers which wait for hours hold no call. 0: it waits as long as the caller does.
+    """
     def __init__(
         self,
         *,
@@ -102,10 +107,11 @@ class EnsureLedgerRequest(_message.Message):
         ledger_id: _builtins.int = ...,
         last_entry_id: _builtins.int = ...,
         length_bytes: _builtins.int = ...,
+        wait_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_entry_id", b"last_entry_id", "ledger_id", b"ledger_id", "length_bytes", b"length_bytes", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_entry_id", b"last_entry_id", "ledger_id", b"ledger_id", "length_bytes", b"length_bytes", "topic", b"topic", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

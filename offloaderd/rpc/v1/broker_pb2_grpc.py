@@ -62,7 +62,8 @@ class BrokerServiceServicer:
 
     def EnsureLedger(self, request, context):
         """Have a closed ledger offloaded to its end, and its copy verified: entries, payload bytes and objects. Reports until
-        that is done, or until the caller has to do something. Repeating is safe, and goes on with what is under way.
+        that is done, or until the caller has to do something, which may be to ask again (`wait_ms`). Repeating is safe, and
+        goes on with what is under way.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

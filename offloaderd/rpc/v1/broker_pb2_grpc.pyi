@@ -36,7 +36,8 @@ class BrokerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> BrokerServiceAsyncStub: ...
     EnsureLedger: _grpc.UnaryStreamMultiCallable[_broker_pb2.EnsureLedgerRequest, _broker_pb2.EnsureLedgerResponse]
     """Have a closed ledger offloaded to its end, and its copy verified: entries, payload bytes and objects. Reports until
-    that is done, or until the caller has to do something. Repeating is safe, and goes on with what is under way.
+    that is done, or until the caller has to do something, which may be to ask again (`wait_ms`). Repeating is safe, and
+    goes on with what is under way.
     """
     OpenLedger: _grpc.UnaryUnaryMultiCallable[_broker_pb2.OpenLedgerRequest, _broker_pb2.OpenLedgerResponse]
     """How far an offloaded ledger reaches. Any daemon answers."""
@@ -50,7 +51,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     EnsureLedger: _aio.UnaryStreamMultiCallable[_broker_pb2.EnsureLedgerRequest, _broker_pb2.EnsureLedgerResponse]  # type: ignore[assignment]
     """Have a closed ledger offloaded to its end, and its copy verified: entries, payload bytes and objects. Reports until
-    that is done, or until the caller has to do something. Repeating is safe, and goes on with what is under way.
+    that is done, or until the caller has to do something, which may be to ask again (`wait_ms`). Repeating is safe, and
+    goes on with what is under way.
     """
     OpenLedger: _aio.UnaryUnaryMultiCallable[_broker_pb2.OpenLedgerRequest, _broker_pb2.OpenLedgerResponse]  # type: ignore[assignment]
     """How far an offloaded ledger reaches. Any daemon answers."""
@@ -67,7 +69,8 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_broker_pb2.EnsureLedgerResponse], _abc.AsyncIterator[_broker_pb2.EnsureLedgerResponse]]:
         """Have a closed ledger offloaded to its end, and its copy verified: entries, payload bytes and objects. Reports until
-        that is done, or until the caller has to do something. Repeating is safe, and goes on with what is under way.
+        that is done, or until the caller has to do something, which may be to ask again (`wait_ms`). Repeating is safe, and
+        goes on with what is under way.
         """
 
     @_abc_1.abstractmethod

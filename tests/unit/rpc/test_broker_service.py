@@ -28,6 +28,7 @@ from tests.unit.rpc.test_manual import CALLER
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
+    from offloaderd.offload.closed_ledger import ClosedLedger
     from offloaderd.offload.engine import Engine
 
 WAITING, PUSH, ELSEWHERE, COVERED = (
@@ -62,10 +63,12 @@ class Served:
         reads = ReadService(reader, 1, metrics=rig.metrics)
         self.service = BrokerService(engine, reader, reads, self.retention, register)
 
-    async def ensure(self, ledger_id: int, entries: int, length: int) -> list[broker_pb2.EnsureLedgerResponse]:
+    async def ensure(
+        self, ledger_id: int, entries: int, length: int, wait_ms: int = 0
+    ) -> list[broker_pb2.EnsureLedgerResponse]:
         """Return all reports about a ledger."""
         request = broker_pb2.EnsureLedgerRequest(
-            topic=str(TOPIC), ledger_id=ledger_id, last_entry_id=entries - 1, length_bytes=length
+            topic=str(TOPIC), ledger_id=ledger_id, last_entry_id=entries - 1, length_bytes=length, wait_ms=wait_ms
         )
         return [one async for one in self.service.EnsureLedger(request, CALLER)]
 
@@ -150,6 +153,43 @@ async def test_a_close_that_the_source_hears_of_late_is_looked_for_soon(monkeypa
             await appended(rig, late)
         reports = asking.result()
         assert [reports[0].state, reports[-1].state] == [WAITING, COVERED]
+
+
+async def test_a_call_ends_when_its_caller_will_ask_again() -> None:
+    """A ledger that waits for long holds no call of its broker; who asks again hears the end of it."""
+    rig = ledger_rig(Rig().policy)
+    everything = await appended(rig, payloads(8))
+    late = payloads(15)[8:]
+    async with served(rig) as one:
+        await enabled(one.engine)
+        length = length_of(everything, 0) + sum(map(len, late[:2]))
+        for _ in range(3):
+            assert (await one.ensure(0, 10, length, wait_ms=1))[-1].state == WAITING
+        await appended(rig, late)
+        while (last := (await one.ensure(0, 10, length, wait_ms=1000))[-1]).state == WAITING:
+            pass
+        assert last.state == COVERED
+
+
+async def test_a_broker_that_asks_again_and_again_wishes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wish is written down; a later ledger is another one, and so is what has not come after a minute."""
+    wishes: list[int] = []
+
+    async def hurry(offloader: object, wanted: ClosedLedger, by: str) -> str:
+        wishes.append(wanted.ledger_id)
+        return ""
+
+    monkeypatch.setattr("offloaderd.rpc.broker.hurry", hurry)
+    rig = ledger_rig(Rig().policy)
+    await appended(rig, payloads(25))
+    async with served(rig) as one:
+        await enabled(one.engine)
+        for ledger_id in (0, 0, 1, 1, 0):
+            assert (await one.ensure(ledger_id, 10, 9, wait_ms=1))[-1].state == WAITING
+        assert wishes == [0, 1]
+        monkeypatch.setattr("offloaderd.rpc.broker.TOLD_S", 0.0)
+        await one.ensure(1, 10, 9, wait_ms=1)
+        assert wishes[2:] == [1] * len(wishes[2:]) != []
 
 
 async def test_another_ledger_than_bookkeepers_is_never_called_covered() -> None:
