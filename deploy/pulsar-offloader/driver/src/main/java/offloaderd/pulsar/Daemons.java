@@ -10,6 +10,7 @@ import io.grpc.SecurityLevel;
 import io.grpc.Status;
 import io.grpc.TlsChannelCredentials;
 import io.grpc.okhttp.OkHttpChannelBuilder;
+import io.grpc.stub.AbstractStub;
 import java.io.File;
 import java.io.IOException;
 import java.nio.file.Files;
@@ -44,7 +45,15 @@ final class Daemons implements AutoCloseable {
 
     private static final Logger LOG = LoggerFactory.getLogger(Daemons.class);
 
-    private record Where(Settings settings, String address) {}
+    /** Ledgers of one broker that ask their daemons at the same time; a daemon serves 256 calls of a connection. */
+    private static final int ASKING_MAX = 64;
+    /** Ledgers that are pushed at the same time: each may hold a few MiB that are read and not answered. */
+    private static final int PUSHING_MAX = 8;
+
+    /** What goes by a connection: no read ever waits for what is offloaded. */
+    private enum Kind { READS, OFFLOADS }
+
+    private record Where(Settings settings, String address, Kind kind) {}
 
     private record Made(ManagedChannel channel, List<String> files) {}
 
@@ -55,27 +64,47 @@ final class Daemons implements AutoCloseable {
             new ThreadFactoryBuilder().setNameFormat("offloaderd-timer").setDaemon(true).build(),
             new ThreadPoolExecutor.DiscardPolicy());
 
+    private final Turns asking = new Turns(ASKING_MAX, timer);
+    private final Turns pushing = new Turns(PUSHING_MAX, timer);
+
     /** Returns what runs things later; they have to be short. */
     ScheduledExecutorService timer() {
         return timer;
     }
 
-    /** Returns the ledger-wise calls of the daemon at an address. */
+    /** Returns the places of ledgers that ask whether they are offloaded. */
+    Turns asking() {
+        return asking;
+    }
+
+    /** Returns the places of ledgers that are pushed. */
+    Turns pushing() {
+        return pushing;
+    }
+
+    /** Returns the calls by which the daemon at an address is asked for what it has. */
     BrokerServiceGrpc.BrokerServiceStub ledgers(Settings settings, String address) {
-        BrokerServiceGrpc.BrokerServiceStub stub = BrokerServiceGrpc.newStub(channel(settings, address));
-        return settings.tokenFile().isEmpty() ? stub : stub.withCallCredentials(new Token(settings.tokenFile()));
+        return shown(settings, BrokerServiceGrpc.newStub(channel(settings, address, Kind.READS)));
     }
 
-    /** Returns the calls by which entries are pushed to the daemon at an address. */
+    /** Returns the calls by which it is asked to offload; they go by a connection of their own, as the next. */
+    BrokerServiceGrpc.BrokerServiceStub offloads(Settings settings, String address) {
+        return shown(settings, BrokerServiceGrpc.newStub(channel(settings, address, Kind.OFFLOADS)));
+    }
+
+    /** Returns the calls by which entries are pushed to it. */
     OffloadServiceGrpc.OffloadServiceStub pushes(Settings settings, String address) {
-        OffloadServiceGrpc.OffloadServiceStub stub = OffloadServiceGrpc.newStub(channel(settings, address));
+        return shown(settings, OffloadServiceGrpc.newStub(channel(settings, address, Kind.OFFLOADS)));
+    }
+
+    private static <S extends AbstractStub<S>> S shown(Settings settings, S stub) {
         return settings.tokenFile().isEmpty() ? stub : stub.withCallCredentials(new Token(settings.tokenFile()));
     }
 
-    private ManagedChannel channel(Settings settings, String address) {
+    private ManagedChannel channel(Settings settings, String address, Kind kind) {
         List<String> files = List.of(
                 seen(settings.trustCertsFile()), seen(settings.certFile()), seen(settings.keyFile()));
-        return channels.compute(new Where(settings, address), (where, made) -> {
+        return channels.compute(new Where(settings, address, kind), (where, made) -> {
             if (made != null && made.files.equals(files)) {
                 return made;
             }

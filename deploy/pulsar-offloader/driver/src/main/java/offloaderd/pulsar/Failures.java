@@ -44,16 +44,26 @@ final class Failures {
         if (cause instanceof ManagedLedgerException known) {
             return known;
         }
-        Status status = Status.fromThrowable(cause);
-        ErrorDetail detail = ErrorDetail.getDefaultInstance();
-        if (cause instanceof StatusRuntimeException answer && answer.getTrailers() != null) {
-            ErrorDetail found = answer.getTrailers().get(DETAIL);
-            detail = found != null ? found : detail;
-        }
+        ErrorDetail detail = detail(cause);
         String message = what + ": " + told(error) + (detail.getHint().isEmpty() ? "" : " (" + detail.getHint() + ")");
         return detail.getReason().equals(DELETED)
                 ? new ManagedLedgerException.LedgerNotExistException(message)
                 : new ManagedLedgerException(message);
+    }
+
+    /** Says whether a message was refused for its size: that is gRPC's own word, and none of a daemon that is busy. */
+    static boolean tooLarge(Throwable error) {
+        Throwable cause = root(error);
+        return Status.fromThrowable(cause).getCode() == Status.Code.RESOURCE_EXHAUSTED
+                && detail(cause).getReason().isEmpty();
+    }
+
+    private static ErrorDetail detail(Throwable cause) {
+        ErrorDetail found = null;
+        if (cause instanceof StatusRuntimeException answer && answer.getTrailers() != null) {
+            found = answer.getTrailers().get(DETAIL);
+        }
+        return found != null ? found : ErrorDetail.getDefaultInstance();
     }
 
     /** Says what went wrong; of a daemon that was not reached, what its connection failed of. */

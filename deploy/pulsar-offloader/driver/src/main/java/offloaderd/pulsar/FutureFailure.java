@@ -6,7 +6,7 @@ import java.util.concurrent.CompletionException;
 final class FutureFailure {
     private FutureFailure() {}
 
-    static CompletionException of(Exception error) {
+    static CompletionException of(Throwable error) {
         return new CompletionException(error);
     }
 }

@@ -1,10 +1,14 @@
 package offloaderd.pulsar;
 
-import io.grpc.stub.StreamObserver;
+import io.grpc.stub.ClientCallStreamObserver;
+import io.grpc.stub.ClientResponseObserver;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.concurrent.atomic.AtomicBoolean;
 import offloaderd.v1.Broker.EnsureLedgerRequest;
 import offloaderd.v1.Broker.EnsureLedgerResponse;
+import offloaderd.v1.Broker.EnsureState;
 import org.apache.bookkeeper.client.api.ReadHandle;
 import org.apache.bookkeeper.mledger.ManagedLedgerException;
 import org.slf4j.Logger;
@@ -13,11 +17,18 @@ import org.slf4j.LoggerFactory;
 /**
  * One closed ledger on its way: asks the daemon until it says that all of it is in the bucket and verified, goes to the
  * topic's owner, and pushes what the daemon cannot read. Whatever happens in between, asking again goes on with it.
+ *
+ * <p>A ledger that waits holds no call: the daemon answers within {@link #WAIT_MS}, and is asked again by a timer. Of a
+ * broker only so many ledgers ask or push at the same time ({@link Daemons}), those that are new first: mostly their
+ * data is there already. Whatever is thrown, on whichever thread, fails the offload; the broker repeats it.
  */
 final class Offload {
     private static final Logger LOG = LoggerFactory.getLogger(Offload.class);
+    private static final int WAIT_MS = 1_000;
     private static final long PAUSE_MS = 200;
     private static final long PAUSE_MS_MAX = 5_000;
+    /** What comes so long after the time was up came never: some callback was lost. */
+    private static final long BELT_MS = 10_000;
 
     private final Daemons daemons;
     private final Settings settings;
@@ -25,9 +36,10 @@ final class Offload {
     private final String topic;
     private final long deadlineNs;
     private final CompletableFuture<Integer> done = new CompletableFuture<>();
+    private volatile String hindrance = "the daemon did not say why";
+    private volatile Push push;
     private String address;
     private long pauseMs = PAUSE_MS;
-    private Push push;
 
     Offload(Daemons daemons, Settings settings, ReadHandle ledger, String topic) {
         this.daemons = daemons;
@@ -40,39 +52,72 @@ final class Offload {
 
     /** Begins; the answer is how many segments hold the ledger. */
     CompletableFuture<Integer> run() {
-        ask();
-        return done.whenComplete((segments, error) -> {
-            if (push != null) {
-                push.stop();
-            }
-        });
+        CompletableFuture<Integer> ended = done
+                .orTimeout(settings.offloadTimeout().toMillis() + BELT_MS, TimeUnit.MILLISECONDS)
+                .handle((segments, error) -> {
+                    if (push != null) {
+                        push.stop();
+                    }
+                    if (error != null) {
+                        throw FutureFailure.of(error instanceof TimeoutException ? late() : error);
+                    }
+                    return segments;
+                });
+        ask(true);
+        return ended;
     }
 
-    private void ask() {
-        EnsureLedgerRequest request = EnsureLedgerRequest.newBuilder()
-                .setTopic(topic)
-                .setLedgerId(ledger.getId())
-                .setLastEntryId(ledger.getLastAddConfirmed())
-                .setLengthBytes(ledger.getLength())
-                .build();
-        long leftNs = deadlineNs - System.nanoTime();
-        if (leftNs <= 0) {
-            done.completeExceptionally(new ManagedLedgerException(
-                    "not offloaded within " + settings.offloadTimeout().toSeconds() + " s: " + hindrance));
-            return;
+    private ManagedLedgerException late() {
+        return new ManagedLedgerException(
+                "not offloaded within " + settings.offloadTimeout().toSeconds() + " s: " + hindrance);
+    }
+
+    /** Runs what nobody else would hear of if it threw. */
+    private void guarded(Runnable step) {
+        try {
+            step.run();
+        } catch (Throwable error) {
+            LOG.warn("[{}] Ledger {}: the offload is given up", topic, ledger.getId(), error);
+            done.completeExceptionally(error);
         }
-        daemons.ledgers(settings, address)
-                .withDeadlineAfter(leftNs, TimeUnit.NANOSECONDS)
-                .ensureLedger(request, new Reports());
     }
 
-    private volatile String hindrance = "the daemon did not say why";
+    private void ask(boolean first) {
+        guarded(() -> daemons.asking().take(this::call, first));
+    }
+
+    private void call() {
+        Reports reports = new Reports();
+        try {
+            long leftNs = deadlineNs - System.nanoTime();
+            if (leftNs <= 0) {
+                done.completeExceptionally(late());
+            }
+            if (done.isDone()) {
+                reports.end(() -> { });
+                return;
+            }
+            EnsureLedgerRequest request = EnsureLedgerRequest.newBuilder()
+                    .setTopic(topic)
+                    .setLedgerId(ledger.getId())
+                    .setLastEntryId(ledger.getLastAddConfirmed())
+                    .setLengthBytes(ledger.getLength())
+                    .setWaitMs(WAIT_MS)
+                    .build();
+            daemons.offloads(settings, address)
+                    .withDeadlineAfter(leftNs, TimeUnit.NANOSECONDS)
+                    .ensureLedger(request, reports);
+        } catch (Throwable error) {
+            done.completeExceptionally(error);
+            reports.end(() -> { });
+        }
+    }
 
     private void again(String address) {
         this.address = address;
         long pause = pauseMs;
         pauseMs = Math.min(2 * pauseMs, PAUSE_MS_MAX);
-        daemons.timer().schedule(this::ask, pause, TimeUnit.MILLISECONDS);
+        daemons.timer().schedule(() -> ask(false), pause, TimeUnit.MILLISECONDS);
     }
 
     private void failed(Throwable error) {
@@ -92,32 +137,59 @@ final class Offload {
                 String owner = last.getOwnerAddress();
                 if (address.equals(settings.address()) && !address.equals(owner)) {
                     address = owner;
-                    ask();
+                    ask(true);
                 } else {
                     again(settings.address());
                 }
             }
-            case ENSURE_STATE_PUSH -> {
-                if (push != null) {
-                    push.stop();
-                }
-                push = new Push(daemons.pushes(settings, address), ledger, topic, settings.callTimeout());
-                push.run().whenComplete((pushed, error) -> {
-                    if (error == null) {
-                        pauseMs = PAUSE_MS;
-                        ask();
-                    } else {
-                        failed(error);
-                    }
-                });
-            }
+            case ENSURE_STATE_PUSH -> daemons.pushing().take(this::push, false);
             default -> again(address);
         }
     }
 
-    /** What the daemon tells of one call; the last report says what to do. */
-    private final class Reports implements StreamObserver<EnsureLedgerResponse> {
+    private void push() {
+        CompletableFuture<Void> pushed;
+        try {
+            if (done.isDone()) {
+                daemons.pushing().done();
+                return;
+            }
+            push = new Push(daemons.pushes(settings, address), ledger, topic, settings.callTimeout());
+            pushed = push.run();
+        } catch (Throwable error) {
+            pushed = CompletableFuture.failedFuture(new ManagedLedgerException(error));
+        }
+        pushed.whenComplete((nothing, error) -> {
+            daemons.pushing().done();
+            guarded(() -> {
+                if (error == null) {
+                    pauseMs = PAUSE_MS;
+                    ask(true);
+                } else {
+                    failed(error);
+                }
+            });
+        });
+    }
+
+    /** What the daemon tells of one call; the last report says what to do. Ends once, and gives its place back then. */
+    private final class Reports implements ClientResponseObserver<EnsureLedgerRequest, EnsureLedgerResponse> {
+        private final AtomicBoolean over = new AtomicBoolean();
+        private final long beganNs = System.nanoTime();
+        private ClientCallStreamObserver<EnsureLedgerRequest> call;
         private EnsureLedgerResponse last = EnsureLedgerResponse.getDefaultInstance();
+
+        void end(Runnable next) {
+            if (over.compareAndSet(false, true)) {
+                daemons.asking().done();
+                guarded(next);
+            }
+        }
+
+        @Override
+        public void beforeStart(ClientCallStreamObserver<EnsureLedgerRequest> started) {
+            call = started;
+        }
 
         @Override
         public void onNext(EnsureLedgerResponse report) {
@@ -125,16 +197,21 @@ final class Offload {
             if (!report.getMessage().isEmpty()) {
                 hindrance = report.getMessage();
             }
+            boolean held = System.nanoTime() - beganNs > TimeUnit.MILLISECONDS.toNanos(2 * WAIT_MS);
+            if (held && report.getState() == EnsureState.ENSURE_STATE_WAITING) { // a daemon of an older version
+                end(() -> again(address));
+                call.cancel("the ledger will be asked for again", null);
+            }
         }
 
         @Override
         public void onError(Throwable error) {
-            failed(error);
+            end(() -> failed(error));
         }
 
         @Override
         public void onCompleted() {
-            react(last);
+            end(() -> react(last));
         }
     }
 }

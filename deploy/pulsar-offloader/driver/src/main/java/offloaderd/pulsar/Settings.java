@@ -3,18 +3,27 @@ package offloaderd.pulsar;
 import java.io.File;
 import java.io.IOException;
 import java.time.Duration;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.TreeSet;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.stream.IntStream;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
- * How the daemon is reached and how patient to be. A setting is named {@code managedLedgerOffloadExtraConfigNAME} in
- * broker.conf, {@code NAME} in the extra configuration of a namespace's policies, and {@code -Doffloaderd.NAME} for the
- * broker's JVM. A file that is not named is empty. Times are whole seconds.
+ * How the daemon is reached and how patient to be. A setting is named {@code managedLedgerOffloadExtraConfigoffloaderdNAME}
+ * in broker.conf, {@code offloaderdNAME} in the extra configuration of a namespace's policies, and
+ * {@code -Doffloaderd.NAME} for the broker's JVM. A file that is not named is empty. Times are whole seconds.
+ *
+ * <p>A broker hands the same extra configuration to every driver: what has not our prefix is another's, except for our
+ * names alone, as they were before there was a prefix. What has it is ours, so a name that is none is refused.
  *
  * <p>Policies are written by whoever administers a namespace, and the broker reads files and sends its token for it: so
- * they set patience and sizes alone, unless the broker says {@code NamespaceAddresses=true}.
+ * they set patience and sizes alone, unless the broker says {@code NamespaceAddresses=true}. A value that is the
+ * broker's own changes nothing: since 4.2 a broker gives its extra configuration to every namespace.
  */
 record Settings(
         String address,
@@ -28,7 +37,15 @@ record Settings(
         Duration offloadTimeout,
         int readAheadBytes) {
 
-    private static final String PROPERTY = "offloaderd.";
+    private static final Logger LOG = LoggerFactory.getLogger(Settings.class);
+    private static final String PREFIX = "offloaderd";
+    private static final String PROPERTY = PREFIX + ".";
+    /** Where libraries that are renamed within the driver look for theirs. */
+    private static final String SHADED = PROPERTY + "shaded.";
+    private static final int TYPOS_MAX = 3;
+    /** What was told already, by namespaces that name what they like. */
+    private static final int IGNORED_MAX = 1_000;
+    private static final Set<String> IGNORED = ConcurrentHashMap.newKeySet();
     private static final String ANY_OF_NAMESPACE = "NamespaceAddresses";
     private static final Map<String, String> OF_BROKER = Map.of(
             "Address", "127.0.0.1:7650",
@@ -41,7 +58,7 @@ record Settings(
     private static final Map<String, String> OF_NAMESPACE = Map.of(
             "CallTimeoutSeconds", "30",
             "ReadTimeoutSeconds", "60",
-            "OffloadTimeoutSeconds", "3600",
+            "OffloadTimeoutSeconds", "120",
             "ReadAheadBytes", "8388608");
 
     /**
@@ -54,19 +71,13 @@ record Settings(
         Set<String> mistakes = new TreeSet<>();
         Map<String, String> values = new TreeMap<>(OF_BROKER);
         values.putAll(OF_NAMESPACE);
-        values.replaceAll((name, value) -> System.getProperty(PROPERTY + name, value));
-        broker.forEach((name, value) -> {
-            if (values.replace(name, value.trim()) == null) {
-                mistakes.add("there is no setting " + name);
-            }
-        });
+        values.putAll(own(ofJvm(), values.keySet(), mistakes));
+        values.putAll(own(broker, values.keySet(), mistakes));
         boolean any = Boolean.parseBoolean(values.get(ANY_OF_NAMESPACE));
-        namespace.forEach((name, value) -> {
-            if (!values.containsKey(name)) {
-                mistakes.add("there is no setting " + name);
-            } else if (OF_NAMESPACE.containsKey(name) || (any && !name.equals(ANY_OF_NAMESPACE))) {
-                values.put(name, value.trim());
-            } else {
+        own(namespace, values.keySet(), mistakes).forEach((name, value) -> {
+            if (OF_NAMESPACE.containsKey(name) || (any && !name.equals(ANY_OF_NAMESPACE))) {
+                values.put(name, value);
+            } else if (!value.equals(values.get(name))) {
                 mistakes.add(name + " is the broker's to say, not a namespace's: set it in broker.conf or by -D" + PROPERTY
                         + name + (any ? "" : ", or let namespaces set it by -D" + PROPERTY + ANY_OF_NAMESPACE + "=true"));
             }
@@ -96,9 +107,73 @@ record Settings(
         }
         if (!mistakes.isEmpty()) {
             throw new IOException("offloaderd's driver cannot work as it is configured: " + String.join("; ", mistakes)
-                    + " (settings are " + String.join(", ", values.keySet()) + ")");
+                    + " (settings are " + PREFIX + String.join(", " + PREFIX, values.keySet()) + ")");
         }
         return settings;
+    }
+
+    /** Returns what the JVM was started with. */
+    private static Map<String, String> ofJvm() {
+        Map<String, String> said = new TreeMap<>();
+        for (String name : System.getProperties().stringPropertyNames()) {
+            if (name.startsWith(PROPERTY) && !name.startsWith(SHADED)) {
+                said.put(name, System.getProperty(name));
+            }
+        }
+        return said;
+    }
+
+    /** Returns what is said to this driver, by the names alone; notes names that can only be meant for it and are none. */
+    private static Map<String, String> own(Map<String, String> said, Set<String> known, Set<String> mistakes) {
+        Map<String, String> bare = new TreeMap<>();
+        Map<String, String> prefixed = new TreeMap<>();
+        Set<String> foreign = new TreeSet<>();
+        said.forEach((full, value) -> {
+            boolean ours = full.regionMatches(true, 0, PREFIX, 0, PREFIX.length());
+            String name = ours ? full.substring(PREFIX.length()).replaceFirst("^\\.", "") : full;
+            if (known.contains(name)) {
+                (ours ? prefixed : bare).put(name, value.trim());
+            } else {
+                String meant = closest(name, known);
+                (ours ? mistakes : foreign).add((ours ? "there is no setting " : "") + full
+                        + (meant.isEmpty() ? "" : ", did you mean " + PREFIX + meant + "?"));
+            }
+        });
+        if (!foreign.isEmpty() && IGNORED.size() < IGNORED_MAX && IGNORED.add(foreign.toString())) {
+            LOG.info("Settings of other drivers are ignored: {} (ours begin with {})",
+                    String.join("; ", foreign).replaceAll("\\p{Cntrl}", "?"), PREFIX);
+        }
+        bare.putAll(prefixed);
+        return bare;
+    }
+
+    /** Returns the one of some names that somebody may have meant, empty for none. */
+    private static String closest(String name, Set<String> known) {
+        String found = "";
+        int least = TYPOS_MAX + 1;
+        for (String one : known) {
+            int typos = typos(name.toLowerCase(Locale.ROOT), one.toLowerCase(Locale.ROOT));
+            if (typos < least) {
+                least = typos;
+                found = one;
+            }
+        }
+        return found;
+    }
+
+    /** Counts the characters to be added, left out or changed to make one word of another. */
+    private static int typos(String from, String to) {
+        int[] row = IntStream.rangeClosed(0, to.length()).toArray();
+        for (int i = 1; i <= from.length(); i++) {
+            int diagonal = row[0];
+            row[0] = i;
+            for (int j = 1; j <= to.length(); j++) {
+                int changed = diagonal + (from.charAt(i - 1) == to.charAt(j - 1) ? 0 : 1);
+                diagonal = row[j];
+                row[j] = Math.min(changed, 1 + Math.min(row[j], row[j - 1]));
+            }
+        }
+        return row[to.length()];
     }
 
     private static String readable(Map<String, String> values, String name, Set<String> mistakes) {
