@@ -18,6 +18,7 @@ from offloaderd.objects import look, marker
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.upkeep import references, stored
 from offloaderd.upkeep.abandoned import AbandonedTrash
+from offloaderd.upkeep.disabled import DisabledAttempts
 from offloaderd.upkeep.finds import ALARMS, RUBBISH, Find, Kind, Verdict
 from offloaderd.upkeep.judge import Judge, Judgement, foreign
 from offloaderd.upkeep.stored import KINDS, Counts, StoredSegment
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from uuid import UUID
 
+    from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.keys import SegmentKeys
     from offloaderd.objects.port import ObjectInfo, SegmentStore, UploadInfo
@@ -40,13 +42,17 @@ BATCH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How one collection goes; `now_ms` is the service's time, `also` what goes though it would raise an alarm."""
+    """How one collection goes; `now_ms` is the service's time, `also` what goes though it would raise an alarm.
+
+    `source` is where entries can be read that are not offloaded yet.
+    """
 
     sites: Sequence[Site]
     grace_s: float
     apply: bool
     now_ms: int
     also: AbstractSet[UUID] = frozenset()
+    source: LedgerSource | None = None
 
     def age_s(self, stored_ms: int) -> float:
         """Return how old something is by the store's clock."""
@@ -112,6 +118,10 @@ class Collection:
         trash = AbandonedTrash(self._objects, self._metadata, self._rules)
         async with aclosing(trash.finds(after, self._summary)) as abandoned:
             async for find in abandoned:
+                yield find
+        attempts = DisabledAttempts(self._objects, self._metadata, self._rules)
+        async with aclosing(attempts.finds(after, self._summary)) as disabled:
+            async for find in disabled:
                 yield find
 
     async def _check_places(self) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.clock import Clock
+    from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metrics import Metrics
     from offloaderd.objects.port import SegmentStore
@@ -55,13 +56,22 @@ class Collector:
     """Compares and deletes in all sites of a cluster; one collection at a time."""
 
     def __init__(
-        self, objects: SegmentStore, metadata: MetadataStore, sites: Sequence[Site], *, clock: Clock, metrics: Metrics
+        self,
+        objects: SegmentStore,
+        metadata: MetadataStore,
+        sites: Sequence[Site],
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        source: LedgerSource | None = None,
     ) -> None:
+        """Collect in `sites`; without a `source` no entry can be read again that is not offloaded."""
         self._objects = objects
         self._metadata = metadata
         self._sites = sites
         self._clock = clock
         self._metrics = metrics
+        self._source = source
         self._busy = False
 
     async def collect(
@@ -81,7 +91,14 @@ class Collector:
         started = self._clock.monotonic()
         outcome, alarms = "failed", Alarms()
         try:
-            rules = Rules(sites=self._sites, grace_s=grace_s, apply=apply, now_ms=await self._now_ms(), also=also)
+            rules = Rules(
+                sites=self._sites,
+                grace_s=grace_s,
+                apply=apply,
+                now_ms=await self._now_ms(),
+                also=also,
+                source=self._source,
+            )
             async with aclosing(Collection(self._objects, self._metadata, rules, summary).finds()) as finds:
                 async for find in finds:
                     summary.count(find)

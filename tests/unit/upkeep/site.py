@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import LedgerEnd, Loss
@@ -71,12 +72,18 @@ class Ground:
         self.objects: SegmentStore = self.memory
         self.metadata: MetadataStore = self.tree.connect()
         self.metrics = Metrics()
+        self.source: LedgerSource | None = None
 
     def collector(self, *, objects: SegmentStore | None = None, metadata: MetadataStore | None = None) -> Collector:
         """Return a collector of this site."""
         site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
         return Collector(
-            objects or self.objects, metadata or self.metadata, [site], clock=self.clock, metrics=self.metrics
+            objects or self.objects,
+            metadata or self.metadata,
+            [site],
+            clock=self.clock,
+            metrics=self.metrics,
+            source=self.source,
         )
 
     async def collect(
