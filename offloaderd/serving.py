@@ -139,8 +139,7 @@ def assemble(
         duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber.run},
     )
     reader = _reader(settings, engine, ledgers, clock, keeper)
-    sites, source = wiring.sites(settings), ledgers.source
-    gc = Collector(objects, metadata, sites, clock=clock, metrics=metrics, source=source)
+    gc = Collector(objects, metadata, wiring.sites(settings), clock=clock, metrics=metrics, source=ledgers.source)
     session_s, surroundings = settings.metadata.session_timeout_s, wiring.surroundings(settings)
     registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
     reads = _reads(settings, reader, metrics)

@@ -8,6 +8,7 @@ grace age later. What only the attempt has is left: entries that the source has 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -26,7 +27,7 @@ from offloaderd.upkeep.finds import Find, Kind, Verdict
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from offloaderd.metadata.port import MetadataStore, Step
+    from offloaderd.metadata.port import MetadataStore, Step, Versioned
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import TopicName
     from offloaderd.objects.port import SegmentStore
@@ -75,19 +76,15 @@ class DisabledAttempts:
         if (attempt.bucket, attempt.keys.prefix) not in {(one.bucket, one.prefix) for one in self._rules.sites}:
             summary.elsewhere += 1
             return None
-        kind, verdict, reason = Kind.UPLOAD, Verdict.DELETE, DISABLED
+        verdict, reason = Verdict.DELETE, DISABLED
         if epoch is None or policy is None:
             doubt = doubt or "no daemon ever owned the topic"
         doubt = doubt or await self._doubt(topic, attempt)
         if doubt:
             verdict, reason = Verdict.KEEP, f"an open segment of a topic that is not offloaded; it stays: {doubt}"
         elif self._rules.apply and epoch is not None and policy is not None:
-            before = epoch_record.decode(epoch.value, path=paths.epoch(topic))
-            raised = epoch_record.Epoch(
-                epoch=before.epoch + 1, daemon_id=before.daemon_id, claimed_ms=before.claimed_ms
-            )
             steps: list[Step] = [
-                Replace(paths.epoch(topic), epoch_record.encode(raised), epoch.version),
+                _raised(topic, epoch),
                 Check(paths.policy(topic), policy.version),
                 Delete(paths.attempt(topic), node.version),
                 Create(paths.trash_record(topic, attempt.segment_id), trash_record.encode(self._trash(attempt))),
@@ -95,7 +92,7 @@ class DisabledAttempts:
             verdict, reason = await self._given_up(topic, steps)
         return Find(
             key=attempt.keys.data,
-            kind=kind,
+            kind=Kind.UPLOAD,
             verdict=verdict,
             reason=reason,
             age_s=self._rules.age_s(attempt.assigned_ms),
@@ -160,3 +157,10 @@ class DisabledAttempts:
             prefix=attempt.keys.prefix,
             ledger_id=attempt.ledger_id,
         )
+
+
+def _raised(topic: TopicName, epoch: Versioned) -> Step:
+    """Return the step that begins another epoch of a topic, as a claim does."""
+    path = paths.epoch(topic)
+    before = epoch_record.decode(epoch.value, path=path)
+    return Replace(path, epoch_record.encode(replace(before, epoch=before.epoch + 1)), epoch.version)
