@@ -38,6 +38,10 @@ class Bucket(MemoryStore):
         """Return all keys."""
         return sorted(self._objects)
 
+    def deployment(self, key: str) -> str:
+        """Return which deployment stored an object."""
+        return self._objects[key][0].metadata.get(keys.DEPLOYMENT_KEY, "")
+
     def stored_ms(self, key: str) -> int:
         """Return when an object was stored."""
         return self._objects[key][0].modified_ms
@@ -81,6 +85,12 @@ class BucketClient:
         self._wire = Wire(world, process, "s3")
         self._rng = world.chance.stream(f"rot of {process.name}")
         self._listed: dict[str, set[tuple[int, str]]] = {}
+        self._begun: set[str] = set()
+
+    @property
+    def begun(self) -> frozenset[str]:
+        """The uploads that this process has begun."""
+        return frozenset(self._begun)
 
     def at(self, bucket: str) -> BucketClient:
         """See SegmentStore."""
@@ -152,6 +162,7 @@ class BucketClient:
             f"create_upload {key}", lambda: instantly(self._bucket.create_upload(key, metadata=metadata)), write=True
         )
         self._listed[upload_id] = set()
+        self._begun.add(upload_id)
         return upload_id
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:

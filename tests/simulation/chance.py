@@ -30,6 +30,7 @@ EVENTS = (
     "clock jump",
     "misled",
     "restore",
+    "second deployment",
     "s3 outage",
     "s3 full",
     "s3 denied",

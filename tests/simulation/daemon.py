@@ -8,8 +8,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from offloaderd.errors import Conflict, OffloaderError, first_of
+from offloaderd.errors import Conflict, IdentityRefused, OffloaderError, first_of
 from offloaderd.format.head import PlaceMarker
+from offloaderd.metadata import paths
 from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records.daemon import DaemonNode
@@ -45,9 +46,10 @@ from tests.simulation.zookeeper import SESSION_TIMEOUT_S, ZooKeeper
 if TYPE_CHECKING:
     from offloaderd.offload.supervisor import Duty
     from tests.simulation.world import World
+    from tests.simulation.zookeeper import Tree
 
 CLUSTER = "simulated"
-DEPLOYMENT = UUID(int=1)
+DEPLOYMENT, ANOTHER_DEPLOYMENT = UUID(int=1), UUID(int=2)
 SITES = tuple(Site(cluster=CLUSTER, bucket=BUCKET, prefix=one) for one in PREFIXES)
 PROBE_S = 5.0
 IMPAIRED_S = 8.0
@@ -84,11 +86,13 @@ class SimClock:
 
 
 class SimDaemon:
-    """A daemon under one id, through all its runs."""
+    """A daemon under one id, through all its runs; with a tree of its own it is another deployment's."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, *, tree: Tree | None = None) -> None:
         self.name = name
         self.runs = 0
+        self._tree = tree
+        self._deployment = ANOTHER_DEPLOYMENT if tree is not None else DEPLOYMENT
         self._world = world
         self.process: Process | None = None
         self.offset_ms = 0
@@ -108,7 +112,7 @@ class SimDaemon:
         process = self.process = Process(world.loop, f"{self.name}{self.runs}")
         self.clock = SimClock(world, f"{self.name}/{self.runs}")
         self.clock.offset_ms = self.offset_ms
-        self.zookeeper = ZooKeeper(world, process)
+        self.zookeeper = ZooKeeper(world, process, self._tree)
         self.source = Source(world, process, self.misled)
         self.bucket = BucketClient(world, process)
         options = world.options
@@ -127,7 +131,7 @@ class SimDaemon:
             metadata=self.zookeeper,
             source=source,
             known_source=self.known if source is not None else None,
-            deployment_id=str(DEPLOYMENT),
+            deployment_id=str(self._deployment),
             uplink=uplink,
             pool=BufferPool(options.buffer_bytes),
             layout=options.layout,
@@ -275,7 +279,7 @@ class SimDaemon:
                 break
             except Conflict as error:
                 self._world.trace(self.name, f"not registered: {error}")
-        made = Deployment(deployment_id=DEPLOYMENT, made_ms=self.clock.wall_ms(), made_by=self.name)
+        made = Deployment(deployment_id=self._deployment, made_ms=self.clock.wall_ms(), made_by=self.name)
         await until_answered(self.clock, lambda: ensure_deployment(self.zookeeper, made))
         await until_answered(self.clock, self.known.begin)
         async with self.reader, asyncio.TaskGroup() as group:
@@ -299,6 +303,18 @@ class SimDaemon:
                     self._world.oracle.fail("P1", f"the collector finds {_told(find)}")
                 else:
                     self._world.trace(self.name, f"found {_told(find)}")
+
+    async def collects_nothing(self) -> None:
+        """See that it collects nothing, and says whose the place is: it is another deployment's."""
+        if self._tree is None or paths.IDENTITY not in self._tree.nodes:
+            return
+        try:
+            await self.collect(grace_s=0.0)
+        except IdentityRefused as error:
+            if str(DEPLOYMENT) not in str(error):
+                self._world.oracle.fail("P5", f"{self.name} does not say who is there: {error}")
+            return
+        self._world.oracle.fail("P5", f"{self.name} collects in a place of another deployment")
 
     async def mark_again(self) -> None:
         """Take all places over, as `offloadctl identity accept --place` does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from offloaderd.errors import OffloaderError
@@ -10,18 +11,22 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OffloadMethod
+from offloaderd.objects import keys
 from offloaderd.offload import grant_records
 from tests.simulation.bookies import HISTORIES
 from tests.simulation.bucket import PREFIXES
+from tests.simulation.daemon import CLUSTER, SimDaemon
+from tests.simulation.zookeeper import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from offloaderd.model import TopicName
-    from tests.simulation.daemon import SimDaemon
     from tests.simulation.world import World
 
 CONDITIONS = ("s3 outage", "s3 full", "s3 denied", "s3 expired", "s3 slow", "s3 throttling", "bucket missing")
+AWAITED = ("misled", "restore", "second deployment")
+"""Events that need something to be committed before them."""
 DAY_MS = 86_400_000
 SNAPSHOTS = 12
 """States of the tree that are looked at for one to go back to."""
@@ -90,7 +95,7 @@ class Nemesis:
         world, rng = self._world, self._rng
         world.faults.count(event)
         world.trace("fate", f"{event} ({daemon.name})")
-        if event in {"misled", "restore"}:
+        if event in AWAITED:
             self._begin(self._once_possible(event))
         elif event == "crash":
             daemon.crash()
@@ -135,7 +140,7 @@ class Nemesis:
 
     async def _once_possible(self, event: str) -> None:
         """Let something happen as soon as it can: the run lasts a while longer for it."""
-        happen = self._mislead if event == "misled" else self._restore
+        happen = {"misled": self._mislead, "restore": self._restore, "second deployment": self._second}[event]
         if event in self.waiting or (event == "misled" and self._world.options.push != "no"):
             return
         self.waiting.add(event)
@@ -190,6 +195,40 @@ class Nemesis:
         for daemon in world.daemons:
             world.loop.in_world(rng.choice([0.1, 2.0]), self._start, daemon)
         return True
+
+    def _second(self) -> bool:
+        """Start a daemon of another deployment, which has the same names of everything and metadata of its own.
+
+        After the first one: who reads neither marker nor head, because they are damaged, cannot know of it.
+        """
+        world, names = self._world, self._world.bucket.names()
+        marked = all(keys.marker(prefix, CLUSTER) in names for prefix in PREFIXES)
+        known = [world.oracle.maps.get(topic) for topic in world.topics]
+        if not marked or not all(found and found.segments for found in known):
+            return False
+        if world.second is None and not world.faults.rotten and not world.faults.garbled:
+            world.faults.count("two deployments")
+            world.second = SimDaemon(world, "Z", tree=Tree(world, watched=False))
+            world.second.start()
+            self._begin(self._both(world.second))
+        return True
+
+    async def _both(self, second: SimDaemon) -> None:
+        """Have the second one offload and collect what it finds, until the world heals."""
+        enabled: set[TopicName] = set()
+        while self._world.faults.on:
+            for topic in self._world.topics:
+                try:
+                    policy = TopicPolicy(enabled=True)
+                    if topic not in enabled and await self._world.within(
+                        second, partial(second.engine.enable, topic, policy)
+                    ):
+                        enabled.add(topic)
+                    await self._world.within(second, second.collects_nothing)
+                except OffloaderError as error:
+                    self._world.trace("user", f"of the second deployment: {error}")
+            await asyncio.sleep(self._rng.uniform(0.2, 2.0))  # noqa: TID251 - the loop's own time
+        second.crash()
 
     def _lead_back(self, daemon: SimDaemon) -> None:
         if daemon.misled:

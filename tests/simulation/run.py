@@ -81,12 +81,13 @@ def _bury(world: World, life: asyncio.Task[None]) -> None:
     """End what is left of a run, so that nothing of it lives on in the next."""
     loop = world.loop
     world.faults.on = False
-    for daemon in world.daemons:
+    daemons = [*world.daemons, *([world.second] if world.second is not None else [])]
+    for daemon in daemons:
         daemon.crash()
         daemon.reap()
     life.cancel()
     loop.call_later(60.0, loop.stop)
-    left = [task for daemon in world.daemons for task in daemon.tasks()] + [life]
+    left = [task for daemon in daemons for task in daemon.tasks()] + [life]
 
     async def ended() -> None:
         await asyncio.wait(left)

@@ -20,7 +20,7 @@ from tests.simulation import rebuilding
 from tests.simulation.bookies import Ledgers
 from tests.simulation.bucket import PREFIXES, Bucket, parsed
 from tests.simulation.chance import Chance, Faults, Rng
-from tests.simulation.daemon import CLUSTER, SITES, SimDaemon
+from tests.simulation.daemon import ANOTHER_DEPLOYMENT, CLUSTER, SITES, SimDaemon
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.operator import Operator
@@ -95,6 +95,8 @@ class World:
         self.ledgers = Ledgers(self)
         self.topics = [TopicName.parse(f"t/n/{name}") for name in ("one", "two")[: self.options.topics]]
         self.daemons = [SimDaemon(self, name) for name in ("A", "B", "C")[: self.options.daemons]]
+        self.second: SimDaemon | None = None
+        """The daemon of another deployment with the same names of everything, if there was one."""
         self.operator = Operator(self)
         self._rng = self.chance.stream("workload")
         self.writing = True
@@ -393,6 +395,8 @@ class World:
     def _ours(self, upload: UploadInfo) -> bool:
         """Whether an open upload began after its place was marked: of others nobody knows whose they are."""
         key = keys.marker(next(one for one in sorted(PREFIXES, reverse=True) if upload.key.startswith(one)), CLUSTER)
+        if self.second is not None and upload.upload_id in self.second.bucket.begun:
+            return False
         return key in self.bucket.names() and upload.initiated_ms >= self.bucket.stored_ms(key)
 
     def _check_leftovers(self) -> None:
@@ -410,5 +414,7 @@ class World:
         if bare := [topic for topic, found in maps.items() if found.segments and not heads[topic]]:
             self.oracle.fail("P5", f"the bucket does not say how far {bare[0]} is")
         held = held.union(*heads.values(), {keys.marker(prefix, CLUSTER) for prefix in PREFIXES})
-        if left := [*(names - held), *(upload.key for upload in self.bucket.uploads() if self._ours(upload))]:
+        theirs = {name for name in names if self.bucket.deployment(name) == str(ANOTHER_DEPLOYMENT)}
+        uploads = [upload.key for upload in self.bucket.uploads() if self._ours(upload)]
+        if left := [*(names - held - theirs), *uploads]:
             self.oracle.fail("P5", f"nobody refers to {sorted(left)}, and one collection left it")

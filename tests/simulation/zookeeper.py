@@ -46,9 +46,11 @@ class _State(NamedTuple):
 class Tree(MemoryTree):
     """The nodes and their past: what servers that lag behind still show."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, watched: bool = True) -> None:
         super().__init__()
         self._world = world
+        self._watched = watched
+        """Whether the model looks at it: it is that of the deployment whose topics these are."""
         self.history = [_State(0.0, self._nodes, set())]
         self.clients: list[ZooKeeper] = []
         self.writer = ""
@@ -118,7 +120,8 @@ class Tree(MemoryTree):
         self.history.append(_State(self._world.loop.time(), nodes, {*changed, *listed}))
         for client in self.clients:
             client.changed()
-        self._world.oracle.changed(changed, before, nodes, self.writer)
+        if self._watched:
+            self._world.oracle.changed(changed, before, nodes, self.writer)
 
 
 def _is_below(path: str, folder: str) -> bool:
@@ -136,10 +139,10 @@ class _Watch:
 class ZooKeeper:
     """One process's MetadataStore."""
 
-    def __init__(self, world: World, process: Process) -> None:
+    def __init__(self, world: World, process: Process, tree: Tree | None = None) -> None:
         self._world = world
         self._loop = world.loop
-        self._tree = world.tree
+        self._tree = tree or world.tree
         self._process = process
         self._rng = world.chance.stream(f"zk of {process.name}")
         self._session: StoreSession | None = None
