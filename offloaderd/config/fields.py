@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from offloaderd.config.kinds import Shape, SizeMark
 from offloaderd.config.section import Section
 from offloaderd.config.sections import Settings
-from offloaderd.config.units import format_bytes
+from offloaderd.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

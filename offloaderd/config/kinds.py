@@ -9,10 +9,10 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from offloaderd.access.rights import Grant
-from offloaderd.config.units import parse_bytes
 from offloaderd.errors import InvalidInput
 from offloaderd.log_modules import parsed_levels
 from offloaderd.model import ReadPriority
+from offloaderd.units import parse_bytes, parse_seconds
 
 
 class SizeMark:
@@ -31,6 +31,13 @@ def _priority(value: object) -> object:
         return ReadPriority.parse(value) if isinstance(value, str) else value
     except InvalidInput as error:
         raise ValueError(error.message) from error
+
+
+def _seconds(value: object) -> object:
+    """Read a duration given as text; plain numbers, negative ones among them, are judged as numbers."""
+    if not isinstance(value, str) or re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value.strip(), re.IGNORECASE):
+        return value
+    return parse_seconds(value)
 
 
 def _absent(value: object) -> object:
@@ -61,7 +68,7 @@ def _levels(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), SizeMark()]
-Seconds = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(allow_inf_nan=False)]
 Amount = Annotated[float, Field(allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Priority = Annotated[ReadPriority, BeforeValidator(_priority)]

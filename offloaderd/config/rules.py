@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from offloaderd.config.rules_access import Broken, access_rules, both_or_neither
 from offloaderd.config.rules_tracing import tracing_rules
-from offloaderd.config.units import format_bytes
 from offloaderd.model import ENTRY_BYTES_MAX, OutagePolicy, TierRetention
+from offloaderd.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

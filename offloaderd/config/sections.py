@@ -3,7 +3,8 @@
 Settings are values and hold no component. Constructing them reads neither file nor environment; `loading.py` does.
 Fields check themselves; what concerns two of them is in `rules.py`. Those of the ledger source are in
 `sections_source.py`. configs/offloaderd.toml and docs/settings.md
-are generated from these fields. Sizes are bytes (`Bytes` reads "64MiB"), durations are seconds.
+are generated from these fields. Sizes are bytes (`Bytes` reads "64MiB"), durations are
+seconds (`Seconds` reads "10min"); units.py reads both.
 """
 
 from __future__ import annotations

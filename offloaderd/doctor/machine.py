@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloaderd.config.units import format_bytes
 from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
+from offloaderd.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import InvalidInput
 from offloaderd.model import HistoryOrder, OffloadMethod, OutagePolicy, ReadPriority, TierRetention
 from offloaderd.policy.policies import OFF
+from offloaderd.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,13 +27,6 @@ MINUTE_S, DAY_S = 60, 86_400
 INT_MAX = 2**63 - 1
 TIME_MAX_S = 3650 * DAY_S
 """Ten years; more is a forgotten unit."""
-
-SIZES = {"": 1, "K": KiB, "M": MiB, "G": 2**30, "T": TiB}
-TIMES = {"MS": Fraction(1, 1000)} | {
-    unit: Fraction(seconds)
-    for unit, seconds in {"": 1, "S": 1, "M": MINUTE_S, "MIN": MINUTE_S, "H": 3600, "D": DAY_S, "W": 7 * DAY_S}.items()
-}
-_NUMBER = re.compile(r"\s*(-?[0-9]{1,20}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,3})\s*")
 
 
 class Kind(StrEnum):
@@ -128,22 +122,14 @@ class Field:
     def _number(self, text: str, scale: Fraction) -> int | float | None:
         if self.off and text.strip().lower() in {"off", "never"}:
             return OFF if self.kind is Kind.BYTES else float(OFF)
-        match = _NUMBER.fullmatch(text)
-        if match is None:
+        negative = self.off and text.strip().startswith("-")
+        number = text.strip()[1:] if negative else text
+        try:
+            read = parse_bytes if self.kind is Kind.BYTES else parse_seconds
+            value = read(number, bare=scale)
+        except ValueError:
             return None
-        unit = match[2].upper()
-        factor: Fraction | int | None
-        if self.kind is Kind.BYTES:
-            unit = unit.removesuffix("B").removesuffix("I")
-            factor = SIZES.get(unit)
-        else:
-            factor = TIMES.get(unit)
-        if factor is None:
-            return None
-        number = Fraction(match[1]) * (factor if match[2] else scale)
-        if self.kind is Kind.SECONDS:
-            return float(number)
-        return int(number) if number.denominator == 1 else None
+        return -value if negative else value
 
 
 def _retention(text: str) -> TierRetention:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from offloaderd.config import check
-from offloaderd.config.units import parse_bytes
 from offloaderd.errors import InvalidConfig, InvalidInput
 from offloaderd.format.transactions import Transactions
 from offloaderd.model import Position, TopicName
@@ -27,6 +26,7 @@ from offloaderd.spark.source_share import Task
 from offloaderd.spark.source_wanted import Wanted, to_ms
 from offloaderd.spark.value_decode import ValueDecoder
 from offloaderd.spark.value_schema import read_schema
+from offloaderd.units import parse_bytes
 from offloaderd.wiring import s3_options
 
 if TYPE_CHECKING:

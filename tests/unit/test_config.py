@@ -31,9 +31,9 @@ from offloaderd.config.rules import broken_rules
 from offloaderd.config.rules_access import is_loopback
 from offloaderd.config.sections_outage import OutageSettings, SpillSettings
 from offloaderd.config.sections_retention import RetentionSettings
-from offloaderd.config.units import format_bytes, parse_bytes
 from offloaderd.errors import InvalidConfig
 from offloaderd.model import OutagePolicy, ReadPriority, TierRetention
+from offloaderd.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -161,7 +161,7 @@ class TestMistakes:
             "o.toml: objects.bukcet: no such setting; did you mean objects.bucket?",
             "o.toml: grpc.port = 70000: out of range; allowed: 0 to 65_535",
             'environment OFFLOADERD__OFFLOAD__PART_BYTES = "3XB": not a size: write a whole number of bytes or one '
-            'with a unit, such as "64MiB"; allowed: 64KiB to 5GiB',
+            'with a unit, such as "64MiB" or "256MB"; allowed: 64KiB to 5GiB',
             'o.toml: log.level = "inof": did you mean info?; allowed: one of debug, info, warning, error',
             "o.toml: grpc.host: grpc.host = '0.0.0.0' opens the API to others without encryption or authentication: "
             "use 127.0.0.1, set tls.client_ca_file or a key for tokens, or set grpc.insecure_elsewhere = true if the "

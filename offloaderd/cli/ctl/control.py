@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.cli.ctl.quantities import DURATION
 from offloaderd.log_modules import LEVELS
 
 if TYPE_CHECKING:
@@ -18,22 +18,6 @@ if TYPE_CHECKING:
     from offloaderd.rpc.v1 import control_pb2
 
 DEFAULT_FOR = "10m"
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-
-
-class ForParam(click.ParamType[float]):
-    """A time: 30s, 10m, 2h, 1d."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
-        """Parse a time > 0 into seconds, or fail with what one looks like."""
-        if isinstance(value, float):
-            return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value.strip())
-        if found is None or not float(found[1]):
-            self.fail(f"not a time: {value!r}; write 30s, 10m, 2h or 1d", param, ctx)
-        return float(found[1]) * UNITS[found[2] or "s"]
 
 
 @click.command("reload", short_help="Have a daemon read its settings again.")
@@ -85,7 +69,7 @@ async def _reload(session: Session, *, dry_run: bool) -> None:
 @click.command("log-level", short_help="Have a module log more, or less, for a while.")
 @click.argument("module", required=False)
 @click.argument("level", type=click.Choice(LEVELS), required=False)
-@click.option("--for", "seconds", type=ForParam(), default=DEFAULT_FOR, show_default=True, help="For how long.")
+@click.option("--for", "seconds", type=DURATION, default=DEFAULT_FOR, show_default=True, help="For how long.")
 @click.option("--reset", is_flag=True, help="Have MODULE log as the settings say, at once.")
 @options.common
 def log_level(session: Session, module: str | None, level: str | None, *, seconds: float, reset: bool) -> int:

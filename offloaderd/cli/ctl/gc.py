@@ -9,6 +9,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.cli.ctl.quantities import DurationParam
 from offloaderd.cli.program import FAILED, OK
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ QUIET = frozenset({"young", "foreign"})
 @click.option(
     "--grace",
     "grace_s",
-    metavar="SECONDS",
-    type=click.FloatRange(min=0),
+    metavar="TIME",
+    type=DurationParam(0),
     help="Leave what is younger, by the store's clock. [default: the daemon's gc.grace_s]",
 )
 @click.option(

@@ -8,6 +8,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.cli.ctl.quantities import SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +36,7 @@ def history(session: Session) -> None:
 
 @history.command(short_help="Show into which segments history would be split.")
 @click.argument("topic", type=options.TOPIC)
-@click.option("--segment-size", type=options.SIZE, default=0, metavar="SIZE", help="Instead of the topic's policy's.")
+@click.option("--segment-size", type=SIZE, default=0, metavar="SIZE", help="Instead of the topic's policy's.")
 @options.common
 def plan(session: Session, topic: TopicName, segment_size: int) -> int:
     """Find the boundaries of segments by binary search on the ledgers' lengths, and show them. Changes nothing.

@@ -102,7 +102,7 @@ class Given:
         value = self._given.get(name)
         if value is None:
             return None
-        from offloaderd.config.units import parse_bytes  # noqa: PLC0415 - the package takes longer to load than a call
+        from offloaderd.units import parse_bytes  # noqa: PLC0415 - the package takes longer to load than a call
 
         found: int | None = self._read(_flag(name), value, parse_bytes)
         if found is not None and found < least:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,6 @@ if TYPE_CHECKING:
     from offloaderd.clock import Clock
 
 _MILLISECOND = timedelta(milliseconds=1)
-_AGO = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(ms|s|min|m|h|d|w)")
-_UNITS_S = {"ms": 0.001, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 class MomentParam(click.ParamType[int]):
@@ -39,25 +36,9 @@ class MomentParam(click.ParamType[int]):
         return wall_ms
 
 
-class AgoParam(click.ParamType[float]):
-    """A duration: 90s, 15min, 2h, 1.5d. Gives seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
-        """Parse a duration, or fail with what one looks like."""
-        if isinstance(value, float):
-            return value
-        match = _AGO.fullmatch(value.strip())
-        if match is None:
-            self.fail(f"not a duration: {value!r}; write a number with ms, s, min, h, d or w, such as 2h", param, ctx)
-        return float(match[1]) * _UNITS_S[match[2]]
-
-
 def ago_ms(clock: Clock, seconds: float) -> int:
     """Return when it was so long ago, 1970 at the earliest."""
     return max(0, clock.wall_ms() - round(seconds * 1000))
 
 
 MOMENT = MomentParam()
-AGO = AgoParam()

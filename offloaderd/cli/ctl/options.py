@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from offloaderd.cli.ctl.quantities import DURATION
 from offloaderd.client import DaemonClient, Trust
 from offloaderd.errors import InvalidInput
 from offloaderd.model import Position, ReadPriority, TopicName
@@ -94,8 +95,8 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--timeout",
         "timeout_s",
-        metavar="SECONDS",
-        type=click.FloatRange(min=0, min_open=True),
+        metavar="TIME",
+        type=DURATION,
         help=f"Give up after this long. [default: {CALL_TIMEOUT_S:g}; {PATTERN_TIMEOUT_S:g} for patterns; none for "
         "what streams or waits]",
     )
@@ -219,25 +220,6 @@ class PriorityParam(click.ParamType[ReadPriority]):
             self.fail(f"{error.message}; {error.hint}", param, ctx)
 
 
-class SizeParam(click.ParamType[int]):
-    """A number of bytes: 1048576, 64M, 64MiB, 1G."""
-
-    name = "size"
-    _units: dict[str, int] = dict(zip("KMGT", (2**10, 2**20, 2**30, 2**40), strict=True))  # noqa: RUF012
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
-        """Parse a size > 0, or fail with what one looks like."""
-        if isinstance(value, int):
-            return value
-        digits = value.strip().upper().removesuffix("B").removesuffix("I")
-        factor = self._units.get(digits[-1:], 0)
-        digits = (digits[:-1] if factor else digits).strip()
-        if not (digits.isascii() and digits.isdecimal() and int(digits) > 0):
-            self.fail(f"not a size: {value!r}; write bytes, or a number with K, M, G or T (powers of 1024)", param, ctx)
-        return int(digits) * (factor or 1)
-
-
 TOPIC = TopicParam()
 POSITION = PositionParam()
 PRIORITY = PriorityParam()
-SIZE = SizeParam()

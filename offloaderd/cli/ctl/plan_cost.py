@@ -11,8 +11,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
-from offloaderd.cli.ctl.moments import AgoParam
-from offloaderd.config.units import parse_bytes
+from offloaderd.cli.ctl.quantities import DURATION, SIZE
 from offloaderd.errors import NotFound
 from offloaderd.model import TopicName
 from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Load, Prices, estimate
@@ -31,22 +30,6 @@ TOPICS_MAX = 200
 """Topics that are asked for their segments when none are named; they stand for all."""
 
 
-class SizeParam(click.ParamType[int]):
-    """A size: 64MiB, 1GiB. Gives bytes."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
-        """Parse a size greater than 0, or fail with what one looks like."""
-        try:
-            size = parse_bytes(value)
-        except ValueError as error:
-            self.fail(f"{value!r} is {error}", param, ctx)
-        if size < 1:
-            self.fail("a size of at least 1 byte, please", param, ctx)
-        return size
-
-
 class Plan(NamedTuple):
     """One choice of segment size and age, and what it takes."""
 
@@ -58,11 +41,11 @@ class Plan(NamedTuple):
 
 @click.command("plan-cost", short_help="Reckon what segment size and age cost.")
 @click.argument("topics", nargs=-1, type=options.TOPIC)
-@click.option("--rate", type=SizeParam(), metavar="SIZE", help="Payload a second and topic, instead of measuring.")
+@click.option("--rate", type=SIZE, metavar="SIZE", help="Payload a second and topic, instead of measuring.")
 @click.option("--topics", "count", type=click.IntRange(min=1), default=1, help="With --rate: how many such topics.")
-@click.option("--entry", type=SizeParam(), default=ENTRY_BYTES, metavar="SIZE", help="With --rate: size of an entry.")
-@click.option("--size", "sizes", type=SizeParam(), multiple=True, metavar="SIZE", help="A segment size to compare.")
-@click.option("--age", "ages", type=AgoParam(), multiple=True, metavar="DURATION", help="A segment age to compare.")
+@click.option("--entry", type=SIZE, default=ENTRY_BYTES, metavar="SIZE", help="With --rate: size of an entry.")
+@click.option("--size", "sizes", type=SIZE, multiple=True, metavar="SIZE", help="A segment size to compare.")
+@click.option("--age", "ages", type=DURATION, multiple=True, metavar="DURATION", help="A segment age to compare.")
 @click.option(
     "--config",
     envvar="OFFLOADERD_CONFIG",

@@ -8,7 +8,8 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
-from offloaderd.cli.ctl.moments import AGO, MOMENT, ago_ms
+from offloaderd.cli.ctl.moments import MOMENT, ago_ms
+from offloaderd.cli.ctl.quantities import DurationParam
 from offloaderd.cli.ctl.read_styles import TIERS
 from offloaderd.cli.program import NOT_FOUND, OK
 from offloaderd.clock import SystemClock
@@ -28,7 +29,10 @@ NUMBER = click.IntRange(min=0, max=2**64 - 1)
 @click.argument("topic", type=options.TOPIC)
 @click.option("--time", type=MOMENT, metavar="TIME", help="The first entry that is not older: ISO 8601 (UTC) or ms.")
 @click.option(
-    "--ago", type=AGO, metavar="DURATION", help="The first entry that is not older than this: 90s, 15min, 2h."
+    "--ago",
+    type=DurationParam(0),
+    metavar="DURATION",
+    help="The first entry not older than this: 90s, 15min, 2h.",
 )
 @click.option("--index", type=NUMBER, metavar="N", help="The entry with the message that has this index (PIP-70).")
 @click.option(

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.cli.ctl.quantities import DurationParam
 from offloaderd.clock import SystemClock
 from offloaderd.errors import Denied, OffloaderError
 from offloaderd.offload.signal import race
@@ -101,8 +102,8 @@ class View:
 )
 @click.option(
     "--interval",
-    metavar="SECONDS",
-    type=click.FloatRange(min=0.2),
+    metavar="TIME",
+    type=DurationParam(0.2),
     default=2.0,
     help="Pause between two looks. [default: 2]",
 )

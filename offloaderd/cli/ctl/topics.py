@@ -9,6 +9,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options, topics_offload, topics_pause
+from offloaderd.cli.ctl.quantities import DURATION, SIZE, DurationParam
 from offloaderd.errors import InvalidInput, Transient
 from offloaderd.model import OutagePolicy, TierRetention
 from offloaderd.patterns import Scope, TopicPattern
@@ -196,19 +197,19 @@ class PolicyParam(click.ParamType[object]):
 
 @topics.command(short_help="Start offloading a topic, or all that match a pattern.")
 @selecting
-@click.option("--segment-size", "segment_bytes_max", type=options.SIZE, help="Roll segments at this size, e.g. 256M.")
+@click.option("--segment-size", "segment_bytes_max", type=SIZE, help="Roll segments at this size, e.g. 256M.")
 @click.option(
     "--segment-age",
     "segment_age_max_s",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
+    type=DURATION,
+    metavar="TIME",
     help="Roll a segment this long after its first entry.",
 )
 @click.option(
     "--segment-age-min",
     "segment_age_min_s",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
+    type=DurationParam(0),
+    metavar="TIME",
     help="Let a segment that is full wait at least this long.",
 )
 @click.option("--read-priority", type=options.PRIORITY, help="tiered-storage-first or bookkeeper-first.")
@@ -227,14 +228,14 @@ class PolicyParam(click.ParamType[object]):
 @click.option(
     "--retain-age",
     "retention_age_s",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
+    type=DURATION,
+    metavar="TIME",
     help="With --retention limited: delete segments that were offloaded longer ago.",
 )
 @click.option(
     "--retain-size",
     "retention_bytes",
-    type=options.SIZE,
+    type=SIZE,
     help="With --retention limited: delete the oldest segments beyond this size, e.g. 500G.",
 )
 @options.common

@@ -8,10 +8,10 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl.job_options import MASTER
+from offloaderd.cli.ctl.quantities import SIZE
 from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.daemon.verify import LEVELS
 from offloaderd.cli.program import OK
-from offloaderd.config.units import parse_bytes
 from offloaderd.format.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -30,22 +30,6 @@ METADATA = click.option(
     show_default=True,
     help="Where it is asked what is committed. bucket: read all manifests, and no ZooKeeper.",
 )
-
-
-class SizeParam(click.ParamType[int]):
-    """A size: 4GiB, 512MiB. Gives bytes."""
-
-    name = "size"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse a size of at least one byte, or fail with what one looks like."""
-        try:
-            size = parse_bytes(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if size < 1:
-            self.fail("at least one byte", param, ctx)
-        return size
 
 
 class ExportWish(TypedDict):
@@ -100,9 +84,7 @@ def spark() -> None:
     "--encoding", type=click.Choice(("avro", "json")), help="How values are written, if FILE does not say it."
 )
 @click.option("--skip", is_flag=True, help="Leave out what cannot be read, counted in a row of its own.")
-@click.option(
-    "--round-size", type=SizeParam(), default="4GiB", show_default=True, help="What is committed at a time, about."
-)
+@click.option("--round-size", type=SIZE, default="4GiB", show_default=True, help="What is committed at a time, about.")
 @click.option("--dry-run", is_flag=True, help="Only say how much there is to export.")
 @METADATA
 @MASTER

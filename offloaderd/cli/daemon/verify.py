@@ -14,6 +14,7 @@ import click
 from offloaderd.cli import flaws as flaws_view
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.cli.ctl.quantities import SizeParam
 from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.errors import InvalidConfig, OffloaderError
@@ -46,7 +47,7 @@ LEVELS = ("metadata", "headers", "full")
 )
 @click.option("--against-map", is_flag=True, help="Also compare with what ZooKeeper says is committed.")
 @click.option("--after", metavar="TOPIC", type=options.TOPIC, help="Go on behind this topic; they are sorted by name.")
-@click.option("--rate", metavar="MIB", type=click.FloatRange(min=0, min_open=True), help="Read at most MIB MiB/s.")
+@click.option("--rate", metavar="SIZE", type=SizeParam(2**20), help="Read at most this a second; a number is MiB.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one line a topic, the sum in the last one.")
 def verify(
     *,
@@ -55,7 +56,7 @@ def verify(
     level: str,
     against_map: bool,
     after: TopicName | None,
-    rate: float | None,
+    rate: int | None,
     as_json: bool,
 ) -> int:
     """Look at every segment under the prefix: is all of it there, and is it what was written?
@@ -74,7 +75,7 @@ def verify(
     Examples:
       offloaderd verify --config offloaderd.toml
       offloaderd verify --config offloaderd.toml --level metadata --against-map
-      offloaderd verify --config offloaderd.toml --topic orders --rate 50
+      offloaderd verify --config offloaderd.toml --topic orders --rate 50MiB
       offloaderd verify --config offloaderd.toml --json | jq -r '.flaws[]? | select(.problem) | "\\(.key) \\(.offset)"'
     """
     from offloaderd import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
@@ -109,7 +110,7 @@ def verify(
 async def opened(
     stack: AsyncExitStack,
     settings: Settings,
-    rate: float | None,
+    rate: int | None,
     *,
     against_map: bool,
     progress: Callable[[str, int], None],
@@ -127,7 +128,7 @@ async def opened(
     maps = None
     if against_map:
         maps = StoredMaps(await stack.enter_async_context(metadata_store(settings)))
-    looker = Looker(objects, clock=clock, throttle=Throttle((rate or 0) * 1024 * 1024, clock))
+    looker = Looker(objects, clock=clock, throttle=Throttle(rate or 0, clock))
     return Verifier(objects, wiring.sites(settings), looker, clock=clock, maps=maps, progress=progress)
 
 

@@ -166,12 +166,12 @@ def test_what_is_no_pattern_is_a_usage_error(ctl: Ctl, fake: FakeDaemon, words: 
     assert not fake.requests
 
 
-@pytest.mark.parametrize("size", ["0", "-1", "1.5M", "many", "1X", ""])
+@pytest.mark.parametrize("size", ["0", "-1", "1.23456789k", "many", "1X", ""])
 def test_a_wrong_size_is_a_usage_error(ctl: Ctl, fake: FakeDaemon, size: str) -> None:
     """What is no size never reaches the daemon."""
     answer = ctl("topics", "enable", "orders", "--segment-size", size)
     assert answer.code == 2
-    assert "not a size" in answer.err
+    assert "not a size" in answer.err or "not a whole number" in answer.err
     assert not fake.requests
 
 

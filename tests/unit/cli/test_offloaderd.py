@@ -111,7 +111,7 @@ def test_what_is_there_when_the_daemon_serves_is_spared_by_the_collector(
     """Not before: what is loaded until then stays as well."""
     frozen = []
 
-    async def run(_: object, *, on_ready: Callable[[object], None], reread: object) -> int:
+    async def run(_: object, *, on_ready: Callable[[object], None], **_more: object) -> int:
         frozen.append(gc.get_freeze_count())
         on_ready(None)
         frozen.append(gc.get_freeze_count())

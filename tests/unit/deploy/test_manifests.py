@@ -18,8 +18,8 @@ from compose_spec.models import ComposeSpecification
 from offloaderd import __version__
 from offloaderd.cli.program import USAGE
 from offloaderd.config import Settings, load
-from offloaderd.config.units import parse_bytes
 from offloaderd.doctor.machine import BASE_BYTES, MEMORY_WARN_SHARE
+from offloaderd.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,64 @@
+"""Sizes and durations as people write them, read by one pair of functions wherever they are written.
+
+A size: `64MiB`, `1.5 GiB`, `256M`, `5242880`. KiB, MiB, GiB, TiB are powers of 1024, and so are K, M, G, T, as in
+Pulsar's tools; kB, MB, GB, TB are powers of 1000. It is a whole number of bytes: a fraction that comes to none is
+refused rather than rounded. A duration: `90s`, `15min`, `2h`, `1.5d`; ms, s, m or min, h, d, w. Case does not matter. A
+number without a unit is bytes or seconds, unless the caller says what it is.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SIZES: Mapping[str, Fraction] = {"b": Fraction(1)} | {
+    unit: Fraction(base) ** power
+    for power, letter in enumerate("kmgt", start=1)
+    for unit, base in ((letter, 1024), (f"{letter}ib", 1024), (f"{letter}b", 1000))
+}
+DURATIONS: Mapping[str, Fraction] = {"ms": Fraction(1, 1000)} | {
+    unit: Fraction(seconds)
+    for unit, seconds in (("s", 1), ("m", 60), ("min", 60), ("h", 3600), ("d", 86_400), ("w", 7 * 86_400))
+}
+SIZE_FORM = 'write a whole number of bytes or one with a unit, such as "64MiB" or "256MB"'
+DURATION_FORM = 'write a number with ms, s, min, h, d or w, such as "90s" or "2h"'
+
+_NUMBER = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)")
+
+
+def parse_bytes(value: object, *, bare: Fraction = SIZES["b"]) -> int:
+    """Read a size, given as text or as a whole number; one without a unit counts `bare` bytes. Raises ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    size = _quantity(value, SIZES, bare)
+    if size is None:
+        raise ValueError(f"not a size: {SIZE_FORM}")
+    if size.denominator != 1:
+        raise ValueError("not a whole number of bytes")
+    return int(size)
+
+
+def parse_seconds(value: str, *, bare: Fraction = DURATIONS["s"]) -> float:
+    """Read a duration, given as text; one without a unit counts `bare` seconds. Raises ValueError."""
+    seconds = _quantity(value, DURATIONS, bare)
+    if seconds is None:
+        raise ValueError(f"not a duration: {DURATION_FORM}")
+    return float(seconds)
+
+
+def _quantity(value: object, units: Mapping[str, Fraction], bare: Fraction) -> Fraction | None:
+    match = _NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
+    factor = (units.get(match[2].lower()) if match[2] else bare) if match else None
+    return None if match is None or factor is None else Fraction(match[1]) * factor
+
+
+def format_bytes(size: int) -> str:
+    """Write a size in the largest unit that divides it, as `parse_bytes` reads it."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size and size % 1024**power == 0:
+            return f"{size // 1024**power}{unit}"
+    return str(size)
