@@ -88,6 +88,7 @@ class Guard:
             ("identity_calls", access.identity_calls_max),
             ("identity_readers", access.identity_readers_max),
             ("namespace_topics", access.namespace_topics_max),
+            ("tenant_namespaces", access.tenant_namespaces_max),
             ("call_s", grpc.call_s_max),
             ("send_s", grpc.send_s_max),
             ("message_bytes", grpc.message_bytes_max),

@@ -9,6 +9,7 @@ LIMITS = (
     "calls",
     "calls_per_s",
     "namespace_topics",
+    "tenant_namespaces",
     "identity_calls",
     "identity_readers",
     "call_s",
@@ -71,7 +72,7 @@ class AccessMetrics(Families):
             "offloaderd_broker_topics_total",
             "Topics that nobody spoke of, and whose broker wanted a ledger offloaded: enabled, unlisted (Pulsar's list "
             "has no such topic or ledger: another cluster's daemon was asked, or somebody tries), full "
-            "(access.namespace_topics_max is reached).",
+            "(access.namespace_topics_max or tenant_namespaces_max is reached).",
             outcome=("enabled", "unlisted", "full"),
         )
         self.tls_expires_timestamp_seconds = self._gauge(

@@ -99,6 +99,7 @@ class Crew:
         if self.ledgers.limits is not None:
             self.ledgers.limits.follow(wiring.source_options(settings))
         self.broker.topics.namespace_topics_max = settings.access.namespace_topics_max
+        self.broker.topics.tenant_namespaces_max = settings.access.tenant_namespaces_max
         self.reads.readers_max = settings.read.readers_max
         self.reader.options = replace(self.reader.options, batch_bytes=settings.read.batch_bytes)
         metrics = shop.uplink.metrics
@@ -143,8 +144,8 @@ def assemble(
     session_s, surroundings = settings.metadata.session_timeout_s, wiring.surroundings(settings)
     registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
     reads = _reads(settings, reader, metrics)
-    topics_max = settings.access.namespace_topics_max
-    broker = BrokerService(engine, reader, reads, retention, ledgers.register, topics_max, keeper.keep)
+    most = settings.access.namespace_topics_max, settings.access.tenant_namespaces_max
+    broker = BrokerService(engine, reader, reads, retention, ledgers.register, most[0], keeper.keep, most[1])
     upkeep = UpkeepService(gc, grace_s=settings.gc.grace_s)
     lost = partial(lost_metadata.alarm, metadata, objects, wiring.sites(settings))
     admin = AdminService(

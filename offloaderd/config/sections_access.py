@@ -116,6 +116,13 @@ class AccessSettings(Section):
         description="Topics that a namespace may have here before a broker's offload enables no further one that "
         "nobody spoke of: the role offload is enough for that. What is enabled by hand or by a pattern is not bounded.",
     )
+    tenant_namespaces_max: int = Field(
+        default=1000,
+        ge=0,
+        le=1_000_000,
+        description="Namespaces that a tenant may have here, and tenants in all, before a broker's offload adds "
+        "another one; as namespace_topics_max.",
+    )
     audit_reads: bool = Field(
         default=False,
         description="Write an event audit.read at the end of each read: who, topic, the range that was asked for, the "

@@ -7,12 +7,14 @@ is compared with the map, and what the map says is there with the bucket.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format import manifest
 from offloaderd.model import Position
 from offloaderd.objects import look
+from offloaderd.objects.whole import read_apart
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -32,7 +34,8 @@ async def last_copy(objects: ObjectReader, topic_map: TopicMap, bucket: str, whe
     """
     store = objects.at(bucket)
     try:
-        described = manifest.decode(await store.get(where.manifest), key=where.manifest)
+        decode = partial(manifest.decode, key=where.manifest)  # data that was cut is no reason to find nothing in it
+        described = await read_apart(decode, lambda length: store.get(where.manifest, 0, length))
     except BucketMissing:
         raise
     except (NotFound, CorruptData):

@@ -1,14 +1,17 @@
-"""Indexes and manifests, which are read whole: what is long is read one at a time, so that many do not fill the memory.
+"""Indexes and manifests, which are read whole: what is long is read one at a time, so that many do not fill the memory,
+and taken apart in a thread, so that the daemon's other work goes on, whoever wrote it.
 
 Nearly all are below `AT_ONCE_BYTES`, and need one request as ever. One that is not is asked for again, as a whole, when
-it has its turn, and keeps it for as long as its bytes are looked at.
+it has its turn, and keeps it for as long as its bytes are looked at. Turns are those of an event loop: all readers of a
+daemon share them. Who has a turn may take apart what it read, and waits for no other turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 from offloaderd.errors import InvalidInput, first_of
 from offloaderd.groups import Group
@@ -19,31 +22,71 @@ if TYPE_CHECKING:
     Get = Callable[[int | None], Awaitable[bytes]]
     """Returns the first n bytes of an object, or with None all of them."""
 
+T = TypeVar("T")
+
 AT_ONCE_BYTES = 512 * 1024
 """As many as a manifest has of a segment of 3 GiB in blocks of 1 MiB."""
+APART_BYTES = 64 * 1024
+"""Less is taken apart at once: of blocks as small as can be these are 10,000, which take some 50 ms."""
 
 
-class Wholes:
-    """Gives objects whole, the long ones one after the other."""
+class _Turns(NamedTuple):
+    """Who may hold a long object, and who may take one apart."""
 
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+    hold: asyncio.Lock
+    take_apart: asyncio.Lock
 
-    @asynccontextmanager
-    async def read(self, *gets: Get) -> AsyncIterator[Sequence[bytes]]:
-        """Give the bytes of objects that are looked at together, to be forgotten at the end.
 
-        Raises what `get` raises; an empty object is no error.
-        """
-        found = await _side_by_side([_begun(get) for get in gets])
-        long = [number for number, data in enumerate(found) if len(data) >= AT_ONCE_BYTES]
-        if not long:
-            yield found
-            return
-        async with self._turn:
-            for number in long:
-                found[number] = await gets[number](None)
-            yield found
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+
+
+def _own() -> _Turns:
+    """Return the turns of this event loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _turns:
+        _turns[loop] = _Turns(asyncio.Lock(), asyncio.Lock())
+    return _turns[loop]
+
+
+@asynccontextmanager
+async def whole(*gets: Get) -> AsyncIterator[Sequence[bytes]]:
+    """Give the bytes of objects that are looked at together, to be forgotten at the end.
+
+    Raises what `get` raises; an empty object is no error.
+    """
+    found = await _side_by_side([_begun(get) for get in gets])
+    long = [number for number, data in enumerate(found) if len(data) >= AT_ONCE_BYTES]
+    if not long:
+        yield found
+        return
+    async with _own().hold:
+        for number in long:
+            found[number] = await gets[number](None)
+        yield found
+
+
+async def apart(decode: Callable[..., T], *data: bytes) -> T:
+    """Return what `decode`, which is pure, makes of the bytes; long ones in a thread, one after the other.
+
+    Raises what it raises. A caller that is cancelled leaves the thread its turn until it ends.
+    """
+    if sum(map(len, data)) < APART_BYTES:
+        return decode(*data)
+    turn = _own().take_apart
+    await turn.acquire()
+    try:
+        work = asyncio.get_running_loop().run_in_executor(None, decode, *data)
+    except BaseException:
+        turn.release()
+        raise
+    work.add_done_callback(lambda _: turn.release())
+    return await asyncio.shield(work)
+
+
+async def read_apart(decode: Callable[..., T], *gets: Get) -> T:
+    """Return what `decode` makes of objects, of which nothing else is kept. Raises what it and `gets` raise."""
+    async with whole(*gets) as found:
+        return await apart(decode, *found)
 
 
 async def _begun(get: Get) -> bytes:

@@ -8,6 +8,7 @@ must hold all entries of the ledger without a gap, and what was committed before
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from offloaderd.metadata.conversion import holders_of
 from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
 from offloaderd.model import lost_up_to
 from offloaderd.objects import look
+from offloaderd.objects.whole import apart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,7 +147,7 @@ class CopyChecker:
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
         info, (encoded, manifest_found), (index, index_found) = head.result(), *(read.result() for read in reads)
-        described = manifest.decode(encoded, key=manifest_key, data_bytes=info.size_bytes)
+        described = await apart(partial(manifest.decode, key=manifest_key, data_bytes=info.size_bytes), encoded)
         self._check_manifest(topic_map, segment, described, manifest_key)
         check_index(index, described, key=index_key)
         crc32c = await self._read_data(store, data_key, described) if self.readback else None

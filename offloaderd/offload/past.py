@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,6 +17,7 @@ from offloaderd.errors import CorruptData
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format.manifest import Past
 from offloaderd.model import Position
+from offloaderd.objects.whole import apart
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -135,7 +137,8 @@ class Pasts:
             key = before.keys.manifest
             data = await fetch(before.bucket, key)
             try:
-                described = None if data is None else manifest_format.decode(data, key=key)
+                decode = partial(manifest_format.decode, key=key, data_bytes=before.object_bytes)
+                described = None if data is None else await apart(decode, data)
             except CorruptData:
                 described = None
             if described is None:

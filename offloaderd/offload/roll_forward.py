@@ -12,6 +12,7 @@ spares reading them again from a source that may have them no more.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -23,6 +24,7 @@ from offloaderd.format.verify import check_block, check_index
 from offloaderd.metadata.records.attempt import Seal, StoredPart
 from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.model import OffloadMethod
+from offloaderd.objects.whole import apart
 from offloaderd.offload.uploader import SegmentFailed, SegmentUpload
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ async def _proven(shop: Workshop, topic: TopicName, found: Attempt, upload: Segm
     data = await upload.find(found.bucket, manifest_key)
     if data is None:
         return None
-    described = manifest.decode(data, key=manifest_key)
+    described = await apart(partial(manifest.decode, key=manifest_key), data)
     whole = described.method is OffloadMethod.LEDGER_BASED
     ours = (found.segment_id, topic.managed_ledger, shop.cluster, found.begin, isinstance(found.layout, LedgerLayout))
     theirs = (described.segment_id, described.managed_ledger, described.cluster, described.range.begin, whole)

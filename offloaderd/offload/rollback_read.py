@@ -11,11 +11,13 @@ import asyncio
 import hashlib
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.errors import BucketMissing, CorruptData, Denied, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format.verify import CHANGED, check_index, decode_verified_block
+from offloaderd.objects.whole import read_apart
 from offloaderd.offload.budget import Backoff
 
 if TYPE_CHECKING:
@@ -88,7 +90,8 @@ class BucketReader:
         key = segment.keys.manifest
 
         async def fetch() -> SegmentManifest:
-            described = manifest_format.decode(await self._objects.at(segment.bucket).get(key), key=key)
+            decode = partial(manifest_format.decode, key=key, data_bytes=segment.object_bytes)
+            described = await read_apart(decode, partial(self._objects.at(segment.bucket).get, key, 0))
             for what, expected, found in (
                 ("segment", segment.segment_id, described.segment_id),
                 ("managed ledger", self._topic.managed_ledger, described.managed_ledger),

@@ -30,6 +30,7 @@ from offloaderd.objects import look
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.multipart import combined_etag, md5
 from offloaderd.objects.port import PartInfo
+from offloaderd.objects.whole import apart
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.troubles import error_class
@@ -309,7 +310,7 @@ class SegmentUpload:
     async def verify(self, key: str, data_bytes: int, check: Callable[[bytes], None] | None = None) -> None:
         """Compare what is stored with what was sent: size by HEAD, or with `check` all bytes read back."""
         if check is not None:
-            check(await self._persist(lambda: self._objects.get(key)))
+            await apart(check, await self._persist(lambda: self._objects.get(key)))
         else:
             stored = await self._persist(lambda: self._head(key))
             if stored is None or stored.size_bytes != data_bytes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.errors import CorruptData, InvalidInput, Transient
-from offloaderd.objects.whole import Wholes
+from offloaderd.objects.whole import whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -52,7 +52,6 @@ class Fetcher:
         self._objects = objects
         self._clock = clock
         self._retry = retry
-        self._wholes = Wholes()
 
     @asynccontextmanager
     async def wholes(self, bucket: str, *names: str) -> AsyncIterator[Sequence[bytes]]:
@@ -62,7 +61,7 @@ class Fetcher:
         def getting(key: str) -> Callable[[int | None], Awaitable[bytes]]:
             return lambda length: retried(lambda: objects.get(key, 0, length), clock=self._clock, policy=self._retry)
 
-        async with self._wholes.read(*map(getting, names)) as found:
+        async with whole(*map(getting, names)) as found:
             yield found
 
     async def exactly(self, bucket: str, key: str, first: int, length: int) -> bytes:

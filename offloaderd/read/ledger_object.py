@@ -13,12 +13,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import CorruptData
 from offloaderd.format.v1_index import decode_index
 from offloaderd.format.v1_scan import BlockScan, BlockSpan, block_spans
 from offloaderd.format.verify import CHANGED
+from offloaderd.objects.whole import apart
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -186,7 +188,7 @@ class LedgerObjects:
     async def _load_table(self, segment: CommittedSegment, slot: Slot[LedgerTable]) -> None:
         try:
             async with self._fetcher.wholes(segment.bucket, segment.keys.index) as (data,):
-                table = table_of(segment, data)
+                table = await apart(partial(table_of, segment), data)
         except CorruptData as error:
             self._report(error)
             raise

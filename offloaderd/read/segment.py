@@ -20,12 +20,14 @@ import asyncio
 from collections import deque
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Self, cast
 
 import structlog
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format.verify import framed_block
+from offloaderd.objects.whole import apart
 from offloaderd.read.blocks import Cache
 from offloaderd.read.chunks import Chunks
 from offloaderd.read.fetch import Fetcher, RetryPolicy
@@ -134,7 +136,7 @@ class SegmentReader:
         bucket, (_, index_key, manifest_key) = segment.bucket, segment.keys.all
         with self._reporting():
             async with self._fetcher.wholes(bucket, index_key, manifest_key) as (index, manifest):
-                table = table_of(topic, segment, index, manifest)
+                table = await apart(partial(table_of, topic, segment), index, manifest)
         self._tables.fill(slot, table, table.cost_bytes)
 
     async def read(

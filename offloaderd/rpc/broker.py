@@ -37,7 +37,7 @@ from offloaderd.offload.copy_check import Unsound
 from offloaderd.read.errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.admin_messages import position
-from offloaderd.rpc.broker_topics import NAMESPACE_TOPICS_MAX, BrokerTopics
+from offloaderd.rpc.broker_topics import NAMESPACE_TOPICS_MAX, TENANT_NAMESPACES_MAX, BrokerTopics
 from offloaderd.rpc.convert import encoded_read_response
 from offloaderd.rpc.errors import reason_of
 from offloaderd.rpc.manual import HEARTBEAT_S, changed_or_heartbeat
@@ -98,6 +98,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         register: LedgerRegister | None,
         namespace_topics_max: int = NAMESPACE_TOPICS_MAX,
         keep: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None,
+        tenant_namespaces_max: int = TENANT_NAMESPACES_MAX,
     ) -> None:
         """`keep` hears of ledgers whose copy is not sound."""
         self._keep = keep
@@ -110,7 +111,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._copies = Copies(engine.shop)
         self._clock = engine.shop.uplink.clock
         self._told: WeakKeyDictionary[TopicOffloader, tuple[Position, float]] = WeakKeyDictionary()
-        self.topics = BrokerTopics(engine, register, namespace_topics_max)
+        self.topics = BrokerTopics(engine, register, namespace_topics_max, tenant_namespaces_max)
 
     async def EnsureLedger(  # noqa: N802 - named by the proto
         self, request: broker_pb2.EnsureLedgerRequest, context: Context

@@ -1,7 +1,8 @@
 """Topics that nobody spoke of, and that are enabled because their broker wants a ledger offloaded.
 
 The role `offload` is enough for that, so what it can make here is bounded: topics that Pulsar's list has, if it can be
-read, with the very ledger; names of a length that brokers take; so many topics in a namespace.
+read, with the very ledger; names of a length that brokers take; so many topics in a namespace, so many namespaces in
+a tenant, and as many tenants.
 """
 
 from __future__ import annotations
@@ -28,13 +29,17 @@ log = structlog.get_logger(__name__)
 NAME_BYTES_MAX = 1024
 """Of a managed ledger's name. It becomes a node's name, and goes into the user metadata of objects: 2 KiB with S3."""
 NAMESPACE_TOPICS_MAX = 10_000
+TENANT_NAMESPACES_MAX = 1_000
 
 
 class BrokerTopics:
-    """Enables them. `register` is None when Pulsar's list cannot be read; `namespace_topics_max` may change."""
+    """Enables them. `register` is None when Pulsar's list cannot be read; the limits may change."""
 
-    def __init__(self, engine: Engine, register: LedgerRegister | None, namespace_topics_max: int) -> None:
+    def __init__(
+        self, engine: Engine, register: LedgerRegister | None, namespace_topics_max: int, tenant_namespaces_max: int
+    ) -> None:
         self.namespace_topics_max = namespace_topics_max
+        self.tenant_namespaces_max = tenant_namespaces_max
         self._engine = engine
         self._register = register
         self._one_by_one = asyncio.Lock()  # so that none comes in between counting and enabling
@@ -80,15 +85,28 @@ class BrokerTopics:
         )
 
     async def _check_room(self, topic: TopicName) -> None:
-        known = len(await self._engine.shop.metadata.children(paths.namespace(topic)))
-        if known < self.namespace_topics_max:
-            return
-        self._count("full")
-        raise Conflict(
-            f"{topic.tenant}/{topic.namespace} has {known} topics here, and brokers may add to "
-            f"{self.namespace_topics_max} at most",
-            hint="access.namespace_topics_max sets the limit; offloadctl topics enable and patterns go beyond it",
+        """Raise Conflict if a folder is full that gets a new name: that of the namespace, of the tenant, or of all."""
+        path = paths.topic(topic)
+        namespace, most_above = (
+            f"{topic.tenant}/{topic.namespace}",
+            ("tenant_namespaces_max", self.tenant_namespaces_max),
         )
+        for whose, what, setting, most in (
+            (namespace, "topics", "namespace_topics_max", self.namespace_topics_max),
+            (namespace, "domains", *most_above),
+            (topic.tenant, "namespaces", *most_above),
+            ("this deployment", "tenants", *most_above),
+        ):
+            path, _, name = path.rpartition("/")
+            known = await self._engine.shop.metadata.children(path)
+            if name in known:
+                return
+            if len(known) >= most:
+                self._count("full")
+                raise Conflict(
+                    f"{whose} has {len(known)} {what} here, and brokers may add to {most} at most",
+                    hint=f"access.{setting} sets the limit; offloadctl topics enable and patterns go beyond it",
+                )
 
     def _count(self, outcome: str) -> None:
         self._engine.shop.uplink.metrics.broker_topics.labels(outcome=outcome).inc()

@@ -16,6 +16,7 @@ from offloaderd.patterns import DOMAIN, TopicPattern, of_topic
 from offloaderd.rpc.admin_messages import checked_prefix
 from offloaderd.rpc.policy import level_of
 from offloaderd.rpc.rollback import target_of
+from offloaderd.rpc.v1 import read_pb2
 
 if TYPE_CHECKING:
     from offloaderd.rpc.v1 import admin_pb2, offload_pb2, policy_pb2, rollback_pb2
@@ -177,11 +178,15 @@ NEEDS: dict[str, Need] = {
 
 
 def range_of(request: Any) -> dict[str, str]:  # noqa: ANN401 - a request of a call in READS
-    """Return what a reader asks for, as the audit log has it: the topic and the ends of the range (empty: open)."""
+    """Return what a reader asks for, as the audit log has it: the topic and the range's ends (empty: open) or what is
+    sought."""
     if hasattr(request, "ledger"):
         found = request.ledger
         ends = (f"{found.ledger_id}:{one}" for one in (request.first_entry_id, request.last_entry_id))
         return dict(zip(("topic", "first", "last"), (found.topic, *ends), strict=True))
+    if isinstance(request, read_pb2.SeekRequest):
+        target = request.target.WhichOneof("target")
+        return {"topic": request.topic, "target": f"{target}={getattr(request.target, target)}" if target else ""}
     given = {name: getattr(request, name) for name in ("first", "last") if request_has(request, name)}
     ends_ = {name: f"{one.ledger_id}:{one.entry_id}" for name, one in given.items()}
     return {"topic": request.topic, "first": "", "last": "", **ends_}

@@ -8,6 +8,7 @@ is recorded in the attempt before the manifest is put, so that a deposed driver 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,6 +17,7 @@ from offloaderd.errors import CorruptData, NotFound, OffloaderError
 from offloaderd.format import manifest
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.whole import apart
 from offloaderd.offload.sealing import put_manifest
 from offloaderd.offload.troubles import Troubles
 from offloaderd.offload.uploader import SegmentFailed, SegmentUpload
@@ -49,7 +51,7 @@ async def stored(
         if data is None:
             continue
         try:
-            written = manifest.decode(data, key=key)
+            written = await apart(partial(manifest.decode, key=key), data)
         except CorruptData as error:
             raise SegmentFailed(str(error)) from error
         if (written.segment_id, written.range.begin) != (attempt.segment_id, attempt.begin):

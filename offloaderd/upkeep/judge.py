@@ -7,6 +7,7 @@ delete the last copy of an entry: it raises an alarm, and a rebuild puts the seg
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import CorruptData
@@ -17,7 +18,7 @@ from offloaderd.metadata.last_copy import first_uncovered, same_content
 from offloaderd.model import TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.objects.whole import Wholes
+from offloaderd.objects.whole import read_apart
 from offloaderd.upkeep.finds import Kind
 
 if TYPE_CHECKING:
@@ -67,7 +68,6 @@ class Judge:
         self._deployment_id = deployment_id
         self._broken = broken
         self._maps: dict[TopicName, TopicMap] = {}
-        self._wholes = Wholes()
 
     @property
     def knows_topics(self) -> bool:
@@ -92,8 +92,8 @@ class Judge:
     async def _judge_readable(self, stored: StoredSegment, info: ObjectInfo) -> Judgement:
         store, data = self._objects.at(stored.bucket), stored.objects[ObjectKind.DATA]
         try:
-            async with self._wholes.read(lambda length: store.get(info.key, 0, length)) as (encoded,):
-                described = manifest.decode(encoded, key=info.key, data_bytes=data.size_bytes)
+            decode = partial(manifest.decode, key=info.key, data_bytes=data.size_bytes)
+            described = await read_apart(decode, lambda length: store.get(info.key, 0, length))
         except CorruptData as error:
             return Judgement(Kind.UNREADABLE, f"all its objects are there, and its manifest cannot be read: {error}")
         topic = TopicName.from_managed_ledger(described.managed_ledger)
@@ -129,8 +129,9 @@ class Judge:
             apart = described.range.end < holder.begin or holder.end < described.range.begin
             if apart or holder.foreign:
                 continue
-            key = holder.keys.manifest
-            theirs = manifest.decode(await self._objects.at(holder.bucket).get(key), key=key)
+            get = partial(self._objects.at(holder.bucket).get, holder.keys.manifest, 0)
+            decode = partial(manifest.decode, key=holder.keys.manifest, data_bytes=holder.object_bytes)
+            theirs = await read_apart(decode, get)
             if not same_content(described, theirs):
                 return holder.segment_id
         return None

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from offloaderd.errors import InvalidInput, Transient
-from offloaderd.objects.whole import Wholes
+from offloaderd.objects.whole import whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -69,7 +69,6 @@ class Looker:
         throttle: Throttle | None = None,
         budget: Budget | None = None,
         read: Callable[[int], None] | None = None,
-        wholes: Wholes | None = None,
     ) -> None:
         """Read `objects`; `read` hears of every byte."""
         self.read_bytes = 0
@@ -78,15 +77,13 @@ class Looker:
         self._throttle = throttle or Throttle(0, clock)
         self._budget = budget
         self._heard = read
-        self._wholes = wholes or Wholes()
 
     def at(self, bucket: str) -> Looker:
         """Return who looks at another bucket, out of the same purse. Raises BucketMissing."""
         there = self._objects.at(bucket)
         if there is self._objects:
             return self
-        throttle, budget, wholes = self._throttle, self._budget, self._wholes
-        return Looker(there, clock=self._clock, throttle=throttle, budget=budget, read=self._count, wholes=wholes)
+        return Looker(there, clock=self._clock, throttle=self._throttle, budget=self._budget, read=self._count)
 
     async def head(self, key: str) -> ObjectInfo:
         """Return what the store says of an object. Raises NotFound."""
@@ -103,7 +100,7 @@ class Looker:
             self._spent(len(data))
             return data
 
-        async with self._wholes.read(get) as (data,):
+        async with whole(get) as (data,):
             yield data
 
     @asynccontextmanager

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -41,7 +42,7 @@ from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.objects.whole import Wholes
+from offloaderd.objects.whole import apart, whole
 from offloaderd.upkeep import broker_ledgers, stored
 from offloaderd.upkeep.rebuild_known import Known, Problem, Trouble
 from offloaderd.upkeep.rebuild_plan import TopicPlan, plan_topic
@@ -143,22 +144,22 @@ async def read_brokers(objects: ObjectReader, sites: Sequence[Site], found: Foun
 
 
 async def _read_batch(objects: ObjectReader, site: Site, batch: Sequence[StoredSegment], found: Found) -> None:
-    wholes = Wholes()
-    for one in await each(batch, lambda one: _read(objects, site, one, wholes)):
+    for one in await each(batch, lambda one: _read(objects, site, one)):
         if isinstance(one, Known):
             found.known.append(one)
         else:
             found.problems.append(one)
 
 
-async def _read(objects: ObjectReader, site: Site, one: StoredSegment, wholes: Wholes) -> Known | Problem:
+async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known | Problem:
     """Read one manifest and compare the listing with it."""
     key, store = one.objects[ObjectKind.MANIFEST].key, objects.at(site.bucket)
     stored = one.objects.get(ObjectKind.DATA)
     data = b""
     try:
-        async with wholes.read(lambda length: store.get(key, 0, length)) as (data,):
-            described = manifest.decode(data, key=key, data_bytes=stored.size_bytes if stored is not None else None)
+        async with whole(lambda length: store.get(key, 0, length)) as (data,):
+            data_bytes = stored.size_bytes if stored is not None else None
+            described = await apart(partial(manifest.decode, key=key, data_bytes=data_bytes), data)
     except CorruptData as error:
         return _unreadable(one, str(error), _suspected_topic(data))
     topic = TopicName.from_managed_ledger(described.managed_ledger)

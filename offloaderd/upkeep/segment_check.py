@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata.each import each
 from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.objects import keys
+from offloaderd.objects.whole import apart
 from offloaderd.upkeep import broker_object
 from offloaderd.upkeep.flaws import Flaw, Kind, corrupt
 from offloaderd.upkeep.map_check import differences, unrecorded
@@ -118,7 +120,7 @@ async def load_manifest(looker: Looker, target: Target, found: Tables) -> Segmen
     try:
         async with looker.at(target.bucket).whole(key) as data:
             data_bytes = target.committed.object_bytes if target.committed is not None else None
-            manifest = manifest_format.decode(data, key=key, data_bytes=data_bytes)
+            manifest = await apart(partial(manifest_format.decode, key=key, data_bytes=data_bytes), data)
     except BucketMissing:
         raise
     except NotFound:

@@ -14,6 +14,7 @@ from offloaderd.errors import CorruptData
 from offloaderd.format import manifest, manifest_wire, v1, v2
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.format.index_entries import INDEX_BYTES_MAX
+from offloaderd.format.manifest_rules import Broken
 from offloaderd.format.pb.storage import manifest_pb2 as pb
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, sealed
@@ -74,6 +75,18 @@ def test_what_a_sound_manifest_takes_is_bounded_as_well(monkeypatch: pytest.Monk
     monkeypatch.setattr(manifest_wire, "PARSED_BYTES_MAX", 2000)
     with pytest.raises(CorruptData, match="at most 2000 bytes of memory"):
         manifest.decode(data, key=KEY)
+
+
+def test_the_chunks_of_a_block_are_counted_before_they_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is an integer while its block is read, and 4 bytes afterwards."""
+    chunks = 1000
+    block = pb.SegmentBlock(entry_count=1, chunk_crc32c=range(chunks))
+    encoded = pb.SegmentManifest(blocks=[block]).SerializeToString()
+    read = manifest_wire.BLOCK_BYTES + manifest_wire.CHUNK_BYTES * chunks
+    monkeypatch.setattr(manifest_wire, "PARSED_BYTES_MAX", len(encoded) + read - 1)
+    with pytest.raises(Broken, match="at most"):
+        manifest_wire.taken_apart(memoryview(encoded), data_bytes=None)
+    assert sys.getsizeof(1 << 31) <= manifest_wire.CHUNK_BYTES
 
 
 @pytest.mark.parametrize("decode", [v1.decode_index, v2.decode_index])

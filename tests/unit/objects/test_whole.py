@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
+from functools import partial
+
+import pytest
 
 from offloaderd.clock import SystemClock
 from offloaderd.objects.memory import MemoryStore
-from offloaderd.objects.whole import AT_ONCE_BYTES, Wholes
+from offloaderd.objects.whole import APART_BYTES, AT_ONCE_BYTES, apart, read_apart, whole
+from tests.patience import PATIENCE_S
 
 
 async def store() -> MemoryStore:
@@ -19,24 +25,24 @@ async def store() -> MemoryStore:
 
 async def test_objects_come_whole_whatever_their_length() -> None:
     """Also those that are looked at together, of which both may be long."""
-    bucket, wholes = await store(), Wholes()
+    bucket = await store()
 
     def of(key: str):  # type: ignore[no-untyped-def] # noqa: ANN202
         return lambda length: bucket.get(key, 0, length)
 
     for keys in (["empty"], ["short"], ["edge"], ["long"], ["short", "long"], ["long", "edge"]):
-        async with wholes.read(*map(of, keys)) as found:
+        async with whole(*map(of, keys)) as found:
             assert [len(data) for data in found] == [len(await bucket.get(key)) for key in keys]
 
 
 async def test_long_objects_are_held_one_at_a_time() -> None:
     """However many are asked for at once; short ones do not wait for them."""
-    bucket, wholes = await store(), Wholes()
+    bucket = await store()
     held = most = short = 0
 
     async def look(key: str) -> None:
         nonlocal held, most, short
-        async with wholes.read(lambda length: bucket.get(key, 0, length)) as (data,):
+        async with whole(lambda length: bucket.get(key, 0, length)) as (data,):
             if len(data) < AT_ONCE_BYTES:
                 short += 1
                 return
@@ -50,3 +56,44 @@ async def test_long_objects_are_held_one_at_a_time() -> None:
         for key in ["long"] * 8 + ["short"] * 8:
             group.create_task(look(key))
     assert (most, short) == (1, 8)
+
+
+async def test_long_objects_are_taken_apart_beside_other_work_one_at_a_time() -> None:
+    """A manifest that takes seconds stops nobody: others have their turn, and one that was given up keeps its own."""
+    begun, go_on = queue.SimpleQueue[str](), threading.Event()
+    busy = threading.Lock()
+
+    def decode(name: str, data: bytes) -> str:
+        assert busy.acquire(blocking=False)
+        begun.put(name)
+        assert go_on.wait(PATIENCE_S)
+        busy.release()
+        return f"{name} {len(data)}"
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        first, second = (
+            group.create_task(apart(partial(decode, name), bytes(APART_BYTES))) for name in ("first", "second")
+        )
+        assert await asyncio.to_thread(begun.get) == "first"
+        assert await apart(len, bytes(APART_BYTES - 1)) == APART_BYTES - 1
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert begun.empty()
+        go_on.set()
+        assert await second == f"second {APART_BYTES}"
+    with pytest.raises(ZeroDivisionError):
+        await apart(lambda _: 1 // 0, bytes(APART_BYTES))
+    assert await apart(len, bytes(APART_BYTES)) == APART_BYTES
+
+
+async def test_all_readers_of_a_daemon_share_the_turn() -> None:
+    """However many there are: each with a turn of its own would hold a long object each."""
+    bucket = await store()
+    get = partial(bucket.get, "long", 0)
+    async with whole(get):
+        other = asyncio.create_task(read_apart(len, get))  # noqa: TID251 - looked at while it waits
+        for _ in range(20):
+            await asyncio.sleep(0)  # noqa: TID251 - gives the other its turn
+        assert not other.done()
+    assert await other == 3 * AT_ONCE_BYTES

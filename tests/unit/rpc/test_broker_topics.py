@@ -72,6 +72,25 @@ async def test_a_namespace_holds_so_many_topics_of_brokers() -> None:
         assert (await ensure(one, "t-0")).message != ""  # what is enabled goes on
 
 
+async def test_a_tenant_holds_so_many_namespaces_of_brokers() -> None:
+    """Else whoever may offload a tenant's topics fills ZooKeeper with them; what is there already goes on growing."""
+    rig = ledger_rig(Rig().policy)
+    async with served(rig) as one:
+        one.service.topics.tenant_namespaces_max = 2
+        for namespace in ("a", "b"):
+            assert "being enabled" in (await ensure(one, f"public/{namespace}/t")).message
+        for name in ("public/c/t", "public/d/t"):
+            with pytest.raises(Conflict, match="public has 2 namespaces here") as refused:
+                await ensure(one, name)
+            assert "tenant_namespaces_max" in refused.value.hint
+        assert "being enabled" in (await ensure(one, "public/b/t2")).message
+        assert "being enabled" in (await ensure(one, "other/a/t")).message
+        with pytest.raises(Conflict, match="this deployment has 2 tenants here"):
+            await ensure(one, "third/a/t")
+        assert await rig.tree.connect().children(paths.TOPICS) == ["other", "public"]
+        assert counted(rig, "full") == 3
+
+
 async def test_a_topic_of_another_domain_is_refused_and_never_called_gone() -> None:
     """Pulsar 5.0's segments: the broker keeps the ledger, and nothing is made of the name."""
     rig = ledger_rig(Rig().policy)

@@ -55,10 +55,14 @@ async def test_who_read_what_is_written_down_at_the_end_of_the_stream(tmp_path: 
 
 
 def test_what_is_asked_for_is_told_of_each_kind_of_read() -> None:
-    """Open ends are empty; a ledger's range is one of positions."""
+    """Open ends are empty; a ledger's range is one of positions; a seek names its target."""
     ledger = broker_pb2.OffloadedLedger(topic="t", ledger_id=7)
     request = broker_pb2.ReadLedgerRequest(ledger=ledger, first_entry_id=0, last_entry_id=9)
     assert range_of(request) == {"topic": "t", "first": "7:0", "last": "7:9"}
     assert range_of(read_pb2.ReadRequest(topic="t")) == {"topic": "t", "first": "", "last": ""}
-    assert range_of(read_pb2.SeekRequest(topic="t")) == {"topic": "t", "first": "", "last": ""}
+    assert range_of(read_pb2.SeekRequest(topic="t")) == {"topic": "t", "target": ""}
+    for target in ({"time_ms": 0}, {"index": 7}, {"sequence": 9}):
+        ((name, value),) = target.items()
+        sought = range_of(read_pb2.SeekRequest(topic="t", target=read_pb2.SeekTarget(**target)))
+        assert sought == {"topic": "t", "target": f"{name}={value}"}
     assert len(READS) == 4
