@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from typing import Protocol, cast
+from weakref import WeakValueDictionary
 
 import re2
 
@@ -24,20 +25,42 @@ _CLASSES = {"w": r"\pL\pN_", "d": r"\p{Nd}", "s": r"\s\x1c-\x1f\x85\pZ"}
 _WORD = re.compile(r"\\.|\[:|\[\^?[]\[]?|\]|\{,\d*\}|\{\d{5}|.", re.DOTALL)
 
 
-class Expression(Protocol):
+class _Engine(Protocol):
+    def fullmatch(self, text: str) -> object | None: ...
+
+
+class Expression:
     """A compiled expression."""
+
+    __slots__ = ("__weakref__", "_engine")
+
+    def __init__(self, engine: _Engine) -> None:
+        self._engine = engine
 
     def fullmatch(self, text: str) -> object | None:
         """Return something if the whole text matches, else None."""
-        ...
+        return self._engine.fullmatch(text)
+
+
+_in_use: WeakValueDictionary[str, Expression] = WeakValueDictionary()
+"""Those that somebody holds: selections are read again whenever one changes, and none is compiled twice for that."""
 
 
 def compiled(source: str) -> Expression:
-    """Compile an expression. Raises InvalidInput for one that is malformed, too large, or not of linear time."""
+    """Compile an expression, unless it is in use. Raises InvalidInput for one that is malformed, too large, or not of
+    linear time.
+    """
+    found = _in_use.get(source)
+    if found is None:
+        found = _in_use[source] = _compiled(source)
+    return found
+
+
+def _compiled(source: str) -> Expression:
     options = re2.Options()
     options.max_mem, options.log_errors, options.never_capture = MEMORY_BYTES, False, True
     try:
-        return cast("Expression", re2.compile(_in_all_languages(source), options))
+        return Expression(cast("_Engine", re2.compile(_in_all_languages(source), options)))
     except (re2.error, ValueError) as error:
         text = error.args[0] if error.args else error
         reason = text.decode(errors="replace") if isinstance(text, bytes) else str(text)

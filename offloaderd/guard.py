@@ -87,6 +87,7 @@ class Guard:
             ("calls_per_s", access.calls_per_s),
             ("identity_calls", access.identity_calls_max),
             ("identity_readers", access.identity_readers_max),
+            ("namespace_expressions", access.namespace_expressions_max),
             ("namespace_topics", access.namespace_topics_max),
             ("tenant_namespaces", access.tenant_namespaces_max),
             ("call_s", grpc.call_s_max),

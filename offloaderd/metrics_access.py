@@ -8,6 +8,7 @@ from offloaderd.metric_values import LONG_SECONDS_BUCKETS, OPEN
 LIMITS = (
     "calls",
     "calls_per_s",
+    "namespace_expressions",
     "namespace_topics",
     "tenant_namespaces",
     "identity_calls",

@@ -38,6 +38,11 @@ class ControlMetrics(Families):
             "not taken any more. Topics that they selected go on, new ones are not enabled; `offloadctl topics list` "
             "says why. Not 0: enable another pattern, then disable the old one.",
         )
+        self.selection_expressions_most = self._gauge(
+            "offloaderd_selection_expressions_most",
+            "Expressions (re:) of the namespace, or tenant, that has most; every daemon holds each against its "
+            'topics. At offloaderd_grpc_limit{limit="namespace_expressions"}: further ones are refused.',
+        )
         self.topics_not_covered = self._gauge(
             "offloaderd_topics_not_covered",
             "Topics of enabled namespaces that this release cannot offload, by the domain of their names "

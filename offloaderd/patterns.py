@@ -90,10 +90,10 @@ class TopicPattern:
     def matches(self, topic: TopicName) -> bool:
         """Whether the pattern takes in the topic."""
         if self.breadth is Breadth.EXPRESSION:
+            if self.expression is None or not self.scope.covers(Scope(topic.tenant, topic.namespace)):
+                return False  # nobody's expression costs time for topics of other namespaces
             whole = partitioned_topic(topic)
-            return self.expression is not None and any(
-                self.expression.fullmatch(path_of(one)) for one in (topic, whole) if one is not None
-            )
+            return any(self.expression.fullmatch(path_of(one)) for one in (topic, whole) if one is not None)
         if self.topic is not None:
             return self.topic in {topic, partitioned_topic(topic)}
         return self.scope.covers(Scope(topic.tenant, topic.namespace))

@@ -98,6 +98,7 @@ class Crew:
         shop.uplink.limits.follow(wiring.upload_limits(settings))
         if self.ledgers.limits is not None:
             self.ledgers.limits.follow(wiring.source_options(settings))
+        self.engine.bound_expressions(settings.access.namespace_expressions_max)
         self.broker.topics.namespace_topics_max = settings.access.namespace_topics_max
         self.broker.topics.tenant_namespaces_max = settings.access.tenant_namespaces_max
         self.reads.readers_max = settings.read.readers_max
@@ -139,6 +140,7 @@ def assemble(
         sleep=SleepOptions(after_s=settings.offload.sleep_after_s),
         duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber.run},
     )
+    engine.bound_expressions(settings.access.namespace_expressions_max)
     reader = _reader(settings, engine, ledgers, clock, keeper)
     gc = Collector(objects, metadata, wiring.sites(settings), clock=clock, metrics=metrics, source=ledgers.source)
     session_s, surroundings = settings.metadata.session_timeout_s, wiring.surroundings(settings)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 LIVE = frozenset({
     "access.audit_reads",
     "access.calls_per_s", "access.grants", "access.identity_calls_max", "access.identity_readers_max",
-    "access.namespace_topics_max", "access.tenant_namespaces_max", "access.token_audience",
-    "access.token_audience_claim", "access.token_claim",
+    "access.namespace_expressions_max", "access.namespace_topics_max", "access.tenant_namespaces_max",
+    "access.token_audience", "access.token_audience_claim", "access.token_claim",
     "access.token_leeway_s", "access.token_public_alg", "access.token_public_alg_previous", "access.token_public_key",
     "access.token_public_key_previous", "access.token_secret_key", "access.token_secret_key_previous",
     "bookkeeper.bytes_per_s", "bookkeeper.requests_per_s", "bookkeeper.topic_bytes_per_s",

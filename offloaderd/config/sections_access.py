@@ -123,6 +123,14 @@ class AccessSettings(Section):
         description="Namespaces that a tenant may have here, and tenants in all, before a broker's offload adds "
         "another one; as namespace_topics_max.",
     )
+    namespace_expressions_max: int = Field(
+        default=20,
+        ge=0,
+        le=10_000,
+        description="Patterns re:EXPRESSION that may be enabled of a namespace, as the expression spells it out, of a "
+        "tenant as a whole, and of the cluster; each takes up to some milliseconds of every daemon for each topic. "
+        "Those that are there stay when the number is lowered.",
+    )
     audit_reads: bool = Field(
         default=False,
         description="Write an event audit.read at the end of each read: who, topic, the range that was asked for, the "

@@ -232,6 +232,10 @@ class Engine:
             for helper in helpers:
                 helper.cancel()
 
+    def bound_expressions(self, most: int) -> None:
+        """Take no further expression of a namespace, or tenant, that has so many."""
+        self._selector.expressions_max = most
+
     def policies_changed(self) -> None:
         """Have the topics that are here follow the book, after the daemon's own levels in it changed."""
         self._spread.heed_all()

@@ -24,6 +24,7 @@ from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records import selection as selection_record
 from offloaderd.metadata.records.level_policy import LevelPolicy
 from offloaderd.offload.budget import Backoff
+from offloaderd.offload.selection import check_room
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Sequence
@@ -106,21 +107,29 @@ async def selections(store: MetadataStore) -> dict[str, Selection | CorruptData]
     return {paths.selected_pattern(name): one for name, one in zip(names, found, strict=True) if one is not None}
 
 
-async def put(store: MetadataStore, clock: Clock, selection: Selection) -> None:
-    """Store a selection, in place of one with the same pattern. Raises Transient."""
+async def put(store: MetadataStore, clock: Clock, selection: Selection, *, expressions_max: int | None = None) -> None:
+    """Store a selection, in place of one with the same pattern. Raises Conflict as `check_room` does, Transient."""
     path = paths.selection(selection.pattern.text)
     value = selection_record.encode(selection)
 
-    async def attempt() -> None:
+    async def attempt() -> Conflict | None:
         await ensure(store, paths.SELECTIONS)
         counter = await store.get(paths.SELECTIONS)
+        if expressions_max is not None:
+            names = await store.children(paths.SELECTIONS)
+            try:
+                check_room(map(paths.selected_pattern, names), selection.pattern, expressions_max)
+            except Conflict as error:
+                return error  # no reason to try again
         try:
             step: Step = await _replaced(store, path, value, selection_record.decode)
         except NotFound:
             step = Create(path, value)
         await store.transact([step, Replace(paths.SELECTIONS, b"", counter.version)])
+        return None
 
-    await _until_written(clock, f"the selection {selection.pattern}", attempt)
+    if refused := await _until_written(clock, f"the selection {selection.pattern}", attempt):
+        raise refused
 
 
 async def _replaced(store: MetadataStore, path: str, value: bytes, decode: Callable[..., object]) -> Step:

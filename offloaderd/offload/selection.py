@@ -14,18 +14,20 @@ take, keep the policy they have.
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import CorruptData
+from offloaderd.errors import Conflict, CorruptData, InvalidInput
 from offloaderd.metadata.policy_book import spelled
 from offloaderd.metadata.records.policy import TopicPolicy, standing
 from offloaderd.metadata.records.selection import Selection
-from offloaderd.patterns import Breadth, Scope, fewest, of_topic, partitioned_topic
+from offloaderd.patterns import Breadth, Scope, TopicPattern, fewest, of_topic, partitioned_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.model import TopicName
@@ -154,6 +156,33 @@ def unapplied(selections: Selections) -> dict[str, str]:
         text: str(found) if isinstance(found, CorruptData) else found.refused for text, found in selections.items()
     }
     return {text: reason for text, reason in reasons.items() if reason}
+
+
+def expressions(patterns: Iterable[str]) -> Counter[Scope]:
+    """Return how many of these patterns are expressions, by the place that they spell out."""
+    found: Counter[Scope] = Counter()
+    for text in patterns:
+        with suppress(InvalidInput):
+            pattern = TopicPattern.named(text)
+            found[pattern.scope] += pattern.breadth is Breadth.EXPRESSION
+    return found
+
+
+def check_room(known: Iterable[str], pattern: TopicPattern, most: int) -> None:
+    """Raise Conflict if a pattern that is not among those that are known would be one expression of its place too many.
+
+    Every daemon holds each against each topic. One that spells out no namespace counts for its tenant, or for all.
+    """
+    texts = set(known)
+    count = expressions(texts)[pattern.scope]
+    if pattern.breadth is not Breadth.EXPRESSION or pattern.text in texts or count < most:
+        return
+    whose = "/".join(filter(None, pattern.scope)) or "the cluster as a whole"
+    raise Conflict(
+        f"{whose} has {count} expressions, and {most} are the most",
+        hint="disable a pattern that is not needed (offloadctl topics list), or enable the namespace or tenant as a "
+        "whole; access.namespace_expressions_max sets the limit",
+    )
 
 
 def outcome(before: TopicPolicy | None, after: TopicPolicy) -> Outcome:

@@ -21,7 +21,7 @@ from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records.policy import TopicPolicy, disabled, standing
 from offloaderd.metadata.records.selection import Selection
 from offloaderd.offload import policies as stored
-from offloaderd.offload.selection import Change, Outcome, Rules, outcome, partitioned_among
+from offloaderd.offload.selection import Change, Outcome, Rules, check_room, outcome, partitioned_among
 from offloaderd.patterns import Breadth, partitioned_topic
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ TURN_TOPICS = 1000
 TURN_S = 0.02
 """So many topics are looked at before others have their turn, or for so long: who may store expressions may store many,
 and each is held against each topic."""
+
+
+EXPRESSIONS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +69,20 @@ class Selector:
         self._book = book or PolicyBook(metadata)
         self.clock = clock
         self._source = source
+        self.expressions_max = EXPRESSIONS_MAX
 
     async def enable(self, pattern: TopicPattern, policy: TopicPolicy, *, dry_run: bool = False) -> list[Change]:
         """Enable what a pattern matches now and later, or change the policy; says what it did to each topic.
 
         Selected topics that a broker keeps for itself, or compacts, are left alone, as are those that somebody
-        enabled or disabled by name, or by a narrower pattern. With `dry_run` nothing is written.
+        enabled or disabled by name, or by a narrower pattern. With `dry_run` nothing is written. Raises Conflict for
+        an expression of a place that has `expressions_max`.
         """
         if pattern.topic is not None:
             return await self._enable_name(pattern.topic, policy, pattern, dry_run=dry_run)
         listed = await self.listed([pattern.scope])
         said = await self.said()
+        check_room(said.selections, pattern, self.expressions_max)
         before = said.selections.get(pattern.text)
         created_ms = before.created_ms if isinstance(before, Selection) else self.clock.wall_ms()
         selection = Selection(pattern=pattern, policy=policy, created_ms=created_ms)
@@ -85,7 +91,7 @@ class Selector:
         matching = sorted([topic async for topic in self._in_turns(known) if pattern.matches(topic)])
         changes = await self.plan(rules, matching, said.policies, pattern.text)
         if not dry_run:
-            await stored.put(self.metadata, self.clock, selection)
+            await stored.put(self.metadata, self.clock, selection, expressions_max=self.expressions_max)
             await self.carry_out(rules, changes, said.policies)
         return changes
 

@@ -153,6 +153,22 @@ def test_no_expression_holds_up_a_daemon(expression: str) -> None:
     assert pattern.matches(topic("acme/x/" + "a" * 900 + "b"))
 
 
+def test_an_expression_is_held_against_topics_of_its_place_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may store expressions of one namespace takes no time for the topics of another."""
+    pattern = TopicPattern.parse("re:acme/x/.*")
+    held: list[str] = []
+
+    class Costly:
+        def fullmatch(self, text: str) -> object:
+            held.append(text)
+            return True
+
+    monkeypatch.setattr(pattern.expression, "_engine", Costly())
+    assert not any(pattern.matches(topic(name)) for name in ("acme/y/a", "other/x/a", "acme/xx/a"))
+    assert held == []
+    assert pattern.matches(topic("acme/x/a"))
+
+
 @given(EXPRESSIONS, TOPICS)
 def test_an_expression_matches_nothing_outside_its_scope(expression: str, name: TopicName) -> None:
     """Whatever the expression, listing its scope shows every topic that it matches; a match is a full match."""
