@@ -98,9 +98,7 @@ class Crew:
         shop.uplink.limits.follow(wiring.upload_limits(settings))
         if self.ledgers.limits is not None:
             self.ledgers.limits.follow(wiring.source_options(settings))
-        self.engine.bound_expressions(settings.access.namespace_expressions_max)
-        self.broker.topics.namespace_topics_max = settings.access.namespace_topics_max
-        self.broker.topics.tenant_namespaces_max = settings.access.tenant_namespaces_max
+        _bound_tenants(self.engine, self.broker, settings)
         self.reads.readers_max = settings.read.readers_max
         self.reader.options = replace(self.reader.options, batch_bytes=settings.read.batch_bytes)
         metrics = shop.uplink.metrics
@@ -140,14 +138,13 @@ def assemble(
         sleep=SleepOptions(after_s=settings.offload.sleep_after_s),
         duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber.run},
     )
-    engine.bound_expressions(settings.access.namespace_expressions_max)
     reader = _reader(settings, engine, ledgers, clock, keeper)
     gc = Collector(objects, metadata, wiring.sites(settings), clock=clock, metrics=metrics, source=ledgers.source)
     session_s, surroundings = settings.metadata.session_timeout_s, wiring.surroundings(settings)
     registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
     reads = _reads(settings, reader, metrics)
-    most = settings.access.namespace_topics_max, settings.access.tenant_namespaces_max
-    broker = BrokerService(engine, reader, reads, retention, ledgers.register, most[0], keeper.keep, most[1])
+    broker = BrokerService(engine, reader, reads, retention, ledgers.register, keeper.keep)
+    _bound_tenants(engine, broker, settings)
     upkeep = UpkeepService(gc, grace_s=settings.gc.grace_s)
     lost = partial(lost_metadata.alarm, metadata, objects, wiring.sites(settings))
     admin = AdminService(
@@ -198,6 +195,13 @@ def _reads(settings: Settings, reader: TopicReader, metrics: Metrics) -> ReadSer
         message_bytes_max=settings.grpc.message_bytes_max,
         unpack_bytes=settings.memory.unpack_bytes,
     )
+
+
+def _bound_tenants(engine: Engine, broker: BrokerService, settings: Settings) -> None:
+    """Set what callers who are not the cluster's administrators may store."""
+    engine.bound_expressions(settings.access.namespace_expressions_max)
+    broker.topics.namespace_topics_max = settings.access.namespace_topics_max
+    broker.topics.tenant_namespaces_max = settings.access.tenant_namespaces_max
 
 
 def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, keeper: SourceKeeper) -> TopicReader:

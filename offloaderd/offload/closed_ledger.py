@@ -97,18 +97,29 @@ class Copies:
 
 
 def is_held(topic_map: TopicMap, ledger_id: int) -> bool:
-    """Whether the map has all of a closed ledger, which is enough to read it, whatever lies before and behind it."""
+    """Whether the map has all of a closed ledger, which is enough to read it, whatever lies before and behind it.
+
+    But for what retention deleted from its front: that is on record, and a reader of it is told.
+    """
+    floor = topic_map.floor
+    first = floor.entry_id + 1 if floor is not None and floor.ledger_id == ledger_id else 0
     try:
-        holding_all(topic_map, ledger_id)
+        holding_all(topic_map, ledger_id, first)
     except Unsound:
         return False
     return True
 
 
 def is_gone(topic_map: TopicMap, ledger_id: int) -> bool:
-    """Whether it is on record that a ledger was deleted from the tier: by a mark, or with all up to the floor."""
+    """Whether it is on record that a ledger was deleted from the tier: by a mark, or with all up to the floor.
+
+    What never was here is not: history that is still to come, or that the source had lost.
+    """
     if ledger_id in topic_map.deleted:
         return True
+    lost = any(loss.after.ledger_id < ledger_id < loss.before.ledger_id for loss in topic_map.losses)
+    if lost or topic_map.awaits(Position(ledger_id, 0)):
+        return False
     floor, end = topic_map.floor, topic_map.ends.get(ledger_id)
     if floor is None or ledger_id != floor.ledger_id:
         return floor is not None and ledger_id < floor.ledger_id

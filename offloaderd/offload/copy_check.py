@@ -49,13 +49,13 @@ def segments_of(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:
     return holding
 
 
-def holding_all(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:
-    """Return the segments that hold the whole ledger, whatever lies before and behind it. Raises Unsound."""
+def holding_all(topic_map: TopicMap, ledger_id: int, first_entry_id: int = 0) -> list[CommittedSegment]:
+    """Return the segments that hold a ledger from an entry on, whatever lies before and behind it. Raises Unsound."""
     end = topic_map.ends.get(ledger_id)
     if end is None or ledger_id not in topic_map.contexts or ledger_id in topic_map.deleted:
         raise Unsound("not_offloaded", f"ledger {ledger_id} is not offloaded to its end, or is marked deleted")
     holding = [*holders_of(topic_map, ledger_id)]
-    expected = 0
+    expected = first_entry_id
     for segment in holding:
         part = next(part for part in segment.slices if part.ledger_id == ledger_id)
         if part.first_entry_id != expected:

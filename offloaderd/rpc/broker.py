@@ -37,7 +37,7 @@ from offloaderd.offload.copy_check import Unsound
 from offloaderd.read.errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.admin_messages import position
-from offloaderd.rpc.broker_topics import NAMESPACE_TOPICS_MAX, TENANT_NAMESPACES_MAX, BrokerTopics
+from offloaderd.rpc.broker_topics import BrokerTopics
 from offloaderd.rpc.convert import encoded_read_response
 from offloaderd.rpc.errors import reason_of
 from offloaderd.rpc.manual import HEARTBEAT_S, changed_or_heartbeat
@@ -96,9 +96,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         reads: ReadService,
         marking: Marking,
         register: LedgerRegister | None,
-        namespace_topics_max: int = NAMESPACE_TOPICS_MAX,
         keep: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None,
-        tenant_namespaces_max: int = TENANT_NAMESPACES_MAX,
     ) -> None:
         """`keep` hears of ledgers whose copy is not sound."""
         self._keep = keep
@@ -111,7 +109,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._copies = Copies(engine.shop)
         self._clock = engine.shop.uplink.clock
         self._told: WeakKeyDictionary[TopicOffloader, tuple[Position, float]] = WeakKeyDictionary()
-        self.topics = BrokerTopics(engine, register, namespace_topics_max, tenant_namespaces_max)
+        self.topics = BrokerTopics(engine, register)
 
     async def EnsureLedger(  # noqa: N802 - named by the proto
         self, request: broker_pb2.EnsureLedgerRequest, context: Context
@@ -198,7 +196,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         first = Position(ledger_id, request.first_entry_id).checked()
         last = Position(ledger_id, request.last_entry_id).checked()
         with self._reads.counted(), self._told_apart(topic, ledger_id):
-            theirs = await self._theirs(request.ledger)
+            theirs = await self._theirs(request.ledger, first)
             if theirs is not None:
                 if not first <= last <= theirs.end:
                     raise InvalidInput(f"{first} to {last} is no range of a ledger that ends with {theirs.end}")
@@ -272,22 +270,26 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             report.message = str(error)
         return None
 
-    async def _theirs(self, ledger: broker_pb2.OffloadedLedger) -> CommittedSegment | None:
-        """Return a ledger in an object of Pulsar's own driver, None for one that our segments hold.
+    async def _theirs(
+        self, ledger: broker_pb2.OffloadedLedger, first: Position | None = None
+    ) -> CommittedSegment | None:
+        """Return a ledger in an object of Pulsar's own driver, None for one that our segments hold from `first` on.
 
         What the map has is ours to read, whoever wrote it. Raises EntriesDeleted, MapUnknown, TopicUnknown, NotFound.
         """
         topic, ledger_id, object_id = named(ledger)
         stored = await self._engine.topic_map(topic)
-        if is_held(stored, ledger_id):
+        held = is_held(stored, ledger_id)
+        if held and (first is None or stored.floor is None or first > stored.floor):
             return None
-        if ledger.bucket:
+        if ledger.bucket and not held:
             return await self._copies.of_broker(topic, ledger_id, ledger.bucket, object_id)
-        if is_gone(stored, ledger_id):
+        if held or is_gone(stored, ledger_id):
             if why := await deletion_refused(self._engine.shop.metadata, topic):
                 raise MapUnknown(f"ledger {ledger_id} of {topic} is on record as deleted, which is in doubt: {why}")
             raise EntriesDeleted(
-                f"ledger {ledger_id} of {topic} was deleted from the tier", hint=f"offloadctl ledgers list {topic}"
+                f"{f'position {first}' if held else f'ledger {ledger_id}'} of {topic} was deleted from the tier",
+                hint=f"offloadctl ledgers list {topic}",
             )
         raise await self._unknown(stored, ledger_id)
 

@@ -35,11 +35,9 @@ TENANT_NAMESPACES_MAX = 1_000
 class BrokerTopics:
     """Enables them. `register` is None when Pulsar's list cannot be read; the limits may change."""
 
-    def __init__(
-        self, engine: Engine, register: LedgerRegister | None, namespace_topics_max: int, tenant_namespaces_max: int
-    ) -> None:
-        self.namespace_topics_max = namespace_topics_max
-        self.tenant_namespaces_max = tenant_namespaces_max
+    def __init__(self, engine: Engine, register: LedgerRegister | None) -> None:
+        self.namespace_topics_max = NAMESPACE_TOPICS_MAX
+        self.tenant_namespaces_max = TENANT_NAMESPACES_MAX
         self._engine = engine
         self._register = register
         self._one_by_one = asyncio.Lock()  # so that none comes in between counting and enabling

@@ -9,6 +9,7 @@ import re2
 
 from offloaderd.errors import Conflict
 from offloaderd.metadata import paths
+from offloaderd.metadata.records.selection import Selection
 from offloaderd.offload import policies
 from offloaderd.offload.discovery import Discovery
 from offloaderd.patterns import TopicPattern
@@ -47,6 +48,7 @@ async def test_the_number_is_looked_at_where_it_is_written() -> None:
         await one.enable("re:public/default/a.*")
         said = await policies.selections(one.store)
         (selection,) = said.values()
+        assert isinstance(selection, Selection)
         with pytest.raises(Conflict, match="1 expressions"):
             await policies.put(
                 one.store,

@@ -16,8 +16,9 @@ from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.floor import Floor
+from offloaderd.metadata.records.history import HistoryOrder, HistoryPlan, Worker
 from offloaderd.metadata.records.identity import Refusal, RefusalKind
-from offloaderd.model import LedgerEnd, Position
+from offloaderd.model import LedgerEnd, Loss, Position
 from offloaderd.offload.closed_ledger import is_gone, is_held, is_whole
 from offloaderd.read.errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
 from offloaderd.rpc.v1 import broker_pb2
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def covered() -> AsyncIterator[tuple[Rig, Served, list[bytes]]]:
+async def covered(**policy: int) -> AsyncIterator[tuple[Rig, Served, list[bytes]]]:
     """Serve a topic whose ledger 0 is covered, and which Pulsar's list has no more; with its entries."""
-    rig = ledger_rig(Rig().policy)
+    rig = ledger_rig(replace(Rig().policy, **policy))
     everything = await appended(rig, payloads(15))
     listing = Listing({0, 1})
     async with served(rig, register=listing) as one:
@@ -161,5 +162,41 @@ def test_gone_is_what_lies_below_the_floor_as_a_whole(
     _, found = TopicMap(TOPIC).with_commit(SEGMENT, ends)
     found = replace(found, base=base, ends={**found.ends, **ends})
     assert tuple(one for one in range(1, 9) if is_gone(found, one)) == gone
-    assert not any(is_held(found, one) for one in range(9))
+    whole = {5} if floor is not None and floor.ledger_id == 5 else set[int]()
+    assert {one for one in range(9) if is_held(found, one)} == whole
     assert is_gone(replace(found, deleted={5: 1}), 5)
+
+
+def test_what_never_was_here_is_not_gone_however_high_the_floor_is() -> None:
+    """A broker that calls such a ledger offloaded is wrong, or the map is; either way nobody may skip it."""
+    base = Floor(position=Position(8, 9), end=None, deleted_ms=1, segments=1, object_bytes=1, reason="age")
+    loss = Loss(after=Position(2, 9), before=Position(5, 0), entries=0)
+    found = replace(TopicMap(TOPIC), base=base, losses=(loss,))
+    assert [one for one in range(9) if is_gone(found, one)] == [0, 1, 2, 5, 6, 7]
+    plan = HistoryPlan(
+        boundary=4, first=0, last=Position(3, 9), order=HistoryOrder.ALONGSIDE, worker=Worker.DAEMON,
+        planned_ms=1, epoch=1, daemon_id="d", entries=1, payload_bytes=1,
+    )  # fmt: skip
+    assert [one for one in range(9) if is_gone(replace(found, losses=(), history=plan), one)] == [4, 5, 6, 7]
+
+
+async def test_a_ledger_that_retention_has_cut_is_read_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its front was deleted here, and that alone is told; where the record is in doubt, not even that."""
+    async with covered(segment_bytes_max=400) as (_, one, entries):
+        stored = await one.engine.topic_map(TOPIC)
+        assert stored.segments[0].end == Position(0, 3)
+        base = Floor(position=Position(0, 3), end=None, deleted_ms=1, segments=1, object_bytes=1, reason="age")
+        trimmed = replace(stored, segments=stored.segments[1:], base=base)
+
+        async def topic_map(topic: object) -> TopicMap:
+            return trimmed
+
+        monkeypatch.setattr(one.engine, "topic_map", topic_map)
+        opened = await one.service.OpenLedger(broker_pb2.OpenLedgerRequest(ledger=one.named(0)), CALLER)
+        assert opened.last_entry_id == 9
+        assert await one.read(0, 4, 9) == entries[4:]
+        for last in (3, 9):
+            with pytest.raises(EntriesDeleted, match="position 0:0"):
+                await one.read(0, 0, last)
+        trimmed = replace(trimmed, base=replace(base, position=Position(0, 2)))
+        assert await refused(one, 0) is MapUnknown
