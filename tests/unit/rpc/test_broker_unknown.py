@@ -16,9 +16,9 @@ from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.floor import Floor
-from offloaderd.metadata.records.history import HistoryOrder, HistoryPlan, Worker
+from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.records.identity import Refusal, RefusalKind
-from offloaderd.model import LedgerEnd, Loss, Position
+from offloaderd.model import HistoryOrder, LedgerEnd, Loss, Position
 from offloaderd.offload.closed_ledger import is_gone, is_held, is_whole
 from offloaderd.read.errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
 from offloaderd.rpc.v1 import broker_pb2
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def covered(**policy: int) -> AsyncIterator[tuple[Rig, Served, list[bytes]]]:
+async def covered(segment_bytes_max: int = 100_000) -> AsyncIterator[tuple[Rig, Served, list[bytes]]]:
     """Serve a topic whose ledger 0 is covered, and which Pulsar's list has no more; with its entries."""
-    rig = ledger_rig(replace(Rig().policy, **policy))
+    rig = ledger_rig(replace(Rig().policy, segment_bytes_max=segment_bytes_max))
     everything = await appended(rig, payloads(15))
     listing = Listing({0, 1})
     async with served(rig, register=listing) as one:
