@@ -205,8 +205,9 @@ def _bound_tenants(engine: Engine, broker: BrokerService, settings: Settings) ->
 
 
 def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, keeper: SourceKeeper) -> TopicReader:
+    maps = ReadableMaps(engine)
     reader = TopicReader(
-        maps=ReadableMaps(engine),
+        maps=maps,
         policies=engine.book,
         objects=engine.shop.uplink.objects,
         source=ledgers.source,
@@ -215,5 +216,6 @@ def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, 
         metrics=engine.shop.uplink.metrics,
         options=wiring.read_options(settings),
     )
+    reader.source_refused = maps.source_refused
     reader.segments.damaged = keeper.found
     return reader

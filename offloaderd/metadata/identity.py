@@ -1,21 +1,23 @@
 """What is refused of a topic because its metadata, bucket or source may be of another history, as it is stored.
 
 Whoever deletes anything of a topic, or permits its deletion, asks `deletion_refused` first, in whatever process.
-Reads never ask.
+Reads of what is offloaded never ask; who would give a reader something of the source asks `source_refused`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import Conflict
+from offloaderd.errors import Conflict, IdentityRefused
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import TopicIdentityRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.records.identity import Deployment
+    from offloaderd.metadata.records.identity import Deployment, Refusal
     from offloaderd.model import TopicName
 
 
@@ -42,6 +44,17 @@ async def deletion_refused(store: MetadataStore, topic: TopicName) -> str:
     """
     refusals = (await load(store, topic)).record.refusals
     return "; ".join(f"{one} ({identity_record.hint(one.kind)})" for one in refusals)
+
+
+def source_refused(refusals: Iterable[Refusal]) -> IdentityRefused | None:
+    """Return why a topic's source may have entries of another history, as a reader is told; None: it has not."""
+    found = [one for one in refusals if one.kind in identity_record.OF_SOURCE]
+    if not found:
+        return None
+    return IdentityRefused(
+        f"the ledger source is refused ({'; '.join(map(str, found))}): only what is offloaded is read",
+        hint=identity_record.hint(found[0].kind),
+    )
 
 
 async def deployment(store: MetadataStore) -> Deployment | None:

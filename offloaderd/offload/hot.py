@@ -6,10 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Transient
+from offloaderd.metadata import identity
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from offloaderd.errors import IdentityRefused
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.model import EntryBatch, Position, TopicName
     from offloaderd.offload.engine import Engine
@@ -62,3 +64,16 @@ class ReadableMaps:
                 return await self._engine.topic_map(topic)
         except (TimeoutError, Transient):
             return last
+
+    async def source_refused(self, topic: TopicName) -> IdentityRefused | None:
+        """Return why nothing of the topic's source is to be read: by its owner if that is here. Raises Transient."""
+        found = self._engine.find(topic)
+        if found is not None:
+            return identity.source_refused(found.identity.refusals)
+        try:
+            async with asyncio.timeout(ANSWERS_S if self._engine.last_map(topic) is not None else None):
+                return identity.source_refused((await identity.load(self._engine.shop.metadata, topic)).record.refusals)
+        except (TimeoutError, Transient):
+            if self._engine.last_map(topic) is None:
+                raise
+            return None  # what is read meanwhile is what this daemon read when the topic was its own

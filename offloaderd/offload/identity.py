@@ -2,7 +2,7 @@
 
 A check that finds such a thing calls `refuse`; once it finds all in order again, `clear`. A refusal that stands stops
 deletions and grants of the topic wherever they are decided (`metadata/identity.py`); of most kinds the check also
-stops the offloading, with `stop`. Reads go on.
+stops the offloading, with `stop`. What is offloaded is read as ever, a source that is refused is not.
 """
 
 from __future__ import annotations

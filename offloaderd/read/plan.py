@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
+    from offloaderd.errors import IdentityRefused
     from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
     from offloaderd.model import LedgerEnd, Loss
 
@@ -67,7 +68,7 @@ class TopicView:
     `ends` holds what manifests said, by segment and ledger: the last entry of a ledger that was closed, None for one
     that was still open. `complete` has the ledgers that are recorded as offloaded to their end. Up to `floor` all was
     deleted by retention. Between the two positions of `unfinished` lies history that is still to be offloaded.
-    `source_away`: the source could not be asked what it has.
+    `source_away`: the source could not be asked what it has; `refused`: it was not, for it may be another's.
     """
 
     segments: Sequence[CommittedSegment] = ()
@@ -79,6 +80,7 @@ class TopicView:
     floor: Position | None = None
     unfinished: tuple[Position, Position] | None = None
     source_away: bool = False
+    refused: IdentityRefused | None = None
 
     def is_empty(self) -> bool:
         """Whether no tier has a trace of the topic: it is empty, or unknown."""
@@ -156,7 +158,8 @@ def checked_range(
     """Return the range to read; a missing end is the newest entry, or stays open when following.
 
     (None, ...) means that there is nothing yet. Raises InvalidInput for a reversed range or a negative position,
-    OutOfRange beyond the newest entry, EntriesMissing before the oldest (EntriesDeleted up to the floor).
+    IdentityRefused for what only a source that is refused may have, OutOfRange beyond the newest entry, EntriesMissing
+    before the oldest (EntriesDeleted up to the floor).
     """
     for bound in (first, last):
         if bound is not None:
@@ -164,6 +167,8 @@ def checked_range(
     if first is not None and last is not None and first > last:
         raise InvalidInput(f"the range {first}..{last} is reversed", hint="the first position comes before the last")
     oldest, newest = view.oldest(), view.newest()
+    if view.refused is not None:
+        _only_offloaded(view, view.refused, first, last)
     for bound in (first, last):
         if bound is not None and (oldest is None or bound < oldest):
             _not_deleted(view, bound)
@@ -180,6 +185,18 @@ def checked_range(
                 f"position {bound} is older than anything that is kept", hint=f"the oldest is {oldest}"
             )
     return first or oldest, last if last is not None or follow else newest
+
+
+def _only_offloaded(view: TopicView, refused: IdentityRefused, first: Position | None, last: Position | None) -> None:
+    """Raise why the source is not read for a range that reaches over what else is there."""
+    oldest, newest = view.oldest(), view.newest()
+    outside = oldest is None or newest is None
+    for bound in (first, last):
+        if bound is not None and oldest is not None and bound < oldest:
+            _not_deleted(view, bound)
+        outside |= bound is not None and oldest is not None and newest is not None and not oldest <= bound <= newest
+    if outside or (first is None and view.unfinished is not None):
+        raise refused
 
 
 def next_step(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from offloaderd.clock import Clock
+    from offloaderd.errors import IdentityRefused
     from offloaderd.format.frames import Entries
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
@@ -44,6 +45,11 @@ class ReadOptions:
 
     batch_bytes: int = BATCH_BYTES
     segments: SegmentOptions = field(default_factory=SegmentOptions)
+
+
+async def never_refused(topic: TopicName) -> IdentityRefused | None:
+    """Say that a topic's source is its own."""
+    return None
 
 
 class LastPositions(NamedTuple):
@@ -76,6 +82,8 @@ class TopicReader:
     ) -> None:
         self.options = options or ReadOptions()
         self.source = source
+        self.source_refused: Callable[[TopicName], Awaitable[IdentityRefused | None]] = never_refused
+        """Says why nothing of a topic's source is to be read, as it may be another's. Raises Transient."""
         self.hot = hot
         self.clock = clock
         self.metrics = metrics
@@ -114,7 +122,8 @@ class TopicReader:
         `framed`: what comes from the bucket is FramedEntries, as it lies there, and `batch_bytes` counts heads as well.
         Following, the read waits for new entries until `last`. Raises TopicNotFound, InvalidInput (OutOfRange beyond
         the newest entry), NotFound before the oldest; EntriesMissing, CorruptData, Transient and Denied when no tier
-        can give an entry. What was yielded is right whatever comes after. Close the iterator when done with it.
+        can give an entry, IdentityRefused once only a source that is refused may have more. What was yielded is right
+        whatever comes after. Close the iterator when done with it.
         """
         if batch_bytes < 0 or entries_max < 0:
             raise InvalidInput("batch_bytes and entries_max must be 0 or greater")
@@ -179,9 +188,11 @@ class TopicReader:
         hot = self.hot.range(topic)
         source: Sequence[SourceLedger] | None = None
         trouble: Transient | None = None
+        refused: IdentityRefused | None = None
         if self.source is not None:
             try:
-                source = await self._source_ledgers(self.source, topic)
+                refused = await self.patiently(lambda: self.source_refused(topic))
+                source = await self._source_ledgers(self.source, topic) if refused is None else None
             except Transient as error:
                 trouble = error
         topic_map: TopicMap = await self.patiently(lambda: self._maps.topic_map(topic))
@@ -198,6 +209,7 @@ class TopicReader:
             floor=topic_map.floor,
             unfinished=(topic_map.history_end or Position(-1, -1), plan.live_begin) if plan is not None else None,
             source_away=trouble is not None,
+            refused=refused,
         )
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:

@@ -119,8 +119,9 @@ class _Log:
             for piece in pieces:
                 if (hit := await piece.find(goal)) is not None:
                     break
-        if self._view.source_away and (hit is None or not await self._begins_with(pieces[0])):
-            raise Transient(
+        away = self._view.source_away or self._view.refused is not None
+        if away and (hit is None or not await self._begins_with(pieces[0])):
+            raise self._view.refused or Transient(
                 f"the ledger source of {self._topic} cannot be asked, and may have the answer", hint="try again later"
             )
         newest = self._newest

@@ -66,6 +66,7 @@ class Stream:
         self._view = TopicView()
         self._cursor: Position | None = None
         self._last: Position | None = None
+        self._bounded = False  # the request says where it ends
         self._failed: dict[object, Position] = {}
         self._reasons: dict[object, Why] = {}
         self._troubles: list[tuple[Tier, OffloaderError]] = []
@@ -82,7 +83,7 @@ class Stream:
                 self._asked_s = self._reader.clock.monotonic()
             priority = priority or configured
         self._priority = priority
-        follow = self._news is not None
+        follow, self._bounded = self._news is not None, last is not None
         self._cursor, self._last = plan.checked_range(self._view, first, last, follow=follow)
 
     async def batches(self) -> AsyncGenerator[tuple[Entries, Tier, Why], None]:
@@ -118,6 +119,8 @@ class Stream:
         """Look for the oldest entry of a topic that had none; says whether there is one."""
         if self._news is not None:
             await self._look()
+        if self._view.refused is not None:
+            raise self._view.refused
         self._cursor = self._view.oldest()
         return self._cursor is not None
 
@@ -150,6 +153,8 @@ class Stream:
             for tier, _ in self._troubles:
                 self._reader.metrics.read_requests.labels(source=tier, outcome="error").inc()
             raise self._worst()
+        if self._view.refused is not None and (step is Stop.WAIT or (step is Stop.DONE and not self._bounded)):
+            raise self._view.refused
         if isinstance(step, Run):
             step = replace(step, last_entry_id=min(step.last_entry_id, step.first_entry_id + self._left - 1))
         return step
@@ -198,6 +203,8 @@ class Stream:
         """Return the error that tells most about why an entry cannot be had: what a tier said, if one was asked."""
         if isinstance(self._missing, EntriesDeleted):
             return self._missing
+        if self._view.refused is not None and not self._troubles and not isinstance(self._missing, EntriesLost):
+            return self._view.refused
         for kind in URGENCY:
             for _, error in self._troubles:
                 if isinstance(error, kind):

@@ -43,6 +43,16 @@ class RefusalKind(StrEnum):
     """A closed ledger has fewer entries than are committed of it."""
 
 
+OF_SOURCE = frozenset(
+    {
+        RefusalKind.OTHER_SOURCE,
+        RefusalKind.UNKNOWN_SOURCE,
+        RefusalKind.LIST_BEHIND,
+        RefusalKind.LEDGER_REPLACED,
+        RefusalKind.LEDGER_SHORTER,
+    }
+)
+"""What says that the entries of the source may be another topic's: nobody is given them."""
 _HINTS = {
     RefusalKind.METADATA_WENT_BACK: "restore newer metadata, or disable the topic and run `offloaderd rebuild --topic`",
     RefusalKind.OTHER_DEPLOYMENT: "give each deployment a bucket, prefix or daemon.cluster of its own",

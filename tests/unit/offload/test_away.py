@@ -9,6 +9,7 @@ import pytest
 
 from offloaderd.errors import Transient
 from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.offload import hot
 from offloaderd.offload.hot import ReadableMaps
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
@@ -74,3 +75,19 @@ async def test_reads_go_on_with_the_last_map_without_a_wait(monkeypatch: pytest.
         await maps.topic_map(TOPIC)
     engine.last = TopicMap(TOPIC)
     assert await maps.topic_map(TOPIC) is engine.last
+
+
+async def test_who_reads_hears_of_a_source_that_is_refused() -> None:
+    """By the owner from what it knows, by others from what is on record; other refusals are no reader's affair."""
+    rig = Rig()
+    rig.ledgers = memory_ledgers(rig.clock)
+    async with rig.engine() as engine:
+        topic, maps = await enabled(engine), ReadableMaps(engine)
+        assert await topic.identity.refuse(RefusalKind.METADATA_WENT_BACK, "went back", "head")
+        assert await maps.source_refused(TOPIC) is None
+        assert await topic.identity.refuse(RefusalKind.OTHER_SOURCE, "cluster b", "source b")
+        told = await maps.source_refused(TOPIC)
+        assert "other-source: cluster b" in str(told)
+    async with rig.engine("other") as engine:
+        assert engine.find(TOPIC) is None
+        assert str(await ReadableMaps(engine).source_refused(TOPIC)) == str(told)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.errors import CorruptData, InvalidInput, NotFound, Transient
+from offloaderd.errors import CorruptData, IdentityRefused, InvalidInput, NotFound, Transient
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.model import EntryBatch, Loss, Position, ReadPriority, TopicName
 from offloaderd.objects import keys
@@ -179,6 +179,37 @@ async def test_a_source_that_is_away_matters_only_where_it_is_needed() -> None:
         house.hot.clear()  # else the buffer's newest entry would tell that something lies between
         with pytest.raises(Transient, match="stumbles"):
             await collect(house)
+
+
+async def test_a_source_that_is_refused_gives_a_reader_nothing() -> None:
+    """What is offloaded or buffered is read; for what lies beyond, the reader is told why the source is not read."""
+    house, shelf = await three_tiers()
+    house.reader.source_refused = refused
+    shelf.put(7, [b"of another cluster"])
+    async with house.reader:
+        stored = run(3, 0, 9) + run(5, 0, 3)
+        for priority in ReadPriority:
+            assert (await collect(house, last=Position(5, 3), priority=priority)) == (stored, [Tier.OBJECTS])
+        for what in ({"first": Position(5, 4)}, {"last": Position(7, 0)}, {"first": Position(1, 0)}):
+            with pytest.raises(IdentityRefused, match="another cluster"):
+                await collect(house, **what)
+        house.hot.clear()
+        for follow in (False, True):
+            batches = house.reader.read(TOPIC, follow=follow)
+            with pytest.raises(IdentityRefused, match="another cluster"):
+                _ = [batch async for batch in batches]
+        async with aclosing(house.reader.read(TOPIC)) as batches:
+            assert (await anext(batches))[0].first == Position(3, 0)
+        assert (await house.reader.last_positions(TOPIC)).confirmed == Position(5, 3)
+        house.map.segments = []
+        for follow in (False, True):
+            with pytest.raises(IdentityRefused):
+                await collect(house, follow=follow)
+
+
+async def refused(topic: TopicName) -> IdentityRefused | None:
+    """Say that a topic's source is of another history."""
+    return IdentityRefused(f"{topic}: of another cluster", hint="point to the other one")
 
 
 async def test_a_source_that_stumbles_is_tried_again() -> None:
