@@ -30,10 +30,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from offloaderd.errors import InvalidConfig, OffloaderError
+from offloaderd.errors import InvalidConfig
 from offloaderd.format import broker_entry
 from offloaderd.format.entry_time import read_heads, time_of
 from offloaderd.format.pulsar_message import MessageState
+from offloaderd.spark.source_share import Condition, Unread
 from offloaderd.spark.value_decode import ValueDecoder
 from offloaderd.spark.value_types import kind_of
 
@@ -79,7 +80,7 @@ MALFORMED = "malformed"
 """The state of a message whose value does not fit the schema, where such are not the end of the query."""
 
 
-class BrokenValue(OffloaderError):
+class BrokenValue(Unread):
     """A value of the query does not fit the schema that was given; the message names its position."""
 
 
@@ -121,11 +122,13 @@ class Skip:
 class Columns:
     """Makes the batches of one query."""
 
-    def __init__(self, schema: StructType, *, values: ValueSchema | None = None, skips: bool = False) -> None:
+    def __init__(
+        self, schema: StructType, *, values: ValueSchema | None = None, skip: frozenset[Condition] = frozenset()
+    ) -> None:
         self._arrow = to_arrow_schema(schema, timezone="UTC")
         self._headed = not {"time", "broker_timestamp", "index"}.isdisjoint(schema.names)
         self._decoder = ValueDecoder(values) if values is not None and "value" in schema.names else None
-        self._skips = skips
+        self._malformed = Condition.MALFORMED in skip
 
     def entries(self, topic: TopicName, batch: EntryBatch, kept: Sequence[bool] | None) -> pa.RecordBatch | None:
         """Return the rows of a batch's entries, of those alone that are `kept`; None for no row."""
@@ -155,7 +158,7 @@ class Columns:
         return self._batch(1, same, {})
 
     def messages(self, topic: TopicName, ledger_id: int, rows: Sequence[Row]) -> pa.RecordBatch:
-        """Return rows of messages. Raises BrokenValue, unless it `skips` those."""
+        """Return rows of messages. Raises BrokenValue, unless it skips those."""
         messages = [row.message for row in rows]
         makers: dict[str, Callable[[], Any]] = {
             "entry_id": lambda: [one.position.entry_id for one in messages],
@@ -191,12 +194,13 @@ class Columns:
         """Return what makes the columns that depend on what values hold."""
         plain = [None if one.tombstone or one.state is not MessageState.PLAIN else one for one in messages]
         values, wrong = decoder.array(plain, self._arrow.field("value").type)
-        if wrong and not self._skips:
+        if wrong and not self._malformed:
             at, why = min(wrong.items())
             inside = f":{messages[at].batch_index}" if messages[at].batch_index >= 0 else ""
             raise BrokenValue(
+                Condition.MALFORMED,
                 f"{topic}, message {messages[at].position}{inside}: its value does not fit the schema: {why}",
-                hint="give the schema that it was written with; mode=skip leaves such values null and says why",
+                hint="give the schema that it was written with; skip=malformed leaves such values null and says why",
             )
         return {
             "value": lambda: values,

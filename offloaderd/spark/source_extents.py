@@ -43,8 +43,8 @@ async def extents_of(reader: SegmentReader, topic: TopicName, segment: Committed
     kept = {one.ledger_id: one for one in segment.slices}
     async with reader.table(topic, segment) as table:
         return [
-            Extent(block.ledger_id, block.first_entry_id, block.last_entry_id, block.offset, block.survey)
-            for block in table.manifest.blocks
+            Extent(block.ledger_id, block.first_entry_id, block.last_entry_id, block.offset, block.survey, number)
+            for number, block in enumerate(table.manifest.blocks)
             if block.ledger_id in kept
         ]
 
@@ -54,6 +54,6 @@ async def _places(reader: SegmentReader, segment: CommittedSegment) -> list[Exte
     firsts = await reader.known_places(segment)
     lasts = [*(first - 1 for first in firsts[1:]), only.last_entry_id]
     return [
-        Extent(only.ledger_id, first, last, first * segment.object_bytes // only.entries)
-        for first, last in zip(firsts, lasts, strict=True)
+        Extent(only.ledger_id, first, last, first * segment.object_bytes // only.entries, None, number)
+        for number, (first, last) in enumerate(zip(firsts, lasts, strict=True))
     ]

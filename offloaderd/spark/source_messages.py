@@ -19,7 +19,8 @@ from offloaderd.format.pulsar_message import CONTENT_BYTES_MAX, Joiner, Message,
 from offloaderd.format.transactions import Transactions, TransactionState
 from offloaderd.model import Position
 from offloaderd.spark.source_extents import extents_of
-from offloaderd.spark.source_share import BrokenSegment, broken
+from offloaderd.spark.source_late import LateReader, Run
+from offloaderd.spark.source_share import BrokenSegment, Condition, broken
 from offloaderd.spark.source_transactions import OutcomeUnknown, PieceOutcomes
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from offloaderd.format.pulsar_message import Chunk
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import EntryBatch, TopicName
-    from offloaderd.read.segment import SegmentReader
     from offloaderd.spark.source_share import Piece
     from offloaderd.spark.source_wanted import Extent
 
@@ -58,14 +58,14 @@ class Messages:
 
     def __init__(
         self,
-        reader: SegmentReader,
+        reader: LateReader,
         *,
-        skips: bool,
+        skip: frozenset[Condition] = frozenset(),
         transactions: Transactions = Transactions.COMMITTED,
         step: bool = False,
     ) -> None:
         self._reader = reader
-        self._skips = skips
+        self._skip = skip
         self._everything = transactions is Transactions.ALL
         self._step = step
         self._joiner = Joiner()
@@ -81,7 +81,7 @@ class Messages:
         """Yield the rows of a batch's entries, of those alone that are `kept`.
 
         Raises BrokenSegment when chunks or markers are looked for and cannot be read, and OutcomeUnknown, unless it
-        `skips`; what the store raises.
+        skips that; what the store raises.
         """
         rows: list[Row] = []
         size = 0
@@ -95,7 +95,7 @@ class Messages:
                 try:
                     state = await self._state(piece, messages[0])
                 except (OutcomeUnknown, BrokenSegment) as error:
-                    if not self._skips or isinstance(error.__cause__, BucketMissing):
+                    if error.condition not in self._skip:
                         raise
                     messages = [Message(position=position, state=MessageState.RAW, data=payload, reason=error.message)]
                 wanted = self._is_given(messages[0], state)
@@ -128,14 +128,15 @@ class Messages:
             return None
         try:
             found = await self._outcomes.state(first.position, first.transaction)
-        except BrokenSegment as error:
-            if not self._everything or isinstance(error.__cause__, BucketMissing):
+        except BrokenSegment:
+            if not self._everything:
                 raise
             found = TransactionState.UNKNOWN
         if self._everything or first.state is MessageState.MARKER:
             return found
         if found is TransactionState.UNKNOWN or (found is TransactionState.OPEN and self._step):
             raise OutcomeUnknown(
+                Condition.UNFINISHED,
                 f"{piece.topic}, message {first.position}: whether its transaction {first.transaction} was committed "
                 f"is not said up to {(piece.after or (piece.segment,))[-1].end}",
                 hint="run the query again when the transaction is over, or read all messages with transactions=all",
@@ -154,7 +155,7 @@ class Messages:
         try:
             before = await self._before(piece, last.position, chunk)
         except BrokenSegment as error:
-            if not self._skips or isinstance(error.__cause__, BucketMissing):
+            if error.condition not in self._skip:
                 raise
             return replace(last, reason=f"{last.reason}: those before it cannot be read: {error.message}")
         (*_, found) = Joiner().take([*before, last])
@@ -167,20 +168,38 @@ class Messages:
         """
         found: list[Message] = []
         room = LOOK_BACK_BYTES
-        for segment in (piece.segment, *reversed(piece.before)):
+        todo = [*piece.before, piece.segment]
+        while todo:
+            segment = todo.pop()
             try:
-                extents = await extents_of(self._reader, piece.topic, segment)
+                extents = await extents_of(self._reader.segments, piece.topic, segment)
                 ends = [*(one.at for one in extents[1:]), segment.object_bytes]
                 for extent, end in reversed(list(zip(extents, ends, strict=True))):
                     if (extent.ledger_id, extent.first_entry_id) >= at:
                         continue
                     here = [one async for one in self._chunks(piece.topic, segment, extent, at, chunk.message)]
                     found = [*here, *found]
+                    at = Position(extent.ledger_id, extent.first_entry_id)
                     room -= end - extent.at
                     if room <= 0 or any(one.chunk is not None and one.chunk.index == 0 for one in here):
                         return found
-            except (CorruptData, NotFound) as error:
+            except BucketMissing:
+                raise
+            except NotFound as error:
+                todo += await self._instead(piece.topic, segment, at, error)
+            except CorruptData as error:
                 raise broken(piece.topic, segment, f"before {at}", error) from error
+        return found
+
+    async def _instead(
+        self, topic: TopicName, segment: CommittedSegment, at: Position, error: NotFound
+    ) -> list[CommittedSegment]:
+        """Return what holds by now what a segment that is gone had before a position. Raises BrokenSegment."""
+        found = []
+        for run in await self._reader.now(topic, Run(segment, segment.begin, min(segment.end, at)), error):
+            if run.problem is not None:
+                raise run.broken(topic, f"before {at}", run.problem) from error
+            found.append(run.segment)
         return found
 
     async def _chunks(
@@ -191,7 +210,7 @@ class Messages:
         if extent.ledger_id == at.ledger_id:
             upto = min(upto, at.entry_id - 1)
         first, last = Position(extent.ledger_id, extent.first_entry_id), Position(extent.ledger_id, upto)
-        async with aclosing(self._reader.read(topic, segment, first, last)) as batches:
+        async with aclosing(self._reader.segments.read(topic, segment, first, last)) as batches:
             async for batch in batches:
                 for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
                     one = decode_entry(Position(batch.ledger_id, entry_id), payload)[0]

@@ -16,7 +16,7 @@ from offloaderd.read.errors import EntriesDeleted
 from offloaderd.spark import source_snapshot
 from offloaderd.spark.source_extents import segment_reader
 from offloaderd.spark.source_plan import shares
-from offloaderd.spark.source_share import Hole
+from offloaderd.spark.source_share import Condition, Hole
 from offloaderd.spark.source_snapshot import Snapshot
 from offloaderd.spark.source_transactions import with_held
 from offloaderd.stores import bucket_store
@@ -51,7 +51,7 @@ async def plan_step(options: SourceOptions, start: Offset, end: Offset) -> list[
             low, high = (position(offset, str(snapshot.topic)) for offset in (start, end))
             if low < high:
                 places[snapshot.topic] = following(low), high
-                steps.append(still_there(snapshot, low, high, skips=options.skips))
+                steps.append(still_there(snapshot, low, high, skips=Condition.RETENTION in options.skipped))
         gone = {name for name in end if position(start, name) < position(end, name)} - {str(topic) for topic in places}
         if gone:
             raise NotFound(
@@ -140,5 +140,5 @@ def still_there(snapshot: Snapshot, start: Position, end: Position, *, skips: bo
     if not skips:
         hint = "let retention keep more than the stream lags; mode=skip goes on behind them"
         raise EntriesDeleted(f"{snapshot.topic}: {reason} before the stream got to them", hint=hint)
-    hole = Hole(after=start, before=oldest, reason=reason, awaited=start == NOTHING)
+    hole = Hole(after=start, before=oldest, reason=reason, awaited=start == NOTHING, condition=Condition.RETENTION)
     return Snapshot(topic_map, (hole, *snapshot.holes))

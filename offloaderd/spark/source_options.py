@@ -22,7 +22,8 @@ from offloaderd.format.transactions import Transactions
 from offloaderd.model import Position, TopicName
 from offloaderd.patterns import TopicPattern
 from offloaderd.spark.source_columns import checked_schema, full_schema
-from offloaderd.spark.source_share import Task
+from offloaderd.spark.source_late import packed
+from offloaderd.spark.source_share import EVERYTHING, Condition, Task
 from offloaderd.spark.source_wanted import Wanted, to_ms
 from offloaderd.spark.value_decode import ValueDecoder
 from offloaderd.spark.value_schema import read_schema
@@ -53,11 +54,11 @@ class Metadata(StrEnum):
 
 
 class Mode(StrEnum):
-    """What becomes of a query when entries cannot be read."""
+    """What becomes of a query when entries cannot be read, and `skip` does not name the condition."""
 
     FAIL = "fail"
     SKIP = "skip"
-    """A row takes their place that says how many they are, and why."""
+    """Whatever the condition, a row takes their place that says how many they are, and why."""
 
 
 class Start(StrEnum):
@@ -78,6 +79,7 @@ class SourceOptions:
     transactions: Transactions = Transactions.COMMITTED
     values: ValueSchema | None = None
     mode: Mode = Mode.FAIL
+    skip: frozenset[Condition] = frozenset()
     metadata: Metadata = Metadata.ZOOKEEPER
     partition_bytes: int = PARTITION_BYTES
     start: Start = Start.EARLIEST
@@ -85,9 +87,14 @@ class SourceOptions:
     step: tuple[dict[str, str], dict[str, str]] | None = None
 
     @property
+    def skipped(self) -> frozenset[Condition]:
+        """What is left out and counted, instead of ending the query."""
+        return EVERYTHING if self.mode is Mode.SKIP else self.skip
+
+    @property
     def skips(self) -> bool:
-        """Whether what cannot be read is left out."""
-        return self.mode is Mode.SKIP
+        """Whether anything is left out."""
+        return bool(self.skipped)
 
     @property
     def columns(self) -> StructType:
@@ -110,10 +117,11 @@ class SourceOptions:
             place=objects.directory if objects.kind == "filesystem" else s3_options(self.settings),
             schema=checked_schema(schema, self.columns),
             messages=self.messages,
-            skips=self.skips,
+            skip=self.skipped,
             values=self.values,
             transactions=self.transactions,
             step=step or self.step is not None,
+            origin=packed(self),
         )
 
 
@@ -128,7 +136,8 @@ HELP: dict[str, str] = {
     "end": "LEDGER:ENTRY, the last entry, inclusive",
     "start_time": "only entries written then or later: 2026-11-21T10:00:00Z, or milliseconds since 1970",
     "end_time": "only entries written before then",
-    "mode": "fail, or skip: what cannot be read is left out, counted in a row of its own",
+    "mode": "fail, or skip: whatever cannot be given is left out, counted in a row of its own",
+    "skip": "what alone is left out and counted, with commas: losses, retention, damage, malformed, unfinished",
     "metadata": "zookeeper, or bucket: the map is made from the manifests, without any ZooKeeper",
     "partition_bytes": "about what one task reads, 64MiB unless it is said",
     "max_bytes_per_trigger": "about what one step of a stream reads; no limit unless it is said",
@@ -160,6 +169,9 @@ class _Reading:
         settings = self._checked_settings()
         topic = self._topic()
         mode = self._word("mode", Mode, Mode.FAIL)
+        skip = self._value("skip", conditions)
+        if skip and mode is Mode.SKIP:
+            self._mistakes.append("mode, skip: mode=skip leaves out everything, say one of the two")
         metadata = self._word("metadata", Metadata, Metadata.ZOOKEEPER)
         start = self._own.get("start", "").strip().lower()
         word = Start(start) if start in set(Start) else Start.EARLIEST
@@ -187,6 +199,7 @@ class _Reading:
             transactions=transactions,
             values=values,
             mode=mode,
+            skip=skip or frozenset(),
             metadata=metadata,
             partition_bytes=partition_bytes or PARTITION_BYTES,
             start=word,
@@ -264,6 +277,11 @@ def truth(text: str) -> bool:
     if (word := text.strip().lower()) not in words:
         raise ValueError(text)
     return words[word]
+
+
+def conditions(text: str) -> frozenset[Condition]:
+    """Read names of conditions with commas between them. Raises ValueError."""
+    return frozenset(Condition(word.strip().lower()) for word in text.split(",") if word.strip())
 
 
 def offsets(text: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -1,8 +1,9 @@
 """From a snapshot to shares of even size, each for one task. Costs no request to the bucket but where a query cuts.
 
-A share is a row of pieces; a piece is the blocks that begin in a range of an object's bytes, so where blocks lie need
-not be known to share them out. The tables of a segment are asked for only when a query wants a part of it, to leave
-out what lies before and behind that; of many such segments the tasks find out themselves.
+A share is a row of pieces; a piece is entries of a segment by their positions, taken as if all were of one size, so
+where blocks lie need not be known to share them out, and whoever cannot read a piece knows what it leaves out. The
+tables of a segment are asked for only when a query wants a part of it, to leave out what lies before and behind that;
+of many such segments the tasks find out themselves.
 """
 
 from __future__ import annotations
@@ -11,26 +12,27 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.clock import SystemClock
-from offloaderd.errors import CorruptData, InvalidInput, NotFound
+from offloaderd.errors import BucketMissing, CorruptData, InvalidInput, NotFound
 from offloaderd.metadata.each import each
-from offloaderd.model import LEDGER_ID_MAX
-from offloaderd.read.errors import EntriesDeleted, EntriesLost
+from offloaderd.model import LEDGER_ID_MAX, Position
+from offloaderd.read.errors import EntriesDeleted
 from offloaderd.spark import source_snapshot
 from offloaderd.spark.source_extents import extents_of, segment_reader
 from offloaderd.spark.source_messages import LOOK_BACK_BYTES
-from offloaderd.spark.source_share import Missing, Piece
+from offloaderd.spark.source_share import Missing, Piece, Unread, parts_of
 from offloaderd.spark.source_snapshot import holes_within
 from offloaderd.spark.source_transactions import with_held
+from offloaderd.spark.source_wanted import Span
 from offloaderd.stores import bucket_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.model import Position, TopicName
+    from offloaderd.model import TopicName
     from offloaderd.read.segment import SegmentReader
     from offloaderd.spark.source_options import SourceOptions
-    from offloaderd.spark.source_share import Hole, Share
+    from offloaderd.spark.source_share import Condition, Hole, Share
     from offloaderd.spark.source_snapshot import Snapshot
     from offloaderd.spark.source_wanted import Wanted
 
@@ -43,6 +45,14 @@ LOOK_BACK_SEGMENTS = 100
 LOOK_AHEAD_BYTES = 1024 * 1024 * 1024
 LOOK_AHEAD_SEGMENTS = 100
 """How much of a topic behind its own segment, and how many segments, a task may look into for a transaction's end."""
+
+CLOCKS_APART_MS = 3_600_000
+"""How wrong the clocks of producers, brokers, daemons and stores may be where one is compared with another."""
+TIME_MS_MAX = 2**63 - 1
+
+
+class HoleInRange(Unread):
+    """Entries of the range are in no segment: lost, or still to come."""
 
 
 async def plan(options: SourceOptions, wanted: Wanted) -> list[Share]:
@@ -62,8 +72,8 @@ async def shares(
 ) -> list[Share]:
     """Return what is to be read, in the order of topics and positions, in shares of about `partition_bytes`.
 
-    `places` are the ranges of a stream's step, by topic. Raises EntriesLost and EntriesDeleted for what the query
-    wants and nobody has, unless it skips; InvalidInput for a range beyond the end.
+    `places` are the ranges of a stream's step, by topic. Raises HoleInRange and EntriesDeleted for what the
+    query wants and nobody has, unless it skips that; InvalidInput for a range beyond the end.
     """
     rows: list[Piece | Missing] = []
     for snapshot in snapshots:
@@ -78,7 +88,7 @@ async def shares(
             if before is None or (first is not None and before < first):
                 continue
             here = replace(here, last=before if last is None else min(last, before))
-        rows += _missing(snapshot, here, skips=options.skips)
+        rows += _missing(snapshot, here, options.skipped)
         pieces = await _pieces(snapshot, here, reader)
         rows += with_neighbours(pieces, snapshot.map.segments) if options.messages else pieces
     return shared_out(rows, options.partition_bytes)
@@ -97,35 +107,58 @@ def _check_range(snapshot: Snapshot, wanted: Wanted) -> None:
             raise InvalidInput(f"{snapshot.topic}: {name} = {bound} is beyond the end", hint=hint)
 
 
-def _missing(snapshot: Snapshot, wanted: Wanted, *, skips: bool) -> list[Missing]:
-    """Return the holes in the range. Raises EntriesLost unless they are to be skipped."""
-    found = [one for one in holes_within(snapshot, wanted.first, wanted.last) if _may_concern(wanted, one)]
-    if found and not skips:
-        hole = found[0]
-        onwards = f"begin at start={hole.before}, or " if hole.before is not None else ""
-        raise EntriesLost(f"{snapshot.topic}: {hole.reason}", hint=f"{onwards}read what there is with mode=skip")
+def _missing(snapshot: Snapshot, wanted: Wanted, skip: frozenset[Condition]) -> list[Missing]:
+    """Return the holes in the range. Raises HoleInRange for one that is not to be skipped."""
+    found = [one for one in holes_within(snapshot, wanted.first, wanted.last) if _may_concern(snapshot, wanted, one)]
+    for hole in found:
+        if hole.condition not in skip:
+            onwards = f"begin at start={hole.before}, or " if hole.before is not None else ""
+            hint = f"{onwards}read what there is with skip={hole.condition}"
+            raise HoleInRange(hole.condition, f"{snapshot.topic}: {hole.reason}", hint=hint)
     return [Missing(snapshot.topic, hole) for hole in found]
 
 
-def _may_concern(wanted: Wanted, hole: Hole) -> bool:
-    """Say whether entries of a hole may be in ledgers that a query is about."""
+def _may_concern(snapshot: Snapshot, wanted: Wanted, hole: Hole) -> bool:
+    """Say whether entries of a hole may be in ledgers, and of times, that a query is about."""
     last = LEDGER_ID_MAX if hole.before is None else hole.before.ledger_id
-    return wanted.ledgers.meets(hole.after.ledger_id, last)
+    return wanted.ledgers.meets(hole.after.ledger_id, last) and _may_be_then(snapshot, wanted.time_span, hole)
+
+
+def _may_be_then(snapshot: Snapshot, times: Span, hole: Hole) -> bool:
+    """Say whether entries of a hole may have times of a span.
+
+    They were written after their ledger, or one before it, was made, and before what follows was offloaded.
+    """
+    if times == Span():
+        return True
+    made_ms = snapshot.map.created.get(hole.after.ledger_id)
+    follows = snapshot.map.find(hole.before) if hole.before is not None else None
+    low = 0 if made_ms is None else made_ms - CLOCKS_APART_MS
+    high = TIME_MS_MAX if follows is None or not follows.offloaded_ms else follows.offloaded_ms + CLOCKS_APART_MS
+    return times.meets(low, high)
 
 
 async def _pieces(snapshot: Snapshot, wanted: Wanted, reader: SegmentReader) -> list[Piece]:
     """Return a piece for each segment that has something of what is wanted, cut as far as that can be known."""
     topic = snapshot.topic
-    found = [one for one in snapshot.map.segments if wanted.slices(one)]
+    found = [one for one in snapshot.map.segments if wanted.of(one)]
     cut = [one for one in found if not wanted.takes_all(one)][-TABLES_MAX:]
-    places = await each(cut, lambda one: _cut(reader, topic, one, wanted))
-    known = {one.segment_id: place for one, place in zip(cut, places, strict=True)}
-    pieces = []
-    for segment in found:
-        low, end = known.get(segment.segment_id, (0, segment.object_bytes))
-        if low < end:
-            pieces.append(Piece(topic, segment, low, end, leads=True, first=wanted.first, last=wanted.last))
-    return pieces
+    pieces = {one.segment_id: _whole(topic, one, wanted) for one in found}
+    for segment, piece in zip(cut, await each(cut, lambda one: _cut(reader, topic, one, wanted)), strict=True):
+        if piece is None:
+            del pieces[segment.segment_id]
+        else:
+            pieces[segment.segment_id] = piece
+    return list(pieces.values())
+
+
+def _whole(topic: TopicName, segment: CommittedSegment, wanted: Wanted) -> Piece:
+    """Return what may be wanted of a segment as far as the map tells."""
+    parts = wanted.of(segment)
+    first = Position(parts[0].ledger_id, parts[0].first_entry_id)
+    last = Position(parts[-1].ledger_id, parts[-1].last_entry_id)
+    entries = sum(one.entries for one in parts_of(segment, first, last))
+    return Piece(topic, segment, first, last, segment.object_bytes * entries // segment.entries)
 
 
 def with_neighbours(pieces: Sequence[Piece], segments: Sequence[CommittedSegment]) -> list[Piece]:
@@ -147,48 +180,38 @@ def with_neighbours(pieces: Sequence[Piece], segments: Sequence[CommittedSegment
     return found
 
 
-async def _cut(reader: SegmentReader, topic: TopicName, segment: CommittedSegment, wanted: Wanted) -> tuple[int, int]:
-    """Return where what is wanted of a segment begins and ends; all of it if its tables cannot be read."""
+async def _cut(reader: SegmentReader, topic: TopicName, segment: CommittedSegment, wanted: Wanted) -> Piece | None:
+    """Return what is wanted of a segment by its tables, None for nothing; all of it if they cannot be read."""
     try:
         extents = await extents_of(reader, topic, segment)
+    except BucketMissing:
+        raise
     except (CorruptData, NotFound):
-        return 0, segment.object_bytes  # the task will say so, or skip it
+        return _whole(topic, segment, wanted)  # the task will find what holds it now, say so, or skip it
     ends = [*(one.at for one in extents[1:]), segment.object_bytes]
-    kept = [(one.at, end) for one, end in zip(extents, ends, strict=True) if wanted.may_hold(one)]
-    return (kept[0][0], kept[-1][1]) if kept else (0, 0)
+    kept = [(one, end) for one, end in zip(extents, ends, strict=True) if wanted.may_hold(one)]
+    if not kept:
+        return None
+    first = Position(kept[0][0].ledger_id, wanted.bounds(kept[0][0])[0])
+    last = Position(kept[-1][0].ledger_id, wanted.bounds(kept[-1][0])[1])
+    return Piece(topic, segment, first, last, kept[-1][1] - kept[0][0].at)
 
 
 def shared_out(rows: Sequence[Piece | Missing], partition_bytes: int) -> list[Share]:
-    """Cut the row of pieces into shares of the same size, the nearest to `partition_bytes` that is not above it."""
-    total = sum(one.end_byte - one.first_byte for one in rows if isinstance(one, Piece))
+    """Cut the row of pieces into shares of about the same size, the nearest to `partition_bytes` not above it."""
+    total = sum(one.object_bytes for one in rows if isinstance(one, Piece))
     count = max(1, -(-total // partition_bytes))
     size = max(1, -(-total // count))
     found: list[Share] = []
     current: list[Piece | Missing] = []
     room = size
-    for one in _cut_at(rows, size):
-        weight = one.end_byte - one.first_byte if isinstance(one, Piece) else 0
-        if weight > room:
-            found.append(tuple(current))
-            current, room = [], size
-        current.append(one)
-        room -= weight
-    return [*found, tuple(current)] if current else found
-
-
-def _cut_at(rows: Iterable[Piece | Missing], size: int) -> Iterator[Piece | Missing]:
-    """Cut pieces wherever a share of `size` bytes is full."""
-    room = size
     for one in rows:
-        if isinstance(one, Missing):
-            yield one
-            continue
-        rest = one
-        while (length := rest.end_byte - rest.first_byte) > room:
-            middle = rest.first_byte + room
-            if room:
-                yield replace(rest, end_byte=middle)
-                rest = replace(rest, first_byte=middle, leads=False)
-            room = size
-        yield rest
-        room -= length
+        rest: Piece | Missing | None = one
+        while isinstance(rest, Piece) and rest.object_bytes > room and len(found) < count - 1:
+            head, rest = rest.cut(room)
+            found.append((*current, head))
+            current, room = [], size
+        if rest is not None:
+            current.append(rest)
+            room -= rest.object_bytes if isinstance(rest, Piece) else 0
+    return [*found, tuple(current)] if current else found

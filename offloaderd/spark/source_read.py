@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,8 +21,10 @@ from offloaderd.objects.s3 import S3Store
 from offloaderd.read.segment import Pace
 from offloaderd.spark.source_columns import Columns, Skip
 from offloaderd.spark.source_extents import extents_of, segment_reader
+from offloaderd.spark.source_late import LateReader, Run, asked
 from offloaderd.spark.source_messages import Messages
-from offloaderd.spark.source_share import BrokenSegment, Missing, broken
+from offloaderd.spark.source_share import Missing, Part
+from offloaderd.spark.source_wanted import Extent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -33,8 +36,8 @@ if TYPE_CHECKING:
     from offloaderd.model import EntryBatch
     from offloaderd.objects.s3 import S3Options
     from offloaderd.read.segment import SegmentReader
-    from offloaderd.spark.source_share import Piece, Share, Task
-    from offloaderd.spark.source_wanted import Extent, Wanted
+    from offloaderd.spark.source_share import Condition, Piece, Share, Task
+    from offloaderd.spark.source_wanted import Wanted
 
 T = TypeVar("T")
 
@@ -60,28 +63,29 @@ def store_at(place: S3Options | str) -> FilesystemStore | S3Store:
 
 
 def rows(task: Task, share: Share | None, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a share; Spark gives None where there is none. Raises BrokenSegment, Transient, Denied."""
+    """Yield the rows of a share; Spark gives None where there is none. Raises Unread, Transient, Denied."""
 
     async def opened() -> AsyncGenerator[pa.RecordBatch, None]:
-        columns = Columns(task.schema, values=task.values, skips=task.skips)
+        columns = Columns(task.schema, values=task.values, skip=task.skip)
         async with store_at(task.place) as objects, segment_reader(objects) as reader:
-            async for batch in record_batches(reader, share or (), wanted, columns, task):
+            late = LateReader(reader, partial(asked, task.origin, objects))
+            async for batch in record_batches(late, share or (), wanted, columns, task):
                 yield batch
 
     return iterate(opened())
 
 
 async def record_batches(
-    reader: SegmentReader, share: Share, wanted: Wanted, columns: Columns, task: Task
+    reader: LateReader, share: Share, wanted: Wanted, columns: Columns, task: Task
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the rows of a share, in order.
 
-    Raises BrokenSegment, BrokenValue and OutcomeUnknown unless the task `skips`, and what the store raises.
+    Raises BrokenSegment, BrokenValue and OutcomeUnknown for what the task does not skip, and what the store raises.
     """
     async with AsyncExitStack() as stack:
         messages = None
         if task.messages:
-            messages = Messages(reader, skips=task.skips, transactions=task.transactions, step=task.step)
+            messages = Messages(reader, skip=task.skip, transactions=task.transactions, step=task.step)
             stack.push_async_callback(messages.close)
         for one in share:
             if isinstance(one, Missing):
@@ -89,8 +93,7 @@ async def record_batches(
                 first = Position(hole.after.ledger_id, hole.after.entry_id + 1)
                 yield columns.skipped(one.topic, Skip(first, hole.entries, hole.reason))
                 continue
-            here = replace(wanted, first=one.first, last=one.last)
-            async with aclosing(_entries(reader, one, here, skips=task.skips)) as found:
+            async with aclosing(_entries(reader, one, wanted, task.skip)) as found:
                 async for batch in found:
                     if isinstance(batch, Skip):
                         yield columns.skipped(one.topic, batch)
@@ -104,79 +107,99 @@ async def record_batches(
 
 
 async def _entries(
-    reader: SegmentReader, piece: Piece, wanted: Wanted, *, skips: bool
+    reader: LateReader, piece: Piece, wanted: Wanted, skip: frozenset[Condition]
 ) -> AsyncGenerator[EntryBatch | Skip, None]:
-    """Yield what is wanted of a piece."""
-    try:
-        extents = await extents_of(reader, piece.topic, piece.segment)
-    except (CorruptData, NotFound) as error:
-        if not skips or isinstance(error, BucketMissing):
-            raise _named(piece, str(piece.segment.range), error) from error
-        if piece.leads:
-            for skip in _all_of(piece, wanted, error):
-                yield skip
-        return
-    chosen = [
-        number
-        for number, one in enumerate(extents)
-        if piece.first_byte <= one.at < piece.end_byte and wanted.may_hold(one)
-    ]
+    """Yield what is wanted of a piece, each entry as it is or in the Skip that counts it."""
+    todo = deque([Run(piece.segment, piece.first, piece.last)])
     pace = Pace()
-    for run in _runs(chosen):
-        async with aclosing(_run(reader, piece, [extents[at] for at in run], wanted, pace, skips=skips)) as found:
-            async for batch in found:
-                yield batch
+    while todo:
+        run = todo.popleft()
+        here = replace(wanted, first=run.first, last=run.last)
+        if run.problem is not None:
+            for skipped in _left_out(piece, run, here, run.problem, skip):
+                yield skipped
+            continue
+        at = run.first
+        try:
+            extents = [one for one in await extents_of(reader.segments, piece.topic, run.segment) if here.may_hold(one)]
+            for row in _rows_of(extents):
+                async with aclosing(_row(reader.segments, piece, run, row, here, pace, skip)) as found:
+                    async for batch in found:
+                        yield batch
+                        at = _behind(batch)
+        except BucketMissing:
+            raise
+        except NotFound as error:
+            todo.extendleft(reversed(await reader.now(piece.topic, Run(run.segment, at, run.last), error)))
+        except CorruptData as error:
+            for skipped in _left_out(piece, run, here, error, skip):
+                yield skipped
 
 
-async def _run(
-    reader: SegmentReader, piece: Piece, run: Sequence[Extent], wanted: Wanted, pace: Pace, *, skips: bool
+async def _row(
+    reader: SegmentReader,
+    piece: Piece,
+    run: Run,
+    row: Sequence[Extent],
+    wanted: Wanted,
+    pace: Pace,
+    skip: frozenset[Condition],
 ) -> AsyncGenerator[EntryBatch | Skip, None]:
     """Yield what is wanted of extents that lie next to each other; goes on behind one that is damaged."""
-    left = deque(run)
+    left = deque(row)
     while left:
-        first = Position(left[0].ledger_id, wanted.bounds(left[0])[0])
+        at = Position(left[0].ledger_id, wanted.bounds(left[0])[0])
         last = Position(left[-1].ledger_id, wanted.bounds(left[-1])[1])
-        at = first
         try:
-            async with aclosing(reader.read(piece.topic, piece.segment, first, last, pace)) as batches:
+            async with aclosing(reader.read(piece.topic, run.segment, at, last, pace)) as batches:
                 async for batch in batches:
                     yield batch
-                    at = Position(batch.ledger_id, batch.last_entry_id + 1)
+                    at = _behind(batch)
             return
-        except (CorruptData, NotFound) as error:
+        except CorruptData as error:
             while (left[0].ledger_id, left[0].last_entry_id) < at:
                 left.popleft()
             damaged = left.popleft()
             low, high = wanted.bounds(damaged)
             low = max(low, at.entry_id) if at.ledger_id == damaged.ledger_id else low
-            where = f"{damaged.ledger_id}:{low}..{damaged.ledger_id}:{high}"
-            if not skips or isinstance(error, BucketMissing):
-                raise _named(piece, where, error) from error
-            yield Skip(Position(damaged.ledger_id, low), high - low + 1, _named(piece, where, error).message)
+            part = Part(damaged.ledger_id, low, high)
+            yield _skipped(piece, run, part, error, skip)
 
 
-def _all_of(piece: Piece, wanted: Wanted, error: OffloaderError) -> Iterator[Skip]:
-    """Yield what cannot be read of a segment without its tables, ledger by ledger."""
-    for one in wanted.slices(piece.segment):
-        low, high = wanted.bounds(one)
-        where = f"{one.ledger_id}:{low}..{one.ledger_id}:{high}"
-        yield Skip(Position(one.ledger_id, low), high - low + 1, _named(piece, where, error).message)
+def _left_out(
+    piece: Piece, run: Run, wanted: Wanted, error: OffloaderError, skip: frozenset[Condition]
+) -> Iterator[Skip]:
+    """Yield what cannot be read of a run, ledger by ledger. Raises BrokenSegment."""
+    for part in run.parts:
+        if wanted.may_hold(Extent(*part, 0)):
+            yield _skipped(piece, run, part, error, skip)
 
 
-def _runs(numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the runs of consecutive numbers."""
-    run: list[int] = []
-    for number in numbers:
-        if run and number != run[-1] + 1:
-            yield run
-            run = []
-        run.append(number)
-    if run:
-        yield run
+def _skipped(piece: Piece, run: Run, part: Part, error: OffloaderError, skip: frozenset[Condition]) -> Skip:
+    """Return what counts entries that cannot be read. Raises BrokenSegment where that ends the query."""
+    broken = run.broken(piece.topic, part, error)
+    if broken.condition not in skip:
+        raise broken from error
+    return Skip(Position(part.ledger_id, part.first_entry_id), part.entries, broken.message)
 
 
-def _named(piece: Piece, where: str, error: OffloaderError) -> BrokenSegment:
-    return broken(piece.topic, piece.segment, where, error)
+def _behind(batch: EntryBatch | Skip) -> Position:
+    """Return the position that comes next."""
+    if isinstance(batch, Skip):
+        return Position(batch.first.ledger_id, batch.first.entry_id + (batch.entries or 0))
+    return Position(batch.ledger_id, batch.last_entry_id + 1)
+
+
+def _rows_of(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
+    """Yield rows of extents that follow each other, which are read together."""
+    row: list[Extent] = []
+    for one in extents:
+        if row and one.number != row[-1].number + 1:
+            yield row
+            row = []
+        row.append(one)
+    if row:
+        yield row
 
 
 class _End:

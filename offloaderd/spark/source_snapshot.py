@@ -15,7 +15,7 @@ from offloaderd.metadata.each import each
 from offloaderd.metadata.nodes import node
 from offloaderd.model import Position
 from offloaderd.spark.source_options import Metadata
-from offloaderd.spark.source_share import Hole
+from offloaderd.spark.source_share import Condition, Hole
 from offloaderd.stores import metadata_store
 from offloaderd.upkeep import rebuild
 from offloaderd.wiring import sites as sites_of
@@ -23,6 +23,7 @@ from offloaderd.wiring import sites as sites_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.config import Settings
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import TopicName
@@ -34,11 +35,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One topic: its map, the holes in it by position, and from where on consumers are given nothing yet."""
+    """One topic: its map, the holes in it by position, and from where on consumers are given nothing yet.
+
+    `rebuilt`: the map was made from the bucket, which does not tell what retention has deleted.
+    """
 
     map: TopicMap
     holes: tuple[Hole, ...] = ()
     held: Position | None = None
+    rebuilt: bool = False
 
     @property
     def topic(self) -> TopicName:
@@ -68,10 +73,18 @@ class Snapshot:
 
 async def take(options: SourceOptions, objects: ObjectReader) -> list[Snapshot]:
     """Look at every topic of the query. Raises NotFound when there is none, and what the stores raise."""
-    if options.metadata is Metadata.BUCKET:
-        return await from_buckets(objects, sites_of(options.settings), options.topic, lenient=options.skips)
-    async with metadata_store(options.settings) as store:
-        return await from_metadata(store, options.topic)
+    lenient = Condition.DAMAGE in options.skipped
+    return await of(options.settings, options.metadata, objects, options.topic, lenient=lenient)
+
+
+async def of(
+    settings: Settings, metadata: Metadata, objects: ObjectReader, pattern: TopicPattern, *, lenient: bool
+) -> list[Snapshot]:
+    """Look at every topic of a pattern, where `metadata` says. Raises NotFound, and what the stores raise."""
+    if metadata is Metadata.BUCKET:
+        return await from_buckets(objects, sites_of(settings), pattern, lenient=lenient)
+    async with metadata_store(settings) as store:
+        return await from_metadata(store, pattern)
 
 
 async def from_metadata(store: MetadataStore, pattern: TopicPattern) -> list[Snapshot]:
@@ -144,11 +157,13 @@ async def from_buckets(
         problems = [*blocking, *(problem for problem in one.problems if problem.blocks)]
         if problems and not lenient:
             said = "; ".join(problem.text for problem in problems[:5])
-            hint = "repair it (`offloaderd verify` shows all), or read what there is with mode=skip"
+            hint = "repair it (`offloaderd verify` shows all), or read what there is with skip=damage"
             raise NotFound(f"the bucket does not hold all of {one.topic}: {said}", hint=hint)
         end = one.map.segments[-1].end if one.map.segments else Position(-1, -1)
-        unplaced = tuple(Hole(after=end, before=None, reason=problem.text) for problem in problems)
-        snapshots.append(Snapshot(one.map, (*holes_of(one.map), *unplaced)))
+        unplaced = tuple(
+            Hole(after=end, before=None, reason=problem.text, condition=Condition.DAMAGE) for problem in problems
+        )
+        snapshots.append(Snapshot(one.map, (*holes_of(one.map), *unplaced), rebuilt=True))
     return snapshots
 
 
@@ -169,7 +184,9 @@ def holes_of(topic_map: TopicMap) -> tuple[Hole, ...]:
     if plan is not None:
         after = topic_map.history_end or topic_map.floor or Position(-1, -1)
         reason = f"history after {after} and before {plan.live_begin} is not offloaded yet"
-        holes.append(Hole(after=after, before=plan.live_begin, reason=reason, awaited=True))
+        holes.append(
+            Hole(after=after, before=plan.live_begin, reason=reason, awaited=True, condition=Condition.UNFINISHED)
+        )
     return tuple(sorted(holes, key=lambda hole: hole.after))
 
 

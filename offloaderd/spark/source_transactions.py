@@ -12,14 +12,14 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import CorruptData, NotFound, OffloaderError
+from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format.transactions import TransactionLog, TransactionState, mention_of
 from offloaderd.metadata.each import each
 from offloaderd.model import Position
 from offloaderd.read.consumer import look_back_from
 from offloaderd.read.outcomes import Known, KnownOutcomes, Outcomes
 from offloaderd.read.plan import TopicView
-from offloaderd.spark.source_share import broken
+from offloaderd.spark.source_share import Unread, broken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import EntryBatch, TopicName
     from offloaderd.read.segment import SegmentReader
+    from offloaderd.spark.source_late import LateReader
     from offloaderd.spark.source_share import Piece
     from offloaderd.spark.source_snapshot import Snapshot
 
@@ -37,7 +38,7 @@ LOOK_BACK_BYTES = 32 * 1024 * 1024
 NOWHERE = Position(-1, -1)
 
 
-class OutcomeUnknown(OffloaderError):
+class OutcomeUnknown(Unread):
     """Nobody can say, in what the query may read, whether a transaction was committed; the message names it."""
 
 
@@ -80,6 +81,8 @@ async def _first_open(snapshot: Snapshot, reader: SegmentReader, known: KnownOut
             async with aclosing(reader.read(snapshot.topic, segment, first, min(end, segment.end))) as batches:
                 async for batch in batches:
                     _take(log, batch)
+        except BucketMissing:
+            raise
         except (CorruptData, NotFound):
             origin, log = segment.end, TransactionLog()  # whoever reads this segment says so, or skips it
     known.keep(snapshot.topic, Known(origin, end, log))
@@ -96,7 +99,7 @@ def _take(log: TransactionLog, batch: EntryBatch) -> None:
 class PieceOutcomes:
     """What became of the transactions in one share, piece by piece in their order; an async context manager's part."""
 
-    def __init__(self, reader: SegmentReader) -> None:
+    def __init__(self, reader: LateReader) -> None:
         self._reader = reader
         self._topic: TopicName | None = None
         self._piece: Piece | None = None
@@ -178,7 +181,7 @@ class PieceOutcomes:
             async with aclosing(self._reader.read(topic, segment, first, last)) as batches:
                 async for batch in batches:
                     yield batch
-        except (CorruptData, NotFound) as error:
+        except CorruptData as error:
             raise broken(topic, segment, f"{first}..{last}", error) from error
 
 

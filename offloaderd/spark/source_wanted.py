@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql import datasource as spark
 
 from offloaderd.format.entry_time import time_of
+from offloaderd.spark.source_share import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from offloaderd.format.entry_time import Survey
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import EntryBatch, Position
+    from offloaderd.spark.source_share import Part
 
 MILLISECOND = timedelta(milliseconds=1)
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -31,7 +33,8 @@ TIMES = ("time", "broker_timestamp")
 class Extent(NamedTuple):
     """Entries of one ledger that are read together: a block, or what lies between two places of a broker's index.
 
-    `at` is where they begin in the object, of which a broker's index does not tell more than about where.
+    `at` is where they begin in the object, of which a broker's index does not tell more than about where; `number`
+    counts the extents of a segment.
     """
 
     ledger_id: int
@@ -39,6 +42,7 @@ class Extent(NamedTuple):
     last_entry_id: int
     at: int
     survey: Survey | None = None
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +131,10 @@ class Wanted:
                 last = min(last, self.last.entry_id)
         return first, last
 
-    def slices(self, segment: CommittedSegment) -> list[Extent]:
-        """Return what may be wanted of a segment as far as the map tells, by ledger; `at` means nothing there."""
-        known = (Extent(one.ledger_id, one.first_entry_id, one.last_entry_id, 0) for one in segment.slices)
-        return [one for one in known if self.may_hold(one)]
+    def of(self, segment: CommittedSegment) -> list[Part]:
+        """Return what may be wanted of a segment as far as the map tells, ledger by ledger."""
+        parts = parts_of(segment, self.first, self.last)
+        return [one for one in parts if self.may_hold(Extent(*one, 0))]
 
     def takes_all(self, segment: CommittedSegment) -> bool:
         """Say whether nothing of a segment is outside, without having seen its blocks."""

@@ -13,8 +13,10 @@ from offloaderd.patterns import of_topic
 from offloaderd.spark import source_plan
 from offloaderd.spark.source_columns import Columns
 from offloaderd.spark.source_extents import segment_reader
+from offloaderd.spark.source_late import LateReader
 from offloaderd.spark.source_options import SourceOptions
 from offloaderd.spark.source_read import record_batches
+from offloaderd.spark.source_share import Piece
 from offloaderd.spark.source_snapshot import Snapshot, holes_of
 from offloaderd.testing.builders import payload
 from tests.unit.read.build import TOPIC, FastClock
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.model import Loss
+    from offloaderd.model import Loss, TopicName
     from offloaderd.objects.port import SegmentStore
     from offloaderd.spark.source_share import Share
     from offloaderd.spark.source_wanted import Wanted
@@ -79,13 +81,29 @@ async def planned(
         return await source_plan.shares([found], wish, wanted or wish.wanted, reader)
 
 
-async def read_share(store: SegmentStore, share: Share, wish: SourceOptions, wanted: Wanted | None = None) -> list[Any]:
-    """Return the rows of a share as dictionaries, read in the loop of the test."""
+async def read_share(
+    store: SegmentStore,
+    share: Share,
+    wish: SourceOptions,
+    wanted: Wanted | None = None,
+    *,
+    now: Snapshot | None = None,
+) -> list[Any]:
+    """Return the rows of a share as dictionaries, read in the loop of the test; `now` is what the map has by then.
+
+    Without it the map has what the share was made of.
+    """
     rows: list[Any] = []
     task = wish.task(wish.columns)
-    columns = Columns(task.schema, values=task.values, skips=task.skips)
+    columns = Columns(task.schema, values=task.values, skip=task.skip)
+    pieces = [one for one in share if isinstance(one, Piece)]
+    planned = {held.begin: held for one in pieces for held in (*one.before, one.segment, *one.after)}
+
+    async def current(_: TopicName) -> Snapshot:
+        return now or snapshot([planned[begin] for begin in sorted(planned)])
+
     async with segment_reader(store) as reader:
-        async for batch in record_batches(reader, share, wanted or wish.wanted, columns, task):
+        async for batch in record_batches(LateReader(reader, current), share, wanted or wish.wanted, columns, task):
             rows += batch.to_pylist()
     return rows
 
@@ -96,7 +114,7 @@ async def read_all(
     """Return all rows of a query, share by share."""
     rows: list[Any] = []
     for share in await planned(store, found, wish, wanted):
-        rows += await read_share(store, share, wish, wanted)
+        rows += await read_share(store, share, wish, wanted, now=found)
     return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import datasource as spark
@@ -12,10 +12,9 @@ from pyspark.sql import datasource as spark
 from offloaderd.errors import BucketMissing, Denied, OffloaderError
 from offloaderd.metadata import catalog
 from offloaderd.model import Loss, OffloadMethod, Position
-from offloaderd.read.errors import EntriesLost
 from offloaderd.spark.source_extents import segment_reader
 from offloaderd.spark.source_options import Mode
-from offloaderd.spark.source_plan import shares
+from offloaderd.spark.source_plan import HoleInRange, shares
 from offloaderd.spark.source_share import BrokenSegment, Piece
 from offloaderd.spark.source_snapshot import Snapshot, holes_of
 from offloaderd.spark.source_wanted import Wanted
@@ -41,6 +40,8 @@ from tests.unit.spark.lake import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
 
@@ -73,10 +74,11 @@ async def test_shares_are_even() -> None:
     found, _ = await two_segments(store)
     total = sum(one.object_bytes for one in found.map.segments)
     shares = await planned(store, found, options(partition_bytes=total // 4 - 1))
-    sizes = [sum(one.end_byte - one.first_byte for one in share if isinstance(one, Piece)) for share in shares]
+    sizes = [sum(one.object_bytes for one in share if isinstance(one, Piece)) for share in shares]
     assert len(sizes) == 5
     assert sum(sizes) == total
-    assert max(sizes) - min(sizes) <= 5
+    entry = total // 335
+    assert max(sizes) - min(sizes) <= 5 * entry, "but for parts of an entry"
     assert not store.asked, "a query for everything is planned without a request"
 
 
@@ -84,7 +86,7 @@ async def test_positions_cut_exactly() -> None:
     """A range of positions gives its entries alone; blocks and segments outside are never asked for."""
     store = CountingStore()
     found, every = await two_segments(store)
-    wish = options(wanted=Wanted(first=Position(9, 35), last=Position(9, 64)), partition_bytes=1000)
+    wish = options(wanted=Wanted(first=Position(9, 35), last=Position(9, 64)))
     assert entries(await read_all(store, found, wish)) == [one for one in every if one[0] == 9 and 35 <= one[1] <= 64]
     assert not any(str(ONE) in key for key in store.by_key()), "the other segment is not looked at"
     asked = [(at, length) for key, at, length in store.asked if key == f"{PREFIX}{TWO}"]
@@ -164,7 +166,7 @@ async def test_damage_is_named(what: str) -> None:
     assert str(ONE) in caught.value.message
     assert str(TOPIC) in caught.value.message
     assert "5:0.." in caught.value.message
-    assert "mode=skip" in caught.value.hint
+    assert "skip=damage" in caught.value.hint
 
 
 @pytest.mark.parametrize("partition_bytes", [1500, 10**9])
@@ -180,21 +182,32 @@ async def test_damage_is_skipped_and_counted(partition_bytes: int) -> None:
     wish = options(mode=Mode.SKIP, partition_bytes=partition_bytes)
     rows = await read_all(store, found, wish)
     skips = [row for row in rows if row["skipped"] is not None]
-    assert [(row["ledger_id"], row["entry_id"], row["skipped"], row["payload"]) for row in skips] == [(9, 50, 10, None)]
+    assert sum(row["skipped"] for row in skips) == 10, "each share tells of its own"
+    assert skips[0]["payload"] is None
+    assert (skips[0]["ledger_id"], skips[0]["entry_id"]) == (9, 50)
     assert key in skips[0]["reason"]
     kept = [one for one in every if not (one[0] == 9 and 50 <= one[1] < 60)]
     assert entries([row for row in rows if row["skipped"] is None]) == kept
 
 
 async def test_lost_tables_are_counted_once() -> None:
-    """A segment whose manifest is gone is counted by one share, however many it was cut into, ledger by ledger."""
+    """A segment whose manifest is gone is counted entry by entry: each share tells of its own part of it."""
     store = CountingStore()
     found, every = await two_segments(store)
     await store.delete([f"{PREFIX}{ONE}-manifest"])
     rows = await read_all(store, found, options(mode=Mode.SKIP, partition_bytes=1000))
-    skips = [(row["ledger_id"], row["entry_id"], row["skipped"]) for row in rows if row["skipped"] is not None]
-    assert skips == [(5, 0, 95), (6, 0, 40)]
+    assert counted(rows) == [one[:2] for one in every if one[0] != 9]
     assert entries([row for row in rows if row["skipped"] is None]) == [one for one in every if one[0] == 9]
+
+
+def counted(rows: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return the positions that rows count instead of giving them."""
+    return [
+        (row["ledger_id"], row["entry_id"] + more)
+        for row in rows
+        if row["skipped"] is not None
+        for more in range(row["skipped"])
+    ]
 
 
 @pytest.mark.parametrize(("index_every", "partition_bytes"), [(0, 10**9), (0, 3000), (7, 900)])
@@ -253,7 +266,7 @@ async def test_loss_in_the_range() -> None:
     found, every = await two_segments(store)
     loss = Loss(Position(6, 39), Position(9, 0), entries=17)
     found = snapshot(found.map.segments, [loss])
-    with pytest.raises(EntriesLost, match="gone before they were offloaded") as caught:
+    with pytest.raises(HoleInRange, match="gone before they were offloaded") as caught:
         await planned(store, found, options())
     assert "start=9:0" in caught.value.hint
     behind = options(wanted=Wanted(first=Position(9, 0)))

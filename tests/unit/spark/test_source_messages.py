@@ -182,7 +182,7 @@ async def test_damage_before_a_chunk() -> None:
     first = found.map.segments[0]
     await store.delete([f"{PREFIX}{ONE}"])
     wanted = Wanted(first=found.map.segments[1].begin)
-    with pytest.raises(BrokenSegment, match=f"segment {first.segment_id} of .*, entries before 2:1, cannot be read"):
+    with pytest.raises(BrokenSegment, match=f"segment {first.segment_id} of .*, entries before 2:0, cannot be read"):
         await read_all(store, found, options(messages=True, wanted=wanted))
     rows = await read_all(store, found, options(messages=True, wanted=wanted, mode=Mode.SKIP))
     assert seen(rows)[1] == (2, 1, "chunk", 1, 2)

@@ -96,14 +96,16 @@ def test_schema_may_be_less() -> None:
 
 
 def test_tasks_get_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is pickled into tasks has the bucket and its keys, neither settings nor ZooKeeper, and shows no secret."""
+    """What is pickled into tasks has the bucket with its keys and where the map is, and shows no secret."""
     monkeypatch.delenv("OFFLOADERD__OBJECTS__BUCKET", raising=False)
     keys = {"objects.access_key": "k", "objects.secret_key": "hidden", "metadata.servers": "zk.example:2181"}
+    keys["ledgers.directory"] = "/run/own.key"
     source = SegmentSource({**GIVEN, **keys})
     reader = source.reader(source.schema())
     assert isinstance(reader, SegmentsReader)
     packed = pickle.dumps((reader, source.streamReader(source.schema())))
-    assert b"zk.example" not in packed
+    assert b"zk.example" in packed, "a task asks what holds entries whose segment is gone"
+    assert b"own.key" not in packed
     assert b"hidden" in packed, "a task cannot ask for the keys of the options"
     for one in pickle.loads(packed):  # noqa: S301 - our own bytes
         assert isinstance(one, ShareReader)
