@@ -16,16 +16,20 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.attribute.BasicFileAttributes;
+import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import offloaderd.v1.BrokerServiceGrpc;
 import offloaderd.v1.OffloadServiceGrpc;
+import org.apache.pulsar.common.allocator.PulsarByteBufAllocator;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -38,7 +42,8 @@ import org.slf4j.LoggerFactory;
 final class Daemons implements AutoCloseable {
     static final int BATCH_BYTES = 1 << 20;
     private static final int MESSAGE_BYTES_MAX = 33 << 20;
-    private static final int WINDOW_BYTES = 2 << 20;
+    static final int WINDOW_BYTES = 512 << 10;
+    private static final int WORKERS = Math.max(8, 2 * Runtime.getRuntime().availableProcessors());
     private static final int TOKEN_BYTES_MAX = 16 << 10;
     private static final Metadata.Key<String> AUTHORIZATION =
             Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
@@ -58,18 +63,52 @@ final class Daemons implements AutoCloseable {
     private record Made(ManagedChannel channel, List<String> files) {}
 
     private final Map<Where, Made> channels = new ConcurrentHashMap<>();
-    /** What is put off when the broker ends is never done. */
+    /** Puts things off for workers: one that is slow, in the broker's callbacks perhaps, holds up no other. */
     private final ScheduledExecutorService timer = new ScheduledThreadPoolExecutor(
             1,
             new ThreadFactoryBuilder().setNameFormat("offloaderd-timer").setDaemon(true).build(),
             new ThreadPoolExecutor.DiscardPolicy());
+    private final ThreadPoolExecutor workers = new ThreadPoolExecutor(
+            WORKERS,
+            WORKERS,
+            30,
+            TimeUnit.SECONDS,
+            new LinkedBlockingQueue<>(),
+            new ThreadFactoryBuilder().setNameFormat("offloaderd-%d").setDaemon(true).build());
+    private final Turns asking = new Turns(ASKING_MAX, workers);
+    private final Turns pushing = new Turns(PUSHING_MAX, workers);
+    private final ReadMemory memory;
+    private volatile boolean closed;
 
-    private final Turns asking = new Turns(ASKING_MAX, timer);
-    private final Turns pushing = new Turns(PUSHING_MAX, timer);
+    Daemons() {
+        this(new ReadMemory(PulsarByteBufAllocator.DEFAULT, Duration.ofSeconds(10)));
+    }
 
-    /** Returns what runs things later; they have to be short. */
-    ScheduledExecutorService timer() {
-        return timer;
+    Daemons(ReadMemory memory) {
+        this.memory = memory;
+        workers.allowCoreThreadTimeOut(true);
+    }
+
+    /** Returns what all read handles share. */
+    ReadMemory memory() {
+        return memory;
+    }
+
+    /** Returns the threads that copy entries and call the broker back. */
+    Executor workers() {
+        return workers;
+    }
+
+    /**
+     * Has a worker do something later.
+     *
+     * @throws RejectedExecutionException when the broker ends
+     */
+    void later(Runnable task, long delay, TimeUnit unit) {
+        if (closed) {
+            throw new RejectedExecutionException("the broker ends");
+        }
+        timer.schedule(() -> workers.execute(task), delay, unit);
     }
 
     /** Returns the places of ledgers that ask whether they are offloaded. */
@@ -102,6 +141,9 @@ final class Daemons implements AutoCloseable {
     }
 
     private ManagedChannel channel(Settings settings, String address, Kind kind) {
+        if (closed) {
+            throw new IllegalStateException("the broker ends, and its connections are closed");
+        }
         List<String> files = List.of(
                 seen(settings.trustCertsFile()), seen(settings.certFile()), seen(settings.keyFile()));
         return channels.compute(new Where(settings, address, kind), (where, made) -> {
@@ -172,7 +214,8 @@ final class Daemons implements AutoCloseable {
 
     @Override
     public void close() {
-        timer.shutdownNow();
+        closed = true;
+        timer.shutdown(); // what is put off is still done in its time: reads that wait hear of the end
         channels.values().forEach(made -> made.channel.shutdownNow());
         channels.clear();
     }

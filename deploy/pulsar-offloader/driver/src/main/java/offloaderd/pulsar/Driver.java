@@ -1,11 +1,12 @@
 package offloaderd.pulsar;
 
+import io.grpc.Status;
 import io.grpc.stub.StreamObserver;
 import java.util.Map;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
-import java.util.function.Consumer;
 import offloaderd.v1.Broker.DeleteLedgerRequest;
 import offloaderd.v1.Broker.DeleteLedgerResponse;
 import offloaderd.v1.Broker.OffloadedLedger;
@@ -31,6 +32,8 @@ public final class Driver implements LedgerOffloader {
     private static final String MARK = "driver";
     /** Under which Pulsar's own drivers for S3 record where their objects lie. */
     private static final String BUCKET = "bucket";
+    /** What a daemon says of a ledger of which it has deleted nothing: Pulsar's statistics count it neither way. */
+    private static final Set<String> KEPT = Set.of("kept", "nothing");
 
     private final Settings settings;
     private final OffloadPolicies policies;
@@ -74,6 +77,9 @@ public final class Driver implements LedgerOffloader {
         return new Offload(daemons, settings, ledger, topicOf(managedLedger)).run().handle((segments, error) -> {
             if (error != null) {
                 stats.recordOffloadError(topicOf(managedLedger));
+                if (Failures.isOurs(error)) { // no daemon refused it: it could not be stored in time
+                    stats.recordWriteToStorageError(topicOf(managedLedger));
+                }
                 throw FutureFailure.of(Failures.of(error, "ledger " + ledger.getId() + " is not offloaded"));
             }
             stats.recordOffloadBytes(topicOf(managedLedger), ledger.getLength());
@@ -88,9 +94,10 @@ public final class Driver implements LedgerOffloader {
         OffloadedLedger ledger;
         try {
             ledger = named(ledgerId, uid, driverMetadata);
-        } catch (ManagedLedgerException error) {
-            return CompletableFuture.failedFuture(error);
+        } catch (ManagedLedgerException | RuntimeException error) {
+            return CompletableFuture.failedFuture(Failures.of(error, "cannot tell whose ledger " + ledgerId + " is"));
         }
+        long began = System.nanoTime();
         OpenLedgerRequest request = OpenLedgerRequest.newBuilder().setLedger(ledger).build();
         return this.<OpenLedgerResponse>call(settings.address(), (stub, answer) -> stub.openLedger(request, answer))
                 .handle((found, error) -> {
@@ -98,6 +105,8 @@ public final class Driver implements LedgerOffloader {
                         stats.recordReadOffloadError(ledger.getTopic());
                         throw FutureFailure.of(Failures.of(error, "cannot open ledger " + ledgerId));
                     }
+                    stats.recordReadOffloadIndexLatency(
+                            ledger.getTopic(), System.nanoTime() - began, TimeUnit.NANOSECONDS);
                     return new TieredLedger(daemons, settings, stats, ledger, found.getLastEntryId(),
                             found.getLengthBytes());
                 });
@@ -108,8 +117,8 @@ public final class Driver implements LedgerOffloader {
         OffloadedLedger ledger;
         try {
             ledger = named(ledgerId, uid, driverMetadata);
-        } catch (ManagedLedgerException error) {
-            return CompletableFuture.failedFuture(error);
+        } catch (ManagedLedgerException | RuntimeException error) {
+            return CompletableFuture.failedFuture(Failures.of(error, "cannot tell whose ledger " + ledgerId + " is"));
         }
         DeleteLedgerRequest request = DeleteLedgerRequest.newBuilder().setLedger(ledger).build();
         return delete(settings.address(), request)
@@ -118,7 +127,9 @@ public final class Driver implements LedgerOffloader {
                         : delete(found.getOwnerAddress(), request))
                 .handle((found, error) -> {
                     boolean moved = error == null && !found.getOwnerAddress().isEmpty();
-                    stats.recordDeleteOffloadOps(ledger.getTopic(), error == null && !moved);
+                    if (error != null || !KEPT.contains(found.getOutcome())) {
+                        stats.recordDeleteOffloadOps(ledger.getTopic(), error == null && !moved);
+                    }
                     if (moved) {
                         throw FutureFailure.of(new ManagedLedgerException(ledger.getTopic() + " is changing hands"));
                     }
@@ -148,13 +159,20 @@ public final class Driver implements LedgerOffloader {
         void start(BrokerServiceStub stub, StreamObserver<T> answer);
     }
 
-    /** Makes a call; a daemon that is not there is waited for until the time is up. */
+    /**
+     * Makes a call; a daemon that is not there is waited for until the time is up. Nothing is thrown, whatever is wrong with
+     * a certificate or an address: a broker calls this where it expects a future, and would wait for ever.
+     */
     private <T> CompletableFuture<T> call(String address, Unary<T> call) {
         CompletableFuture<T> found = new CompletableFuture<>();
-        BrokerServiceStub stub = daemons.ledgers(settings, address)
-                .withWaitForReady()
-                .withDeadlineAfter(settings.callTimeout().toMillis(), TimeUnit.MILLISECONDS);
-        call.start(stub, new Answer<>(found::complete, found::completeExceptionally));
+        try {
+            BrokerServiceStub stub = daemons.ledgers(settings, address)
+                    .withWaitForReady()
+                    .withDeadlineAfter(settings.callTimeout().toMillis(), TimeUnit.MILLISECONDS);
+            call.start(stub, new Answer<>(found));
+        } catch (Throwable error) {
+            found.completeExceptionally(error);
+        }
         return found;
     }
 
@@ -177,20 +195,20 @@ public final class Driver implements LedgerOffloader {
     }
 
     /** The one answer of a call. */
-    private record Answer<T>(Consumer<T> value, Consumer<Throwable> error) implements StreamObserver<T> {
+    private record Answer<T>(CompletableFuture<T> found) implements StreamObserver<T> {
         @Override
-        public void onNext(T found) {
-            value.accept(found);
+        public void onNext(T value) {
+            found.complete(value);
         }
 
         @Override
         public void onError(Throwable failure) {
-            error.accept(failure);
+            found.completeExceptionally(failure);
         }
 
         @Override
         public void onCompleted() {
-            // the value came before
+            found.completeExceptionally(Status.INTERNAL.withDescription("the daemon ended without an answer").asException());
         }
     }
 }

@@ -1,11 +1,18 @@
 package offloaderd.pulsar;
 
 import java.io.IOException;
+import java.lang.management.ManagementFactory;
 import java.util.Map;
+import javax.management.InstanceAlreadyExistsException;
+import javax.management.JMException;
+import javax.management.MBeanServer;
+import javax.management.ObjectName;
 import org.apache.bookkeeper.common.util.OrderedScheduler;
 import org.apache.bookkeeper.mledger.LedgerOffloaderFactory;
 import org.apache.bookkeeper.mledger.LedgerOffloaderStats;
 import org.apache.pulsar.common.policies.data.OffloadPoliciesImpl;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * Makes the offloader of each namespace.
@@ -17,9 +24,11 @@ import org.apache.pulsar.common.policies.data.OffloadPoliciesImpl;
  * nothing to the next.
  */
 public final class DriverFactory implements LedgerOffloaderFactory<Driver> {
+    private static final Logger LOG = LoggerFactory.getLogger(DriverFactory.class);
     private static final String BROKER = "org.apache.pulsar.broker.PulsarService";
 
     private final Daemons daemons = new Daemons();
+    private final ObjectName gauge = registered(daemons.memory());
     private Map<String, String> ofBroker = Map.of();
 
     @Override
@@ -46,7 +55,9 @@ public final class DriverFactory implements LedgerOffloaderFactory<Driver> {
             ofBroker = Map.copyOf(own);
             own = Map.of();
         }
-        return new Driver(Settings.read(ofBroker, own), policies, daemons, stats);
+        Settings settings = Settings.read(ofBroker, own);
+        daemons.memory().limit(settings.readMemoryBytes());
+        return new Driver(settings, policies, daemons, stats);
     }
 
     /** Nothing in the arguments tells the default offloader from a namespace's; who calls does. */
@@ -55,8 +66,35 @@ public final class DriverFactory implements LedgerOffloaderFactory<Driver> {
                 frame -> frame.getClassName().equals(BROKER) && frame.getMethodName().equals("start")));
     }
 
+    /** Shows a factory's memory in JMX, under a number of its own if a broker has loaded the archive twice. */
+    private static ObjectName registered(ReadMemory memory) {
+        MBeanServer server = ManagementFactory.getPlatformMBeanServer();
+        try {
+            for (int number = 1; ; number++) {
+                ObjectName name = new ObjectName(
+                        "offloaderd:type=ReadMemory" + (number == 1 ? "" : ",number=" + number));
+                try {
+                    server.registerMBean(memory, name);
+                    return name;
+                } catch (InstanceAlreadyExistsException taken) {
+                    LOG.debug("{} is another factory's", name);
+                }
+            }
+        } catch (JMException | RuntimeException error) {
+            LOG.warn("What is read ahead cannot be seen in JMX", error);
+            return null;
+        }
+    }
+
     @Override
     public void close() {
+        try {
+            if (gauge != null) {
+                ManagementFactory.getPlatformMBeanServer().unregisterMBean(gauge);
+            }
+        } catch (JMException error) {
+            LOG.warn("{} stays in JMX", gauge, error);
+        }
         daemons.close();
     }
 }

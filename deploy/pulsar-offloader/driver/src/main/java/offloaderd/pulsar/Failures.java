@@ -31,7 +31,12 @@ final class Failures {
     /** Says whether the same call may succeed in a moment. */
     static boolean passes(Throwable error) {
         Throwable cause = root(error);
-        return !(cause instanceof ManagedLedgerException) && PASSING.contains(Status.fromThrowable(cause).getCode());
+        return !isOurs(cause) && PASSING.contains(Status.fromThrowable(cause).getCode());
+    }
+
+    /** Says whether the driver gave up by itself, without a word of a daemon that would stand. */
+    static boolean isOurs(Throwable error) {
+        return root(error) instanceof ManagedLedgerException;
     }
 
     /**

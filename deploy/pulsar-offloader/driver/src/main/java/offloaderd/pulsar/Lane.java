@@ -3,17 +3,20 @@ package offloaderd.pulsar;
 import com.google.protobuf.ByteString;
 import io.grpc.Status;
 import io.grpc.StatusException;
+import io.grpc.SynchronizationContext;
 import io.grpc.stub.ClientCallStreamObserver;
 import io.grpc.stub.ClientResponseObserver;
 import java.util.ArrayDeque;
-import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import offloaderd.v1.Broker.OffloadedLedger;
 import offloaderd.v1.Broker.ReadLedgerRequest;
 import offloaderd.v1.Common.EntryBatch;
 import offloaderd.v1.Read.ReadResponse;
+import org.apache.bookkeeper.client.api.LedgerEntries;
+import org.apache.bookkeeper.mledger.LedgerOffloaderStats;
 import org.apache.bookkeeper.mledger.ManagedLedgerException;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -21,125 +24,146 @@ import org.slf4j.LoggerFactory;
 /**
  * One stream of a ledger's entries, and the reads that wait for them in order.
  *
- * <p>Answers are asked for one by one, as long as no more than {@code readAheadBytes} lie here, and only as they are wanted
- * behind a read of a single entry, which looks something up. An answer of frames goes as a whole, when its last entry
- * does. A reader that stops holds nothing but its own stream, and that one ends after {@link #IDLE_S}. A stream that
- * breaks begins again with the entry that is wanted next, until the oldest read has waited for too long.
+ * <p>Answers are asked for one by one: as long as a read waits, and ahead of the next one, first a single answer, and
+ * twice as many whenever a read had to wait all the same, up to {@code readAheadBytes}, and as {@link ReadMemory} has
+ * room. An answer goes as a whole, when its last entry does. A lane that nobody uses gives back all that it holds after
+ * {@link ReadMemory#idle}. A stream that breaks begins again with the entry that is wanted next, until the oldest read
+ * has waited for too long. A lane of which a read failed takes no more.
+ *
+ * <p>Everything is done in turns, one thing at a time, on threads of the driver: the broker's own only queue it, hold no
+ * lock meanwhile, and what is thrown fails the reads.
  */
 final class Lane {
     private static final Logger LOG = LoggerFactory.getLogger(Lane.class);
-    private static final long IDLE_S = 10;
     private static final long PAUSE_MS = 100;
     private static final long PAUSE_MS_MAX = 2_000;
+    private static final int AHEAD_MAX = 1 << 16;
 
-    private final Daemons daemons;
-    private final Settings settings;
+    /** Whose lanes these are, and for how many reads of the handle they have to find entries. */
+    record Source(
+            Daemons daemons,
+            Settings settings,
+            LedgerOffloaderStats stats,
+            OffloadedLedger ledger,
+            AtomicInteger pending) {}
+
+    private final Source source;
     private final OffloadedLedger ledger;
+    private final ReadMemory memory;
     private final long lastEntryId;
+    private final SynchronizationContext turns = new SynchronizationContext((thread, error) -> failed(error));
+    private volatile boolean over;
+    private volatile long readyTo;
+
+    // the rest is touched in turns only
     private final ArrayDeque<Waiting> reads = new ArrayDeque<>();
-    private final ArrayDeque<ByteString> ahead = new ArrayDeque<>();
-    private long aheadBytes;
-    private boolean single; // the last read was of one entry
-    private long next; // entry id of the first in `ahead`, or of what the stream gives then
+    private final Ahead ahead;
+    private long next; // entry id of the first that lies ahead, or of what the stream gives then
+    private boolean used;
+    private int aheadAnswers = 1;
     private Stream stream;
     private long pauseMs = PAUSE_MS;
     private boolean paused;
+    private String hindrance = "";
     private boolean watched;
+    private boolean resting;
     private long usedNs = System.nanoTime();
-    private boolean closed;
 
-    private final class Waiting {
-        final long first;
-        final long last;
-        final long deadlineNs = System.nanoTime() + settings.readTimeout().toNanos();
-        final Entries entries = new Entries(ledger.getLedgerId());
-        final CompletableFuture<Entries> done = new CompletableFuture<>();
-        long wanted;
-
-        Waiting(long first, long last) {
-            this.first = first;
-            this.last = last;
-            this.wanted = first;
-        }
-    }
-
-    Lane(Daemons daemons, Settings settings, OffloadedLedger ledger, long lastEntryId) {
-        this.daemons = daemons;
-        this.settings = settings;
-        this.ledger = ledger;
+    /** Makes a lane whose streams end with an entry. */
+    Lane(Source source, long lastEntryId) {
+        this.source = source;
+        this.ledger = source.ledger;
+        this.memory = source.daemons.memory();
+        this.ahead = new Ahead(memory);
         this.lastEntryId = lastEntryId;
     }
 
-    /** Says how many reads have not got all of their entries. */
-    synchronized int waiting() {
-        return reads.size();
+    /** Says whether it takes no more reads. */
+    boolean over() {
+        return over;
     }
 
-    /** Says whether the stream comes to an entry without beginning anew. */
-    synchronized boolean leadsTo(long entryId) {
-        if (!reads.isEmpty()) {
-            return reads.peekLast().last + 1 == entryId;
-        }
-        return next == entryId ? stream != null || !ahead.isEmpty() : next < entryId && entryId < next + ahead.size();
+    /** Returns the id behind the last entry that is here, as far as anybody who is not in turn can tell. */
+    long readyTo() {
+        return readyTo;
     }
 
-    /** Reads a range behind all those that wait here. */
-    CompletableFuture<Entries> read(long first, long last) {
-        Waiting read = new Waiting(first, last);
-        synchronized (this) {
-            if (closed) {
-                return CompletableFuture.failedFuture(new ManagedLedgerException.OffloadReadHandleClosedException());
-            }
-            reads.add(read);
-            watch();
-        }
-        serve();
+    /** Queues a read behind all others; it begins with the next {@link #go}. */
+    CompletableFuture<LedgerEntries> read(long first, long last) {
+        Waiting read = new Waiting(source, first, last);
+        turns.executeLater(() -> begin(read));
+        source.pending.incrementAndGet();
         return read.done;
     }
 
-    /** Takes no more reads; those that wait get their entries, as a broker closes handles that are being read. */
-    synchronized void close() {
-        closed = true;
-        if (reads.isEmpty()) {
-            stop();
+    /** Queues the end: no more reads, but those that wait get their entries, as a broker closes handles in use. */
+    void close() {
+        turns.executeLater(() -> {
+            over = true;
+            serve();
+        });
+    }
+
+    /** Has a thread of the driver do what is queued. */
+    void go() {
+        try {
+            source.daemons.workers().execute(turns::drain);
+        } catch (Throwable error) { // no thread can be had
+            turns.drain();
         }
     }
 
-    /** Gives the reads what is here, and asks for what is not. Futures are completed outside the lock. */
+    private void begin(Waiting read) {
+        if (used && read.last >= coming() && aheadAnswers < AHEAD_MAX) {
+            aheadAnswers *= 2;
+        }
+        used = true;
+        reads.add(read);
+        watch();
+        serve();
+    }
+
+    /** Gives the reads what is here, and asks for what is not. */
     private void serve() {
-        List<Waiting> served = new ArrayList<>();
-        synchronized (this) {
-            while (!reads.isEmpty()) {
-                Waiting read = reads.peek();
-                place(read.wanted);
-                while (!ahead.isEmpty() && read.wanted <= read.last) {
-                    read.entries.add(read.wanted++, taken());
-                }
-                if (read.wanted <= read.last) {
-                    break;
-                }
-                single = read.first == read.last;
-                served.add(reads.poll());
+        while (!reads.isEmpty()) {
+            Waiting read = reads.peek();
+            place(read.entries.wanted());
+            ManagedLedgerException error = filled(read.entries);
+            if (error == null && !read.entries.whole()) {
+                break;
             }
-            usedNs = System.nanoTime();
-            if (closed && reads.isEmpty()) {
-                stop();
-            } else {
-                ask();
-            }
+            settle(reads.poll(), error);
         }
-        for (Waiting read : served) {
-            if (!read.done.complete(read.entries)) {
-                read.entries.release();
-            }
+        usedNs = System.nanoTime();
+        if (over && reads.isEmpty()) {
+            stop();
+        } else {
+            ask();
         }
+        readyTo = coming();
+        rest();
+    }
+
+    /** Gives a read what is here, and returns why that cannot be. */
+    private ManagedLedgerException filled(Entries entries) {
+        while (ahead.entries() > 0 && !entries.whole()) {
+            ByteString payload = ahead.first();
+            try {
+                entries.add(next, payload);
+            } catch (Throwable error) {
+                return new ManagedLedgerException("cannot read ledger " + ledger.getLedgerId() + ": no memory for the "
+                        + payload.size() + " bytes of entry " + next + ": " + error, error);
+            }
+            pass();
+        }
+        return null;
     }
 
     /** Makes an entry the next one: by skipping what lies before it here, or by another stream. */
     private void place(long entryId) {
-        if (next <= entryId && entryId < next + ahead.size()) {
+        if (next <= entryId && entryId < coming()) {
             while (next < entryId) {
-                taken();
+                pass();
             }
         } else if (next != entryId) {
             stop();
@@ -147,117 +171,160 @@ final class Lane {
         }
     }
 
-    private ByteString taken() {
-        ByteString payload = ahead.poll();
-        aheadBytes -= payload.size();
+    private void pass() {
+        ahead.pass();
         next++;
-        return payload;
+    }
+
+    /** Returns the id of the entry that the stream gives next. */
+    private long coming() {
+        return next + ahead.entries();
     }
 
     /** Has the stream go on if somebody waits or there is room, and begin if somebody waits. */
     private void ask() {
         boolean wanted = !reads.isEmpty();
-        if (stream == null && wanted && !paused) {
-            stream = new Stream();
-            ReadLedgerRequest request = ReadLedgerRequest.newBuilder()
-                    .setLedger(ledger)
-                    .setFirstEntryId(next + ahead.size())
-                    .setLastEntryId(lastEntryId)
-                    .setBatchBytes(Daemons.BATCH_BYTES)
-                    .setFramed(true)
-                    .build();
-            daemons.ledgers(settings, settings.address()).readLedger(request, stream);
-        } else if (stream != null && !stream.asked && (wanted || (!single && aheadBytes < settings.readAheadBytes()))) {
+        if (stream == null) {
+            if (wanted && !paused) {
+                start();
+            }
+        } else if (!stream.asked && (wanted || roomAhead())) {
+            if (wanted) {
+                memory.need(Daemons.BATCH_BYTES);
+            }
+            stream.held += Daemons.BATCH_BYTES;
             stream.asked = true;
             stream.call.request(1);
         }
     }
 
-    private void stop() {
-        if (stream != null) {
-            stream.call.cancel("not wanted any more", null);
-            stream = null;
-        }
-        ahead.clear();
-        aheadBytes = 0;
+    private boolean roomAhead() {
+        return coming() <= lastEntryId
+                && ahead.untouched() < aheadAnswers
+                && ahead.bytes() < source.settings.readAheadBytes()
+                && memory.take(Daemons.BATCH_BYTES);
     }
 
-    /** Ends a stream that nobody has used for a while: the daemon has places for so many. */
-    private synchronized void rest(Stream idle) {
-        if (stream != idle) {
+    private void start() {
+        Stream begun = new Stream();
+        memory.need(begun.held);
+        stream = begun;
+        try {
+            ReadLedgerRequest request = ReadLedgerRequest.newBuilder()
+                    .setLedger(ledger)
+                    .setFirstEntryId(coming())
+                    .setLastEntryId(lastEntryId)
+                    .setBatchBytes(Daemons.BATCH_BYTES)
+                    .setFramed(true)
+                    .build();
+            source.daemons.ledgers(source.settings, source.settings.address()).readLedger(request, begun);
+        } catch (Throwable error) { // a certificate that is none, an address that gRPC cannot use
+            broken(begun, error);
+        }
+    }
+
+    private void stop() {
+        end("not wanted any more");
+        ahead.clear();
+        readyTo = next;
+    }
+
+    private void end(String why) {
+        Stream ended = stream;
+        if (ended != null) {
+            stream = null;
+            memory.giveBack(ended.held);
+            if (ended.call != null) {
+                ended.call.cancel(why, null);
+            }
+        }
+    }
+
+    /** Gives everything back when nobody has used the lane for a while; a daemon has places for so many streams, too. */
+    private void rest() {
+        if (resting || (stream == null && ahead.entries() == 0)) {
             return;
         }
-        long leftNs = TimeUnit.SECONDS.toNanos(IDLE_S) - (System.nanoTime() - usedNs);
-        if (reads.isEmpty() && leftNs <= 0) {
-            stream.call.cancel("nobody reads on", null);
-            stream = null;
-        } else {
-            long pauseNs = Math.max(leftNs, TimeUnit.SECONDS.toNanos(1));
-            daemons.timer().schedule(() -> rest(idle), pauseNs, TimeUnit.NANOSECONDS);
+        long leftNs = memory.idle().toNanos() - (System.nanoTime() - usedNs);
+        if (leftNs <= 0 && reads.isEmpty()) {
+            stop();
+            aheadAnswers = 1;
+            return;
         }
+        resting = true;
+        later(() -> {
+            resting = false;
+            rest();
+        }, leftNs > 0 ? leftNs : memory.idle().toNanos());
     }
 
     /** Looks again when the oldest read will have waited for too long. */
     private void watch() {
         if (!watched && !reads.isEmpty()) {
             watched = true;
-            long leftNs = Math.max(0, reads.peek().deadlineNs - System.nanoTime());
-            daemons.timer().schedule(this::dropLate, leftNs + 1_000_000, TimeUnit.NANOSECONDS);
+            later(this::dropLate, Math.max(0, reads.element().leftNs()) + 1_000_000);
         }
     }
 
     private void dropLate() {
-        List<Waiting> late = new ArrayList<>();
-        synchronized (this) {
-            watched = false;
-            while (!reads.isEmpty() && reads.peek().deadlineNs - System.nanoTime() <= 0) {
-                late.add(reads.poll());
-            }
-            if (!late.isEmpty() && reads.isEmpty()) {
-                stop();
-            }
-            watch();
+        watched = false;
+        while (!reads.isEmpty() && reads.element().leftNs() <= 0) {
+            settle(reads.poll(), Status.DEADLINE_EXCEEDED
+                    .withDescription("no answer within " + source.settings.readTimeout().toSeconds() + " s" + hindrance)
+                    .asException());
         }
-        fail(late, Status.DEADLINE_EXCEEDED
-                .withDescription("no answer within " + settings.readTimeout().toSeconds() + " s")
-                .asException());
-        if (!late.isEmpty()) {
-            serve();
-        }
-    }
-
-    private void broken(Stream from, Throwable error) {
-        List<Waiting> failed = List.of();
-        synchronized (this) {
-            if (stream != from) {
-                return;
-            }
-            stream = null;
-            if (Failures.passes(error)) {
-                LOG.info("[{}] Ledger {}: reading on from entry {} in {} ms, {}", ledger.getTopic(),
-                        ledger.getLedgerId(), next + ahead.size(), pauseMs, Failures.told(error));
-                paused = true;
-                daemons.timer().schedule(this::resume, pauseMs, TimeUnit.MILLISECONDS);
-                pauseMs = Math.min(2 * pauseMs, PAUSE_MS_MAX);
-            } else {
-                failed = new ArrayList<>(reads);
-                reads.clear();
-            }
-        }
-        fail(failed, error);
-    }
-
-    private void resume() {
-        synchronized (this) {
-            paused = false;
-        }
+        watch();
         serve();
     }
 
-    private static void fail(List<Waiting> reads, Throwable error) {
-        for (Waiting read : reads) {
-            read.entries.release();
-            read.done.completeExceptionally(error);
+    private void later(Runnable task, long delayNs) {
+        source.daemons.later(() -> turns.execute(task), delayNs, TimeUnit.NANOSECONDS);
+    }
+
+    private void broken(Stream from, Throwable error) {
+        if (stream != from) {
+            return;
+        }
+        end("it cannot be used");
+        if (!Failures.passes(error)) {
+            failAll(error);
+            stop();
+            return;
+        }
+        LOG.info("[{}] Ledger {}: reading on from entry {} in {} ms, {}", ledger.getTopic(), ledger.getLedgerId(),
+                coming(), pauseMs, Failures.told(error));
+        hindrance = ", " + Failures.told(error);
+        paused = true;
+        later(() -> {
+            paused = false;
+            serve();
+        }, TimeUnit.MILLISECONDS.toNanos(pauseMs));
+        pauseMs = Math.min(2 * pauseMs, PAUSE_MS_MAX);
+    }
+
+    /** What was thrown in a turn, whatever it is, leaves no read without an answer. */
+    private void failed(Throwable error) {
+        LOG.warn("[{}] Ledger {}: a stream is given up", ledger.getTopic(), ledger.getLedgerId(), error);
+        over = true;
+        try {
+            stop();
+        } finally {
+            failAll(error);
+        }
+    }
+
+    private void failAll(Throwable error) {
+        while (!reads.isEmpty()) {
+            settle(reads.poll(), error);
+        }
+    }
+
+    private void settle(Waiting read, Throwable error) {
+        if (error != null) {
+            over = true;
+            read.fail(error);
+        } else if (!read.succeed()) {
+            over = true;
         }
     }
 
@@ -265,61 +332,57 @@ final class Lane {
     private final class Stream implements ClientResponseObserver<ReadLedgerRequest, ReadResponse> {
         private ClientCallStreamObserver<ReadLedgerRequest> call;
         private boolean asked = true;
+        private long held = Daemons.WINDOW_BYTES + Daemons.BATCH_BYTES;
 
         @Override
         public void beforeStart(ClientCallStreamObserver<ReadLedgerRequest> started) {
             call = started;
             call.disableAutoRequestWithInitial(1);
-            daemons.timer().schedule(() -> rest(this), IDLE_S, TimeUnit.SECONDS);
         }
 
         @Override
         public void onNext(ReadResponse response) {
-            try {
-                take(response.getBatch(), Frames.payloads(response));
-            } catch (StatusException wrong) {
-                call.cancel("out of order", null);
-                broken(this, wrong);
-                return;
-            }
-            serve();
+            turns.execute(() -> {
+                if (stream == this) {
+                    try {
+                        take(response.getBatch(), Frames.payloads(response), response.getFrames().size());
+                    } catch (StatusException wrong) {
+                        broken(this, wrong);
+                        return;
+                    }
+                    serve();
+                }
+            });
         }
 
-        private void take(EntryBatch batch, List<ByteString> payloads) throws StatusException {
-            synchronized (Lane.this) {
-                if (stream != this) {
-                    return;
-                }
-                asked = false;
-                pauseMs = PAUSE_MS;
-                if (batch.getFirstEntryId() != next + ahead.size() || batch.getLedgerId() != ledger.getLedgerId()) {
-                    throw Status.INTERNAL.withDescription("entry " + batch.getLedgerId() + ":"
-                            + batch.getFirstEntryId() + " came where " + (next + ahead.size()) + " was to").asException();
-                }
-                for (ByteString payload : payloads) {
-                    ahead.add(payload);
-                    aheadBytes += payload.size();
-                }
+        private void take(EntryBatch batch, List<ByteString> payloads, long framesBytes) throws StatusException {
+            asked = false;
+            held -= Daemons.BATCH_BYTES;
+            memory.giveBack(Daemons.BATCH_BYTES);
+            pauseMs = PAUSE_MS;
+            hindrance = "";
+            if (batch.getFirstEntryId() != coming() || batch.getLedgerId() != ledger.getLedgerId()) {
+                throw Status.INTERNAL.withDescription("entry " + batch.getLedgerId() + ":" + batch.getFirstEntryId()
+                        + " came where " + coming() + " was to").asException();
             }
+            ahead.add(payloads, Math.max(framesBytes, batch.getSerializedSize()));
         }
 
         @Override
         public void onError(Throwable error) {
-            broken(this, error);
+            turns.execute(() -> broken(this, error));
         }
 
         @Override
         public void onCompleted() {
-            boolean early;
-            synchronized (Lane.this) {
-                early = stream == this && next + ahead.size() <= lastEntryId;
-                if (stream == this && !early) {
-                    stream = null;
+            turns.execute(() -> {
+                if (stream == this && coming() <= lastEntryId) {
+                    broken(this, Status.INTERNAL
+                            .withDescription("the daemon ended before the last entry").asException());
+                } else if (stream == this) {
+                    end("ended");
                 }
-            }
-            if (early) {
-                broken(this, Status.INTERNAL.withDescription("the daemon ended before the last entry").asException());
-            }
+            });
         }
     }
 }

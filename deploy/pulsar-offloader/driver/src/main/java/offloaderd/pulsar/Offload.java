@@ -117,7 +117,7 @@ final class Offload {
         this.address = address;
         long pause = pauseMs;
         pauseMs = Math.min(2 * pauseMs, PAUSE_MS_MAX);
-        daemons.timer().schedule(() -> ask(false), pause, TimeUnit.MILLISECONDS);
+        daemons.later(() -> ask(false), pause, TimeUnit.MILLISECONDS);
     }
 
     private void failed(Throwable error) {

@@ -35,7 +35,8 @@ record Settings(
         Duration callTimeout,
         Duration readTimeout,
         Duration offloadTimeout,
-        int readAheadBytes) {
+        int readAheadBytes,
+        int readMemoryBytes) {
 
     private static final Logger LOG = LoggerFactory.getLogger(Settings.class);
     private static final String PREFIX = "offloaderd";
@@ -47,6 +48,9 @@ record Settings(
     private static final int IGNORED_MAX = 1_000;
     private static final Set<String> IGNORED = ConcurrentHashMap.newKeySet();
     private static final String ANY_OF_NAMESPACE = "NamespaceAddresses";
+    private static final String READ_MEMORY = "ReadMemoryBytes";
+    /** What namespaces cannot say even if they may name daemons: it holds for all of them together. */
+    private static final Set<String> ALWAYS_OF_BROKER = Set.of(ANY_OF_NAMESPACE, READ_MEMORY);
     private static final Map<String, String> OF_BROKER = Map.of(
             "Address", "127.0.0.1:7650",
             "Tls", "false",
@@ -54,6 +58,7 @@ record Settings(
             "TlsCertFile", "",
             "TlsKeyFile", "",
             "TokenFile", "",
+            READ_MEMORY, "134217728",
             ANY_OF_NAMESPACE, "false");
     private static final Map<String, String> OF_NAMESPACE = Map.of(
             "CallTimeoutSeconds", "30",
@@ -75,11 +80,12 @@ record Settings(
         values.putAll(own(broker, values.keySet(), mistakes));
         boolean any = Boolean.parseBoolean(values.get(ANY_OF_NAMESPACE));
         own(namespace, values.keySet(), mistakes).forEach((name, value) -> {
-            if (OF_NAMESPACE.containsKey(name) || (any && !name.equals(ANY_OF_NAMESPACE))) {
+            if (OF_NAMESPACE.containsKey(name) || (any && !ALWAYS_OF_BROKER.contains(name))) {
                 values.put(name, value);
             } else if (!value.equals(values.get(name))) {
                 mistakes.add(name + " is the broker's to say, not a namespace's: set it in broker.conf or by -D" + PROPERTY
-                        + name + (any ? "" : ", or let namespaces set it by -D" + PROPERTY + ANY_OF_NAMESPACE + "=true"));
+                        + name + (any || ALWAYS_OF_BROKER.contains(name)
+                                ? "" : ", or let namespaces set it by -D" + PROPERTY + ANY_OF_NAMESPACE + "=true"));
             }
         });
         Settings settings = new Settings(
@@ -92,7 +98,8 @@ record Settings(
                 Duration.ofSeconds(number(values, "CallTimeoutSeconds", 1, 3600, mistakes)),
                 Duration.ofSeconds(number(values, "ReadTimeoutSeconds", 1, 3600, mistakes)),
                 Duration.ofSeconds(number(values, "OffloadTimeoutSeconds", 1, 7 * 86400, mistakes)),
-                number(values, "ReadAheadBytes", 0, 256 << 20, mistakes));
+                number(values, "ReadAheadBytes", 0, 256 << 20, mistakes),
+                number(values, READ_MEMORY, 0, Integer.MAX_VALUE, mistakes));
         if (!settings.address.matches("\\S+:\\d+")) {
             mistakes.add("Address is '" + settings.address + "', not HOST:PORT");
         }

@@ -127,7 +127,7 @@ public class DaemonsTest {
     private Settings settings(boolean tls, String trust, String cert, String key, String token) {
         Duration patience = Duration.ofSeconds(30);
         String address = "127.0.0.1:" + server.getPort();
-        return new Settings(address, tls, trust, cert, key, token, patience, patience, patience, 0);
+        return new Settings(address, tls, trust, cert, key, token, patience, patience, patience, 0, 0);
     }
 
     private void call(Settings settings) throws Exception {
