@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
+from collections import defaultdict
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -102,6 +105,9 @@ def outcome_of(error: BaseException) -> int:
         return report(error)
     if isinstance(error, OSError):
         return report(OffloaderError(os_error_text(error)))
+    if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")) is not None:
+        told = f"this command needs {error.name}, which is not installed"
+        return report(InvalidConfig(told, hint=f"pip install 'offloaderd[{extra}]' in the Python that runs this"))
     if os.environ.get(DEBUG):
         raise error
     return report(unexpected(error))
@@ -112,6 +118,16 @@ def unexpected(error: BaseException) -> OffloaderError:
     return OffloaderError(
         f"internal error: {type(error).__name__}: {error}", hint=f"{DEBUG}=1 shows where; please report it"
     )
+
+
+def extra_of(module: str) -> str | None:
+    """Return the smallest extra of this distribution that brings a module, None for none."""
+    brought = defaultdict[str, set[str]](set)
+    for line in metadata.requires("offloaderd") or []:
+        if (found := re.match(r"""([\w-]+).*extra == ['"](\w+)['"]""", line)) is not None:
+            brought[found[2]].add(found[1].replace("-", "_"))
+    having = [extra for extra, modules in brought.items() if module.partition(".")[0] in modules]
+    return min(having, key=lambda extra: len(brought[extra]), default=None)
 
 
 def os_error_text(error: OSError) -> str:

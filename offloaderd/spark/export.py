@@ -21,14 +21,19 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Observation, functions
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from offloaderd.errors import OffloaderError
+from offloaderd.errors import InvalidConfig, OffloaderError
 from offloaderd.format.transactions import Transactions
 from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.spark.export_folder import ExportFolder
 from offloaderd.spark.export_iceberg import opened as open_table
+from offloaderd.spark.session import check_libraries
 from offloaderd.spark.source import FORMAT, register
-from offloaderd.spark.source_offsets import advance, furthest, look
-from offloaderd.spark.source_options import parse
+from offloaderd.spark.source_admission import Step, advance
+from offloaderd.spark.source_offsets import furthest, look
+from offloaderd.spark.source_options import Start, parse
+from offloaderd.spark.source_positions import position
+from offloaderd.spark.source_snapshot import check_topics
+from offloaderd.spark.spark_files import check_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +62,8 @@ class Round:
     rows: int
     segment_bytes: int
     positions: Mapping[str, str]
+    undated: int = 0
+    """Rows without a time: of no day."""
 
 
 def export(
@@ -73,28 +80,65 @@ def export(
     InvalidConfig, Conflict when another export of the target runs, what the data source raises, and OffloaderError with
     what Spark says of a failed round, of which nothing is left.
     """
-    parsed = parse(options)
+    parsed = _parsed(options)
     register(spark)
     with _opened(spark, target, parsed) as opened:
         last = opened.recover(_source(parsed))
         known = KnownOutcomes()
-        goal = furthest(asyncio.run(look(parsed, known)))
+        found = asyncio.run(look(parsed, known))
+        goal = furthest(found, parsed.wanted)
         rounds: list[Round] = []
+        step = Step({})
         while True:
-            reached, taken = advance(asyncio.run(look(parsed, known)), last.positions, goal, round_bytes)
-            if reached == last.positions:
+            step = advance(found, last.positions, parsed.wanted, target=goal, room=round_bytes, turn=step.turn)
+            if not step.object_bytes:
                 return rounds
-            last = _one_round(spark, options, opened, last, reached)
-            rounds.append(Round(number=last.number, rows=last.rows, segment_bytes=taken, positions=reached))
+            last, undated = _one_round(spark, options, opened, last, step)
+            rounds.append(
+                Round(
+                    number=last.number,
+                    rows=last.rows,
+                    segment_bytes=step.object_bytes,
+                    positions={name: str(position(last.positions, name)) for name in last.positions},
+                    undated=undated,
+                )
+            )
             told(rounds[-1])
+            found = asyncio.run(look(parsed, known))
+
+
+def check(options: Mapping[str, str], target: str | IcebergTable) -> None:
+    """Raise what is wrong with an export as far as that can be said without Spark, which takes its time to start.
+
+    Raises InvalidConfig, NotFound when there is no such topic, and what the metadata store raises.
+    """
+    parsed = _parsed(options)
+    if not isinstance(target, str):
+        check_libraries("iceberg")
+    elif "://" in target:
+        check_scheme(target.partition("://")[0], target)
+    asyncio.run(check_topics(parsed))
 
 
 def pending(spark: SparkSession, options: Mapping[str, str], target: str | IcebergTable) -> int:
     """Return how many bytes of segments an export would read now; nothing is changed. Raises as `export`."""
-    parsed = parse(options)
+    parsed = _parsed(options)
     with _opened(spark, target, parsed) as opened:
         last = opened.last(_source(parsed))
-    return advance(asyncio.run(look(parsed)), last.positions, None, None)[1]
+    return advance(asyncio.run(look(parsed)), last.positions, parsed.wanted).object_bytes
+
+
+def _parsed(options: Mapping[str, str]) -> SourceOptions:
+    """Read the options of an export. Raises InvalidConfig."""
+    parsed = parse(options)
+    for given, name, hint in (
+        (parsed.step is not None, "offsets", "an export knows itself where it ended; start and end bound it"),
+        (parsed.start is Start.LATEST, "start=latest", "write start=LEDGER:ENTRY"),
+        (parsed.trigger_bytes is not None, "max_bytes_per_trigger", "round_bytes limits what an export takes"),
+    ):
+        if given:
+            raise InvalidConfig(f"{name}: not for an export", hint=hint)
+    return parsed
 
 
 @contextmanager
@@ -107,32 +151,42 @@ def _opened(spark: SparkSession, target: str | IcebergTable, options: SourceOpti
 
 
 def _source(options: SourceOptions) -> dict[str, str]:
-    """Return what a target is an export of: it takes nothing else."""
+    """Return what a target is an export of: it takes nothing else.
+
+    So bounds belong to it that what is exported later could not make up for; the end is none of them.
+    """
+    wanted = options.wanted
+    bounds = {"start": wanted.first, "start_time": wanted.since_ms, "end_time": wanted.until_ms}
     return {
         "cluster": options.settings.daemon.cluster,
         "topic": options.topic.text,
         "rows": "messages" if options.messages else "entries",
         **({"transactions": "all"} if options.transactions is Transactions.ALL else {}),
+        **{name: str(value) for name, value in bounds.items() if value is not None},
         **({"value": options.columns["value"].dataType.simpleString()} if options.values else {}),
     }
 
 
 def _one_round(
-    spark: SparkSession, options: Mapping[str, str], target: ExportTarget, last: Commit, reached: dict[str, str]
-) -> Commit:
-    """Write and commit what lies behind the last commit, up to `reached`."""
-    step = json.dumps({"start": last.positions, "end": reached})
+    spark: SparkSession, options: Mapping[str, str], target: ExportTarget, last: Commit, made: Step
+) -> tuple[Commit, int]:
+    """Write and commit what the next step has; returns that, and how many rows have no time."""
+    moved = [name for name, at in made.offset.items() if made.start.get(name) != at]
+    start = {name: made.start[name] for name in moved if name in made.start}
+    step = json.dumps({"start": start, "end": {name: made.offset[name] for name in moved}})
     staging = target.staging(last)
     before = spark.conf.get(TIMES)
     spark.conf.set(TIMES, "TIMESTAMP_MICROS")  # Spark's default is an old type that has no bounds in a file
     try:
         found = spark.read.format(FORMAT).options(**{**options, "offsets": step}).load()
         counted = Observation()
-        found = found.observe(counted, functions.count(functions.lit(1)).alias("rows"))
+        undated = functions.count_if(functions.isnull("time")).alias("undated")
+        found = found.observe(counted, functions.count(functions.lit(1)).alias("rows"), undated)
         found = found.withColumn("day", functions.expr(DAY))
         found.write.partitionBy("day").parquet(staging)
     except PySparkException as error:
-        raise OffloaderError(f"the round up to {reached} failed: {error}") from error
+        raise OffloaderError(f"the round up to {made.offset} failed: {error}") from error
     finally:
         spark.conf.set(TIMES, str(before))
-    return target.commit(last, staging, reached, counted.get["rows"])
+    counts = counted.get
+    return target.commit(last, staging, made.offset, counts["rows"]), counts["undated"]

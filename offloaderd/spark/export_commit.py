@@ -1,9 +1,13 @@
-"""What an export has committed: the positions up to which a target holds all, kept with the data itself."""
+"""What an export has committed: the positions up to which a target holds all, kept with the data itself.
+
+A target has one record of all positions, that of the newest commit. Where every commit is kept, as in a table, each has
+only the positions that it moved, from where and to where: from the newest record any of them can be found back.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.clock import SystemClock
@@ -12,27 +16,34 @@ from offloaderd.errors import CorruptData, InvalidConfig
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-VERSION = 1
+VERSION = 2
+"""Version 1 also had the files of the round."""
 DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What a target holds. `source` says of what; `files` are those of the last round, by the folder of their day.
-
-    A table of Iceberg knows its files itself. `staging` is the folder to which the round was written.
-    """
+    """What a target holds. `source` says of what; `staging` is the folder to which the last round was written."""
 
     number: int
     source: dict[str, str]
     positions: dict[str, str]
-    files: list[str] = field(default_factory=list)
     staging: str = ""
     rows: int = 0
 
     def encode(self) -> str:
         """Return the record."""
         return json.dumps({"version": VERSION, **{name: getattr(self, name) for name in self.__slots__}}, indent=1)
+
+    def encode_move(self, last: Commit) -> str:
+        """Return what a commit has changed since the one before it."""
+        moved = {
+            name: [last.positions.get(name), at]
+            for name, at in self.positions.items()
+            if last.positions.get(name) != at
+        }
+        step = {"version": VERSION, "number": self.number, "staging": self.staging, "rows": self.rows, "moved": moved}
+        return json.dumps(step)
 
     def checked(self, source: Mapping[str, str], target: str) -> Commit:
         """Return itself if it is of this source. Raises InvalidConfig."""
@@ -50,9 +61,39 @@ def decode(text: str, path: str) -> Commit:
     """Read a record. Raises CorruptData."""
     try:
         found = json.loads(text)
-        if found.pop("version") != VERSION:
-            raise CorruptData(key=path, offset=0, expected=f"version {VERSION}", found="another")
+        if (version := found.pop("version")) > VERSION:
+            raise CorruptData(key=path, offset=0, expected=f"version {VERSION} or older", found=f"version {version}")
+        found.pop("files", None)
         return Commit(**found)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptData(key=path, offset=0, expected="the record of a commit", found=error) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What one commit has changed: `moved` has the positions before (None: there was none) and after it."""
+
+    number: int
+    staging: str
+    rows: int
+    moved: dict[str, tuple[str | None, str]]
+
+    def undone(self, positions: Mapping[str, str]) -> dict[str, str]:
+        """Return the positions as they were before it."""
+        earlier = {**positions, **{name: before for name, (before, _) in self.moved.items()}}
+        return {name: at for name, at in earlier.items() if at is not None}
+
+
+def decode_move(text: str, path: str) -> Move | Commit:
+    """Read what a commit has changed; one of an earlier release has all positions. Raises CorruptData."""
+    try:
+        found = json.loads(text)
+        if "moved" not in found:
+            return decode(text, path)
+        if found.pop("version") != VERSION:
+            raise CorruptData(key=path, offset=0, expected=f"version {VERSION} or older", found="a later one")
+        moved = {name: (before, after) for name, (before, after) in found.pop("moved").items()}
+        return Move(**found, moved=moved)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptData(key=path, offset=0, expected="the record of a commit", found=error) from None
 

@@ -1,37 +1,40 @@
-"""The target of an export: a folder of Parquet files by day, and a log of commits that says which belong to it.
+"""The target of an export: a folder of Parquet files by round and day, and a log of commits that says how far they go.
 
-    TARGET/day=2026-11-21/<number>-<file>.parquet     what every reader of Parquet sees
-    TARGET/_offloaderd/commits/<number>.json          positions, and the files that came with them
-    TARGET/_offloaderd/staging/<number>-<id>/...      what is being written; its name tells readers to pass over it
+    TARGET/round=0000000007/day=2026-11-21/<file>.parquet    what every reader of Parquet sees, a round at a time
+    TARGET/_offloaderd/commits/<number>.json                 source and positions
+    TARGET/_offloaderd/staging/<number>-<id>/...             what is being written; readers pass over such names
 
-A round is written to staging, then committed by one rename of its record to the next number, which fails if there is
-one, and only then moved to its place. Whoever comes next moves what a crash has left unmoved; staging is deleted with
-the commit of its number. So a file is seen once, the position is committed with the data, and of two exports one is
-told that the other was first.
+A round is written to staging, and committed by giving its record the next number, which nothing has yet: in one step
+of the file system, a hard link or a rename of HDFS, so of two exports one is told that the other was first. Then its
+folder is moved to its place in one step. Whoever comes next moves what a crash has left unmoved. Once it is moved it
+is not looked at again: what others delete or rewrite there holds up nothing.
 
-It is Spark's own view of file systems, so whatever Spark can write to will do that renames in one step.
+Earlier releases had `TARGET/day=...` for all rounds. Those folders are moved into round 0, so readers see them further.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Conflict, InvalidConfig, OffloaderError
+from offloaderd.errors import Conflict, InvalidConfig
 from offloaderd.spark.export_commit import DIGITS, Commit, decode
-from offloaderd.spark.spark_files import SparkFiles
+from offloaderd.spark.spark_files import SparkFiles, check_scheme
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OURS = "_offloaderd"
+COMMITS = f"{OURS}/commits"
 
 
 class ExportFolder:
     """A target, by its path or URL."""
 
     def __init__(self, spark: SparkSession, target: str) -> None:
+        """Find the file system. Raises InvalidConfig for one without the steps that a commit needs."""
         self._files = SparkFiles(spark, target)
         self.target = self._files.root
+        check_scheme(self._files.scheme, self.target)
 
     def last(self, source: dict[str, str]) -> Commit:
         """Return the last commit, number 0 for none.
@@ -39,7 +42,7 @@ class ExportFolder:
         Raises InvalidConfig for a folder that holds something else, CorruptData, and OffloaderError when it cannot be
         read.
         """
-        names = sorted(self._files.names(f"{OURS}/commits"))
+        names = sorted(name for name in self._files.names(COMMITS) if name.endswith(".json"))
         if not names:
             strangers = [name for name in self._files.names("") if name != OURS]
             if strangers:
@@ -47,14 +50,15 @@ class ExportFolder:
                     f"{self.target} holds {strangers[0]}, and is no export", hint="name an empty folder"
                 )
             return Commit(number=0, source=source, positions={})
-        path = f"{OURS}/commits/{names[-1]}"
-        return decode(self._files.read(path), self._files.url(path)).checked(source, self.target)
+        return self._record(names[-1]).checked(source, self.target)
 
     def recover(self, source: dict[str, str]) -> Commit:
-        """Return the last commit, with all its files in their places and nothing of it in staging. Raises as `last`."""
+        """Return the last commit, with its round in its place and nothing of it in staging. Raises as `last`."""
         last = self.last(source)
-        self._move_all(last)
-        self._clear(last)
+        for name in [one for one in self._files.names("") if one.startswith("day=")]:
+            self._files.make(_round(0))
+            self._files.move(name, f"{_round(0)}/{name}")
+        self._finish(last)
         return last
 
     def staging(self, last: Commit) -> str:
@@ -67,41 +71,35 @@ class ExportFolder:
         Raises Conflict when another export has committed since.
         """
         here = staging.removeprefix(f"{self.target}/")
-        made = Commit(
-            number=last.number + 1,
-            source=last.source,
-            positions=positions,
-            files=self._files.parquet_by_day(here),
-            staging=here,
-            rows=rows,
-        )
-        self._files.write(f"{here}/commit.json", made.encode())
-        self._files.make(f"{OURS}/commits")
-        if not self._files.rename_new(f"{here}/commit.json", f"{OURS}/commits/{made.number:0{DIGITS}}.json"):
+        made = Commit(number=last.number + 1, source=last.source, positions=positions, staging=here, rows=rows)
+        own, name = f"{COMMITS}/{made.staging.rpartition('/')[2]}.new", f"{made.number:0{DIGITS}}.json"
+        self._files.write(own, made.encode())
+        taken = not self._files.put_new(own, f"{COMMITS}/{name}")
+        self._files.delete(own)
+        # A server may have done it and lost the answer: whose record is there decides, not what this call was told.
+        if taken and self._record(name) != made:
             raise Conflict(
                 f"another export has committed to {self.target} meanwhile",
                 hint="nothing of this round was added; run one export of a target at a time",
             )
-        self._move_all(made)
-        self._clear(made)
+        self._finish(made)
         return made
 
-    def _clear(self, made: Commit) -> None:
-        """Delete the staging of all rounds up to a commit; that of the next one may be somebody's who is at work."""
+    def _record(self, name: str) -> Commit:
+        path = f"{COMMITS}/{name}"
+        return decode(self._files.read(path), self._files.url(path))
+
+    def _finish(self, made: Commit) -> None:
+        """Move a round to its place, unless it is there, and delete all other staging up to its number.
+
+        That of the next number may be somebody's who is at work.
+        """
+        if made.staging:
+            self._files.move(made.staging, _round(made.number))
         for name in self._files.names(f"{OURS}/staging"):
             if name[:DIGITS] <= f"{made.number:0{DIGITS}}":
                 self._files.delete(f"{OURS}/staging/{name}")
 
-    def _move_all(self, made: Commit) -> None:
-        """Move the files of a commit to their places, as far as they are not there."""
-        for name in made.files:
-            day, _, file = name.partition("/")
-            there = f"{day}/{made.number:0{DIGITS}}-{file}"
-            if self._files.exists(there):
-                continue
-            self._files.make(day)
-            if not self._files.move(f"{made.staging}/{name}", there):
-                raise OffloaderError(
-                    f"{self.target}/{made.staging}/{name}, which is committed, cannot be moved to {there}",
-                    hint="if somebody deleted it, export into an empty folder",
-                )
+
+def _round(number: int) -> str:
+    return f"round={number:0{DIGITS}}"

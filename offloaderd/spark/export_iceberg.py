@@ -2,10 +2,10 @@
 
     LOCATION/data/<number>-<id>/day=2026-11-21/<file>.parquet    what Spark wrote in a round; stays where it is
 
-A round is committed by one snapshot of the table, whose summary has the record of the commit under `offloaderd.commit`:
-data and positions are there together, or neither. The same transaction puts the record into the table's properties,
-for when that snapshot has expired. A rollback of the table takes the positions back with the data, and what others do
-to the table (compaction, deletions) leaves them as they are.
+A round is committed by one snapshot of the table, whose summary has the positions that it moved under
+`offloaderd.commit`: data and positions are there together, or neither. The same transaction puts the record of all
+positions into the table's properties. A rollback of the table takes the positions back with the data, as the snapshots
+that were left say; what others do to the table (compaction, deletions) leaves them as they are.
 
 The catalogue may be any that pyiceberg knows; a folder has one of its own, a file of SQLite. It decides which of two
 exports was first: the other is told so, and what it wrote is deleted with the next commit, like what a crash has left.
@@ -14,12 +14,12 @@ exports was first: the other is told so, and what it wrote is deleted with the n
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark.export_commit import DIGITS, Commit, decode
+from offloaderd.spark.export_commit import DIGITS, Commit, Move, decode, decode_move
 from offloaderd.spark.session import check_libraries
 from offloaderd.spark.spark_files import SparkFiles
 
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
     from pyspark.sql import SparkSession
 
 COMMIT = "offloaderd.commit"
-"""Property of snapshots and of the table: the record of the last commit."""
+"""Property of the table: the record of the last commit; of a snapshot: what its commit has moved."""
 
 SEQUENCE = "offloaderd.sequence"
 """Property of the table: the sequence number of the snapshot of that commit, which tells a rollback from an expiry."""
@@ -116,14 +117,14 @@ class ExportTable:
         # The library would go on by itself, behind whatever another export has committed: all would be there twice.
         once = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
         table.metadata = table.metadata.model_copy(update={"properties": once})
-        record = {COMMIT: made.encode()}
         number = getattr(table.metadata, "last_sequence_number", 0) + 1
         try:
             transaction = table.transaction()
             with transaction.update_schema() as schema:
                 schema.union_by_name(self._schema)
-            transaction.set_properties({**record, SEQUENCE: str(number)})
-            transaction.add_files(files, snapshot_properties=record, check_duplicate_files=False)
+            transaction.set_properties({COMMIT: made.encode(), SEQUENCE: str(number)})
+            moved = {COMMIT: made.encode_move(last)}
+            transaction.add_files(files, snapshot_properties=moved, check_duplicate_files=False)
             transaction.commit_transaction()
         except CommitFailedException:
             return
@@ -131,30 +132,57 @@ class ExportTable:
             if self._last_of(self._loaded()) == last:  # else it was done, and the answer lost; or another was first
                 raise OffloaderError(
                     f"{self.target}: cannot commit: {type(error).__name__} {error}",
-                    hint="nothing of this round was added; run it again",
+                    hint="run it again: a request that was carried out after all is found, nothing is added twice",
                 ) from error
 
     def _last_of(self, table: Table) -> Commit:
-        """Return the record of the newest snapshot that has one. Raises InvalidConfig for a table without any."""
+        """Return the last commit that the table's newest snapshot holds. Raises InvalidConfig for a table without any.
+
+        Raises OffloaderError for a table that was rolled back to where nobody knows it any more.
+        """
         said = table.properties.get(COMMIT)
         if said is None:
             raise InvalidConfig(f"{self.target} is no export", hint="name another table, or one that is not there yet")
-        oldest = table.current_snapshot()
-        while oldest is not None:
-            summary = oldest.summary.additional_properties if oldest.summary else {}
-            if COMMIT in summary:
-                return decode(summary[COMMIT], self.target)
-            parent = oldest.parent_snapshot_id
-            if parent is None or (before := table.snapshot_by_id(parent)) is None:
-                break
-            oldest = before
-        if oldest is not None and int(table.properties.get(SEQUENCE, 0)) >= (oldest.sequence_number or 0):
-            raise OffloaderError(
-                f"{self.target} was rolled back, and up to where its snapshot has all is not known any more: those "
-                "before it have expired",
-                hint="roll back to a snapshot that has offloaderd.commit in its summary, or export to another table",
-            )
-        return decode(said, self.target)
+        newest = decode(said, self.target)
+        if (there := next(self._moves(table, table.current_snapshot()), None)) is not None:
+            return newest if there.staging == newest.staging else self._found_back(table, newest, there)
+        oldest = list(_ancestors(table, table.current_snapshot()))[-1:]
+        if oldest and int(table.properties.get(SEQUENCE, 0)) >= (oldest[0].sequence_number or 0):
+            raise self._unknown()
+        return newest
+
+    def _found_back(self, table: Table, newest: Commit, there: Move | Commit) -> Commit:
+        """Return the commit of a snapshot, found back from the newest by what came between. Raises OffloaderError."""
+        if isinstance(there, Commit):
+            return there
+        positions = newest.positions
+        for left in table.snapshots():
+            behind = list(self._moves(table, left))
+            if not behind or behind[0].staging != newest.staging:
+                continue
+            for move in behind:
+                if move.staging == there.staging:
+                    return replace(
+                        newest, number=there.number, positions=positions, staging=there.staging, rows=there.rows
+                    )
+                if isinstance(move, Commit):
+                    break
+                positions = move.undone(positions)
+            break
+        raise self._unknown()
+
+    def _moves(self, table: Table, newest: Snapshot | None) -> Iterator[Move | Commit]:
+        """Yield what exports have committed in a snapshot and those before it, newest first, as far as is known."""
+        for one in _ancestors(table, newest):
+            if one.summary is not None and COMMIT in one.summary.additional_properties:
+                yield decode_move(one.summary.additional_properties[COMMIT], self.target)
+
+    def _unknown(self) -> OffloaderError:
+        return OffloaderError(
+            f"{self.target} was rolled back, and up to where its snapshot has all is not known any more: those "
+            "before it, or those that it was rolled back from, have expired",
+            hint="roll forward to the newest snapshot of an export, or export to another table",
+        )
 
     def _clear(self, made: Commit) -> None:
         """Delete what was written for a round and not committed; never what some snapshot may refer to."""
@@ -163,7 +191,7 @@ class ExportTable:
         table = self._loaded()
         files = self._files(table)
         records = [one.summary.additional_properties.get(COMMIT) for one in table.snapshots() if one.summary]
-        kept = {made.staging} | {decode(one, self.target).staging for one in records if one is not None}
+        kept = {made.staging} | {decode_move(one, self.target).staging for one in records if one is not None}
         for name in files.names("data"):
             if name.startswith(f"{made.number:0{DIGITS}}-") and name not in kept:
                 files.delete(f"data/{name}")
@@ -215,6 +243,13 @@ class ExportTable:
         """Leave the catalogue."""
         if self._catalog is not None:
             self._catalog.close()
+
+
+def _ancestors(table: Table, newest: Snapshot | None) -> Iterator[Snapshot]:
+    """Yield a snapshot and those before it, as far as they are kept."""
+    while newest is not None:
+        yield newest
+        newest = table.snapshot_by_id(newest.parent_snapshot_id) if newest.parent_snapshot_id is not None else None
 
 
 @contextmanager

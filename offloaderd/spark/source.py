@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from offloaderd.errors import InvalidConfig
 from offloaderd.spark.source_read import ShareReader, rows
 
 if TYPE_CHECKING:
@@ -61,8 +62,13 @@ class SegmentSource(DataSource):
         return self._parsed().columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Read once what is committed now."""
-        return SegmentsReader(self._parsed(), schema)
+        """Read once what is committed now. Raises InvalidConfig for a begin that only a stream can have."""
+        from offloaderd.spark.source_options import Start  # noqa: PLC0415
+
+        options = self._parsed()
+        if options.start is Start.LATEST:
+            raise InvalidConfig("start=latest: only for a stream", hint="write start=LEDGER:ENTRY, or start_time")
+        return SegmentsReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Follow what is committed."""

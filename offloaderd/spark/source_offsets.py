@@ -1,8 +1,8 @@
-"""How far a topic was handed out, and what comes next: the exact offsets of streams and exports.
+"""How far a topic was handed out: the exact offsets of streams and exports, and what to read between two of them.
 
-An offset is, for each topic, the position of the last entry that was handed out; a topic of which there was none is not
-in it. A step from one offset to another has the same entries however often it is repeated, whichever segments hold them
-by then.
+An offset is, for each topic, the position of the last entry that was handed out; a topic that is not in it begins at
+its oldest entry. A step from one offset to another has the same entries however often it is repeated, whichever
+segments hold them by then.
 """
 
 from __future__ import annotations
@@ -11,134 +11,178 @@ from typing import TYPE_CHECKING
 
 from offloaderd.clock import SystemClock
 from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.metadata.catalog import TopicMap
 from offloaderd.model import Position, TopicName
 from offloaderd.read.errors import EntriesDeleted
 from offloaderd.spark import source_snapshot
 from offloaderd.spark.source_extents import segment_reader
 from offloaderd.spark.source_plan import shares
+from offloaderd.spark.source_positions import NOTHING, following, parsed, position
 from offloaderd.spark.source_share import Condition, Hole
 from offloaderd.spark.source_snapshot import Snapshot
 from offloaderd.spark.source_transactions import with_held
 from offloaderd.stores import bucket_store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Sequence
 
+    from offloaderd.objects.port import ObjectReader
     from offloaderd.read.outcomes import KnownOutcomes
     from offloaderd.spark.source_options import SourceOptions
+    from offloaderd.spark.source_positions import Offset
     from offloaderd.spark.source_share import Share
+    from offloaderd.spark.source_wanted import Wanted
 
-NOTHING = Position(-1, -1)
-"""Before the first entry of a topic."""
-
-Offset = dict[str, str]
-"""Position of the last entry that was handed out, as text, by the topic's full name."""
+LEFT_OUT = "or leave it out with without=TOPIC: everything else then goes on, each entry once"
 
 
 async def look(options: SourceOptions, known: KnownOutcomes | None = None) -> list[Snapshot]:
     """Take a snapshot of all topics, each up to where consumers are given something; `known` as for `with_held`."""
     async with bucket_store(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
-        found = await source_snapshot.take(options, objects)
+        found = await _taken(options, objects)
         return await with_held(found, reader, known) if options.holds_back else found
 
 
-async def plan_step(options: SourceOptions, start: Offset, end: Offset) -> list[Share]:
-    """Share out what lies behind `start`, up to `end`. Raises EntriesDeleted for what is not there any more."""
-    places: dict[TopicName, tuple[Position | None, Position | None]] = {}
-    steps = []
+async def _taken(options: SourceOptions, objects: ObjectReader) -> list[Snapshot]:
+    return [one for one in await source_snapshot.take(options, objects) if not options.leaves_out(one.topic)]
+
+
+async def plan_step(
+    options: SourceOptions, start: Offset, end: Offset, snapshots: Sequence[Snapshot] | None = None
+) -> list[Share]:
+    """Share out what lies behind `start`, up to `end`, as it is now or was when the snapshots were taken.
+
+    Raises EntriesDeleted for what is not there any more, NotFound for a topic that is not, and InvalidInput for one of
+    another history.
+    """
     async with bucket_store(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
-        for snapshot in await source_snapshot.take(options, objects):
-            low, high = (position(offset, str(snapshot.topic)) for offset in (start, end))
-            if low < high:
-                places[snapshot.topic] = following(low), high
-                steps.append(still_there(snapshot, low, high, skips=Condition.RETENTION in options.skipped))
-        gone = {name for name in end if position(start, name) < position(end, name)} - {str(topic) for topic in places}
-        if gone:
-            raise NotFound(
-                f"{', '.join(sorted(gone))}: nothing is known of it any more, and not all of it was read",
-                hint="begin with another checkpoint or target if the topic was deleted",
-            )
+        found = list(snapshots) if snapshots is not None else await _taken(options, objects)
+        steps = gone(found, start, end, options)
+        places: dict[TopicName, tuple[Position | None, Position | None]]
+        places = {one.topic: (None, position(end, str(one.topic))) for one in steps}
+        for snapshot in found:
+            name = str(snapshot.topic)
+            low = start.get(name) or str(begin(snapshot, options.wanted))
+            if parsed(low)[0] >= position(end, name):
+                continue
+            there = still_there(snapshot, low, end[name], skips=Condition.RETENTION in options.skipped)
+            place = clipped(options.wanted, parsed(low)[0], position(end, name))
+            if place is not None:
+                steps.append(there)
+                places[snapshot.topic] = place
         return await shares(steps, options, options.wanted, reader, places=places)
 
 
-def furthest(snapshots: list[Snapshot]) -> Offset:
-    """Return the newest entries that are committed."""
-    return {str(one.topic): str(one.end) for one in snapshots if one.end is not None}
+def clipped(wanted: Wanted, low: Position, high: Position) -> tuple[Position | None, Position] | None:
+    """Return first and last entry of a step (no first: from the oldest) that are wanted at all, None for none."""
+    first, last = following(low), high
+    if wanted.first is not None:
+        first = wanted.first if first is None else max(first, wanted.first)
+    if wanted.last is not None:
+        last = min(last, wanted.last)
+    return (first, last) if first is None or first <= last else None
 
 
-def advance(snapshots: list[Snapshot], start: Offset, target: Offset | None, room: int | None) -> tuple[Offset, int]:
-    """Return where a step of about `room` bytes ends that does not go beyond the target, and its bytes of objects.
+def gone(found: Iterable[Snapshot], start: Offset, end: Offset, options: SourceOptions) -> list[Snapshot]:
+    """Return a topic that is not there any more, and of which a step has something, as a hole. Raises NotFound for it.
 
-    Each topic has the same part of the room, so that one with much to read holds up no others.
+    Unless it skips: then what was not read is told. What the options leave out is not asked for.
     """
-    offset, total = dict(start), 0
-    part = None if room is None else max(1, room // max(1, len(snapshots)))
-    for snapshot in snapshots:
-        name = str(snapshot.topic)
-        goal = None if target is None else position(target, name)
-        at, taken = reach(snapshot, position(start, name), goal, part)
-        total += taken
-        if at != NOTHING:
-            offset[name] = str(at)
-    return offset, total
-
-
-def position(offset: Mapping[str, str], name: str) -> Position:
-    """Return up to where a topic was handed out."""
-    return parsed(offset.get(name, str(NOTHING)))
-
-
-def parsed(text: str) -> Position:
-    """Read a position of an offset, which may be the one before all. Raises InvalidInput."""
-    return NOTHING if text == str(NOTHING) else Position.parse(text)
-
-
-def following(at: Position) -> Position | None:
-    """Return what comes after a position; None for everything that there is."""
-    return None if at == NOTHING else Position(at.ledger_id, at.entry_id + 1)
-
-
-def before(snapshot: Snapshot, begin: Position) -> Position:
-    """Return the position before `begin`: in its ledger, at the end of an earlier one, or of what was deleted."""
-    return snapshot.before(begin) or NOTHING
-
-
-def reach(snapshot: Snapshot, start: Position, target: Position | None, room: int | None) -> tuple[Position, int]:
-    """Return where a step ends that begins behind `start`, and how many bytes of objects it is about.
-
-    A step with a limit goes on to the end of the segment with which it is full.
-    """
-    end = snapshot.end
-    if end is None or (target is not None and target <= start):
-        return start, 0
-    goal = end if target is None else min(end, target)
-    if goal <= start:
-        return start, 0
-    at, taken = start, 0
-    for segment in snapshot.map.segments:
-        if segment.end <= start:
+    known = {str(one.topic) for one in found}
+    holes = []
+    for name in sorted(end.keys() - known):
+        low, topic = position(start, name), TopicName.parse(name)
+        if low >= position(end, name) or options.leaves_out(topic):
             continue
-        if segment.begin > goal or (room is not None and taken >= room):
-            return at, taken
-        at, taken = min(goal, segment.end), taken + segment.object_bytes
-    return (goal if room is None else at), taken
+        reason = f"nothing is known of the topic any more, it was deleted before it was read up to {end[name]}"
+        if Condition.RETENTION not in options.skipped:
+            hint = (
+                f"compare metadata.root and daemon.cluster; if it was deleted, read on with skip=retention, {LEFT_OUT}"
+            )
+            raise NotFound(f"{name}: {reason}", hint=hint)
+        hole = Hole(after=low, before=None, reason=reason, condition=Condition.RETENTION)
+        holes.append(Snapshot(TopicMap(topic), (hole,)))
+    return holes
 
 
-def still_there(snapshot: Snapshot, start: Position, end: Position, *, skips: bool) -> Snapshot:
-    """Return the snapshot, with a hole for what was deleted of a step. Raises EntriesDeleted unless it `skips`."""
-    topic_map = snapshot.map
-    floor = topic_map.floor
-    if topic_map.offloaded is None or topic_map.offloaded < end:
+def furthest(snapshots: Iterable[Snapshot], wanted: Wanted) -> Offset:
+    """Return the newest entries that are committed, as far as they are wanted."""
+    last = wanted.last
+    ends = ((one, one.end) for one in snapshots)
+    return {
+        str(one.topic): written(one, end if last is None else min(end, last)) for one, end in ends if end is not None
+    }
+
+
+def written(snapshot: Snapshot, at: Position) -> str:
+    """Return what an offset says of a topic that was handed out up to a position."""
+    made = snapshot.map.created.get(at.ledger_id)
+    return str(at) if made is None else f"{at}@{made}"
+
+
+def begin(snapshot: Snapshot, wanted: Wanted) -> Position:
+    """Return the position behind which a topic begins: that of what was deleted, or of what lies before the range."""
+    floor = snapshot.map.floor or NOTHING
+    if wanted.first is None:
+        return floor
+    ranges = (part.range for segment in snapshot.map.segments for part in segment.slices)
+    before = Position(wanted.first.ledger_id, wanted.first.entry_id - 1)  # which need not be there
+    return max(floor, *(min(one.end, before) for one in ranges if one.begin < wanted.first), NOTHING)
+
+
+def in_history(snapshot: Snapshot, text: str) -> Position:
+    """Return the position that an offset has of a topic. Raises InvalidInput for one of another history.
+
+    A topic that was made again, or metadata that were restored from an older copy, end before it; or the ledger of its
+    number was made at another time.
+    """
+    at, made = parsed(text)
+    newest, known = snapshot.map.offloaded, snapshot.map.created.get(at.ledger_id)
+    if at != NOTHING and (newest is None or newest < at):
         raise InvalidInput(
-            f"{snapshot.topic}: the stream had got to {end}, and nothing is offloaded behind {topic_map.offloaded}",
-            hint="the checkpoint is of another cluster or topic, or the metadata was restored from an older copy",
+            f"{snapshot.topic}: it was read up to {at}, and ends at {newest or 'nothing'} now: it was deleted and made "
+            "again, its metadata was restored from an older copy, or this is another cluster",
+            hint=f"restore newer metadata; of a new topic, take another checkpoint or target, {LEFT_OUT}",
         )
-    if floor is None or floor <= start:
-        return snapshot
+    if made is not None and known is not None and made != known:
+        raise InvalidInput(
+            f"{snapshot.topic}: it was read up to {at}, and ledger {at.ledger_id} is another one now: it was made at "
+            f"{known}, not {made} (ms since 1970); the topic was deleted and made again, or this is another cluster",
+            hint=f"take another checkpoint or target for the new topic, {LEFT_OUT}",
+        )
+    return at
+
+
+def still_there(snapshot: Snapshot, low: str, high: str, *, skips: bool) -> Snapshot:
+    """Return the snapshot, with a hole for what is not there any more of a step from one position to another.
+
+    Raises EntriesDeleted for such a hole unless it `skips`, InvalidInput for a step of another history.
+    """
+    start = parsed(low)[0]
+    in_history(snapshot, high)
+    in_history(snapshot, low)
+    topic_map = snapshot.map
+    floor = topic_map.floor or NOTHING
     oldest = topic_map.segments[0].begin if topic_map.segments else None
-    reason = f"entries behind {start if start != NOTHING else 'the begin'} up to {floor} were deleted by retention"
+    if floor > start:
+        reason = f"entries behind {start if start != NOTHING else 'the begin'} up to {floor} were deleted by retention"
+        hint = "let retention keep more than the stream lags; skip=retention goes on behind them"
+    elif start != NOTHING and oldest is not None and _is_another(topic_map, start, oldest):
+        reason = f"ledger {start.ledger_id} is not known any more, and {oldest} is the oldest entry: it was made again"
+        hint = (
+            f"take another checkpoint or target for the new topic, {LEFT_OUT}; skip=retention goes on with the new one"
+        )
+    else:
+        return snapshot
     if not skips:
-        hint = "let retention keep more than the stream lags; mode=skip goes on behind them"
         raise EntriesDeleted(f"{snapshot.topic}: {reason} before the stream got to them", hint=hint)
     hole = Hole(after=start, before=oldest, reason=reason, awaited=start == NOTHING, condition=Condition.RETENTION)
     return Snapshot(topic_map, (hole, *snapshot.holes))
+
+
+def _is_another(topic_map: TopicMap, start: Position, oldest: Position) -> bool:
+    """Say whether a map begins behind what was read of its topic, and nothing on record says why."""
+    if topic_map.floor is not None and topic_map.floor >= start:
+        return False
+    lost = any(loss.after <= start < loss.before for loss in topic_map.losses)
+    return start.ledger_id < oldest.ledger_id and start.ledger_id not in topic_map.contexts and not lost

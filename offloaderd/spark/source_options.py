@@ -23,6 +23,7 @@ from offloaderd.model import Position, TopicName
 from offloaderd.patterns import TopicPattern
 from offloaderd.spark.source_columns import checked_schema, full_schema
 from offloaderd.spark.source_late import packed
+from offloaderd.spark.source_positions import parsed
 from offloaderd.spark.source_share import EVERYTHING, Condition, Task
 from offloaderd.spark.source_wanted import Wanted, to_ms
 from offloaderd.spark.value_decode import ValueDecoder
@@ -85,6 +86,11 @@ class SourceOptions:
     start: Start = Start.EARLIEST
     trigger_bytes: int | None = None
     step: tuple[dict[str, str], dict[str, str]] | None = None
+    without: tuple[TopicPattern, ...] = ()
+
+    def leaves_out(self, topic: TopicName) -> bool:
+        """Whether a topic is left out, although the pattern takes it in."""
+        return any(one.matches(topic) for one in self.without)
 
     @property
     def skipped(self) -> frozenset[Condition]:
@@ -128,6 +134,7 @@ class SourceOptions:
 HELP: dict[str, str] = {
     "topic": "a topic, or a pattern: TENANT/NAMESPACE/TOPIC, TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION",
     "path": "the same, as load() gives it",
+    "without": "topics of the pattern that are left out, separated by commas: TENANT/NAMESPACE/TOPIC",
     "messages": "true: a row for each message instead of each entry",
     "transactions": "with messages=true: committed, what consumers are given; or all, with what became of each",
     "schema": "with messages=true: what values are: an Avro schema, what `pulsar-admin schemas get` says, or a file",
@@ -187,6 +194,7 @@ class _Reading:
         transactions = self._word("transactions", Transactions, Transactions.COMMITTED)
         if "transactions" in self._own and not messages:
             self._mistakes.append("transactions: only with messages=true, entries are given whatever they are in")
+        without = self._value("without", lambda text: tuple(TopicPattern.parse(one.strip()) for one in text.split(",")))
         step = self._value("offsets", offsets)
         partition_bytes, trigger_bytes = self._size("partition_bytes"), self._size("max_bytes_per_trigger")
         if self._mistakes or settings is None or topic is None:
@@ -205,6 +213,7 @@ class _Reading:
             start=word,
             trigger_bytes=trigger_bytes,
             step=step,
+            without=without or (),
         )
 
     def _fail(self) -> NoReturn:
@@ -266,7 +275,9 @@ class _Reading:
         try:
             return read(text)
         except (InvalidInput, ValueError) as error:
-            why = f": {error.message}" if isinstance(error, InvalidInput) and name in {"topic", "path"} else ""
+            why = (
+                f": {error.message}" if isinstance(error, InvalidInput) and name in {"topic", "path", "without"} else ""
+            )
             self._mistakes.append(f"{name} = {text[:80]!r}{why}; allowed: {HELP[name]}")
             return None
 
@@ -291,7 +302,7 @@ def offsets(text: str) -> tuple[dict[str, str], dict[str, str]]:
         raise ValueError(text)
     for offset in found.values():
         for name, at in offset.items():
-            Position.parse(at)
+            parsed(at)
             TopicName.parse(name)
     return found["start"], found["end"]
 

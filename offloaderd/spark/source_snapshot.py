@@ -89,12 +89,7 @@ async def of(
 
 async def from_metadata(store: MetadataStore, pattern: TopicPattern) -> list[Snapshot]:
     """Read the maps of all topics that the pattern takes in, each as it was at one moment. Raises NotFound."""
-    topics = await topics_of(store, pattern)
-    if not topics:
-        raise NotFound(
-            f"no topic matches {pattern}",
-            hint="`offloadctl topics list` shows what is known; metadata.root and daemon.cluster say where to look",
-        )
+    topics = await known_topics(store, pattern)
 
     async def load(topic: TopicName) -> Snapshot:
         topic_map = await catalog.load(store, topic)
@@ -110,6 +105,24 @@ async def from_metadata(store: MetadataStore, pattern: TopicPattern) -> list[Sna
             f"{names}: deleted while the query was planned", hint="`offloadctl topics list` shows the others"
         )
     return [one for one in found if one.topic not in gone]
+
+
+async def check_topics(options: SourceOptions) -> None:
+    """Raise NotFound if the metadata knows no topic of a query; of a bucket alone that is found out as it is read."""
+    if options.metadata is Metadata.ZOOKEEPER:
+        async with metadata_store(options.settings) as store:
+            await known_topics(store, options.topic)
+
+
+async def known_topics(store: MetadataStore, pattern: TopicPattern) -> list[TopicName]:
+    """Return what `topics_of` does. Raises NotFound for nothing."""
+    topics = await topics_of(store, pattern)
+    if not topics:
+        raise NotFound(
+            f"no topic matches {pattern}",
+            hint="`offloadctl topics list` shows what is known; metadata.root and daemon.cluster say where to look",
+        )
+    return topics
 
 
 async def topics_of(store: MetadataStore, pattern: TopicPattern) -> list[TopicName]:

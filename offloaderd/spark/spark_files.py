@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -12,6 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
+
+
+LOCAL = "file"
+RENAMES_NEW = "hdfs"
+"""Whose name nodes rename to where nothing is, in one step, by what their interface promises."""
+
+NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 
 
 class SparkFiles:
@@ -35,6 +46,8 @@ class SparkFiles:
                 hint="name a folder that Spark can write to; schemes such as s3a:// need their jars (--packages)",
             ) from error
         self.root = str(self._root.toString())
+        self.scheme = str(self._root.toUri().getScheme())
+        self._local = Path(str(self._root.toUri().getPath())) if self.scheme == LOCAL else None
 
     def url(self, path: str) -> str:
         """Return where a path is, for Spark."""
@@ -43,7 +56,7 @@ class SparkFiles:
     def names(self, path: str) -> Iterator[str]:
         """Yield the names in a folder; none for one that is not there."""
         at = self._at(path)
-        if self.exists(path):
+        if self._call("look", lambda: self._files.exists(at)):
             for one in self._call("list", lambda: self._files.listStatus(at)):
                 yield str(one.getPath().getName())
 
@@ -57,33 +70,41 @@ class SparkFiles:
             if name.endswith(".parquet")
         ]
 
-    def exists(self, path: str) -> bool:
-        """Say whether something is there."""
-        return bool(self._call("look", lambda: self._files.exists(self._at(path))))
-
     def make(self, path: str) -> None:
         """Make a folder and those above it, as far as they are not there."""
         self._call("mkdir", lambda: self._files.mkdirs(self._at(path)))
 
     def delete(self, path: str) -> None:
-        """Delete a folder with all that is in it."""
-        self._call("delete", lambda: self._files.delete(self._at(path), True))
+        """Delete a file, or a folder with all that is in it; what others write there at this moment may stay."""
+        with suppress(Py4JJavaError):
+            self._files.delete(self._at(path), True)
+
+    def put_new(self, here: str, there: str) -> bool:
+        """Have a file under a name that nothing has yet, in one step; returns whether that was so.
+
+        Raises InvalidConfig where the file system has no such step.
+        """
+        if self._local is not None:
+            return link_new(self._local / here, self._local / there)
+        return self._renamed(here, there, taken="FileAlreadyExists")
 
     def move(self, here: str, there: str) -> bool:
-        """Move a file; returns whether it was there to be moved."""
-        return bool(self._call("move", lambda: self._files.rename(self._at(here), self._at(there))))
+        """Move a folder with all that is in it to where nothing is, in one step; returns whether it was there."""
+        if self._local is not None:
+            return move_new(self._local / here, self._local / there)
+        return self._renamed(here, there, taken="FileNotFound")
 
-    def rename_new(self, here: str, there: str) -> bool:
-        """Move a file to where none is yet, in one step; returns whether that was so."""
+    def _renamed(self, here: str, there: str, *, taken: str) -> bool:
+        """Rename by Hadoop, which replaces nothing; returns whether it did, and not whether it raised `taken`."""
         kind = self._jvm.org.apache.hadoop.fs.Options.Rename
         none = self._gateway.new_array(kind, 1)
         none[0] = getattr(kind, "NONE")  # noqa: B009 - a field of an enum in Java
         try:
             self._context.rename(self._at(here), self._at(there), none)
         except Py4JJavaError as error:
-            if "FileAlreadyExists" in error.java_exception.getClass().getName():
+            if taken in error.java_exception.getClass().getName():
                 return False
-            raise OffloaderError(f"{self.root}: cannot commit: {_said(error)}") from error
+            raise OffloaderError(f"{self.root}: cannot rename {here} to {there}: {_said(error)}") from error
         return True
 
     def read(self, path: str) -> str:
@@ -119,6 +140,46 @@ class SparkFiles:
             return call()
         except Py4JJavaError as error:
             raise OffloaderError(f"{self.root}: cannot {what}: {_said(error)}") from error
+
+
+def check_scheme(scheme: str, target: str) -> None:
+    """Raise InvalidConfig for a file system on which of two exports both could be told that they have committed."""
+    if scheme not in {LOCAL, RENAMES_NEW}:
+        raise InvalidConfig(
+            f"cannot export Parquet files to {target}: on {scheme}:// two exports could commit the same round",
+            hint="export a table there (--format iceberg --catalog NAME), or use a stream with a sink of Spark's; "
+            "Parquet files go to folders of this machine, to mounts that have hard links, and to hdfs://",
+        )
+
+
+def link_new(here: Path, there: Path) -> bool:
+    """Give a file a second name that nothing has yet; returns whether that was so. Of many who try one is told so.
+
+    Raises InvalidConfig where there are no hard links, OffloaderError.
+    """
+    try:
+        os.link(here, there)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno in NO_LINKS:
+            raise InvalidConfig(
+                f"cannot export Parquet files to {there.parent}: its file system has no hard links ({error.strerror})",
+                hint="name a folder of a file system that has them, or export a table (--format iceberg)",
+            ) from error
+        raise OffloaderError(f"{there}: cannot commit: {error.strerror}") from error
+    return True
+
+
+def move_new(here: Path, there: Path) -> bool:
+    """Move a folder to where no other is; returns whether it was there to be moved. Raises OffloaderError."""
+    try:
+        here.rename(there)  # which replaces no folder that has something in it
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise OffloaderError(f"{here}: cannot be moved to {there}: {error.strerror}") from error
+    return True
 
 
 def _said(error: Py4JJavaError) -> str:

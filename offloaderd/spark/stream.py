@@ -15,8 +15,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from offloaderd.read.outcomes import KnownOutcomes
-from offloaderd.spark.source_offsets import NOTHING, Offset, advance, before, furthest, look, plan_step
+from offloaderd.spark.source_admission import Step, advance
+from offloaderd.spark.source_offsets import begin, furthest, look, plan_step, written
 from offloaderd.spark.source_options import Start
+from offloaderd.spark.source_positions import NOTHING
 from offloaderd.spark.source_read import ShareReader, rows
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from offloaderd.spark.source_options import SourceOptions
+    from offloaderd.spark.source_positions import Offset
     from offloaderd.spark.source_snapshot import Snapshot
 
 
@@ -37,6 +40,8 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._task = options.task(schema, step=True)
         self._target: Offset | None = None
         self._known = KnownOutcomes()
+        self._looked: list[Snapshot] = []
+        self._step = Step({})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave to tasks what they need."""
@@ -44,22 +49,20 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """Where a new query begins: behind what has been deleted, behind all there is, or where `start` says."""
-        options = self._options
-        begin = options.wanted.first
+        latest = self._options.start is Start.LATEST
         offset: Offset = {}
-        for snapshot in self._snapshots():
-            if begin is not None:
-                at = before(snapshot, begin)
-            else:
-                at = (snapshot.end if options.start is Start.LATEST else snapshot.map.floor) or NOTHING
-            if at != NOTHING:
-                offset[str(snapshot.topic)] = str(at)
+        for snapshot in self._look():
+            at = snapshot.end if latest else begin(snapshot, self._options.wanted)
+            if at is not None and at != NOTHING:
+                offset[str(snapshot.topic)] = written(snapshot, at)
         return offset
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
-        """How far one step goes: to the newest entry, or so many bytes, and then to the end of the segment."""
+        """How far one step goes: to the newest entry that is wanted, or so many bytes."""
         room = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        return advance(self._snapshots(), start, self._target, room)[0]
+        wanted, turn = self._options.wanted, self._step.turn
+        self._step = advance(self._look(), start, wanted, target=self._target, room=room, turn=turn)
+        return self._step.offset
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """What `max_bytes_per_trigger` says."""
@@ -67,20 +70,25 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """The newest entries that are committed, for the query's progress."""
-        return furthest(self._snapshots())
+        """The newest entries that are committed, as of the last look, for the query's progress."""
+        return furthest(self._looked or self._look(), self._options.wanted)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Stop at what is committed now."""
-        self._target = self.reportLatestOffset()
+        self._target = furthest(self._look(), self._options.wanted)
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Share out what lies behind `start`, up to `end`. Raises EntriesDeleted for what is not there any more."""
-        return [InputPartition(share) for share in asyncio.run(plan_step(self._options, start, end))]
+        """Share out what lies behind `start`, up to `end`. Raises as `plan_step` does.
+
+        What was just looked at for a step serves for its tasks; what a checkpoint repeats is looked at anew.
+        """
+        seen = self._looked if end == self._step.offset else None
+        return [InputPartition(share) for share in asyncio.run(plan_step(self._options, start, end, seen))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one share."""
         return rows(self._task, partition.value, self._options.wanted)
 
-    def _snapshots(self) -> list[Snapshot]:
-        return asyncio.run(look(self._options, self._known))
+    def _look(self) -> list[Snapshot]:
+        self._looked = asyncio.run(look(self._options, self._known))
+        return self._looked

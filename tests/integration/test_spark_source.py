@@ -19,7 +19,7 @@ from offloaderd.cli.offloaderd import cli
 from offloaderd.clock import SystemClock
 from offloaderd.drill.s3_proxy import S3Proxy
 from offloaderd.errors import Conflict, InvalidConfig
-from offloaderd.metadata import catalog, paths
+from offloaderd.metadata import catalog, paths, removal
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records import policy
 from offloaderd.metadata.records.policy import TopicPolicy
@@ -126,6 +126,13 @@ class Site:
             steps, _ = (await catalog.load(metadata, topic)).with_commit(segment)
             await metadata.transact(steps)
             return segment_id
+
+    async def retire(self, topic: TopicName) -> None:
+        """Take the oldest segment out of the map, as retention does."""
+        async with self.stores() as (metadata, _):
+            found = await catalog.load(metadata, topic)
+            steps, _ = removal.without_oldest(found, found.segments[0], reason="age", now_ms=1)
+            await metadata.transact(steps)
 
     async def spoil(self, segment_id: UUID) -> None:
         """Flip a bit in the middle of a segment's data."""
@@ -243,24 +250,30 @@ def test_mistakes_and_damage(spark: SparkSession, site: Site) -> None:
 
 
 def test_stream_restarts_from_its_checkpoint(spark: SparkSession, site: Site, tmp_path: Path) -> None:
-    """A stream that is stopped and started again between commits has each entry once, in steps of a limited size."""
+    """A stream that is stopped and started again has each entry once, in steps of a limited size, up to its end."""
     asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 150))]))
     asyncio.run(site.commit(TOPIC, [Piece(1, 150, held(1, 150, 150), 300)]))
 
-    def run() -> list[int]:
-        stream = spark.readStream.format("offload").options(**site.options(max_bytes_per_trigger="1KiB")).load("orders")
+    def run(**more: str) -> list[int]:
+        options = site.options(max_bytes_per_trigger="50KiB", **more)
+        stream = spark.readStream.format("offload").options(**options).load("orders")
         writer = stream.select("ledger_id", "entry_id").writeStream.format("parquet")
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
         query = writer.start(str(tmp_path / "out"))
         assert query.awaitTermination(100)
         return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
-    assert run() == [150, 150], "a step for each segment"
+    assert sum(run(end="1:220")) == 221, "no further, although there is more"
+    assert sum(run()) == 79
+    asyncio.run(site.commit(TOPIC, [Piece(5, 0, held(5, 0, 170))]))
+    steps = run()
+    assert sum(steps) == 170
+    assert max(steps) < 110, "a step may end inside a segment"
     assert run() == []
-    asyncio.run(site.commit(TOPIC, [Piece(5, 0, held(5, 0, 70))]))
-    assert run() == [70]
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
-    assert sorted(map(tuple, rows)) == [(1, entry) for entry in range(300)] + [(5, entry) for entry in range(70)]
+    assert sorted(map(tuple, rows)) == [(1, entry) for entry in range(300)] + [(5, entry) for entry in range(170)]
+    with pytest.raises(PySparkException, match="only for a stream"):
+        table(spark, site, start="latest").count()
 
 
 def test_export_goes_on_where_it_ended(
@@ -271,15 +284,21 @@ def test_export_goes_on_where_it_ended(
     options = site.options(topic="orders")
     asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 150))]))
     asyncio.run(site.commit(TOPIC, [Piece(1, 150, [*held(1, 150, 149), b"no time"], 300)]))
-    rounds = export(spark, options, target, round_bytes=1)
-    assert [one.rows for one in rounds] == [150, 150], "a round for each segment"
+    assert [one.rows for one in export(spark, {**options, "end": "1:9"}, target)] == [10]
+    rounds = export(spark, options, target, round_bytes=100_000)
+    assert len(rounds) > 1
+    assert sum(one.rows for one in rounds) == 290
     assert rounds[-1].positions == {str(TOPIC): "1:299"}
     assert export(spark, options, target) == []
-    with pytest.raises(InvalidConfig, match="export of something else"):
-        export(spark, {**options, "messages": "true"}, target)
+    for more in ({"messages": "true"}, {"start": "1:5"}, {"end_time": "2030-01-01T00:00:00"}):
+        with pytest.raises(InvalidConfig, match="export of something else"):
+            export(spark, {**options, **more}, target)
+    for more in ({"offsets": '{"start": {}, "end": {}}'}, {"start": "latest"}, {"max_bytes_per_trigger": "1KiB"}):
+        with pytest.raises(InvalidConfig, match="not for an export"):
+            export(spark, {**options, **more}, target)
     asyncio.run(site.commit(TOPIC, [Piece(5, 0, held(5, 0, 70))]))
     with monkeypatch.context() as patch:
-        patch.setattr(ExportFolder, "_move_all", lambda _, made: 1 / 0 if made.number == 3 else None)
+        patch.setattr(ExportFolder, "_finish", lambda _, made: 1 / 0 if made.positions[str(TOPIC)] == "5:69" else None)
         with pytest.raises(ZeroDivisionError):
             export(spark, options, target)
     assert found_in(spark, target) == 300, "committed, and not moved to where it is seen"
@@ -294,6 +313,8 @@ def test_export_goes_on_where_it_ended(
     assert not list((tmp_path / "archive" / "_offloaderd" / "staging").iterdir())
     with pytest.raises(Conflict, match="another export has committed"):
         ExportFolder(spark, target).commit(Commit(number=2, source={}, positions={}), f"{target}/staging", {}, 0)
+    with pytest.raises(InvalidConfig, match=r"two exports could commit|cannot export to s3a"):
+        export(spark, options, "s3a://bucket/archive")
 
 
 @pytest.fixture
@@ -306,23 +327,28 @@ def lake(tmp_path: Path) -> Iterator[Lake]:
 def test_table_goes_on_where_it_ended(spark: SparkSession, site: Site, lake: Lake, tmp_path: Path) -> None:
     """Each round is a snapshot with its positions; by day; the columns are those of Parquet; again is a no-op."""
     options = site.options(topic="orders")
-    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 150))]))
-    asyncio.run(site.commit(TOPIC, [Piece(1, 150, [*held(1, 150, 49), b"no time"], 200)]))
+    for first in (0, 50):
+        asyncio.run(site.commit(TOPIC, [Piece(1, first, held(1, first, 50))]))
+    asyncio.run(site.commit(TOPIC, [Piece(1, 100, [*held(1, 100, 149), b"no time"], 250)]))
+    asyncio.run(site.retire(TOPIC))
     assert pending(spark, options, lake.where) > 200 * 500
     assert not lake.folder.exists()
-    rounds = export(spark, options, lake.where, round_bytes=1)
-    assert [one.rows for one in rounds] == [150, 50], "a round for each segment"
-    assert rounds[-1].positions == {str(TOPIC): "1:199"}
+    rounds = export(spark, options, lake.where, round_bytes=60_000)
+    assert sum(one.rows for one in rounds) == 200, "from where retention has left off"
+    assert len(rounds) > 1
+    assert rounds[-1].positions == {str(TOPIC): "1:249"}
     assert export(spark, options, lake.where) == []
     with lake.table() as table:
         summaries = [json.loads(one.summary.additional_properties[COMMIT]) for one in table.snapshots() if one.summary]
         days = table.inspect.partitions().to_pylist()
         rows = table.scan().to_arrow().to_pylist()
-    assert [one["positions"] for one in summaries] == [{str(TOPIC): "1:149"}, {str(TOPIC): "1:199"}]
+    assert [one["moved"][str(TOPIC)][1].partition("@")[0] for one in summaries] == [
+        one.positions[str(TOPIC)] for one in rounds
+    ]
     assert {str(one["partition"]["day"]): one["record_count"] for one in days} == {"2025-10-09": 199, "None": 1}
-    assert sorted((row["ledger_id"], row["entry_id"]) for row in rows) == [(1, entry_id) for entry_id in range(200)]
+    assert sorted((row["ledger_id"], row["entry_id"]) for row in rows) == [(1, entry_id) for entry_id in range(50, 250)]
     export(spark, options, str(tmp_path / "parquet"))
-    parquet = spark.read.parquet(str(tmp_path / "parquet")).drop("day").toArrow()
+    parquet = spark.read.parquet(str(tmp_path / "parquet")).drop("round", "day").toArrow()
     assert sorted(parquet.to_pylist(), key=str) == sorted(rows, key=str)
 
 

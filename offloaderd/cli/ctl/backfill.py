@@ -131,7 +131,9 @@ def _run(
     session: Session, settings: Settings, wanted: Wanted, chosen: Options, *, master: str | None, conf: dict[str, str]
 ) -> int:
     from offloaderd.spark import backfill as work  # noqa: PLC0415
-    from offloaderd.spark.session import spark_session  # noqa: PLC0415
+    from offloaderd.spark.session import check_libraries, spark_session  # noqa: PLC0415
+
+    check_libraries()
 
     async def checked() -> tuple[list[TopicName], list[TopicName]]:
         async with _stores(settings) as stores:

@@ -148,6 +148,10 @@ def run(
     settings = settings_of(session, config)
     if dry_run:
         return session.run(_plan(session, settings, wanted, chosen))
+    if given["spark"]:
+        from offloaderd.spark.session import check_libraries  # noqa: PLC0415 - as above
+
+        check_libraries()
     if not yes:
         confirm(f"Rewrite segments --to {target}? The old objects are deleted once the new ones are proven")
     if given["spark"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from offloaderd.spark.export_iceberg import IcebergTable
 
 TABLE = "offload.topic"
+NO_DAY = "__HIVE_DEFAULT_PARTITION__"
 JSON = click.option("--json", "as_json", is_flag=True, help="Answer in JSON, one object a line.")
 METADATA = click.option(
     "--metadata",
@@ -43,6 +45,7 @@ class ExportWish(TypedDict):
     schema: str | None
     encoding: str | None
     skip: bool
+    without: str | None
     round_size: int
     dry_run: bool
     metadata: str
@@ -83,6 +86,7 @@ def spark() -> None:
 @click.option(
     "--encoding", type=click.Choice(("avro", "json")), help="How values are written, if FILE does not say it."
 )
+@click.option("--without", metavar="TOPICS", help="Topics of a pattern to leave out: deleted, or made again.")
 @click.option("--skip", is_flag=True, help="Leave out what cannot be read, counted in a row of its own.")
 @click.option("--round-size", type=SIZE, default="4GiB", show_default=True, help="What is committed at a time, about.")
 @click.option("--dry-run", is_flag=True, help="Only say how much there is to export.")
@@ -115,16 +119,21 @@ def export(
       offloaderd spark export orders hdfs://nn/archive/orders --master yarn --config offloaderd.toml
     """
     from offloaderd import log  # noqa: PLC0415 - --help need not wait for Spark
+    from offloaderd.spark.session import check_libraries, spark_session  # noqa: PLC0415
+
+    check_libraries()
+    from offloaderd.spark.export import check, pending  # noqa: PLC0415
     from offloaderd.spark.export import export as run  # noqa: PLC0415
-    from offloaderd.spark.export import pending  # noqa: PLC0415
-    from offloaderd.spark.session import spark_session  # noqa: PLC0415
 
     log.configure("critical")
     options = {"topic": topic, "metadata": wish["metadata"], "messages": str(wish["messages"])}
     options["mode"] = "skip" if wish["skip"] else "fail"
     options |= {"config": str(config)} if config else {}
-    options |= {name: value for name in ("transactions", "schema", "encoding") if (value := wish[name]) is not None}
+    options |= {
+        name: value for name in ("transactions", "schema", "encoding", "without") if (value := wish[name]) is not None
+    }
     place = _place(target, wish)
+    check(options, place)
     with spark_session("offloaderd export", master=master) as session:
         if wish["dry_run"]:
             size = pending(session, options, place)
@@ -159,11 +168,15 @@ def _place(target: str, wish: ExportWish) -> str | IcebergTable:
 def _teller(*, as_json: bool) -> Callable[[Round], None]:
     def tell(one: Round) -> None:
         if as_json:
-            line = {"round": one.number, "rows": one.rows, "segment_bytes": one.segment_bytes}
+            line = {"round": one.number, "rows": one.rows, "segment_bytes": one.segment_bytes, "undated": one.undated}
             click.echo(show.json_line({**line, "positions": dict(one.positions)}), nl=False)
         else:
             ends = ", ".join(f"{name} {at}" for name, at in one.positions.items())
             click.echo(f"round {one.number}: {show.plural(one.rows, 'row')}, up to {ends}")
+            if one.undated:
+                click.echo(
+                    f"  {show.plural(one.undated, 'row')} without a time: in day={NO_DAY}, a null day in a table"
+                )
 
     return tell
 
@@ -201,12 +214,17 @@ def verify(
       offloaderd spark verify orders --report /reports/today --config offloaderd.toml
     """
     from offloaderd import log  # noqa: PLC0415 - --help need not wait for Spark
-    from offloaderd.spark.session import spark_session  # noqa: PLC0415
+    from offloaderd.spark.session import check_libraries, spark_session  # noqa: PLC0415
+
+    check_libraries()
+    from offloaderd.spark.source_options import parse  # noqa: PLC0415
+    from offloaderd.spark.source_snapshot import check_topics  # noqa: PLC0415
     from offloaderd.spark.verify import verify as run  # noqa: PLC0415
     from offloaderd.upkeep.flaws import Level  # noqa: PLC0415
 
     log.configure("critical")
     options = {"topic": topic, "metadata": metadata} | ({"config": str(config)} if config else {})
+    asyncio.run(check_topics(parse(options)))
     with spark_session("offloaderd verify", master=master) as session:
         found = run(session, options, Level(level))
         if report is not None:

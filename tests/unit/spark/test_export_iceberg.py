@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,9 +16,10 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from offloaderd.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark import export_iceberg
-from offloaderd.spark.export_iceberg import ExportTable, IcebergTable
+from offloaderd.spark import export_commit, export_iceberg
+from offloaderd.spark.export_iceberg import COMMIT, ExportTable, IcebergTable
 from offloaderd.spark.source_columns import full_schema
+from tests.unit.spark.local_files import LocalFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,31 +43,6 @@ def library_threads() -> Iterator[None]:
     finally:
         pool.shutdown()
         ExecutorFactory._instance = None
-
-
-class LocalFiles:
-    """The twin of SparkFiles without Java: a folder of this machine by its URL."""
-
-    def __init__(self, _: SparkSession, root: str) -> None:
-        self.root = root
-        self._folder = Path(root.removeprefix("file://"))
-
-    def url(self, path: str) -> str:
-        """Return where a path is."""
-        return f"{self.root}/{path}"
-
-    def names(self, path: str) -> list[str]:
-        """Return the names in a folder; none for one that is not there."""
-        folder = self._folder / path
-        return [one.name for one in folder.iterdir()] if folder.is_dir() else []
-
-    def parquet_by_day(self, path: str) -> list[str]:
-        """Return the files below a folder."""
-        return sorted(str(one.relative_to(self._folder / path)) for one in (self._folder / path).glob("*/*.parquet"))
-
-    def delete(self, path: str) -> None:
-        """Delete a folder."""
-        shutil.rmtree(self._folder / path)
 
 
 class Lake:
@@ -263,6 +239,10 @@ def test_what_others_do_to_the_table(lake: Lake, monkeypatch: pytest.MonkeyPatch
     lake.round(5, 2)
     assert lake.counts() == {3: 3, 4: 2, 5: 2}
     assert set(kept) < set(lake.rounds()), "snapshots that were left may be looked at, and need their files"
+    with lake.table() as table:
+        records = [one.summary.additional_properties.get(COMMIT, "") for one in table.snapshots() if one.summary]
+        assert json.loads(table.properties[COMMIT])["positions"] == {"orders": "5:1"}
+    assert json.loads(records[-1])["moved"] == {"orders": ["4:1", "5:1"]}, "not what it did not touch"
     rolled_back(2)
     with lake.target() as target, pytest.raises(OffloaderError, match="is not known any more"):
         target.recover(SOURCE)
@@ -302,3 +282,42 @@ def test_a_table_that_is_dropped_meanwhile(lake: Lake) -> None:
         target._catalog.drop_table("shop.orders")
         with pytest.raises(OffloaderError, match="was dropped meanwhile"):
             target.commit(last, staging, {}, 2)
+
+
+def test_a_rollback_over_many_topics(lake: Lake) -> None:
+    """Each snapshot has only what its commit moved, and yet the positions of all topics come back with the data."""
+    every: list[dict[str, str]] = []
+    for number in range(1, 5):
+        with lake.target() as target:
+            last = target.recover(SOURCE)
+            staging = target.staging(last)
+            lake.write(staging, number, 2)
+            moved = {f"t{number}": f"{number}:1", "busy": f"{number}:1"}
+            every.append(target.commit(last, staging, {**last.positions, **moved}, 2).positions)
+
+    def rolled_back_to(number: int) -> tuple[int, dict[str, str]]:
+        with lake.table() as table:
+            table.manage_snapshots().rollback_to_snapshot(table.snapshots()[number - 1].snapshot_id).commit()
+        return lake.last()
+
+    for number in (3, 1):
+        assert rolled_back_to(number) == (number, every[number - 1])
+    with lake.table() as table:
+        left = [one.snapshot_id for one in table.snapshots()[2:]]
+        table.maintenance.expire_snapshots().by_ids(left).commit()
+    with lake.target() as target, pytest.raises(OffloaderError, match="it was rolled back from, have expired"):
+        target.last(SOURCE)
+
+
+def test_a_table_of_an_earlier_release_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its snapshots have all positions each: a rollback finds them there."""
+    with monkeypatch.context() as patch:
+        patch.setattr(export_commit, "VERSION", 1)
+        patch.setattr(export_commit.Commit, "encode_move", lambda made, _: made.encode())
+        lake.round(1, 5)
+        lake.round(2, 4)
+    lake.round(3, 3)
+    assert lake.last() == (3, {"orders": "3:2"})
+    with lake.table() as table:
+        table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
+    assert lake.last() == (1, {"orders": "1:4"})

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
-from offloaderd.errors import InvalidInput
+from offloaderd.errors import InvalidInput, NotFound
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.records.history import HistoryPlan, Worker
-from offloaderd.model import HistoryOrder, Position, TopicName
+from offloaderd.model import HistoryOrder, Loss, Position, TopicName
+from offloaderd.patterns import TopicPattern
 from offloaderd.read.errors import EntriesDeleted
-from offloaderd.spark.source_offsets import NOTHING, advance, before, following, furthest, position, still_there
+from offloaderd.spark import source_offsets
+from offloaderd.spark.source_admission import advance
+from offloaderd.spark.source_offsets import begin, clipped, furthest, gone, in_history, plan_step, still_there
+from offloaderd.spark.source_options import Mode
+from offloaderd.spark.source_positions import NOTHING, following, position
 from offloaderd.spark.source_snapshot import Snapshot, holes_of, holes_within
+from offloaderd.spark.source_wanted import Wanted
 from tests.unit.read.build import TOPIC
-from tests.unit.spark.lake import snapshot
+from tests.unit.spark.lake import CountingStore, options, snapshot
 
 NAME = str(TOPIC)
+OTHER = str(TopicName.parse("returns"))
 
 
 def segment(number: int, *slices: tuple[int, int, int]) -> CommittedSegment:
@@ -35,27 +44,6 @@ def segment(number: int, *slices: tuple[int, int, int]) -> CommittedSegment:
 
 
 FOUND = snapshot([segment(1, (1, 0, 9)), segment(2, (1, 10, 19), (3, 0, 4)), segment(3, (3, 5, 8))])
-
-
-def test_steps_end_with_segments() -> None:
-    """A step without a limit goes to the newest entry, one with a limit to the end of the segment that fills it."""
-    assert advance([FOUND], {}, None, None) == ({NAME: "3:8"}, 300)
-    assert advance([FOUND], {}, None, 1) == ({NAME: "1:9"}, 100)
-    assert advance([FOUND], {NAME: "1:9"}, None, 101) == ({NAME: "3:8"}, 200)
-    assert advance([FOUND], {NAME: "1:4"}, None, 100) == ({NAME: "1:9"}, 100), "what is left of a segment"
-    assert advance([FOUND], {NAME: "3:8"}, None, 1) == ({NAME: "3:8"}, 0)
-    assert advance([FOUND], {NAME: "1:9"}, {NAME: "1:12"}, None)[0] == {NAME: "1:12"}, "not beyond the target"
-    assert advance([FOUND], {}, {}, None)[0] == {}, "a topic that came after the target waits"
-    assert advance([snapshot([])], {}, None, None) == ({}, 0)
-    assert furthest([FOUND, snapshot([])]) == {NAME: "3:8"}
-
-
-def test_topics_share_the_room() -> None:
-    """A topic with much to read leaves the others their part of a step."""
-    other = Snapshot(replace(FOUND.map, topic=TopicName.parse("returns")))
-    both, taken = advance([FOUND, other], {}, None, 2)
-    assert both == {NAME: "1:9", str(other.topic): "1:9"}
-    assert taken == 200
 
 
 def test_history_that_is_to_come() -> None:
@@ -86,26 +74,109 @@ def test_history_that_is_to_come() -> None:
     assert holes_within(replace(nothing, holes=holes_of(nothing.map)), None, None)
 
 
-def test_before_a_position() -> None:
-    """What comes before the first entry of a ledger is the end of the one before it, or of what was deleted."""
-    assert before(FOUND, Position(1, 7)) == Position(1, 6)
-    assert before(FOUND, Position(3, 0)) == Position(1, 19)
-    assert before(FOUND, Position(1, 0)) == NOTHING
+def bounded(first: str | None = None, last: str | None = None) -> Wanted:
+    """Return a range of positions."""
+    return Wanted(
+        first=Position.parse(first) if first else None,
+        last=Position.parse(last) if last else None,
+    )
+
+
+def test_where_a_topic_begins() -> None:
+    """Behind what was deleted, or the last entry that is there before the range."""
+    assert begin(FOUND, Wanted()) == NOTHING
+    assert begin(cut(FOUND), Wanted()) == Position(1, 9)
+    for first, behind in (("1:7", "1:6"), ("3:0", "1:19"), ("2:5", "1:19"), ("3:5", "3:4"), ("9:9", "3:8")):
+        assert begin(FOUND, bounded(first)) == Position.parse(behind)
+    assert begin(FOUND, bounded("1:0")) == NOTHING
+    assert begin(cut(FOUND), bounded("1:5")) == Position(1, 9)
     assert following(NOTHING) is None
     assert following(Position(1, 9)) == Position(1, 10)
     assert position({}, NAME) == NOTHING
 
 
+def test_the_range_of_a_step() -> None:
+    """What lies outside of the wanted range is not read, whatever the offsets say."""
+    assert clipped(Wanted(), NOTHING, Position(3, 8)) == (None, Position(3, 8))
+    assert clipped(bounded("1:5", "3:2"), NOTHING, Position(3, 8)) == (Position(1, 5), Position(3, 2))
+    assert clipped(bounded("1:5"), Position(1, 8), Position(3, 8)) == (Position(1, 9), Position(3, 8))
+    assert clipped(bounded("9:0"), Position(3, 8), Position(3, 9)) is None
+    assert clipped(bounded(None, "1:4"), Position(1, 4), Position(3, 9)) is None
+
+
+def cut(found: Snapshot) -> Snapshot:
+    """Return the snapshot without its first segment, which retention has deleted."""
+    floor = Floor(position=Position(1, 9), end=None, deleted_ms=1, segments=1, object_bytes=100, reason="age")
+    return Snapshot(replace(found.map, segments=found.map.segments[1:], base=floor))
+
+
 def test_deleted_under_a_stream() -> None:
     """What retention deleted before the stream got to it ends the step, or is a hole of it; else nothing changes."""
-    floor = Floor(position=Position(1, 9), end=None, deleted_ms=1, segments=1, object_bytes=100, reason="age")
-    cut = Snapshot(replace(FOUND.map, segments=FOUND.map.segments[1:], base=floor))
-    assert still_there(cut, Position(1, 9), Position(3, 8), skips=False) is cut
+    found = cut(FOUND)
+    assert still_there(found, "1:9", "3:8", skips=False) is found
     with pytest.raises(EntriesDeleted, match="up to 1:9 were deleted"):
-        still_there(cut, Position(1, 4), Position(3, 8), skips=False)
+        still_there(found, "1:4", "3:8", skips=False)
     with pytest.raises(EntriesDeleted):
-        still_there(cut, NOTHING, Position(3, 8), skips=False)
-    skipped = still_there(cut, Position(1, 4), Position(3, 8), skips=True)
+        still_there(found, str(NOTHING), "3:8", skips=False)
+    skipped = still_there(found, "1:4", "3:8", skips=True)
     assert [(hole.after, hole.before) for hole in skipped.holes] == [(Position(1, 4), Position(1, 10))]
-    with pytest.raises(InvalidInput, match="had got to 7:0"):
-        still_there(cut, Position(3, 8), Position(7, 0), skips=True)
+    with pytest.raises(InvalidInput, match="read up to 7:0"):
+        still_there(found, "3:8", "7:0", skips=True)
+
+
+def lived(*made: tuple[int, int]) -> Snapshot:
+    """Return a topic of ledgers of ten entries, each with the time when it was made."""
+    segments = [segment(ledger, (ledger, 0, 9)) for ledger, _ in made]
+    topic_map = replace(
+        snapshot(segments).map, created=dict(made), contexts={one: StoredContext(b"", 0) for one, _ in made}
+    )
+    return Snapshot(topic_map)
+
+
+def test_a_topic_that_was_made_again_is_noticed() -> None:
+    """Under lower ids, with nothing in it, under the same ids, and under higher ones; but not by a rebuild."""
+    first = lived((7, 70), (8, 80))
+    offset = furthest([first], Wanted())
+    assert offset == {NAME: "8:9@80"}
+    at = offset[NAME]
+    assert in_history(lived((7, 70), (8, 80), (9, 90)), at) == Position(8, 9)
+    assert in_history(lived((7, 70), (8, 80)), "8:3") == Position(8, 3), "an offset of an earlier release"
+    for again, said in (
+        (lived((1, 90)), r"read up to 8:9, and ends at 1:9 now"),
+        (lived(), "ends at nothing now"),
+        (lived((8, 99), (9, 100)), "ledger 8 is another one now"),
+    ):
+        with pytest.raises(InvalidInput, match=said) as told:
+            advance([again], offset, Wanted())
+        assert "without=TOPIC" in (told.value.hint or "")
+    later = lived((20, 200))
+    step = advance([later], offset, Wanted())
+    with pytest.raises(EntriesDeleted, match="ledger 8 is not known any more, and 20:0 is the oldest"):
+        still_there(later, at, step.offset[NAME], skips=False)
+    (hole,) = still_there(later, at, step.offset[NAME], skips=True).holes
+    assert (hole.after, hole.before) == (Position(8, 9), Position(20, 0))
+    lost = replace(later.map, losses=(Loss(Position(8, 2), Position(20, 0), 5),))
+    assert not still_there(Snapshot(lost), at, "20:9", skips=False).holes, "a loss is on record, and told by itself"
+
+
+def test_a_topic_that_was_deleted_in_a_step() -> None:
+    """It ends the step, by its name, is told in a row, or is left out; of others nothing changes."""
+    start, end = {NAME: "1:9", OTHER: "4:1"}, {NAME: "3:8", OTHER: "5:0"}
+    with pytest.raises(NotFound, match=rf"{OTHER}: .* deleted before it was read up to 5:0") as told:
+        gone([FOUND], start, end, options())
+    assert "without=TOPIC" in (told.value.hint or "")
+    assert gone([FOUND], end, end, options()) == [], "all of it was read"
+    (found,) = gone([FOUND], start, end, options(mode=Mode.SKIP))
+    assert (str(found.topic), found.holes[0].after) == (OTHER, Position(4, 1))
+    assert gone([FOUND], start, end, options(without=(TopicPattern.parse(OTHER),))) == []
+
+
+async def test_a_step_without_a_deleted_topic_has_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that a checkpoint repeats: what is there is read as before, the rest is told in a row of its own."""
+    store = CountingStore()
+    monkeypatch.setattr(source_offsets, "bucket_store", lambda *_: nullcontext(store))
+    start, end = {NAME: "1:9", OTHER: "4:1"}, {NAME: "3:8", OTHER: "5:0"}
+    (share,) = await plan_step(options(mode=Mode.SKIP), start, end, [FOUND])
+    assert [str(one.topic) for one in share] == [OTHER, NAME, NAME]
+    (share,) = await plan_step(options(without=(TopicPattern.parse(OTHER),)), start, end, [FOUND])
+    assert [str(one.topic) for one in share] == [NAME, NAME]

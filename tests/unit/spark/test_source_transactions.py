@@ -15,9 +15,10 @@ from offloaderd.format.transactions import Transactions, mention_of
 from offloaderd.model import Position
 from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.spark import source_plan, source_transactions
+from offloaderd.spark.source_admission import advance
 from offloaderd.spark.source_extents import segment_reader
-from offloaderd.spark.source_offsets import advance, following, parsed
 from offloaderd.spark.source_options import Mode
+from offloaderd.spark.source_positions import following, position
 from offloaderd.spark.source_share import BrokenSegment
 from offloaderd.spark.source_transactions import OutcomeUnknown, with_held
 from offloaderd.spark.source_wanted import Wanted
@@ -104,11 +105,12 @@ def test_steps_of_a_stream_pass_over_no_message(ops: list[Op], cuts: set[int], r
             while True:
                 async with segment_reader(store) as reader:
                     (held,) = await with_held([found], reader, known)
-                reached, _ = advance([held], offset, None, room)
-                if reached == offset:
+                step = advance([held], offset, Wanted(), room=room)
+                if not step.object_bytes:
                     break
-                low = following(parsed(offset.get(str(TOPIC), "-1:-1")))
-                wanted = Wanted(first=low, last=parsed(reached[str(TOPIC)]))
+                reached = step.offset
+                low = following(position(offset, str(TOPIC)))
+                wanted = Wanted(first=low, last=position(reached, str(TOPIC)))
                 wish = options(messages=True, wanted=wanted, step=(offset, reached))
                 values += [int(row["value"]) for row in await rows_of(store, found, wish)]
                 offset = reached
