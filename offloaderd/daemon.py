@@ -36,7 +36,7 @@ from offloaderd.reload import Reloader
 from offloaderd.rpc.admin import DaemonSnapshot
 from offloaderd.rpc.interceptor import ErrorInterceptor
 from offloaderd.rpc.server import RpcServer
-from offloaderd.serving import assemble
+from offloaderd.serving import Crew, assemble
 from offloaderd.sources import Ledgers, open_ledgers
 from offloaderd.stores import bucket_store, check_places, metadata_store
 from offloaderd.systemd import attended
@@ -152,6 +152,7 @@ class Daemon:
         self.exit_code = 0
         self._why_stopping = ""
         self._site: StatusSite | None = None
+        self._crew: Crew | None = None
 
     @property
     def _settings(self) -> Settings:
@@ -162,6 +163,10 @@ class Daemon:
         self._why_stopping = why
         self.stopping.set()
 
+    def _reading_bytes(self) -> int:
+        """Return what reads hold: what is cached and what is unpacked."""
+        return self._crew.reader.segments.used_bytes + self._crew.reads.unpacking.used_bytes if self._crew else 0
+
     def snapshot(self) -> DaemonSnapshot:
         """Describe the daemon for `offloadctl status`."""
         view = self.health.view
@@ -171,7 +176,7 @@ class Daemon:
             state=view.state.value,
             started_ms=self._started_ms,
             dependencies=view.dependencies,
-            memory_used_bytes=self._pool.used_bytes + self._uploads.used_bytes,
+            memory_used_bytes=self._pool.used_bytes + self._uploads.used_bytes + self._reading_bytes(),
             memory_budget_bytes=self._settings.memory.budget_bytes,
         )
 
@@ -264,7 +269,9 @@ class Daemon:
                 settings, metadata, objects, ledgers, pool, uploads, clock=self._clock, metrics=self.metrics
             )
         )
-        crew = assemble(settings, shop, ledgers, guard, self._levels, self.reloader, daemon=self, clock=self._clock)
+        self._crew = crew = assemble(
+            settings, shop, ledgers, guard, self._levels, self.reloader, daemon=self, clock=self._clock
+        )
         await stack.enter_async_context(crew.reader)
         engine, registration, gc = crew.engine, crew.registration, crew.gc
         rpc = await stack.enter_async_context(self._rpc(guard, crew.services))

@@ -56,7 +56,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         self._message_bytes_max = message_bytes_max
         self._readers = 0
         self._known = KnownOutcomes()
-        self._unpacking = Unpacking(unpack_bytes, metrics)
+        self.unpacking = Unpacking(unpack_bytes, metrics)
 
     async def Read(  # type: ignore[override] # noqa: N802 - named by the proto; its answers are serialized already
         self, request: read_pb2.ReadRequest, context: Context
@@ -81,7 +81,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
                     view,
                     everything=everything,
                     message_bytes_max=self._message_bytes_max,
-                    unpacking=self._unpacking,
+                    unpacking=self.unpacking,
                 )
                 stack.callback(messages.close)
                 async with aclosing(self._entries(request, framed=False)) as batches:

@@ -6,6 +6,7 @@ release has written lies in somebody's ZooKeeper.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -21,6 +22,7 @@ from offloaderd.metadata.records import (
     floor,
     grant,
     history,
+    identity,
     level_policy,
     loss,
     owner,
@@ -178,6 +180,7 @@ GRANT = grant.Grant(
     source_deleted_ms=1_700_000_000_800,
 )
 
+ACCEPTED = identity.Acceptance(kind="other-source", evidence="i-0", by="cert:alice", at_ms=1_700_000_000_500)
 VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
     "asked": (
         asked.encode,
@@ -224,6 +227,15 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
             segments=(SLICE,), end=LedgerEnd(8, 9), deleted_ms=1_700_000_001_000, source_deleted=True
         ),
     ),
+    "context-in-pieces": (
+        context.encode,
+        context.decode,
+        context.LedgerContext(
+            segments=(replace(SLICE, begin_entry_id=8, end_entry_id=15),),
+            pieces=(context.Piece(number=1, begin_entry_id=0, end_entry_id=7),),
+            created_ms=1_700_000_000_000,
+        ),
+    ),
     "daemon": (
         daemon.encode,
         daemon.decode,
@@ -254,6 +266,33 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
     "grant": (grant.encode, grant.decode, GRANT),
     "history-plan": (history.encode, history.decode, PLAN),
     "history-ranges": (history.encode_ranges, history.decode_ranges, (RANGE,)),
+    "identity-of-a-deployment": (
+        identity.encode_deployment,
+        identity.decode_deployment,
+        identity.Deployment(
+            deployment_id=OTHER,
+            made_ms=1_700_000_000_000,
+            made_by="d-1",
+            source=identity.SourceIdentity(kind="bookkeeper", instance_id="i-1", cluster="pulsar"),
+            accepted=(ACCEPTED,),
+        ),
+    ),
+    "identity-of-a-topic": (
+        identity.encode,
+        identity.decode,
+        identity.TopicIdentityRecord(
+            refusals=(
+                identity.Refusal(
+                    kind="ledger-shorter",
+                    found="ledger 7 has 3 entries",
+                    evidence="7:3",
+                    since_ms=1_700_000_000_000,
+                    epoch=4,
+                ),
+            ),
+            accepted=(ACCEPTED,),
+        ),
+    ),
     "level-policy": (
         level_policy.encode,
         level_policy.decode,

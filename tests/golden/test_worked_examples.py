@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
-from offloaderd.format import broker_entry, manifest, v1, v2
+from offloaderd.format import broker_entry, head, manifest, v1, v2
+from offloaderd.format.head import HeadSegment, PlaceMarker, TopicHead
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
 from offloaderd.model import EntryBatch, Position
@@ -121,3 +123,46 @@ def test_preamble_shifts_every_offset() -> None:
     offsets = [extent.offset for extent in v2.decode_index(with_it.index, key="i").extents()]
     assert offsets == [extent.offset + 4 for extent in v2.decode_index(without.index, key="i").extents()]
     assert v2.decode_index(with_it.index, key="i").data_bytes == len(with_it.data)
+
+
+HEAD = TopicHead(
+    managed_ledger="public/default/persistent/orders",
+    cluster="pulsar",
+    epoch=4,
+    newest=HeadSegment(
+        segment_id=UUID("11223344-5566-7788-99aa-bbccddeeff00"),
+        begin=Position(7, 3),
+        end=Position(9, 1),
+        bucket="offload",
+        prefix="seg/",
+    ),
+    history=HeadSegment(
+        segment_id=UUID("00ffeedd-ccbb-aa99-8877-665544332211"),
+        begin=Position(2, 0),
+        end=Position(3, 9),
+        bucket="offload",
+        prefix="",
+        ledger_based=True,
+    ),
+    deployment_id="00ffeedd-ccbb-aa99-8877-665544332211",
+    put_ms=1_700_000_000_000,
+)
+MARKER = PlaceMarker(
+    deployment_id="00ffeedd-ccbb-aa99-8877-665544332211",
+    cluster="pulsar",
+    daemon_id="d-1",
+    since_ms=1_700_000_000_000,
+    before="11223344-5566-7788-99aa-bbccddeeff00",
+)
+
+
+def test_the_first_head_is_read_and_written_as_it_was() -> None:
+    """What a release has put lies in somebody's bucket, and an older one reads it during an upgrade."""
+    assert head.decode_head(golden("head-1"), key="k") == HEAD
+    assert head.encode_head(HEAD) == golden("head-1")
+
+
+def test_the_first_marker_is_read_and_written_as_it_was() -> None:
+    """Else a deployment would not know its own place."""
+    assert head.decode_marker(golden("marker-1"), key="k") == MARKER
+    assert head.encode_marker(MARKER) == golden("marker-1")

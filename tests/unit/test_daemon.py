@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,3 +33,12 @@ async def test_an_open_zookeeper_elsewhere_is_shown(servers: str, shown: int, tm
             await SystemClock().sleep(0.01)
         daemon.stop("that is all")
     assert daemon.metrics.registry.get_sample_value("offloaderd_metadata_open") == shown
+
+
+def test_memory_in_use_is_that_of_all_budgets(tmp_path: Path) -> None:
+    """The budget beside it in `status` counts the cache and what reads unpack, so what is used does as well."""
+    daemon = Daemon(Settings.model_validate({"objects": {"kind": "filesystem", "directory": str(tmp_path)}}))
+    reading = SimpleNamespace(segments=SimpleNamespace(used_bytes=30)), SimpleNamespace(used_bytes=4)
+    before = daemon.snapshot().memory_used_bytes
+    daemon._crew = SimpleNamespace(reader=reading[0], reads=SimpleNamespace(unpacking=reading[1]))  # type: ignore[assignment]
+    assert daemon.snapshot().memory_used_bytes == before + 34
