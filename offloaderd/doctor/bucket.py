@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from offloaderd.config.kinds import named_places
 from offloaderd.doctor.clocks import Reading
 from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
+from offloaderd.doctor.identities import owner
 from offloaderd.errors import OffloaderError
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.objects.s3 import S3Store
@@ -67,6 +68,8 @@ async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, N
         try:
             if case.knows_topics is False:
                 yield await case.check(f"bucket segments{where}", segments(case, store))
+            if case.deployment_id:
+                yield await case.check(f"bucket owner{where}", owner(case, store))
             for name, work in checks:
                 yield await case.check(f"{name}{where}", work())
         finally:

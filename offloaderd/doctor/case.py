@@ -27,6 +27,8 @@ class Case:
     readings: dict[str, Reading] = field(default_factory=dict)
     knows_topics: bool | None = None
     """Whether the daemon's own metadata knows any topic; None: nobody could look."""
+    deployment_id: str = ""
+    """Which deployment the metadata are of; empty: none yet, or nobody could look."""
     topic: TopicName | None = None
     """Some topic of the cluster, to ask its broker about."""
 

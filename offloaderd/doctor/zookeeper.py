@@ -16,6 +16,7 @@ from offloaderd.doctor.bookies import bookie_checks
 from offloaderd.doctor.clocks import Reading
 from offloaderd.doctor.cluster import cluster_checks
 from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
+from offloaderd.doctor.identities import refusals
 from offloaderd.errors import Conflict, Denied, NotFound
 from offloaderd.groups import Group
 from offloaderd.metadata import paths
@@ -50,6 +51,8 @@ async def zookeeper_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
         else:
             yield await case.check("zookeeper rights", rights(case, opened.store))
             yield await case.check("zookeeper topics", own_topics(case, opened.store))
+            if case.knows_topics:
+                yield await case.check("zookeeper identity", refusals(case, opened.store))
         if follows and cluster != metadata.servers:
             opened = _Opened(case, stack, cluster)
             async for result in opened.checks("cluster zookeeper"):
