@@ -12,6 +12,7 @@ from offloaderd.client.errors import NotConsecutive, TimedOut, Unreachable, tran
 from offloaderd.client.push import LedgerClosed, Pushed
 from offloaderd.client.reading import Wanted
 from offloaderd.client.trust import NotTrusted, Trust
+from offloaderd.errors import LedgerUnknown
 from offloaderd.format.transactions import Transactions
 from offloaderd.model import EntryBatch, OfferResult, Position, ReadPriority, TopicName
 from offloaderd.patterns import TopicPattern
@@ -23,6 +24,7 @@ __all__ = [
     "EntryBatch",
     "Goal",
     "LedgerClosed",
+    "LedgerUnknown",
     "NotConsecutive",
     "NotTrusted",
     "OfferResult",
