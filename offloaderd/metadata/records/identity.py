@@ -54,7 +54,8 @@ OF_SOURCE = frozenset(
 )
 """What says that the entries of the source may be another topic's: nobody is given them."""
 _HINTS = {
-    RefusalKind.METADATA_WENT_BACK: "restore newer metadata, or disable the topic and run `offloaderd rebuild --topic`",
+    RefusalKind.METADATA_WENT_BACK: "restore newer metadata, or disable the topic, delete its node in "
+    "the metadata store, and run `offloaderd rebuild --topic`",
     RefusalKind.OTHER_DEPLOYMENT: "give each deployment a bucket, prefix or daemon.cluster of its own",
     RefusalKind.OTHER_SOURCE: "point the daemon to the source that the topic was offloaded from",
     RefusalKind.UNKNOWN_SOURCE: "point the daemon to the source that the topic was offloaded from; if this is it, and "
