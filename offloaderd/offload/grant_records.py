@@ -13,14 +13,14 @@ from offloaderd.errors import Conflict, NotFound
 from offloaderd.metadata import paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.nodes import node
-from offloaderd.metadata.port import Replace
+from offloaderd.metadata.port import Delete, Replace
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records.grant import Grant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.model import TopicName
 
 TRIES = 5
@@ -96,9 +96,22 @@ async def revoke(
 async def allow(store: MetadataStore, topic: TopicName, ledger_id: int) -> None:
     """Lift a revocation: the ledger is verified anew and then granted again.
 
-    Raises NotFound when it is not revoked, OutcomeUnknown (repeating is safe), Transient.
+    The folder's version is compared and moves, since a node that was deleted and made again has an old version: what
+    was revoked again meanwhile stays so. Raises NotFound when it is not revoked, Conflict when the grants of the topic
+    changed meanwhile, OutcomeUnknown (repeating is safe), Transient.
     """
+    folder = await node(store, paths.grants(topic))
     found = await load(store, topic, ledger_id)
-    if found is None or not found.grant.revoked_ms:
+    if folder is None or found is None or not found.grant.revoked_ms:
         raise NotFound(f"no grant of ledger {ledger_id} of {topic} is revoked", hint="offloadctl ledgers list")
-    await store.delete(paths.grant(topic, ledger_id), found.version)
+    steps: list[Step] = [
+        Delete(paths.grant(topic, ledger_id), found.version),
+        Replace(paths.grants(topic), b"", folder.version),
+    ]
+    try:
+        await store.transact(steps)
+    except (Conflict, NotFound) as error:
+        raise Conflict(
+            f"the grants of {topic} were changed while ledger {ledger_id} was looked at: it stays revoked",
+            hint="look at offloadctl ledgers list once more, and allow it again",
+        ) from error

@@ -197,12 +197,19 @@ class Grants:
             return grant
         try:
             held = [segment.segment_id for segment in segments_of(topic_map, ledger_id)]
-            if grant.is_of(held):
-                return grant
-            found = await grant_records.load(self._shop.metadata, offloader.topic, ledger_id)
+        except Unsound as error:
+            self._denied(offloader, ledger_id, error.reason, error)
+            return grant
+        if grant.is_of(held):
+            return grant
+        found = await grant_records.load(self._shop.metadata, offloader.topic, ledger_id)
+        try:
             fresh = await self.verified(offloader, topic_map, ledger_id, lag_s)
         except Unsound as error:
             self._denied(offloader, ledger_id, error.reason, error)
+            return grant
+        except (Transient, Denied, BucketMissing) as error:
+            self._denied(offloader, ledger_id, "unreachable", error)
             return grant
         renewed = replace(fresh, source_deleted_ms=grant.source_deleted_ms)
         if found is None or found.grant != grant:
@@ -238,7 +245,7 @@ class Grants:
                 return
             except (Transient, Denied, BucketMissing) as error:
                 self._denied(offloader, ledger_id, "unreachable", error)
-                raise
+                return  # other ledgers may lie in another bucket
         path, value = paths.grant(topic, ledger_id), grant_record.encode(grant)
 
         async def recorded() -> bool:
