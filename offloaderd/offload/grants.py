@@ -188,28 +188,18 @@ class Grants:
         return moved
 
     async def _of_copy(self, offloader: TopicOffloader, ledger_id: int, grant: Grant, lag_s: float | None) -> Grant:
-        """Return the grant for the copy that there is now: for a ledger that was rewritten that is verified anew.
-
-        Raises Fenced, Transient, Denied.
-        """
+        """Return the grant for the copy that is there now, verified anew if it was rewritten. Raises Fenced."""
         topic_map = offloader.map
         if not grant.in_force or ledger_id not in topic_map.contexts or ledger_id in topic_map.deleted:
             return grant
         try:
             held = [segment.segment_id for segment in segments_of(topic_map, ledger_id)]
-        except Unsound as error:
-            self._denied(offloader, ledger_id, error.reason, error)
-            return grant
-        if grant.is_of(held):
-            return grant
-        found = await grant_records.load(self._shop.metadata, offloader.topic, ledger_id)
-        try:
+            if grant.is_of(held):
+                return grant
+            found = await grant_records.load(self._shop.metadata, offloader.topic, ledger_id)
             fresh = await self.verified(offloader, topic_map, ledger_id, lag_s)
-        except Unsound as error:
-            self._denied(offloader, ledger_id, error.reason, error)
-            return grant
-        except (Transient, Denied, BucketMissing) as error:
-            self._denied(offloader, ledger_id, "unreachable", error)
+        except (Unsound, Transient, Denied, BucketMissing) as error:
+            self._denied(offloader, ledger_id, _reason(error), error)
             return grant
         renewed = replace(fresh, source_deleted_ms=grant.source_deleted_ms)
         if found is None or found.grant != grant:
@@ -240,11 +230,8 @@ class Grants:
         async with self._turns:
             try:
                 grant = await self.verified(offloader, topic_map, ledger_id, lag_s)
-            except Unsound as error:
-                self._denied(offloader, ledger_id, error.reason, error)
-                return
-            except (Transient, Denied, BucketMissing) as error:
-                self._denied(offloader, ledger_id, "unreachable", error)
+            except (Unsound, Transient, Denied, BucketMissing) as error:
+                self._denied(offloader, ledger_id, _reason(error), error)
                 return  # other ledgers may lie in another bucket
         path, value = paths.grant(topic, ledger_id), grant_record.encode(grant)
 
@@ -405,3 +392,7 @@ def has_successor(topic_map: TopicMap, ledger_id: int) -> bool:
     if offloaded is not None and ledger_id < offloaded.ledger_id:
         return True
     return end is not None and end.next_ledger_id is not None
+
+
+def _reason(error: OffloaderError) -> str:
+    return error.reason if isinstance(error, Unsound) else "unreachable"
