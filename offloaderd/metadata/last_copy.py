@@ -34,11 +34,12 @@ async def last_copy(objects: ObjectReader, topic_map: TopicMap, bucket: str, whe
     """
     store = objects.at(bucket)
     try:
-        decode = partial(manifest.decode, key=where.manifest)  # data that was cut is no reason to find nothing in it
-        described = await read_apart(decode, lambda length: store.get(where.manifest, 0, length))
+        described = await _described(store, where.manifest)
     except BucketMissing:
         raise
-    except (NotFound, CorruptData):
+    except NotFound:
+        return ""
+    if described is None:
         return ""
     if described.managed_ledger != topic_map.topic.managed_ledger:
         return f"it is a finished segment of {described.managed_ledger}"
@@ -51,6 +52,28 @@ async def last_copy(objects: ObjectReader, topic_map: TopicMap, bucket: str, whe
     if hole is None or await look.head(store, where.data) is None:
         return ""
     return f"it is finished and holds {hole}, which no other segment holds"
+
+
+async def _described(store: ObjectReader, key: str) -> SegmentManifest | None:
+    """Return what a manifest says; None for one that is damaged in the store: two reads had the same bytes.
+
+    One read alone may have been damaged on its way. Raises NotFound, Transient, Denied.
+    """
+    decode = partial(manifest.decode, key=key)  # data that was cut is no reason to find nothing in it
+    before: list[bytes] = []
+    while True:
+        reads: list[bytes] = []
+
+        async def read(length: int | None, reads: list[bytes] = reads) -> bytes:
+            reads.append(await store.get(key, 0, length))
+            return reads[-1]
+
+        try:
+            return await read_apart(decode, read)
+        except CorruptData:
+            if reads == before:
+                return None
+            before = reads
 
 
 def first_uncovered(described: SegmentManifest, topic_map: TopicMap, broken: Collection[UUID]) -> Position | None:

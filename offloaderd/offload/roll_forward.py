@@ -63,6 +63,7 @@ async def as_finished(
         return found
     if described is None or (found.seal is not None and not _agrees(found.seal, described)):
         return found
+    await identity.clear(RefusalKind.METADATA_WENT_BACK, about=f"segment {found.segment_id}")
     log.warning(
         "segment.rolled_forward",
         topic=str(topic),

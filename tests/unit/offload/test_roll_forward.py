@@ -11,6 +11,8 @@ from structlog.testing import capture_logs
 
 from offloaderd.format import manifest
 from offloaderd.metadata import catalog, identity, paths
+from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.last_copy import last_copy
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records import trash as trash_record
@@ -163,6 +165,39 @@ async def test_what_cannot_be_verified_stops_the_topic_and_stays(damage: str) ->
     if damage == "data":
         assert await rig.store.get(key) == bytes(stored)
         assert await rig.tree.connect().children(paths.trash(TOPIC)) == [str(segment.segment_id)]
+
+
+async def test_the_refusal_ends_once_it_can_be_verified() -> None:
+    """What was damaged on its way, or is repaired, is committed, and deletions of the topic are permitted again."""
+    rig, backup, last = await backed_up()
+    segment = (await catalog.load(rig.tree.connect(), TOPIC)).segments[0]
+    sound = await rig.store.get(segment.keys.data)
+    damaged = bytearray(sound)
+    damaged[len(damaged) // 2] ^= 1
+    await rig.store.put(segment.keys.data, bytes(damaged))
+    rig.tree = backup
+    async with rig.engine("two") as engine:
+        await until(lambda: _stalled(engine))
+        await rig.store.put(segment.keys.data, sound)
+        await until(lambda: not _stalled(engine))
+        await until_offloaded(await offloader_of(engine), last)
+    assert await identity.deletion_refused(rig.tree.connect(), TOPIC) == ""
+
+
+async def test_a_manifest_that_was_damaged_on_its_way_is_read_again() -> None:
+    """One bad read makes no rubbish of the last copy of entries."""
+    rig, _, _ = await backed_up()
+    segment = (await catalog.load(rig.tree.connect(), TOPIC)).segments[0]
+    sound, reads = rig.store.get, 0
+
+    async def get(key: str, first: int = 0, length: int | None = None) -> bytes:
+        nonlocal reads
+        reads += 1
+        data = await sound(key, first, length)
+        return data if reads > 1 else data[:-1] + bytes([data[-1] ^ 1])
+
+    rig.store.get = get  # type: ignore[method-assign]
+    assert "no other segment holds" in await last_copy(rig.store, TopicMap(TOPIC), segment.bucket, segment.keys)
 
 
 async def test_a_finished_segment_on_the_trash_list_stays_until_others_hold_its_entries() -> None:
