@@ -28,8 +28,8 @@ CONDITIONS = ("s3 outage", "s3 full", "s3 denied", "s3 expired", "s3 slow", "s3 
 AWAITED = ("misled", "restore", "second deployment")
 """Events that need something to be committed before them."""
 DAY_MS = 86_400_000
-SNAPSHOTS = 12
-"""States of the tree that are looked at for one to go back to."""
+SNAPSHOTS, LATELY = 8, 150
+"""So many states of the tree are looked at for one to go back to, and as many of the newest."""
 
 
 class Nemesis:
@@ -177,7 +177,8 @@ class Nemesis:
         tree, oracle = world.tree, world.oracle
         if any(one.misled for one in world.daemons) or not oracle.maps:
             return False
-        chosen = sorted(rng.randrange(tree.number + 1) for _ in range(SNAPSHOTS))
+        oldest = [0] * SNAPSHOTS + [max(0, tree.number - LATELY)] * SNAPSHOTS
+        chosen = sorted(rng.randrange(first, tree.number + 1) for first in oldest)
         found = {number: topics for number in chosen if (topics := oracle.restorable(number))}
         caught = [number for number, topics in found.items() if any(oracle.finished_since(number, t) for t in topics)]
         numbers = caught if caught and rng.random() < 0.7 else list(found)
@@ -189,6 +190,8 @@ class Nemesis:
             daemon.crash()
         world.faults.count("metadata restored")
         world.trace("fate", f"restores {below or 'everything'} as it was at {tree.history[number].since:.3f} s")
+        if rng.random() < 0.7:
+            world.trim_offloaded()
         tree.restore(number, below)
         oracle.restored(list(oracle.maps))
         world.revoked.clear()

@@ -48,10 +48,7 @@ class Operator:
         A list that shares nothing with what is offloaded is believed: retention at the source has taken all of it
         while nobody offloaded. Old metadata are believed only if the source still has all that lies beyond them.
         """
-        path = paths.identity(topic)
-        node = self._world.tree.nodes.get(path)
-        refusals = identity_record.decode(node.value, path=path).refusals if node is not None else ()
-        for one in refusals:
+        for one in self._refusals(topic):
             if one.kind == RefusalKind.UNKNOWN_SOURCE:
                 await self._accept(topic, one)
             elif one.kind == RefusalKind.METADATA_WENT_BACK:
@@ -59,6 +56,15 @@ class Operator:
                     await self._accept(topic, one)
                 else:
                     await self._rebuild(topic)
+
+    def refuses_old_metadata(self, topic: TopicName) -> bool:
+        """Say whether a topic waits for a word on metadata that went back."""
+        return any(one.kind == RefusalKind.METADATA_WENT_BACK for one in self._refusals(topic))
+
+    def _refusals(self, topic: TopicName) -> tuple[Refusal, ...]:
+        path = paths.identity(topic)
+        node = self._world.tree.nodes.get(path)
+        return identity_record.decode(node.value, path=path).refusals if node is not None else ()
 
     async def _accept(self, topic: TopicName, refusal: Refusal) -> None:
         """Do as `offloadctl identity accept`."""

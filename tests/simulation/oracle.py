@@ -288,9 +288,13 @@ class Oracle:
         return found
 
     def finished_since(self, number: int, topic: TopicName) -> bool:
-        """Say whether a topic had an open attempt in a state of the tree that was committed since."""
-        node = self._world.tree.history[number].nodes.get(path := paths.attempt(topic))
-        return node is not None and attempt_record.decode(node.value, path=path).segment_id in self._once
+        """Say whether a topic had an open attempt in a state of the tree whose commit is the only one since."""
+        nodes = self._world.tree.history[number].nodes
+        node = nodes.get(path := paths.attempt(topic))
+        if node is None or len(_map_of(topic, nodes).segments) + 1 < len(self.maps[topic].segments):
+            return False
+        found = attempt_record.decode(node.value, path=path)
+        return found.seal is None and found.segment_id in self._once
 
     def restored(self, topics: Sequence[TopicName]) -> None:
         """Take over what the metadata say of topics now, whatever they said before."""
@@ -305,6 +309,12 @@ class Oracle:
         missing = [one for owner, one in self._once.values() if owner == topic and one.segment_id not in self._held]
         slices = [part for one in missing for part in one.slices]
         return not any(self._world.is_deleted(topic, Position(part.ledger_id, part.first_entry_id)) for part in slices)
+
+    def check_kept(self) -> None:
+        """P1 at the end: what was ever committed is in the map, however old its metadata were meanwhile."""
+        for uuid, (topic, segment) in self._once.items():
+            if uuid not in self._held and (hole := self._uncovered(topic, segment)):
+                self.fail("P1", f"segment {uuid} of {topic} was committed, and {hole} is in no segment any more")
 
     def reached(self, topic: TopicName) -> Position | None:
         """Return the newest entry that was ever committed, whatever the metadata say today."""

@@ -245,6 +245,16 @@ class World:
             self.trace("broker", f"deletes ledger {oldest.ledger_id} of {topic.local}")
             self.ledgers.delete(topic, oldest.ledger_id)
 
+    def trim_offloaded(self) -> None:
+        """Delete all that is offloaded from the source, where its retention goes by that."""
+        if self.options.retention not in {"offloaded", "blind"}:
+            return
+        for topic, found in self.oracle.maps.items():
+            for one in self.ledgers.topics[topic]:
+                last = Position(one.ledger_id, len(one.entries) - 1)
+                if one.closed and found.offloaded is not None and last <= found.offloaded and not found.awaits(last):
+                    self.ledgers.delete(topic, one.ledger_id)
+
     async def _read_now_and_then(self) -> None:
         rng = self.chance.stream("readers")
         while True:
@@ -274,6 +284,8 @@ class World:
 
     def done(self, topic: TopicName) -> bool:
         """Say whether every entry is in the map, or recorded as lost."""
+        if self.operator.refuses_old_metadata(topic):
+            return False
         newest = self.ledgers.newest(topic)
         found = self.oracle.maps.get(topic)
         if found is not None and found.unfinished is not None:
@@ -401,6 +413,7 @@ class World:
 
     def _check_leftovers(self) -> None:
         """P5: what is in the bucket is referenced, and what is referenced is there."""
+        self.oracle.check_kept()
         segments = [segment for found in self.oracle.maps.values() for segment in found.segments]
         held = {key for segment in segments for key in segment.keys.all}
         doomed = {path.rpartition("/")[2] for path in self.tree.nodes if "/trash/" in path}  # by a limited retention
