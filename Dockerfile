@@ -6,7 +6,7 @@ FROM ${PYTHON} AS build
 WORKDIR /build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1
 COPY requirements/build.txt requirements/runtime.txt requirements/
-# One requirement comes as source (pure-sasl), so what builds it has to be the locked tools.
+# One requirement comes as source (pure-sasl, for metadata.auth = "sasl"), so what builds it has to be the locked tools.
 RUN python -m venv tools \
     && tools/bin/pip install --require-hashes -r requirements/build.txt \
     && python -m venv --without-pip /opt/offloaderd \

@@ -66,7 +66,8 @@ class MetadataSettings(Section):
     auth: Literal["digest", "sasl"] = Field(
         default="digest",
         description="How username and password are shown. digest: ZooKeeper's own scheme, for access lists. sasl: "
-        "DIGEST-MD5 against the users that the servers know (JAAS). Both cross the line; use TLS.",
+        "DIGEST-MD5 against the users that the servers know (JAAS); needs the extra offloaderd[sasl]. Both cross the "
+        "line; use TLS.",
     )
     username: OptionalText = Field(
         default=None, examples=["offloaderd"], description="The daemon's name to ZooKeeper. Not set: nobody."

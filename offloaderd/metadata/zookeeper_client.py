@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ class ZooKeeperSecurity:
         return f"ZooKeeperSecurity(tls={self.tls}, username={self.username!r}, private={self.private})"
 
     def options(self) -> dict[str, Any]:
-        """Return what kazoo is told. Raises InvalidConfig for files that are not there: kazoo would try for ever."""
+        """Return what kazoo is told. Raises InvalidConfig for what is not there: kazoo would try for ever."""
         options: dict[str, Any] = {}
         if self.tls:
             files = {"ca": self.ca_file, "certfile": self.cert_file, "keyfile": self.key_file}
@@ -54,6 +55,8 @@ class ZooKeeperSecurity:
         if self.username is not None:
             password = self.password or ""
             if self.sasl:
+                if find_spec("puresasl") is None:
+                    raise InvalidConfig('metadata.auth = "sasl" needs pure-sasl', hint="pip install 'offloaderd[sasl]'")
                 named = {"username": self.username, "password": password}
                 options["sasl_options"] = {"mechanism": "DIGEST-MD5", **named}
             else:

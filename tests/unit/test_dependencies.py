@@ -1,0 +1,61 @@
+"""What the package imports is what it declares: at its base, or in the extra that brings the part that needs it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from offloaderd.errors import InvalidConfig
+from offloaderd.metadata import zookeeper_client
+from offloaderd.metadata.zookeeper_client import ZooKeeperSecurity
+from tests.test_tidy import imported, sources
+
+PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
+COMES_WITH = {"botocore": "aiobotocore", "py4j": "pyspark"}
+"""Parts of another one's interface, which requires exactly the version that fits it."""
+NAMESPACES = {"google"}
+"""Shared by several distributions, of which each is declared by its own name."""
+
+
+def normal(name: str) -> str:
+    """One spelling of a distribution's name."""
+    return name.lower().replace("_", "-")
+
+
+def names(requirements: list[str]) -> set[str]:
+    """The distributions that are asked for, without extras and versions."""
+    return {normal(re.split(r"[\[<>=]", one)[0]) for one in requirements}
+
+
+def test_every_import_is_declared() -> None:
+    """What only comes along with something else may stay away with its next version."""
+    base = names(PROJECT["dependencies"])
+    declared = base.union(*(names(extra) for name, extra in PROJECT["optional-dependencies"].items() if name != "dev"))
+    homes = packages_distributions()
+    missing = {}
+    for source in sources():
+        if not source.startswith("offloaderd/"):
+            continue
+        for package in imported(source) - set(sys.stdlib_module_names) - {"offloaderd"} - NAMESPACES:
+            if not {normal(home) for home in (COMES_WITH.get(package), *homes[package]) if home} & declared:
+                missing[package] = source
+    assert not missing
+
+
+def test_sasl_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before kazoo tries, and with the digest scheme it is not asked for."""
+    found = find_spec("puresasl")
+    assert found is not None
+    wanted = ZooKeeperSecurity(username="me", password="secret", sasl=True)
+    assert "sasl_options" in wanted.options()
+    monkeypatch.setattr(zookeeper_client, "find_spec", lambda _name: None)
+    with pytest.raises(InvalidConfig, match="needs pure-sasl") as caught:
+        wanted.options()
+    assert "offloaderd[sasl]" in caught.value.hint
+    assert "auth_data" in ZooKeeperSecurity(username="me", password="secret").options()
