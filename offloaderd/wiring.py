@@ -98,6 +98,7 @@ def workshop(
             run_bytes=offload.block_bytes,
             dense_index=settings.ledger_based.dense_index,
         ),
+        readers_s=settings.retention.readers_s,
     )
 
 

@@ -41,11 +41,20 @@ class RetentionSettings(Section):
         "stood before segments go by them, anew after another daemon claimed the topic. It is the time in which an "
         "operator can stop it after a mistake, at the source or in a policy.",
     )
+    readers_s: Seconds = Field(
+        default=3600.0,
+        ge=0,
+        le=30 * DAY_S,
+        description="How long the objects of a segment stay that has left its topic: merged, converted, rolled back, "
+        "or deleted by retention or by hand. Readers that were sent to it before, such as tasks of Spark, find it "
+        "meanwhile. It is paid for as long; what a rewrite replaces is there twice. A topic that sleeps deletes it "
+        "when it wakes next, an hour later at most.",
+    )
     interval_s: Seconds = Field(
         default=600.0,
         gt=0,
         le=DAY_S,
-        description="How often each topic is looked at. What an operator marks deleted goes at once.",
+        description="How often each topic is looked at. What an operator marks deleted leaves the topic at once.",
     )
 
 

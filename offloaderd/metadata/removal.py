@@ -111,6 +111,7 @@ def to_trash(topic: TopicName, segment: CommittedSegment, *, reason: str, now_ms
         bucket=segment.bucket,
         prefix=segment.prefix,
         ledger_id=segment.keys.ledger_id,
+        readable=True,
     )
     return Create(paths.trash_record(topic, segment.segment_id), trash_record.encode(trash))
 

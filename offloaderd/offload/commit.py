@@ -261,6 +261,7 @@ class AttemptLog:
             bucket=attempt.driver_properties.get("bucket"),
             prefix=attempt.driver_properties.get("prefix"),
             ledger_id=attempt.ledger_id,
+            readable=False,
         )
 
         async def recorded() -> bool:

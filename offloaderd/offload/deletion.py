@@ -1,8 +1,9 @@
 """How decided deletions are carried out: first the record, then the objects, then the record goes.
 
 Only what is on a topic's trash list is deleted here, and never what the map refers to. Each step may be repeated, so a
-crash between any two of them costs nothing but the repetition. What lies where this daemon does not work is left there,
-with its record, until a daemon that does, or an operator, takes it away.
+crash between any two of them costs nothing but the repetition. What was part of the map stays for a while,
+since readers may have been sent to it. What lies where this daemon does not work is left there, with its record, until
+a daemon that does, or an operator, takes it away.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.last_copy import last_copy
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.offload.budget import Backoff
+from offloaderd.offload.signal import race
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.records.trash import Trash
@@ -40,21 +42,28 @@ class Emptied(NamedTuple):
     """What became of a topic's trash: records gone, and records that stay for a reason an operator has to look at.
 
     Of the latter `held` are of segments that the map still has: its owner may be about to learn what it did. `kept` are
-    finished ones with entries that nothing else holds: later segments may come to hold them.
+    finished ones with entries that nothing else holds: later segments may come to hold them. `due_s` is in how many
+    seconds the first of those may go that stay for readers only, None when there is none.
     """
 
     gone: int
     left: int
     held: int = 0
     kept: int = 0
+    due_s: float | None = None
 
 
-async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptied:
+async def empty_trash(
+    shop: Workshop, current: Callable[[], TopicMap], dues_s: dict[str, float] | None = None
+) -> Emptied:
     """Delete the objects of every trash record, then the record. Safe to repeat.
 
-    The caller owns the topic, whose map `current` returns. Errors leave the record for the next try.
+    The caller owns the topic, whose map `current` returns. Errors leave the record for the next try. `dues_s` has when
+    records that stay for readers may go (monotonic): these are not read again before; it is the caller's to keep.
     """
     gone = left = held = kept = 0
+    dues_s = {} if dues_s is None else dues_s
+    now_s = shop.uplink.clock.monotonic()
     store, topic = shop.metadata, current().topic
     waiting = shop.uplink.metrics.trash_waiting.labels(topic=str(topic))
     names = await store.children(paths.trash(topic))
@@ -62,7 +71,7 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
     if names and (why := await deletion_refused(store, topic)):
         log.error("trash.left", topic=str(topic), segments=len(names), why=why, hint=_HINT)
         return Emptied(0, len(names))
-    for name in names:
+    for name in _due(names, dues_s, now_s):
         try:
             path = paths.trash_record(topic, UUID(name))
             node = await store.get(path)
@@ -82,6 +91,9 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
             left += 1
             held += holds(current(), record)
             continue
+        if wait_s := readers_wait_s(record, shop):
+            dues_s[name] = now_s + wait_s
+            continue
         bucket, keys = _place(shop, record)
         if why := await last_copy(shop.uplink.objects, current(), bucket, keys):
             log.error("trash.left", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
@@ -97,10 +109,26 @@ async def empty_trash(shop: Workshop, current: Callable[[], TopicMap]) -> Emptie
         shop.uplink.metrics.trash_emptied.inc()
         waiting.dec()
         gone += 1
-    return Emptied(gone, left, held, kept)
+    left_s = (due_s - now_s for due_s in dues_s.values() if due_s > now_s)
+    return Emptied(gone, left, held, kept, min(left_s, default=None))
+
+
+def _due(names: Sequence[str], dues_s: dict[str, float], now_s: float) -> list[str]:
+    """Return the records that are not known to be due later, and forget those that are gone."""
+    for name in dues_s.keys() - set(names):
+        del dues_s[name]
+    return [name for name in names if dues_s.get(name, now_s) <= now_s]
 
 
 _HINT = "nothing of it was deleted; docs/failures.md says what to do"
+
+
+def readers_wait_s(record: Trash, shop: Workshop) -> float:
+    """Return for how many seconds readers may still come to the objects of a record; 0 for none."""
+    if record.readable is False:
+        return 0.0
+    age_s = (shop.uplink.clock.wall_ms() - record.decided_ms) / 1000
+    return min(shop.readers_s, max(0.0, shop.readers_s - age_s))  # the clock of who decided it may run ahead
 
 
 def reason_to_leave(record: Trash, topic_map: TopicMap, places: Places) -> str:
@@ -141,14 +169,16 @@ async def keep_trash_empty(shop: Workshop, offloader: TopicOffloader) -> None:
     """Empty the topic's trash now and whenever something lands in it, until cancelled.
 
     A job that rewrites segments changes the folder itself with each exchange: the map is read again before anything
-    of it is deleted.
+    of it is deleted. What stays for readers keeps no topic awake: it goes when the topic wakes next.
     """
     backoff = Backoff(shop.uplink.clock)
     topic, folder, seen = str(offloader.topic), paths.trash(offloader.topic), 0
+    dues_s: dict[str, float] = {}
     changes = shop.metadata.watch(folder)
     await anext(changes)
     await offloader.identity.checked.wait()
     while True:
+        done = Emptied(0, 0)
         while True:
             try:
                 offloader.record.trash_due = False
@@ -157,7 +187,7 @@ async def keep_trash_empty(shop: Workshop, offloader: TopicOffloader) -> None:
                     await offloader.record.reload()
                     seen = found.version
                     offloader.changed.notify()
-                done = await empty_trash(shop, lambda: offloader.map)
+                done = await empty_trash(shop, lambda: offloader.map, dues_s)
             except OffloaderError as error:
                 shop.uplink.metrics.delete_failures.inc()
                 log.warning("trash.retried", topic=topic, error=str(error))
@@ -174,4 +204,15 @@ async def keep_trash_empty(shop: Workshop, offloader: TopicOffloader) -> None:
                 # The answer to the transaction that put it there may be on its way; nothing else wakes us then.
                 await backoff.wait(Transient("the map has a segment that is in the trash"))
         with offloader.rest.until():
-            await anext(changes)
+            if done.due_s is None:
+                await anext(changes)
+                continue
+            await race(_next(changes), shop.uplink.clock.sleep(done.due_s))
+        await changes.aclose()  # a cancelled wait has ended it
+        changes = shop.metadata.watch(folder)
+        await anext(changes)
+
+
+async def _next(changes: AsyncGenerator[None, None]) -> None:
+    """Wait for a change."""
+    await anext(changes)

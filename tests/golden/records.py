@@ -338,6 +338,19 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
             ledger_id=7,
         ),
     ),
+    "trash-of-the-map": (
+        trash.encode,
+        trash.decode,
+        trash.Trash(
+            segment_id=SEGMENT,
+            upload_id="",
+            reason="merged",
+            decided_ms=1_700_000_000_000,
+            bucket="offload",
+            prefix="seg/",
+            readable=True,
+        ),
+    ),
     "verified": (
         verified.encode,
         verified.decode,

@@ -19,7 +19,7 @@ class Trash:
 
     `ledger_id` is that of a ledger in an object of its own, None for a segment of streaming.
     `bucket` and `prefix` say where the objects lie; None, as in records of the first version, is where the daemon that
-    reads it keeps its own.
+    reads it keeps its own. `readable`: it was part of the map, so readers may have been sent to it; None for not known.
     """
 
     segment_id: UUID
@@ -29,6 +29,7 @@ class Trash:
     bucket: str | None = None
     prefix: str | None = None
     ledger_id: int | None = None
+    readable: bool | None = None
 
     def keys(self, prefix: str) -> SegmentKeys:
         """Return where the objects lie."""
@@ -45,6 +46,7 @@ def encode(value: Trash) -> bytes:
         bucket=value.bucket,
         prefix=value.prefix,
         ledger_id=value.ledger_id,
+        readable=value.readable,
     ).SerializeToString(deterministic=True)
 
 
@@ -59,4 +61,5 @@ def decode(data: bytes, *, path: str) -> Trash:
         bucket=record.bucket if record.HasField("bucket") else None,
         prefix=record.prefix if record.HasField("prefix") else None,
         ledger_id=record.ledger_id if record.HasField("ledger_id") else None,
+        readable=record.readable if record.HasField("readable") else None,
     )

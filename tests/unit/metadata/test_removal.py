@@ -75,6 +75,7 @@ async def test_the_oldest_segment_goes_with_floor_and_trash_in_one_transaction()
         decided_ms=77,
         bucket="bucket",
         prefix="p/",
+        readable=True,
     )
 
 

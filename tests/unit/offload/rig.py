@@ -81,6 +81,7 @@ class Rig:
     origin: LedgerOrigin | None = None
     register: LedgerRegister | None = None
     deployment_id: str = ""
+    readers_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Make the stores that the test did not bring."""
@@ -123,6 +124,7 @@ class Rig:
             offloads=self.offloads,
             chunk_bytes=self.chunk_bytes,
             deployment_id=self.deployment_id,
+            readers_s=self.readers_s,
         )
 
     def known_source(self, metadata: MetadataStore) -> KnownSource | None:

@@ -17,6 +17,7 @@ from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import LedgerEnd, Position, TierRetention
+from offloaderd.offload.deletion import empty_trash, keep_trash_empty
 from offloaderd.offload.retention import (
     Retention,
     RetentionOptions,
@@ -160,6 +161,48 @@ async def test_a_segment_goes_when_the_source_has_trimmed_all_its_ledgers() -> N
     await retention.look(owned.offloader, {})
     assert owned.offloader.map.floor == Position(2, 4)
     assert await catalog.load(rig.tree.connect(), TOPIC) == owned.offloader.map
+
+
+async def test_what_left_the_map_stays_for_readers() -> None:
+    """Its objects go once nobody reads them any more who was sent to them before, by any clock; others go at once."""
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    owned.shop = replace(owned.shop, readers_s=3600.0)
+    before = owned.offloader.map.segments[0]
+    assert await owned.offloader.record.remove_oldest(before, reason="test")
+
+    async def emptied(age_s: float, *, readable: bool | None) -> tuple[int, float | None, int]:
+        path = paths.trash_record(TOPIC, before.segment_id)
+        store = rig.tree.connect()
+        node = await store.get(path)
+        decided_ms = rig.clock.wall_ms() - round(age_s * 1000)
+        record = replace(trash_record.decode(node.value, path=path), decided_ms=decided_ms, readable=readable)
+        await store.replace(path, trash_record.encode(record), node.version)
+        found = await empty_trash(owned.shop, lambda: owned.offloader.map)
+        return found.gone, found.due_s, await owned.keys()
+
+    for readable in (True, None):
+        gone, due_s, keys = await emptied(3000, readable=readable)
+        assert (gone, round(due_s or 0, -2), keys) == (0, 600, 6)
+    assert await emptied(-9000, readable=True) == (0, 3600.0, 6), "a clock that runs ahead"
+    assert await emptied(0, readable=False) == (1, None, 3), "nobody was sent to what never was in the map"
+
+
+async def test_what_stays_for_readers_is_deleted_in_time() -> None:
+    """The duty deletes it when it is due, and hears of what a job does meanwhile."""
+    rig = await offloaded_topic(10, 10, 10)
+    owned = await Owned.claim(rig)
+    owned.shop = replace(owned.shop, readers_s=0.05)
+    segments = owned.offloader.map.segments
+    assert await owned.offloader.record.remove_oldest(segments[0], reason="test")
+    duty = asyncio.get_running_loop().create_task(keep_trash_empty(owned.shop, owned.offloader))
+    await turn()
+    assert await owned.offloader.record.remove_oldest(segments[1], reason="test")
+    async with asyncio.timeout(PATIENCE_S):
+        while await owned.keys() > 3:
+            await turn()
+    duty.cancel()
+    await asyncio.wait([duty])
 
 
 async def test_a_ledger_must_be_missing_for_the_lag() -> None:

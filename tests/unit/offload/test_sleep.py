@@ -247,6 +247,19 @@ async def test_what_its_owner_put_on_the_trash_list_keeps_a_topic_awake(rig: Rig
         await asleep(engine)
 
 
+async def test_what_stays_for_readers_keeps_no_topic_awake(rig: Rig) -> None:
+    """It is deleted when the topic wakes next."""
+    rig.readers_s = 3600.0
+    async with rig.engine() as engine:
+        await offloaded(rig, engine)
+        last = await offloaded(rig, engine)
+        topic = await offloader_of(engine)
+        await until(lambda: topic.offloaded == last)
+        assert await topic.record.remove_oldest(topic.map.segments[0], reason="test")
+        await asleep(engine)
+    assert await rig.tree.connect().children(paths.trash(TOPIC))
+
+
 async def test_who_pushes_keeps_a_topic_awake(rig: Rig) -> None:
     """For as long as the stream is open."""
     async with rig.engine() as engine:

@@ -596,6 +596,7 @@ class TrashRecord(_message.Message):
     BUCKET_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     LEDGER_ID_FIELD_NUMBER: _builtins.int
+    READABLE_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     upload_id: _builtins.str
@@ -606,6 +607,8 @@ class TrashRecord(_message.Message):
     prefix: _builtins.str
     ledger_id: _builtins.int
     """of a ledger in an object of its own"""
+    readable: _builtins.bool
+    """it was part of the map, so readers may have been sent to it; absent: not known"""
     format: _builtins.int
     """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
@@ -618,11 +621,12 @@ class TrashRecord(_message.Message):
         bucket: _builtins.str | None = ...,
         prefix: _builtins.str | None = ...,
         ledger_id: _builtins.int | None = ...,
+        readable: _builtins.bool | None = ...,
         format: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_prefix", b"_prefix", "bucket", b"bucket", "ledger_id", b"ledger_id", "prefix", b"prefix"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_prefix", b"_prefix", "_readable", b"_readable", "bucket", b"bucket", "ledger_id", b"ledger_id", "prefix", b"prefix", "readable", b"readable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_prefix", b"_prefix", "bucket", b"bucket", "decided_ms", b"decided_ms", "format", b"format", "ledger_id", b"ledger_id", "prefix", b"prefix", "reason", b"reason", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_prefix", b"_prefix", "_readable", b"_readable", "bucket", b"bucket", "decided_ms", b"decided_ms", "format", b"format", "ledger_id", b"ledger_id", "prefix", b"prefix", "readable", b"readable", "reason", b"reason", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
     _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
@@ -630,12 +634,16 @@ class TrashRecord(_message.Message):
     _WhichOneofArgType__ledger_id: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id"]  # noqa: Y015
     _WhichOneofReturnType__prefix: _TypeAlias = _typing.Literal["prefix"]  # noqa: Y015
     _WhichOneofArgType__prefix: _TypeAlias = _typing.Literal["_prefix", b"_prefix"]  # noqa: Y015
+    _WhichOneofReturnType__readable: _TypeAlias = _typing.Literal["readable"]  # noqa: Y015
+    _WhichOneofArgType__readable: _TypeAlias = _typing.Literal["_readable", b"_readable"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bucket) -> _WhichOneofReturnType__bucket | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ledger_id) -> _WhichOneofReturnType__ledger_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefix) -> _WhichOneofReturnType__prefix | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__readable) -> _WhichOneofReturnType__readable | None: ...
 
 Global___TrashRecord: _TypeAlias = TrashRecord  # noqa: Y015
 
