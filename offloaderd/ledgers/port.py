@@ -132,6 +132,18 @@ class LedgerRegister(Protocol):
         ...
 
 
+@runtime_checkable
+class ShadowTopics(Protocol):
+    """A source that knows shadow topics (PIP-180): their ledgers are another topic's."""
+
+    async def source_topic(self, topic: TopicName) -> TopicName | None:
+        """Return the topic whose ledgers a shadow topic reads, None for one that is no shadow.
+
+        Raises NotFound for an unknown topic, CorruptData, Transient.
+        """
+        ...
+
+
 class LedgerStore(LedgerSource, LedgerDescriber, LedgerOrigin, Protocol):
     """A source that offloaderd itself can write: the embedded store."""
 

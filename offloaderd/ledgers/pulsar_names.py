@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import InvalidInput
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 ROOT = "/managed-ledgers"
 COMPACTION_CURSOR = "__compaction"
 MANAGED_LEDGER_KEY = "pulsar/managed-ledger"
+SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
+"""Property of a shadow topic (PIP-180): ManagedLedgerConfig.PROPERTY_SOURCE_TOPIC_KEY."""
 
 _PARTITION = re.compile(r"(?P<name>.+)-partition-(?P<number>0|[1-9][0-9]{0,9})", re.DOTALL)
 _SYSTEM_TENANTS = {
@@ -67,6 +70,19 @@ def partition_of(topic: TopicName) -> Partition | None:
     """Return which partition of which topic this is by its name, None for a topic of its own."""
     found = _PARTITION.fullmatch(topic.local)
     return Partition(found["name"], int(found["number"])) if found else None
+
+
+def shadow_source(topic: TopicName, properties: Mapping[str, str]) -> TopicName | None:
+    """Return the topic whose ledgers a topic with these properties reads; None for one that is no shadow.
+
+    A partition reads the partition of the same number (BrokerService.fetchTopicPropertiesAsync).
+    """
+    source, partition = None, partition_of(topic)
+    with suppress(InvalidInput):
+        source = TopicName.parse(properties[SHADOW_SOURCE]) if properties.get(SHADOW_SOURCE) else None
+    if source is None or partition is None or partition_of(source) is not None:
+        return source
+    return replace(source, local=f"{source.local}-partition-{partition.number}")
 
 
 def system_reason(topic: TopicName) -> str | None:

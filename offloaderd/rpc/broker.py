@@ -37,6 +37,7 @@ from offloaderd.offload.copy_check import Unsound
 from offloaderd.read.errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.admin_messages import position
+from offloaderd.rpc.broker_shadows import source_of
 from offloaderd.rpc.broker_topics import BrokerTopics
 from offloaderd.rpc.convert import encoded_read_response
 from offloaderd.rpc.errors import reason_of
@@ -175,9 +176,10 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         Raises EntriesDeleted, MapUnknown, TopicUnknown, EntriesMissing, InvalidInput, InvalidConfig, CorruptData,
         Transient.
         """
-        topic, ledger_id, _ = named(request.ledger)
+        ledger = await self._own(request.ledger)
+        topic, ledger_id, _ = named(ledger)
         with self._told_apart(topic, ledger_id):
-            theirs = await self._theirs(request.ledger)
+            theirs = await self._theirs(ledger)
         if theirs is not None:
             part = theirs.slices[0]
             return broker_pb2.OpenLedgerResponse(last_entry_id=part.last_entry_id, length_bytes=part.payload_bytes)
@@ -190,13 +192,14 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self, request: broker_pb2.ReadLedgerRequest, context: Context
     ) -> AsyncIterator[bytes]:
         """Stream entries of an offloaded ledger. Raises as ReadService.Read does, and as OpenLedger."""
-        topic, ledger_id, _ = named(request.ledger)
+        ledger = await self._own(request.ledger)
+        topic, ledger_id, _ = named(ledger)
         if request.batch_bytes > BATCH_BYTES_MAX:
             raise InvalidInput(f"batch_bytes of {request.batch_bytes} is too large", hint=f"at most {BATCH_BYTES_MAX}")
         first = Position(ledger_id, request.first_entry_id).checked()
         last = Position(ledger_id, request.last_entry_id).checked()
         with self._reads.counted(), self._told_apart(topic, ledger_id):
-            theirs = await self._theirs(request.ledger, first)
+            theirs = await self._theirs(ledger, first)
             if theirs is not None:
                 if not first <= last <= theirs.end:
                     raise InvalidInput(f"{first} to {last} is no range of a ledger that ends with {theirs.end}")
@@ -269,6 +272,17 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         except Transient as error:
             report.message = str(error)
         return None
+
+    async def _own(self, ledger: broker_pb2.OffloadedLedger) -> broker_pb2.OffloadedLedger:
+        """Return a ledger as one of the topic that wrote it. Raises as `source_of`."""
+        topic, ledger_id, _ = named(ledger)
+        source = await source_of(self._register, await self._engine.topic_map(topic), ledger_id)
+        if source is None:
+            return ledger
+        bucket = ledger.bucket
+        return broker_pb2.OffloadedLedger(
+            topic=str(source), ledger_id=ledger_id, object_id=ledger.object_id, bucket=bucket
+        )
 
     async def _theirs(
         self, ledger: broker_pb2.OffloadedLedger, first: Position | None = None

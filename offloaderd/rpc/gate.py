@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -22,6 +23,7 @@ from offloaderd.access.rate import CallRate, network_of
 from offloaderd.access.rights import BARE, Identity, Kind, Rights, Role, shown
 from offloaderd.access.tokens import TokenKey, TokenRules, bearer
 from offloaderd.errors import Denied, InvalidInput, Throttled, Unauthenticated
+from offloaderd.patterns import of_topic
 from offloaderd.rpc.needs import NEEDS, READS, range_of
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from offloaderd.access.rights import Where
     from offloaderd.clock import Clock
     from offloaderd.metrics import Metrics
+    from offloaderd.model import TopicName
     from offloaderd.rpc.needs import Need
 
     Context: TypeAlias = "aio.ServicerContext[Any, Any]"
@@ -123,17 +126,23 @@ class Caller:
                     self._note(map(shown, self.need.named(request)))
             return
         for where in self.need.named(request):
-            text = shown(where)
-            self._note([text])
-            if len(self.wheres) < NAMED_MAX and where not in self.wheres:
-                self.wheres.append(where)
-            if not self.rights.allow(self.identities, self.need.role, where):
-                what = "everything" if where is None else text
-                raise NotAllowed(
-                    f"{self.name} may not call {self.path.rpartition('/')[2]}: the role {self.need.role} for {what} is "
-                    "missing",
-                    hint=f"access.grants of the daemon would need: {self.need.role} {self.identities[0]} {text}",
-                )
+            self.check_where(where)
+
+    def check_where(self, where: Where) -> None:
+        """Let the call go on with topics that it is about. Raises NotAllowed with the role that is missing."""
+        if self.need is None or self.need.role is None or self.rights is None:
+            return
+        text = shown(where)
+        self._note([text])
+        if len(self.wheres) < NAMED_MAX and where not in self.wheres:
+            self.wheres.append(where)
+        if not self.rights.allow(self.identities, self.need.role, where):
+            what = "everything" if where is None else text
+            raise NotAllowed(
+                f"{self.name} may not call {self.path.rpartition('/')[2]}: the role {self.need.role} for {what} is "
+                "missing",
+                hint=f"access.grants of the daemon would need: {self.need.role} {self.identities[0]} {text}",
+            )
 
     def follow(self, rights: Rights | None) -> None:
         """Go on under other grants; a call that they do not allow any more is cut."""
@@ -162,6 +171,19 @@ class Caller:
         async for request in requests:
             self.check(request)
             yield request
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+"""Who makes the call that is being served."""
+
+
+def check_source(topic: TopicName) -> None:
+    """Let the present call read another topic than it names, if its caller may by naming it. Raises NotAllowed."""
+    caller = CALLER.get()
+    if caller is not None:
+        if caller.read is not None:
+            caller.read["source"] = str(topic)
+        caller.check_where(of_topic(topic))
 
 
 class _Watched:

@@ -18,7 +18,7 @@ from grpc import aio
 from offloaderd.access.rights import Role
 from offloaderd.errors import OffloaderError, Unauthenticated
 from offloaderd.rpc.errors import DETAIL_KEY, CallTooLong, code_of, detail_of
-from offloaderd.rpc.gate import Gate, NotAllowed, TooSlow, send, send_headers
+from offloaderd.rpc.gate import CALLER, Gate, NotAllowed, TooSlow, send, send_headers
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class _Call:
         """Run a handler for somebody who may call it, for as long as they may."""
         with self._gate.admitted(f"/{self._service}/{self._method}", context, stream=stream) as caller:
             self._caller = caller
+            CALLER.set(caller)  # each call is a task of its own
             limit = caller.limit = asyncio.timeout(caller.seconds_max)
             try:
                 async with limit:

@@ -117,6 +117,10 @@ class BookKeeperLedgers:
         """Return the ledgers of Pulsar's list, also those that BookKeeper does not have; see LedgerRegister."""
         return await self._directory.listed(topic)
 
+    async def source_topic(self, topic: TopicName) -> TopicName | None:
+        """Return the topic whose ledgers a shadow topic reads; see ShadowTopics."""
+        return pulsar_names.shadow_source(topic, (await self._directory.topic(topic)).properties)
+
     async def identity(self) -> str | None:
         """Return the cluster's INSTANCEID, which its BookKeeper got when it was initialised; see LedgerOrigin."""
         return await self._directory.instance_id()
