@@ -69,6 +69,15 @@ def configure(
     )
 
 
+def quieted() -> None:
+    """Write warnings alone, to standard error, where nobody has said what to log: inside of others' programs."""
+    if not structlog.is_configured():
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
+
+
 def set_levels(level: str, modules: Mapping[str, str]) -> None:
     """Write from `level` on, of some modules and what is below them from another; the last call holds.
 

@@ -23,7 +23,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from offloaderd.errors import InvalidConfig, OffloaderError
 from offloaderd.format.transactions import Transactions
+from offloaderd.log import quieted
 from offloaderd.read.outcomes import KnownOutcomes
+from offloaderd.spark.export_commit import VALUE
 from offloaderd.spark.export_folder import ExportFolder
 from offloaderd.spark.export_iceberg import opened as open_table
 from offloaderd.spark.session import check_libraries
@@ -130,6 +132,7 @@ def pending(spark: SparkSession, options: Mapping[str, str], target: str | Icebe
 
 def _parsed(options: Mapping[str, str]) -> SourceOptions:
     """Read the options of an export. Raises InvalidConfig."""
+    quieted()
     parsed = parse(options)
     for given, name, hint in (
         (parsed.step is not None, "offsets", "an export knows itself where it ended; start and end bound it"),
@@ -163,7 +166,7 @@ def _source(options: SourceOptions) -> dict[str, str]:
         "rows": "messages" if options.messages else "entries",
         **({"transactions": "all"} if options.transactions is Transactions.ALL else {}),
         **{name: str(value) for name, value in bounds.items() if value is not None},
-        **({"value": options.columns["value"].dataType.simpleString()} if options.values else {}),
+        **({VALUE: options.columns["value"].dataType.simpleString()} if options.values else {}),
     }
 
 

@@ -7,11 +7,14 @@ only the positions that it moved, from where and to where: from the newest recor
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
+
+from pyspark.sql.types import DataType
 
 from offloaderd.clock import SystemClock
 from offloaderd.errors import CorruptData, InvalidConfig
+from offloaderd.spark.export_schema import widened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 VERSION = 2
 """Version 1 also had the files of the round."""
 DIGITS = 10
+VALUE = "value"
+"""What a source says of the type of its values, as Spark writes it in a table's definition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,10 @@ class Commit:
     positions: dict[str, str]
     staging: str = ""
     rows: int = 0
+
+    def is_same(self, other: Commit) -> bool:
+        """Say whether it is the same commit, whatever its source has gained since."""
+        return (self.number, self.staging) == (other.number, other.staging)
 
     def encode(self) -> str:
         """Return the record."""
@@ -46,11 +55,15 @@ class Commit:
         return json.dumps(step)
 
     def checked(self, source: Mapping[str, str], target: str) -> Commit:
-        """Return itself if it is of this source. Raises InvalidConfig."""
-        if self.source != source:
+        """Return itself if it is of this source, which may have gained fields since. Raises InvalidConfig."""
+        if self.source == source:
+            return self
+        old, new = self.source.get(VALUE), source.get(VALUE)
+        if old is None or new is None or {**self.source, VALUE: ""} != {**source, VALUE: ""}:
             told = ", ".join(f"{name} {value}" for name, value in self.source.items())
             raise InvalidConfig(f"{target} is an export of something else: {told}", hint="name another target")
-        return self
+        wide = widened(DataType.fromDDL(old), DataType.fromDDL(new)).simpleString()
+        return replace(self, source={**self.source, VALUE: wide})
 
     def next_name(self) -> str:
         """Return a new name for what is written of the round after this one."""

@@ -77,7 +77,7 @@ class ExportFolder:
         taken = not self._files.put_new(own, f"{COMMITS}/{name}")
         self._files.delete(own)
         # A server may have done it and lost the answer: whose record is there decides, not what this call was told.
-        if taken and self._record(name) != made:
+        if taken and not self._record(name).is_same(made):
             raise Conflict(
                 f"another export has committed to {self.target} meanwhile",
                 hint="nothing of this round was added; run one export of a target at a time",

@@ -96,8 +96,8 @@ class ExportTable:
         made = Commit(number=last.number + 1, source=last.source, positions=positions, staging=name, rows=rows)
         files = [f"{staging}/{file}" for file in self._files(self._loaded()).parquet_by_day(f"data/{name}")]
         tries = 0
-        while (now := self._last_of(table := self._loaded())) != made:
-            if now != last:
+        while not (now := self._last_of(table := self._loaded())).is_same(made):
+            if not now.is_same(last):
                 raise Conflict(
                     f"another export has committed to {self.target} meanwhile",
                     hint="nothing of this round was added; run one export of a target at a time",
@@ -129,7 +129,9 @@ class ExportTable:
         except CommitFailedException:
             return
         except Exception as error:
-            if self._last_of(self._loaded()) == last:  # else it was done, and the answer lost; or another was first
+            if self._last_of(self._loaded()).is_same(
+                last
+            ):  # else it was done, and the answer lost; or another was first
                 raise OffloaderError(
                     f"{self.target}: cannot commit: {type(error).__name__} {error}",
                     hint="run it again: a request that was carried out after all is found, nothing is added twice",

@@ -48,8 +48,10 @@ class SegmentSource(DataSource):
         self._parsed()
 
     def _parsed(self) -> SourceOptions:
-        from offloaderd.spark.source_options import parse  # noqa: PLC0415 - for the driver alone
+        from offloaderd.log import quieted  # noqa: PLC0415 - for the driver alone
+        from offloaderd.spark.source_options import parse  # noqa: PLC0415 - as above
 
+        quieted()
         return parse(self.options)
 
     @classmethod

@@ -374,6 +374,15 @@ def test_messages_with_a_schema_by_command(site: Site, lake: Lake, tmp_path: Pat
         found = table.scan(row_filter="value.id > 17").to_arrow().to_pylist()
     assert [row["value"] for row in found] == [{"id": 18, "item": "x"}, {"id": 19, "item": "x"}]
     assert "exported 0 rows" in run(*wanted).stdout
+    wider = record(("id", "int"), ("item", "string"), ("note", ["null", "string"]))
+    (tmp_path / "order.avsc").write_text(json.dumps(wider))
+    values = [entry(written(wider, {"id": number, "item": "x", "note": "new"})) for number in range(20, 23)]
+    asyncio.run(site.commit(TOPIC, [Piece(2, 0, values, 3)]))
+    answer = run(*wanted)
+    assert answer.exception is None, answer.exception
+    with lake.table("offload.topic") as table:
+        found = table.scan(row_filter="value.id > 18").to_arrow().to_pylist()
+    assert sorted(str(row["value"]["note"]) for row in found) == ["None", "new", "new", "new"]
     assert "belong to --format iceberg" in str(run("--table", "a.b").exception)
     assert "leave --table out" in str(run("--format", "iceberg", "--table", "a.b", "--catalog", "c").exception)
     assert "names no table" in str(run("--format", "iceberg", "--table", "orders").exception)

@@ -202,3 +202,20 @@ def test_the_last_configuration_holds() -> None:
     logger.error("three")
     assert [event["event"] for event in lines(first)] == ["one"]
     assert [event["event"] for event in lines(second)] == ["three"]
+
+
+def test_inside_of_another_program_warnings_alone_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """A query of Spark says nothing of its sessions; who has said what to log is not overruled."""
+    structlog.reset_defaults()
+    log.quieted()
+    structlog.get_logger("a").info("metadata.session_started")
+    structlog.get_logger("a").warning("metadata.session_lost")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "session_lost" in said.err
+    assert "session_started" not in said.err
+    structlog.reset_defaults()
+    log.configure("info")
+    before = structlog.get_config()
+    log.quieted()
+    assert structlog.get_config() == before
