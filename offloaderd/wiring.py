@@ -373,7 +373,8 @@ def inspection(
         return Looker(objects, clock=clock)
 
     explainer = Explainer(engine, ReaderTiers(reader), metadata, looker(), found)
-    return InspectService(explainer, TopicVerifier(engine, looker, found, keeper.found), engine, metadata, keeper.found)
+    verifier = TopicVerifier(engine, looker, found, keeper.found)
+    return InspectService(explainer, verifier, engine, metadata, keeper.found, reader.priority)
 
 
 def sites(settings: Settings) -> list[Site]:

@@ -76,7 +76,10 @@ async def topics(case: Case, store: ZooKeeperStore) -> Finding:
         path = await _some_topic(case, store, root)
         return ok(f"{root} is readable, no topic found") if path is None else await _sampled(case, store, path)
     except NotFound:
-        return warn(f"there is no {root}: the cluster has no topic yet, or it is elsewhere", WRONG_PLACE)
+        return warn(
+            f"there is no {root}: expected of a new cluster, which makes it with its first topic; else elsewhere",
+            f"nothing, if nobody has made a topic yet; {WRONG_PLACE}",
+        )
     except Denied as error:
         return _unreadable(error, root)
 

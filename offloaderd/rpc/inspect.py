@@ -16,7 +16,7 @@ from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.verify_topic import SegmentReport
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore
@@ -64,7 +64,10 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
         owners: Owners,
         metadata: MetadataStore,
         damaged: Callable[[TopicName, CommittedSegment, str], None] = lambda *_: None,
+        known: Callable[[TopicName], Awaitable[object]] | None = None,
     ) -> None:
+        """`known` raises TopicNotFound for a topic of which there is no trace."""
+        self._known = known
         self._damaged = damaged
         self._explainer = explainer
         self._verifier = verifier
@@ -91,12 +94,17 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
     async def Verify(  # noqa: N802 - named by the proto
         self, request: inspect_pb2.VerifyRequest, context: Context
     ) -> AsyncIterator[inspect_pb2.VerifyEvent]:
-        """Yield what was found of each segment, then what is between them. Raises what the stores raise."""
+        """Yield what was found of each segment, then what is between them.
+
+        Raises TopicNotFound, InvalidInput, and what the stores raise.
+        """
         topic = TopicName.parse(request.topic)
         try:
             level = Level(request.level or Level.FULL)
         except ValueError:
             raise InvalidInput(f"unknown level {request.level!r}", hint=f"one of {', '.join(Level)}") from None
+        if self._known is not None:
+            await self._known(topic)
         async with aclosing(self._verifier.run(topic, level)) as found:
             async for one in found:
                 yield event_message(one)

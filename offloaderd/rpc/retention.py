@@ -76,18 +76,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         if known is None:
             raise away(away_for)
         topic_map = known
-        source: Sequence[LedgerInfo] | None = None
-        trouble = ""
-        if self._source is not None:
-            try:
-                async with asyncio.timeout(ANSWERS_S if away_for else None):
-                    source = await self._source.ledgers(topic)
-            except TimeoutError:
-                trouble = f"no answer within {ANSWERS_S:g} s"
-            except NotFound:
-                source = ()
-            except OffloaderError as error:
-                trouble = str(error)
+        source, trouble = await self._listed(topic, ANSWERS_S if away_for else None)
         grants = {} if away_for else await grant_records.load_all(self._metadata, topic)
         base = topic_map.base
         return retention_pb2.ListLedgersResponse(
@@ -98,6 +87,20 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             source_error=trouble,
             metadata_error=away_for,
         )
+
+    async def _listed(self, topic: TopicName, within_s: float | None) -> tuple[Sequence[LedgerInfo] | None, str]:
+        """Return the source's ledgers, None for not known, and why not."""
+        if self._source is None:
+            return None, ""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._source.ledgers(topic), ""
+        except TimeoutError:
+            return None, f"no answer within {within_s:g} s"
+        except NotFound:
+            return (), ""
+        except OffloaderError as error:
+            return None, str(error)
 
     async def DeleteLedgers(  # noqa: N802 - named by the proto
         self, request: retention_pb2.DeleteLedgersRequest, context: Context
@@ -127,8 +130,19 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     async def RevokeGrant(  # noqa: N802 - named by the proto
         self, request: retention_pb2.RevokeGrantRequest, context: Context
     ) -> retention_pb2.RevokeGrantResponse:
-        """Take a grant back. Raises InvalidInput, Conflict once the source deletes, OutcomeUnknown, Transient."""
+        """Take a grant back, or forbid it beforehand.
+
+        Raises InvalidInput, NotFound for a ledger that nobody knows, Conflict once the source deletes, OutcomeUnknown,
+        Transient. While the source does not answer, what it may have is taken as there.
+        """
         topic, ledger_id = TopicName.parse(request.topic), checked_ledger(request.ledger_id)
+        source, trouble = await self._listed(topic, ANSWERS_S)
+        rows = ledger_rows(await self._topics.topic_map(topic), source, {})
+        if not trouble and all(row.ledger_id != ledger_id for row in rows):
+            raise NotFound(
+                f"{topic} has no ledger {ledger_id}, neither offloaded nor at the source",
+                hint=f"`offloadctl ledgers list {topic}` shows them; nothing was recorded",
+            )
         found = await grant_records.revoke(
             self._metadata, topic, ledger_id, reason=request.reason, now_ms=self._clock.wall_ms()
         )

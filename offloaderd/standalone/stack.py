@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.config import load
+from offloaderd.config.writing import as_toml
 from offloaderd.errors import InvalidConfig, NotFound, Transient, first_of
 from offloaderd.groups import Group
 from offloaderd.metrics import Metrics
 from offloaderd.objects.s3 import S3Store
 from offloaderd.standalone import state
-from offloaderd.standalone.directory import prepare_directory
+from offloaderd.standalone.directory import prepare_directory, write_private
 from offloaderd.standalone.java import find_java
 from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, free_ports, is_free
 from offloaderd.standalone.seaweed import SeaweedOptions, find_weed, seaweed
@@ -37,6 +38,8 @@ SEAWEED_PORTS = ("s3_master", "s3_volume", "s3_filer", "s3")
 OWN_PORTS = ("zookeeper", "grpc", "http")
 FREE_BYTES_MIN = 512 * 1024 * 1024
 BUCKET = "offloaderd"
+SETTINGS_NAME = "offloaderd.toml"
+SETTINGS_HEAD = "# Written at each start of the standalone, for commands that take --config. Its keys are in it.\n\n"
 BUCKET_TRIES = 20
 BUCKET_PAUSE_S = 0.2
 
@@ -74,6 +77,7 @@ async def stack(options: StackOptions, environ: Mapping[str, str], clock: Clock)
     with state.locked(directory):
         restarted, chosen = remembered(directory, clock, new_ports=options.new_ports)
         settings = settings_for(chosen, directory, options.config, environ)
+        write_private(directory / SETTINGS_NAME, SETTINGS_HEAD + as_toml(settings))
         require_ports(chosen)
         async with AsyncExitStack() as exits:
             keeper = zookeeper(

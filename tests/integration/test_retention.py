@@ -58,9 +58,9 @@ async def test_a_source_is_deleted_by_grant_and_the_tier_by_word(site: Site) -> 
     """Verified ledgers leave the embedded store, revoked ones stay; what is then deleted here is gone for good."""
     sent = entries(1500)
     async with DaemonProcess(site) as daemon, daemon.client() as client:
-        await client.revoke_grant(TOPIC, 1, reason="legal hold")
         await client.enable(TOPIC)
         await append(client, sent)
+        await client.revoke_grant(TOPIC, 1, reason="legal hold")
         await offload(client)
         found = await ledgers_when(client, lambda now: not now[0].at_source and now[0].grant.source_deleted_ms > 0)
         assert (found[0].state, found[0].grant.readback, found[0].grant.daemon_id) == ("granted", True, "one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -123,12 +124,23 @@ def test_walkthrough_restart_and_going_on(data: Path, tmp_path: Path) -> None:
     assert "to persistent://public/default/lines, over gRPC" in again.stdout
     assert "served by: S3 3;" in again.stdout
 
+    # Its metadata is lost, and nothing of it runs: the servers are started for the command alone.
+    verified = run("offloaderd", "verify", "--standalone", str(data))
+    assert (verified.returncode, verified.stderr) == (0, ""), verified.stdout
+    shutil.rmtree(data / "zookeeper")
+    rebuilt = run("offloaderd", "rebuild", "--standalone", str(data), "--apply", "--enable", "--json")
+    assert rebuilt.returncode == 0, rebuilt.stderr
+    assert len(json.loads(rebuilt.stdout)["topics"]) == 2
+    assert children(data) == []
+
     with started(data) as process:
         lines_until(process, lambda line: "Ctrl-C" in line)
         at = ("--standalone", str(data))
         status = json.loads(run("offloadctl", "status", "--json", *at).stdout)
         assert status["daemon"]["state"] == "serving"
         assert all(one["up"] for one in status["daemon"]["dependencies"])
+        config = ("--config", str(data / "offloaderd.toml"))
+        assert run("offloaderd", "verify", *config, "--level", "metadata").returncode == 0
         read = run("offloadctl", "read", "orders", *at)
         assert (read.returncode, read.stdout.encode()) == (0, source.read_bytes())
 

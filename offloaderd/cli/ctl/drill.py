@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.cli.ctl.job_options import settings_of
 from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.program import FAILED, OK
 
@@ -47,10 +47,9 @@ def drill(session: Session, *, apply: bool, output: Path | None, word: str | Non
     """
     from offloaderd import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
     from offloaderd.clock import SystemClock  # noqa: PLC0415
-    from offloaderd.config import load  # noqa: PLC0415
     from offloaderd.drill.scratch import Scratch  # noqa: PLC0415
 
-    settings, clock = load(config, os.environ), SystemClock()
+    settings, clock = settings_of(session, config), SystemClock()
     log.configure("error", settings.log.format)
     scratch = Scratch.named(settings, word or clock.uuid().hex[:12])
     if word is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from offloaderd.cli.daemon.place import settings_at
 from offloaderd.errors import InvalidConfig, InvalidInput
 from offloaderd.model import TopicName
 
@@ -38,14 +38,9 @@ def settings_of(session: Session, config: Path | None) -> Settings:
     Raises InvalidConfig, NotFound.
     """
     from offloaderd import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
-    from offloaderd.config import load  # noqa: PLC0415 - as above
-    from offloaderd.standalone import state  # noqa: PLC0415
-    from offloaderd.standalone.stack import settings_for  # noqa: PLC0415
 
     log.configure("error")
-    if session.standalone is not None:
-        return settings_for(state.load(session.standalone), session.standalone, config, os.environ)
-    return load(config, os.environ)
+    return settings_at(config, session.standalone)
 
 
 class Given:

@@ -15,6 +15,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.cli.ctl.quantities import warn_of_small_segments
 from offloaderd.cli.ctl.topics import topics
 from offloaderd.errors import InvalidInput
 from offloaderd.policy.fields import FIELDS, Kind, shown
@@ -182,6 +183,7 @@ def set_or_remove(
                 done = await client.remove_policies(level, dry_run=dry_run)
             else:
                 done = await client.set_policies(level, policies, dry_run=dry_run)
+                warn_of_small_segments(policies.segment_bytes_max)
         changed(session, level, done, dry_run=dry_run, verb="remove" if policies is None else "set")
 
     return session.run(work())

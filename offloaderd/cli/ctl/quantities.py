@@ -7,7 +7,11 @@ from typing import Any
 
 import click
 
-from offloaderd.units import parse_bytes, parse_seconds
+from offloaderd import words
+from offloaderd.units import format_bytes, parse_bytes, parse_seconds
+
+SEGMENT_BYTES_SMALL = 2**20
+"""No policy is refused below it, as tests and trials need such segments; nobody wants them for long."""
 
 
 class SizeParam(click.ParamType[int]):
@@ -50,6 +54,16 @@ class DurationParam(click.ParamType[float]):
         if self._least is not None and seconds < self._least:
             self.fail(f"{value!r} is less than {self._least:g} s", param, ctx)
         return seconds
+
+
+def warn_of_small_segments(size_bytes: int) -> None:
+    """Say on stderr what segments of such a size mean, if somebody has left out a unit, or thought of blocks."""
+    if 0 < size_bytes < SEGMENT_BYTES_SMALL:
+        click.echo(
+            f"warning: segments of {words.size(size_bytes)}: each is three objects and a transaction in ZooKeeper, "
+            f"however little it holds\nhint: `offloadctl plan-cost` compares sizes; say {format_bytes(2**24)} or more",
+            err=True,
+        )
 
 
 SIZE = SizeParam()

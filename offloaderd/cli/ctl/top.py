@@ -44,6 +44,9 @@ KEYS = "sort: l lag  b bytes  r rate  s segment  t topic    q quit"
 TROUBLES_MAX = 3
 WIDE = 130
 """Columns of a terminal that has room for all of the table."""
+GAP = 2
+NAME_MIN = 8
+"""Characters of a topic's name that are shown however narrow the terminal is."""
 
 
 class Rate(NamedTuple):
@@ -199,7 +202,7 @@ class Screen:
         named = troubles(view, TROUBLES_MAX)
         room = max(1, size.height - FRAME_ROWS - len(named))
         shown = view.topics()
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), expand=True)
         kept = [at for at, name in enumerate(COLUMNS) if size.width >= WIDE or name not in FOR_WIDE]
         for name in (COLUMNS[at] for at in kept):
             table.add_column(
@@ -209,9 +212,12 @@ class Screen:
                 overflow="ellipsis",
                 ratio=1 if name == "TOPIC" else None,
             )
-        for one in shown[: min(room, view.limit or room)]:
-            cells = row(view, one)
-            table.add_row(*(Text(cells[at]) for at in kept), style="red" if one.stalled_reason else "")
+        rows = [(row(view, one), one.stalled_reason) for one in shown[: min(room, view.limit or room)]]
+        lines_of = (COLUMNS, *(cells for cells, _ in rows))
+        others = sum(max(len(one[at].removeprefix(">")) for one in lines_of) + GAP for at in kept if at)
+        for (name, *cells), stalled in rows:
+            line = (ended(name, size.width - others - GAP), *cells)
+            table.add_row(*(Text(line[at]) for at in kept), style="red" if stalled else "")
         more = f"{len(shown):,} topics" + (f' with "{view.search}"' if view.search else "")
         head = Text(headline(view), no_wrap=True, overflow="ellipsis")
         lines = [Text(line, style="red", no_wrap=True, overflow="ellipsis") for line in named]
@@ -261,6 +267,11 @@ def row(view: View, one: admin_pb2.TopicStatus) -> tuple[str, ...]:
         show.size(one.open_segment_bytes) if one.open_segment_id else "-",
         show.age(one.open_segment_age_s) if one.open_segment_id else "-",
     )
+
+
+def ended(name: str, width: int) -> str:
+    """Return a topic's name in so many columns: its end tells it from others, its begin is most often the same."""
+    return name if len(name) <= width else f"…{name[len(name) - max(width - 1, NAME_MIN) :]}"
 
 
 def headline(view: View) -> str:

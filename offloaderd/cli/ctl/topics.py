@@ -9,7 +9,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options, topics_offload, topics_pause
-from offloaderd.cli.ctl.quantities import DURATION, SIZE, DurationParam
+from offloaderd.cli.ctl.quantities import DURATION, SIZE, DurationParam, warn_of_small_segments
 from offloaderd.errors import InvalidInput, Transient
 from offloaderd.model import OutagePolicy, TierRetention
 from offloaderd.patterns import Scope, TopicPattern
@@ -273,6 +273,7 @@ def enable(
         async with client_for(session, pattern) as client:
             found = await client.enable(pattern.topic or pattern, dry_run=dry_run, policies=further, **policy)
         answer(session, pattern, found.topics, enabled=True, dry_run=dry_run)
+        warn_of_small_segments(policy["segment_bytes_max"] or 0)
 
     return session.run(work())
 

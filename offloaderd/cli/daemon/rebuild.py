@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.daemon.check_config import CONFIG
+from offloaderd.cli.daemon.place import STANDALONE, served
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.errors import Conflict, Transient
 
@@ -46,6 +46,7 @@ SEGMENT = SegmentParam()
 
 @click.command(short_help="Rebuild the metadata from the bucket alone.")
 @CONFIG
+@STANDALONE
 @click.option("--apply", "apply_", is_flag=True, help="Write it. Without this nothing is written.")
 @click.option(
     "--topic",
@@ -69,6 +70,7 @@ SEGMENT = SegmentParam()
 def rebuild(
     *,
     config: Path | None,
+    standalone: Path | None,
     apply_: bool,
     topics: tuple[TopicName, ...],
     prefer: tuple[UUID, ...],
@@ -79,7 +81,8 @@ def rebuild(
     """Read every manifest under the prefix, and write the map of each topic into empty metadata.
 
     Overlaps, gaps, contradictions, and segments that are incomplete or cannot be read are reported and never decided:
-    nothing of such a topic is written. No daemon may run meanwhile, unless topics are named. What was broken off goes
+    nothing of such a topic is written. No daemon may run meanwhile, unless topics are named; with --standalone, stop it
+    before --apply, and its ZooKeeper and S3 server are started for this alone. What was broken off goes
     on with the same command. Policies, selections and grants are not in the bucket: enable the topics again.
 
     Exit code 1 when a topic is, or would be, left out.
@@ -88,16 +91,20 @@ def rebuild(
     Examples:
       offloaderd rebuild --config offloaderd.toml
       offloaderd rebuild --config offloaderd.toml --apply
+      offloaderd rebuild --standalone data/standalone --apply
       offloaderd rebuild --config offloaderd.toml --topic orders --prefer 2c2f8f6e-8d4f-4b8f-9f36-0d8a6a1f2b11 --apply
       offloaderd rebuild --config offloaderd.toml --json | jq -r '.topics[].problems[].text'
     """
     from offloaderd import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
-    from offloaderd.config import load  # noqa: PLC0415
 
     log.configure("critical")
-    settings = load(config, os.environ)
     decided = Decided(topics=topics, prefer=prefer, without=without)
-    return asyncio.run(_rebuild(settings, decided, apply=apply_, enable=enable, as_json=as_json))
+
+    async def work() -> int:
+        async with served(config, standalone) as settings:
+            return await _rebuild(settings, decided, apply=apply_, enable=enable, as_json=as_json)
+
+    return asyncio.run(work())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.quantities import SizeParam
 from offloaderd.cli.daemon.check_config import CONFIG
+from offloaderd.cli.daemon.place import STANDALONE, served
 from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.errors import InvalidConfig, OffloaderError
 
@@ -35,6 +35,7 @@ LEVELS = ("metadata", "headers", "full")
 
 @click.command(short_help="Verify everything in the bucket, with read access only.")
 @CONFIG
+@STANDALONE
 @click.option(
     "--topic", "topics", metavar="TOPIC", type=options.TOPIC, multiple=True, help="Only this one. May be repeated."
 )
@@ -52,6 +53,7 @@ LEVELS = ("metadata", "headers", "full")
 def verify(
     *,
     config: Path | None,
+    standalone: Path | None,
     topics: tuple[TopicName, ...],
     level: str,
     against_map: bool,
@@ -74,22 +76,22 @@ def verify(
     \b
     Examples:
       offloaderd verify --config offloaderd.toml
+      offloaderd verify --standalone data/standalone
       offloaderd verify --config offloaderd.toml --level metadata --against-map
       offloaderd verify --config offloaderd.toml --topic orders --rate 50MiB
       offloaderd verify --config offloaderd.toml --json | jq -r '.flaws[]? | select(.problem) | "\\(.key) \\(.offset)"'
     """
     from offloaderd import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
-    from offloaderd.config import load  # noqa: PLC0415
     from offloaderd.upkeep.flaws import Level  # noqa: PLC0415
     from offloaderd.upkeep.verify import Wish  # noqa: PLC0415
 
     log.configure("critical")
-    settings = load(config, os.environ)
     view = View(as_json=as_json)
     wish = Wish(level=Level(level), topics=topics, after=after)
 
     async def look() -> None:
         async with AsyncExitStack() as stack:
+            settings = await stack.enter_async_context(served(config, standalone))
             verifier = await opened(stack, settings, rate, against_map=against_map, progress=view.progress)
             async with aclosing(verifier.run(wish)) as reports:
                 async for one in reports:

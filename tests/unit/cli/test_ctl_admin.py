@@ -175,6 +175,18 @@ def test_a_wrong_size_is_a_usage_error(ctl: Ctl, fake: FakeDaemon, size: str) ->
     assert not fake.requests
 
 
+@pytest.mark.parametrize("words", [["topics", "enable"], ["topics", "set-offload-policies"]])
+def test_segments_of_hardly_anything_are_warned_of(ctl: Ctl, fake: FakeDaemon, words: list[str]) -> None:
+    """A unit that was left out makes a segment for each entry; it is done all the same."""
+    small = ctl(*words, "orders", "--segment-size", "1")
+    assert small.code == 0
+    assert "warning: segments of 1 B: each is three objects and a transaction in ZooKeeper" in small.err
+    assert "hint: `offloadctl plan-cost` compares sizes" in small.err
+    assert "warning" not in ctl(*words, "orders", "--segment-size", "64M").err
+    assert "warning" not in ctl(*words, "orders", "--segment-age", "60").err
+    assert len(fake.requests) == 3
+
+
 def committed() -> admin_pb2.Segment:
     """A committed segment."""
     return admin_pb2.Segment(

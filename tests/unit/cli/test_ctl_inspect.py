@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from offloaderd.cli.program import NOT_FOUND, exit_code
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
@@ -18,8 +19,9 @@ from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.records.owner import Owner
 from offloaderd.metadata.records.verified import SegmentVerified, Verified
 from offloaderd.model import LedgerEnd, Position
+from offloaderd.read.errors import TopicNotFound
 from offloaderd.rpc.inspect import InspectService
-from offloaderd.rpc.v1 import inspect_pb2_grpc
+from offloaderd.rpc.v1 import inspect_pb2, inspect_pb2_grpc
 from offloaderd.upkeep.explain import Explainer, Held
 from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.stored import Site
@@ -104,6 +106,21 @@ def ground() -> Ground:
     return asyncio.run(filled())
 
 
+async def only_known(topic: TopicName) -> None:
+    """Refuse other topics, as a reader does that finds no trace of one."""
+    if str(topic) != str(TOPIC):
+        raise TopicNotFound(f"unknown topic {topic}", hint="`offloadctl topics list` shows what there is")
+
+
+async def test_a_topic_of_which_there_is_no_trace_is_not_verified() -> None:
+    """A typo in a nightly job is not told as sound: the exit code of what does not exist is 4."""
+    service = InspectService(None, None, None, None, known=only_known)  # type: ignore[arg-type]
+    events = service.Verify(inspect_pb2.VerifyRequest(topic="nosuch"), None)  # type: ignore[arg-type]
+    with pytest.raises(TopicNotFound, match="unknown topic") as caught:
+        await anext(events)
+    assert exit_code(caught.value) == NOT_FOUND
+
+
 @pytest.fixture
 def ctl(ground: Ground) -> Iterator[Ctl]:
     """Offloadctl, talking to the service."""
@@ -113,7 +130,8 @@ def ctl(ground: Ground) -> Iterator[Ctl]:
         return Looker(ground.objects, clock=FastClock())
 
     explainer = Explainer(known, known, ground.metadata, looker(), [site])
-    service = InspectService(explainer, TopicVerifier(known, looker, [site]), known, ground.metadata)
+    verifier = TopicVerifier(known, looker, [site])
+    service = InspectService(explainer, verifier, known, ground.metadata, known=only_known)
     with serving(partial(inspect_pb2_grpc.add_InspectServiceServicer_to_server, Threaded(service))) as address:
         yield Ctl(address)
 

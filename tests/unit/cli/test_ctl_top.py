@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import select
@@ -14,9 +15,12 @@ from subprocess import Popen
 from typing import TYPE_CHECKING
 
 import grpc
+import pytest
+from rich.console import Console
 
-from offloaderd.cli.ctl.top import View
+from offloaderd.cli.ctl.top import Screen, View
 from offloaderd.rpc.v1 import admin_pb2
+from offloaderd.testing.clock import FakeClock
 from tests.unit.cli.fake_daemon import Failure
 
 if TYPE_CHECKING:
@@ -119,6 +123,22 @@ def test_no_name_plays_with_the_terminal(ctl: Ctl, fake: FakeDaemon) -> None:
     assert "x\\u202egnp" in said.out
     assert "\\x1b[2J\\x07gone" in said.out
     assert not {"\x1b", "\x07", "\u202e"} & set(said.out)
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_narrow_table_shows_the_end_of_a_name(width: int) -> None:
+    """The begin is most often the same, so the end tells one topic from the other; a short name is whole."""
+    view = View(sort="topic")
+    long = [f"namespace-of-some-length/orders-partition-{number}" for number in range(3)]
+    view.take(answer(*(topic(name, 3) for name in ("x", *long))), 10.0)
+    console = Console(width=width, height=24, file=io.StringIO(), color_system=None, legacy_windows=False)
+    console.print(Screen(view, FakeClock(), 2.0, console)._table())
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue().splitlines()
+    assert all(len(line.rstrip()) <= width for line in shown)
+    for number in range(3):
+        assert sum(f"partition-{number} " in line for line in shown) == 1, shown
+    assert any(line.startswith(("persistent://a/b/x ", "…")) and "/b/x " in line for line in shown)
 
 
 class Terminal:

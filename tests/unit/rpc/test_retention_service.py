@@ -157,6 +157,19 @@ async def test_any_daemon_revokes_and_allows() -> None:
             await client.revoke_grant(TOPIC, -5)
 
 
+async def test_a_hold_on_a_ledger_that_does_not_exist_is_refused() -> None:
+    """A typo protects nothing. While the source does not answer nobody knows, and the hold is taken."""
+    owned = await Owned.claim(await offloaded_topic(10, 10))
+    async with _served(owned) as (client, _):
+        with pytest.raises(NotFound, match="has no ledger 99, neither offloaded nor at the source") as caught:
+            await client.revoke_grant(TOPIC, 99)
+        assert "ledgers list" in caught.value.hint
+        await owned.ledgers.delete(TOPIC, 0)
+        assert (await client.revoke_grant(TOPIC, 0)).revoked_ms
+    async with _served(owned, Away()) as (client, _):
+        assert (await client.revoke_grant(TOPIC, 99)).revoked_ms
+
+
 def test_every_state_of_a_ledger() -> None:
     """Marked before revoked before granted before offloaded; without a source only the newest may still be open."""
     current = TopicMap(OTHER)
