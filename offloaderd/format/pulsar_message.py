@@ -17,11 +17,12 @@ from __future__ import annotations
 import base64
 import binascii
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import google_crc32c
+from google.protobuf.message import DecodeError
 
 from offloaderd.errors import CorruptData
 from offloaderd.format import broker_entry
@@ -95,8 +96,33 @@ class Message:
     reason: str = ""
 
 
+@dataclass(slots=True)
+class PlainBatch:
+    """The messages of a batch of which nothing else is to be said, by columns: each has as many values as messages.
+
+    `whole` has what they share. A value is None for a tombstone.
+    """
+
+    whole: Message
+    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    properties: list[list[tuple[str, str]]] = field(default_factory=list)
+    sequence_ids: list[int] = field(default_factory=list)
+    event_ms: list[int | None] = field(default_factory=list)
+    indexes: list[int | None] = field(default_factory=list)
+
+
 def decode_entry(position: Position, payload: bytes, *, content_bytes_max: int = CONTENT_BYTES_MAX) -> list[Message]:
     """Return the messages of an entry in their order; one that says why where there is none to be had."""
+    found = decode_columns(position, payload, content_bytes_max=content_bytes_max, batch_max=0)
+    assert not isinstance(found, PlainBatch)  # noqa: S101 - of no message
+    return found
+
+
+def decode_columns(
+    position: Position, payload: bytes, *, content_bytes_max: int = CONTENT_BYTES_MAX, batch_max: int
+) -> list[Message] | PlainBatch:
+    """Return what `decode_entry` does, or for a plain batch of `batch_max` messages at most the same in columns."""
     whole = Message(position=position, state=MessageState.RAW, data=payload)
     if (head := broker_entry.read_head(payload)) is not None:
         whole = replace(whole, broker_ms=head.broker_timestamp, index=head.index)
@@ -104,6 +130,10 @@ def decode_entry(position: Position, payload: bytes, *, content_bytes_max: int =
         metadata, content = _client_part(broker_entry.without_head(payload))
         if (mention := mention_in(metadata)) is not None:
             whole = replace(whole, transaction=mention.transaction)
+        if 0 < metadata.num_messages_in_batch <= batch_max and mention is None:
+            batch = _plain_batch(whole, metadata, content, content_bytes_max)
+            if batch is not None:
+                return batch
         return _messages(whole, metadata, content, content_bytes_max)
     except (CorruptData, Undecodable) as error:
         return [replace(whole, reason=str(error))]
@@ -200,6 +230,48 @@ def _unpacked(one: Message, count: int, content: bytes) -> Iterator[Message]:
         at = end
     if at != len(content):
         raise Undecodable(f"{len(content) - at} bytes are left behind a batch of {count} messages")
+
+
+def _plain_batch(
+    whole: Message, metadata: pb.MessageMetadata, content: bytes, content_bytes_max: int
+) -> PlainBatch | None:
+    """Return a batch in columns; None where `_messages` has more to say, be it what is wrong. Raises Undecodable."""
+    if not metadata.HasField("num_messages_in_batch") or metadata.HasField("marker_type") or metadata.encryption_keys:
+        return None
+    count = metadata.num_messages_in_batch
+    if metadata.num_chunks_from_msg > 1 or count * MESSAGE_BYTES > content_bytes_max:
+        return None
+    content = _inflated(_compression(metadata), content, metadata.uncompressed_size, content_bytes_max)
+    size, at, found = len(content), 0, PlainBatch(whole)
+    parse, sequence_id = pb.SingleMessageMetadata.FromString, metadata.sequence_id
+    try:
+        for number in range(count):
+            begin = at + 4
+            head_end = begin + int.from_bytes(content[at:begin], "big", signed=True)
+            if not begin <= head_end <= size:
+                return None
+            single = parse(content[begin:head_end])
+            at = head_end + single.payload_size
+            if not head_end <= at <= size or single.compacted_out or not single.IsInitialized():
+                return None
+            pairs = list({one.key: one.value for one in single.properties}.items())
+            texts = (single.partition_key, *(text for pair in pairs for text in pair))
+            if not all(isinstance(text, str) for text in texts):
+                return None
+            found.values.append(None if single.null_value else content[head_end:at])
+            found.keys.append(_key(single) if single.HasField("partition_key") else None)
+            found.properties.append(pairs)
+            found.sequence_ids.append(single.sequence_id if single.HasField("sequence_id") else sequence_id + number)
+            found.event_ms.append(single.event_time or None)
+    except DecodeError:
+        return None
+    if at != size:
+        return None
+    last = whole.index
+    found.indexes = [None if last is None or last < before else last - before for before in range(count - 1, -1, -1)]
+    producer, publish_ms = metadata.producer_name, metadata.publish_time
+    found.whole = replace(whole, state=MessageState.PLAIN, producer=producer, publish_ms=publish_ms)
+    return found
 
 
 def _index(one: Message, count: int, number: int) -> int | None:

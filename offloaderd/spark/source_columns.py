@@ -13,6 +13,7 @@ A table may be given fewer columns (`schema()`), which is cheaper: what nobody a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from offloaderd.errors import InvalidConfig
 from offloaderd.format import broker_entry
 from offloaderd.format.entry_time import read_heads, time_of
 from offloaderd.format.pulsar_message import MessageState
+from offloaderd.spark.source_messages import BatchRows
 from offloaderd.spark.source_share import Condition, Unread
 from offloaderd.spark.value_decode import ValueDecoder
 from offloaderd.spark.value_types import kind_of
@@ -157,36 +159,16 @@ class Columns:
         }
         return self._batch(1, same, {})
 
-    def messages(self, topic: TopicName, ledger_id: int, rows: Sequence[Row]) -> pa.RecordBatch:
-        """Return rows of messages. Raises BrokenValue, unless it skips those."""
-        messages = [row.message for row in rows]
+    def messages(self, topic: TopicName, ledger_id: int, rows: Sequence[Row | BatchRows]) -> pa.RecordBatch:
+        """Return rows of messages. Raises BrokenValue, unless it skips those; with values by a schema no BatchRows."""
         makers: dict[str, Callable[[], Any]] = {
-            "entry_id": lambda: [one.position.entry_id for one in messages],
-            "payload": lambda: [row.payload for row in rows],
-            "time": lambda: [_time(row.time_ms) for row in rows],
-            "broker_timestamp": lambda: [_time(one.broker_ms) for one in messages],
-            "index": lambda: [_long(one.index) for one in messages],
-            "batch_index": lambda: [one.batch_index if one.batch_index >= 0 else None for one in messages],
-            "key": lambda: [one.key for one in messages],
-            "properties": lambda: [list(dict(one.properties).items()) for one in messages],
-            "publish_time": lambda: [_time(one.publish_ms) for one in messages],
-            "event_time": lambda: [_time(one.event_ms) for one in messages],
-            "producer": lambda: [None if one.state is MessageState.RAW else one.producer for one in messages],
-            "sequence_id": lambda: [
-                None if one.state is MessageState.RAW else _long(one.sequence_id) for one in messages
-            ],
-            "value": lambda: [None if one.tombstone else one.data for one in messages],
-            "state": lambda: [one.state.value for one in messages],
-            "chunk_id": lambda: [one.chunk.index if one.chunk else None for one in messages],
-            "num_chunks": lambda: [one.chunk.count if one.chunk else None for one in messages],
-            "chunk_uuid": lambda: [one.chunk.message if one.chunk else None for one in messages],
-            "transaction_id": lambda: [str(one.transaction) if one.transaction else None for one in messages],
-            "transaction_state": lambda: [row.transaction_state for row in rows],
-            "reason": lambda: [one.reason or None for one in messages],
+            name: partial(_listed, rows, of_row, of_batch) for name, (of_row, of_batch) in _OF_MESSAGES.items()
         }
         if self._decoder is not None:
-            makers |= self._decoded(topic, messages, self._decoder)
-        return self._batch(len(rows), {"topic": str(topic), "ledger_id": ledger_id}, makers)
+            alone = [row.message for row in rows if not isinstance(row, BatchRows)]
+            makers |= self._decoded(topic, alone, self._decoder)
+        count = sum(row.messages if isinstance(row, BatchRows) else 1 for row in rows)
+        return self._batch(count, {"topic": str(topic), "ledger_id": ledger_id}, makers)
 
     def _decoded(
         self, topic: TopicName, messages: Sequence[Message], decoder: ValueDecoder
@@ -221,6 +203,67 @@ class Columns:
             else:
                 arrays.append(pa.nulls(count, type=field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+
+
+def _listed(
+    rows: Sequence[Row | BatchRows], of_row: Callable[[Row], Any], of_batch: Callable[[BatchRows], list[Any]]
+) -> list[Any]:
+    """Return one column of rows, those of a batch together."""
+    found: list[Any] = []
+    for row in rows:
+        if isinstance(row, BatchRows):
+            found += of_batch(row)
+        else:
+            found.append(of_row(row))
+    return found
+
+
+def _same(of: Callable[[BatchRows], Any]) -> Callable[[BatchRows], list[Any]]:
+    """Return what gives the same value for all messages of a batch."""
+    return lambda rows: [of(rows)] * rows.messages
+
+
+def _sent(one: Message, value: Any) -> Any:  # noqa: ANN401 - whatever a column holds
+    """Return what a producer said of a message; nothing is known of what is none."""
+    return None if one.state is MessageState.RAW else value
+
+
+def _nothing(_: object) -> None:
+    """Return what a plain message has of columns for others."""
+
+
+_OF_MESSAGES: dict[str, tuple[Callable[[Row], Any], Callable[[BatchRows], list[Any]]]] = {
+    "entry_id": (lambda row: row.message.position.entry_id, _same(lambda rows: rows.batch.whole.position.entry_id)),
+    "payload": (lambda row: row.payload, lambda rows: [rows.payload] + [None] * (rows.messages - 1)),
+    "time": (lambda row: _time(row.time_ms), _same(lambda rows: _time(rows.time_ms))),
+    "broker_timestamp": (
+        lambda row: _time(row.message.broker_ms),
+        _same(lambda rows: _time(rows.batch.whole.broker_ms)),
+    ),
+    "index": (lambda row: _long(row.message.index), lambda rows: list(map(_long, rows.batch.indexes))),
+    "batch_index": (
+        lambda row: row.message.batch_index if row.message.batch_index >= 0 else None,
+        lambda rows: list(range(rows.messages)),
+    ),
+    "key": (lambda row: row.message.key, lambda rows: rows.batch.keys),
+    "properties": (lambda row: list(dict(row.message.properties).items()), lambda rows: rows.batch.properties),
+    "publish_time": (lambda row: _time(row.message.publish_ms), _same(lambda rows: _time(rows.batch.whole.publish_ms))),
+    "event_time": (lambda row: _time(row.message.event_ms), lambda rows: list(map(_time, rows.batch.event_ms))),
+    "producer": (lambda row: _sent(row.message, row.message.producer), _same(lambda rows: rows.batch.whole.producer)),
+    "sequence_id": (
+        lambda row: _sent(row.message, _long(row.message.sequence_id)),
+        lambda rows: list(map(_long, rows.batch.sequence_ids)),
+    ),
+    "value": (lambda row: None if row.message.tombstone else row.message.data, lambda rows: rows.batch.values),
+    "state": (lambda row: row.message.state.value, _same(lambda rows: rows.batch.whole.state.value)),
+    "chunk_id": (lambda row: row.message.chunk.index if row.message.chunk else None, _same(_nothing)),
+    "num_chunks": (lambda row: row.message.chunk.count if row.message.chunk else None, _same(_nothing)),
+    "chunk_uuid": (lambda row: row.message.chunk.message if row.message.chunk else None, _same(_nothing)),
+    "transaction_id": (lambda row: str(row.message.transaction) if row.message.transaction else None, _same(_nothing)),
+    "transaction_state": (lambda row: row.transaction_state, _same(_nothing)),
+    "reason": (lambda row: row.message.reason or None, _same(_nothing)),
+}
+"""How a column is made of a message alone, and of the messages of a plain batch together."""
 
 
 def _kept(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format.entry_time import time_of
-from offloaderd.format.pulsar_message import CONTENT_BYTES_MAX, Joiner, Message, MessageState, decode_entry
+from offloaderd.format.pulsar_message import (
+    CONTENT_BYTES_MAX,
+    Joiner,
+    Message,
+    MessageState,
+    PlainBatch,
+    decode_columns,
+    decode_entry,
+)
 from offloaderd.format.transactions import Transactions, TransactionState
 from offloaderd.model import Position
 from offloaderd.spark.source_extents import extents_of
@@ -49,11 +57,25 @@ class Row(NamedTuple):
     transaction_state: TransactionState | None = None
 
 
+class BatchRows(NamedTuple):
+    """The messages of an entry in columns, the entry, its time in milliseconds."""
+
+    batch: PlainBatch
+    payload: bytes
+    time_ms: int | None
+
+    @property
+    def messages(self) -> int:
+        """Number of messages."""
+        return len(self.batch.values)
+
+
 class Messages:
     """Unpacks the entries of one share, given in their order. Close it when done with it.
 
     Of messages in transactions and of markers it gives what a consumer is given, or all of them. `step`: an open
-    transaction is no reason to leave a message out, since nobody comes back for it.
+    transaction is no reason to leave a message out, since nobody comes back for it. `columns`: plain batches come in
+    columns.
     """
 
     def __init__(
@@ -63,11 +85,13 @@ class Messages:
         skip: frozenset[Condition] = frozenset(),
         transactions: Transactions = Transactions.COMMITTED,
         step: bool = False,
+        columns: bool = False,
     ) -> None:
         self._reader = reader
         self._skip = skip
         self._everything = transactions is Transactions.ALL
         self._step = step
+        self._batch_max = ROWS_MAX if columns else 0
         self._joiner = Joiner()
         self._outcomes = PieceOutcomes(reader)
 
@@ -77,19 +101,27 @@ class Messages:
 
     async def rows(
         self, piece: Piece, batch: EntryBatch, kept: Sequence[bool] | None
-    ) -> AsyncGenerator[list[Row], None]:
+    ) -> AsyncGenerator[list[Row | BatchRows], None]:
         """Yield the rows of a batch's entries, of those alone that are `kept`.
 
         Raises BrokenSegment when chunks or markers are looked for and cannot be read, and OutcomeUnknown, unless it
         skips that; what the store raises.
         """
-        rows: list[Row] = []
-        size = 0
+        rows: list[Row | BatchRows] = []
+        count = size = 0
         await self._outcomes.take(piece, batch)
         for at, payload in enumerate(batch.payloads):
             position = Position(batch.ledger_id, batch.first_entry_id + at)
-            messages = decode_entry(position, payload)
             wanted = kept is None or kept[at]
+            messages = decode_columns(position, payload, batch_max=self._batch_max if wanted else 0)
+            if isinstance(messages, PlainBatch):
+                rows.append(BatchRows(messages, payload, time_of(payload).time_ms))
+                count += len(messages.values)
+                size += len(payload) + sum(len(value or b"") for value in messages.values)
+                if count >= ROWS_MAX or size >= BYTES_MAX:
+                    yield rows
+                    rows, count, size = [], 0, 0
+                continue
             state = None
             if wanted:
                 try:
@@ -110,9 +142,10 @@ class Messages:
                 rows.append(Row(message, whole, time_ms, state))
                 size += len(message.data) + len(whole or b"")
                 whole = None
-                if len(rows) >= ROWS_MAX or size >= BYTES_MAX:
+                count += 1
+                if count >= ROWS_MAX or size >= BYTES_MAX:
                     yield rows
-                    rows, size = [], 0
+                    rows, count, size = [], 0, 0
         if rows:
             yield rows
 

@@ -85,7 +85,8 @@ async def record_batches(
     async with AsyncExitStack() as stack:
         messages = None
         if task.messages:
-            messages = Messages(reader, skip=task.skip, transactions=task.transactions, step=task.step)
+            given = task.values is None  # else each message is looked at by itself
+            messages = Messages(reader, skip=task.skip, transactions=task.transactions, step=task.step, columns=given)
             stack.push_async_callback(messages.close)
         for one in share:
             if isinstance(one, Missing):

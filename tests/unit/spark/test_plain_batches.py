@@ -1,0 +1,111 @@
+"""Batches in columns: the same rows as message by message, whatever the bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from offloaderd.format import broker_entry
+from offloaderd.format.compression import Compression
+from offloaderd.format.pulsar_message import PlainBatch, decode_columns, decode_entry
+from offloaderd.model import Position
+from offloaderd.spark.source_columns import Columns, full_schema
+from offloaderd.spark.source_messages import BatchRows, Row
+from tests.unit.format.test_pulsar_message import COMPRESSED, batch, broken, entry
+from tests.unit.read.build import TOPIC
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+AT = Position(7, 3)
+COLUMNS = Columns(full_schema(messages=True, skips=True, transactions=True))
+HEAD = broker_entry.encode_head(broker_timestamp=1_760_000_000_000, index=2)
+
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "partition_key": st.sampled_from(["", "key", "a2V5", "no base64"]),
+        "partition_key_b64_encoded": st.booleans(),
+        "null_partition_key": st.booleans(),
+        "event_time": st.integers(0, 2**64 - 1),
+        "sequence_id": st.integers(0, 2**64 - 1),
+        "null_value": st.booleans(),
+        "compacted_out": st.booleans(),
+        "properties": st.lists(
+            st.fixed_dictionaries({"key": st.sampled_from("ab"), "value": st.text(max_size=3)}), max_size=3
+        ),
+    },
+)
+BATCHES = st.lists(st.tuples(st.binary(max_size=8), FIELDS), min_size=1, max_size=6)
+
+
+def in_columns(payload: bytes) -> pa.RecordBatch:
+    """Return the rows of an entry as they are made where batches come in columns."""
+    found = decode_columns(AT, payload, batch_max=100)
+    if not isinstance(found, PlainBatch):
+        assert found == decode_entry(AT, payload)
+        return one_by_one(payload)
+    return COLUMNS.messages(TOPIC, AT.ledger_id, [BatchRows(found, payload, 5)])
+
+
+def one_by_one(payload: bytes) -> pa.RecordBatch:
+    """Return the rows of an entry, a message at a time."""
+    messages = decode_entry(AT, payload)
+    rows = [Row(one, None if number else payload, 5) for number, one in enumerate(messages)]
+    return COLUMNS.messages(TOPIC, AT.ledger_id, rows)
+
+
+@given(messages=BATCHES, method=st.sampled_from(Compression), head=st.sampled_from([b"", HEAD]), data=st.data())
+def test_rows_are_the_same(
+    messages: list[tuple[bytes, dict[str, Any]]], method: Compression, head: bytes, data: st.DataObject
+) -> None:
+    """Of sound batches, and of such as have a wrong byte, count or end anywhere."""
+    content = batch(*messages)
+    fields: dict[str, Any] = {
+        "compression": method,
+        "uncompressed_size": len(content),
+        "num_messages_in_batch": len(messages),
+    }
+    payload = entry(COMPRESSED[method](content), head=head, checksum=False, **fields)
+    assert in_columns(payload).equals(one_by_one(payload))
+    hurt = bytearray(payload)
+    hurt[data.draw(st.integers(0, len(hurt) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(hurt[: data.draw(st.integers(0, len(hurt)))])
+    for one in (bytes(hurt), cut):
+        assert in_columns(one).equals(one_by_one(one))
+    wrong = entry(content, num_messages_in_batch=data.draw(st.integers(-1, 9)))
+    assert in_columns(wrong).equals(one_by_one(wrong))
+
+
+@given(payload=st.binary(max_size=200))
+@example(payload=b"")
+def test_any_bytes_have_the_same_rows(payload: bytes) -> None:
+    """Nothing that a producer stores is read differently."""
+    for one in (payload, entry(payload, num_messages_in_batch=2)):
+        assert in_columns(one).equals(one_by_one(one))
+
+
+@pytest.mark.parametrize("reason", broken())
+def test_what_cannot_be_taken_apart_has_the_same_rows(reason: str) -> None:
+    """The entry and the reason."""
+    assert in_columns(broken()[reason]).equals(one_by_one(broken()[reason]))
+
+
+def test_plain_batches_come_in_columns() -> None:
+    """One that is plain, and none that is encrypted, in chunks, in a transaction, a marker, compacted or too large."""
+    content = batch((b"one", {"partition_key": "k"}), (b"", {"null_value": True}))
+
+    def plain(content: bytes = content, *, batch_max: int = 9, **fields: Any) -> bool:  # noqa: ANN401 - what protobuf takes
+        payload = entry(content, num_messages_in_batch=2, **fields)
+        return isinstance(decode_columns(AT, payload, batch_max=batch_max), PlainBatch)
+
+    assert plain()
+    assert not plain(batch_max=1)
+    assert not plain(encryption_keys=[{"key": "k", "value": b"v"}])
+    assert not plain(num_chunks_from_msg=2)
+    assert not plain(txnid_most_bits=0, txnid_least_bits=1)
+    assert not plain(marker_type=1)
+    assert not plain(batch((b"one", {}), (b"", {"compacted_out": True})))
