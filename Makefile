@@ -7,6 +7,7 @@ WORKERS ?= 2
 SEEDS ?= 2000
 MINUTES ?= 10
 MESSAGES ?= 1000000
+VERSIONS ?= 4.2.4 5.0.0-M1
 ON_STORES := tests/conformance/test_objects.py $(addprefix tests/integration/test_,s3_faults.py kill_points.py doctor.py upkeep.py)
 SEED ?=
 FIRST ?= 0
@@ -24,7 +25,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-cluster stores test-stores
+.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +92,13 @@ test-broker: $(DEPENDENCIES)dev ## Put two stock brokers with the driver to the 
 
 test-driver: $(DEPENDENCIES)dev ## Test the driver in a real stock broker (needs Maven and a JDK)
 	$(BIN)/python -m pytest -n 0 tests/integration/test_stock_broker.py
+
+test-brokers: $(DEPENDENCIES)dev ## Test the driver on other versions of Pulsar, in brokers of theirs (VERSIONS="..."; 240 MB of jars each, once)
+	@for version in $(VERSIONS); do \
+	  echo "Pulsar $$version"; \
+	  mvn -q -B -ntp -f deploy/pulsar-offloader -pl driver test -Dpulsar.version=$$version && \
+	  PULSAR_VERSION=$$version $(BIN)/python -m pytest -n 0 tests/integration/test_stock_broker.py || exit 1; \
+	done
 
 test-cluster: $(DEPENDENCIES)dev ## Submit jobs with a packed environment to a standalone cluster of Spark, on real bookies
 	WITH_CLUSTER=1 $(BIN)/python -m pytest -n 0 -o faulthandler_timeout=1800 tests/integration/test_spark_cluster.py

@@ -16,6 +16,7 @@ from offloaderd.clock import SystemClock
 from tests.real.bookies import ClusterOptions, bookkeeper_cluster
 from tests.real.broker import BrokerOptions, CannotBuild, missing_tools, offloaders, pulsar_broker
 from tests.real.jar_lock import FetchFailed
+from tests.real.jars import broker_jars
 from tests.real.java_client import java_client
 from tests.real.pulsar import PulsarOptions, pulsar_standalone
 from tests.real.pulsar_offloader import pulsar_offloader
@@ -69,8 +70,15 @@ def started(make: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[T]:
 
 @pytest.fixture(scope="session")
 def bookkeeper_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BookKeeperCluster]:
-    """A ZooKeeper and three bookies, in whatever state the test before left them: ask for `bookkeeper` instead."""
-    options = ClusterOptions(directory=tmp_path_factory.mktemp("bookkeeper"))
+    """A ZooKeeper and three bookies, in whatever state the test before left them: ask for `bookkeeper` instead.
+
+    Where PULSAR_VERSION names a broker's version, they are of the BookKeeper that comes with it.
+    """
+    try:
+        jars = "bookkeeper" if broker_jars() == "pulsar" else broker_jars()
+    except FetchFailed as error:
+        pytest.fail(str(error), pytrace=False)
+    options = ClusterOptions(directory=tmp_path_factory.mktemp("bookkeeper"), jars=jars)
     yield from started(lambda: bookkeeper_cluster(options, SystemClock()))
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.real.jar_lock import DESCRIPTIONS, lock_path, write_lock  # noqa: E402 - the tree is no installed package
+from tests.real.jar_lock import lock_path, maven_project, write_lock  # noqa: E402 - the tree is no installed package
 
-KINDS = ("bookkeeper", "pulsar", "offloader")
+KINDS = ("bookkeeper", "pulsar", "pulsar-4.2.4", "pulsar-5.0.0-M1", "offloader")
 GOAL = ("dependency:copy-dependencies", "-DincludeScope=runtime", "-Dmdep.useRepositoryLayout=true")
 
 
@@ -23,8 +23,7 @@ def main() -> int:
     """Resolve every pom and write its lock."""
     for kind in KINDS:
         with tempfile.TemporaryDirectory() as repository:
-            pom = str(DESCRIPTIONS / f"{kind}-pom.xml")
-            command = ["mvn", "-q", "-B", "-ntp", "-f", pom, *GOAL, f"-DoutputDirectory={repository}"]
+            command = ["mvn", "-q", "-B", "-ntp", *maven_project(kind), *GOAL, f"-DoutputDirectory={repository}"]
             subprocess.run(command, check=True)
             write_lock(lock_path(kind), Path(repository))
     return 0

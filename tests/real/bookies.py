@@ -6,6 +6,7 @@ Without fsync and with small caches: these bookies are for what a client sees, n
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,16 +32,18 @@ REGISTER_S = 60.0
 SESSION_MS = 2000
 """A bookie that was killed stays registered, and cannot come back, until its session of this length has ended."""
 
-_READY = "Started component bookie-server"
+_READY = re.compile(r"ComponentStarter: Started component( bookie-server\.)?$", re.MULTILINE)
+"""BookKeeper 4.18 names no component in its message, and starts none but this one here."""
 _MEBIBYTE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """How many bookies, and settings of theirs beside ours (or instead of them)."""
+    """How many bookies, of which jars, and settings of theirs beside ours (or instead of them)."""
 
     directory: Path
     bookies: int = 3
+    jars: str = "bookkeeper"
     settings: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -77,11 +80,13 @@ class ZooKeeper(Server):
 class Bookie(Server):
     """One bookie; its id is its address."""
 
-    def __init__(self, name: str, port: int, directory: Path, settings: Mapping[str, object], clock: Clock) -> None:
+    def __init__(
+        self, name: str, port: int, directory: Path, settings: Mapping[str, object], clock: Clock, jars: str
+    ) -> None:
         config = directory / "bookie.conf"
         main = ["org.apache.bookkeeper.server.Main", "--conf", str(config)]
         flags = ["-Xmx96m", "-XX:MaxDirectMemorySize=160m"]
-        classes = [f"{server_jars('bookkeeper')}/*"]
+        classes = [f"{server_jars(jars)}/*"]
         super().__init__(java_command(name, directory, classes, main, flags=flags), clock)
         config.write_text(settings_text(settings))
         self.config = config
@@ -92,7 +97,7 @@ class Bookie(Server):
         """Wait until it is registered and serves. Raises what ChildProcess.ready does."""
 
         async def said_so() -> bool:
-            return _READY in self.log
+            return _READY.search(self.log) is not None
 
         await self.child.ready(said_so, START_S)
 
@@ -201,7 +206,7 @@ class BookKeeperCluster:
             **SMALL_BOOKIE,
             **options.settings,
         }
-        return Bookie(name, port, directory, settings, self._clock)
+        return Bookie(name, port, directory, settings, self._clock, options.jars)
 
 
 SMALL_BOOKIE: Mapping[str, object] = {

@@ -1,5 +1,7 @@
 """Pulsar brokers on a BookKeeper cluster, each a process of its own, with our LedgerOffloader and Pulsar's own.
 
+The environment's PULSAR_VERSION may name another version than that of the other tests.
+
     async with pulsar_broker(BrokerOptions(directory=..., cluster=cluster), clock) as broker: ...
 
 `driver_archive` has Maven build ours (deploy/pulsar-offloader) once for a state of its sources; what comes of it is
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd.standalone.ports import LOOPBACK, free_ports
-from tests.real.jars import cache_directory, server_jars
+from tests.real.jars import broker_jars, cache_directory, server_jars
 from tests.real.jvm import java_command, settings_text
 from tests.real.pulsar import SMALL_BROKER, START_S, Administered
 
@@ -91,7 +93,7 @@ def offloaders(home: Path) -> None:
     directory = home / "offloaders"
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copy(driver_archive(), directory / "offloaderd.nar")
-    known = {path.name for path in server_jars("pulsar").iterdir()}
+    known = {path.name for path in server_jars(broker_jars()).iterdir()}
     with zipfile.ZipFile(directory / "stock.nar", "w") as archive:
         archive.writestr("META-INF/services/pulsar-offloader.yaml", STOCK_DRIVER)
         for jar in server_jars("offloader").glob("*.jar"):
@@ -130,7 +132,7 @@ class PulsarBroker(Administered):
             "-Doffloaderd.NamespaceAddresses=true",  # each test has daemons of its own
             *options.flags,
         ]
-        classes = [f"{server_jars('pulsar')}/*"]
+        classes = [f"{server_jars(broker_jars())}/*"]
         command = java_command(
             options.name, options.directory, classes, main, flags=flags, environment=options.environment
         )

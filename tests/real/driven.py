@@ -101,9 +101,11 @@ class Driven:
 
     async def opened_in_tier(self) -> list[int]:
         """Return the ledgers that the broker has opened through its offloader since its start, in that order."""
-        opened = re.escape(f"[{self.topic.managed_ledger}] Opening ledger ") + r"(\d+) from offload driver"
+        name = re.escape(self.topic.managed_ledger)
+        opened = rf"\[{name}\] Opening ledger (\d+) from offload driver"
+        since_5_0 = rf"Opening ledger from offload driver (?=.*[ {{=]{name}[,}}])\{{.*?\bledgerId=(\d+)"
         log = await asyncio.to_thread(lambda: self.broker.log)
-        return [int(found) for found in re.findall(opened, log)]
+        return [int(found) for pattern in (opened, since_5_0) for found in re.findall(pattern, log)]
 
     async def ledgers(self) -> list[dict[str, Any]]:
         """Return what the broker says of the topic's ledgers, the open one last."""

@@ -43,8 +43,15 @@ class Jar:
 
 
 def lock_path(kind: str) -> Path:
-    """Return where the lock of "bookkeeper", "pulsar" or "offloader" is."""
+    """Return where the lock of "bookkeeper", "pulsar", "pulsar-VERSION" or "offloader" is."""
     return DESCRIPTIONS / f"{kind}.sha256"
+
+
+def maven_project(kind: str) -> list[str]:
+    """Return what tells Maven which jars are meant: the description of a kind, and its version unless that has it."""
+    base, _, version = kind.partition("-")
+    project = ["-f", str(DESCRIPTIONS / f"{base}-pom.xml")]
+    return [*project, f"-D{base}.version={version}"] if version else project
 
 
 def read_lock(path: Path) -> list[Jar]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.real.ivy import fetch_by_ivy
-from tests.real.jar_lock import DESCRIPTIONS, FetchFailed, check, lock_path, read_lock
+from tests.real.jar_lock import FetchFailed, check, lock_path, maven_project, read_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +38,22 @@ def cache_directory() -> Path:
     return Path(named) if named else (Path(home) if home else Path.home() / ".cache") / "offloaderd-servers"
 
 
+def broker_jars() -> str:
+    """Return the kind of a stock broker's jars: of the version that the environment's PULSAR_VERSION names, if any."""
+    version = os.environ.get("PULSAR_VERSION", "")
+    if not version:
+        return "pulsar"
+    kind = f"pulsar-{version}"
+    if not lock_path(kind).exists():
+        found = sorted(path.stem.partition("-")[2] for path in lock_path(kind).parent.glob("pulsar-*.sha256"))
+        raise FetchFailed(
+            f"no jars of Pulsar {version} are locked in tests/jars: PULSAR_VERSION may be {', '.join(found)}"
+        )
+    return kind
+
+
 def server_jars(kind: str) -> Path:
-    """Return the folder with the jars of "bookkeeper", "pulsar" or "offloader", fetched now if they are not there.
+    """Return the folder with the jars of a kind (see `lock_path`), fetched now if they are not there.
 
     Raises FetchFailed.
     """
@@ -87,11 +101,10 @@ def _by_ivy(kind: str, jars: list[Jar], to: Path, cache: Path) -> None:
 
 def _by_maven(kind: str, _jars: list[Jar], to: Path, _cache: Path) -> None:
     """Let Maven resolve and copy them, by the registry that this machine's Maven is set up for. Raises FetchFailed."""
-    pom = DESCRIPTIONS / f"{kind}-pom.xml"
     goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={to}"]
     try:
         subprocess.run(
-            [shutil.which("mvn") or "mvn", "-q", "-B", "-ntp", "-f", str(pom), *goal],
+            [shutil.which("mvn") or "mvn", "-q", "-B", "-ntp", *maven_project(kind), *goal],
             check=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
