@@ -15,11 +15,12 @@ import pytest
 from offloaderd.client import Trust
 from offloaderd.clock import SystemClock
 from offloaderd.ledgers.pulsar import decode
+from offloaderd.ledgers.pulsar_names import SHADOW_SOURCE
 from offloaderd.objects import keys
 from offloaderd.rpc.v1 import policy_pb2
 from tests.authority import Authority, token
 from tests.integration.processes import DaemonProcess, Proxy, Site
-from tests.real.driven import Driven
+from tests.real.driven import Driven, Reader
 from tests.servers import s3_client
 
 if TYPE_CHECKING:
@@ -124,6 +125,29 @@ async def test_the_read_priority_of_the_namespace_counts(
         assert await driven.read(120) == written
         assert set(await driven.opened_in_tier()) >= set(ledgers)
         assert await driven.in_bookkeeper(ledgers) == ledgers
+
+
+async def test_a_shadow_topic_reads_what_its_source_has_offloaded(
+    site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster
+) -> None:
+    """Its broker knows the ledgers by the shadow's name alone, and BookKeeper has them no more."""
+    async with DaemonProcess(site) as daemon:
+        await daemon.serving()
+        driven = Driven(driven_broker, bookkeeper, daemon.address)
+        await driven.create()
+        await driven.offload()
+        await driven.write("unbatched", "keyed")
+        written = await driven.read(120)
+        freed = await driven.freed(2)
+        shadow = f"public/{driven.namespace}/shadow"
+        assert await driven_broker.put(f"persistent/{shadow}", {SHADOW_SOURCE: str(driven.topic)}) == 204
+        there = [message for message in written if message[0][0] in freed]  # type: ignore[index]
+
+        def receive() -> list[tuple[object, bytes, str]]:
+            with Reader(driven_broker.service_url, f"persistent://{shadow}") as reader:
+                return [next(reader) for _ in there]
+
+        assert await asyncio.to_thread(receive) == there != []
 
 
 async def test_crashes_and_outages_lose_nothing(

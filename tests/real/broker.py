@@ -4,8 +4,8 @@ The environment's PULSAR_VERSION may name another version than that of the other
 
     async with pulsar_broker(BrokerOptions(directory=..., cluster=cluster), clock) as broker: ...
 
-`driver_archive` has Maven build ours (deploy/pulsar-offloader) once for a state of its sources; what comes of it is
-kept beside the servers' jars. Pulsar's own, which is no archive in its registry, is put together from its jars.
+`driver_archive` has Maven build and test ours (deploy/pulsar-offloader) once for a state of its sources; what comes of
+it is kept beside the servers' jars. Pulsar's own, which is no archive in its registry, is put together from its jars.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def missing_tools() -> str:
 
 
 def driver_archive() -> Path:
-    """Return our driver's archive, built now unless that was done before. Raises CannotBuild."""
+    """Return our driver's archive, built and tested now unless that was done before. Raises CannotBuild."""
     sources = [path for path in sorted(SOURCES.rglob("*")) if path.is_file() and "target" not in path.parts]
     digest = hashlib.sha256()
     for path in [*sources, *sorted(PROTOS.glob("*.proto"))]:
@@ -68,7 +68,7 @@ def driver_archive() -> Path:
         home = Path(draft, SOURCES.relative_to(ROOT))
         shutil.copytree(SOURCES, home, ignore=shutil.ignore_patterns("target"))
         shutil.copytree(PROTOS, Path(draft, PROTOS.relative_to(ROOT)))
-        command = ["mvn", "-q", "-B", "-ntp", "-DskipTests", "package"]
+        command = ["mvn", "-q", "-B", "-ntp", "package"]
         try:
             done = subprocess.run(
                 command,
