@@ -7,6 +7,7 @@ segments hold them by then.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.clock import SystemClock
@@ -168,7 +169,8 @@ def still_there(snapshot: Snapshot, low: str, high: str, *, skips: bool) -> Snap
         reason = f"entries behind {start if start != NOTHING else 'the begin'} up to {floor} were deleted by retention"
         hint = "let retention keep more than the stream lags; skip=retention goes on behind them"
     elif start != NOTHING and oldest is not None and _is_another(topic_map, start, oldest):
-        reason = f"ledger {start.ledger_id} is not known any more, and {oldest} is the oldest entry: it was made again"
+        known = "retention has deleted it, or the topic was made again" if snapshot.rebuilt else "it was made again"
+        reason = f"ledger {start.ledger_id} is not known any more, and {oldest} is the oldest entry: {known}"
         hint = (
             f"take another checkpoint or target for the new topic, {LEFT_OUT}; skip=retention goes on with the new one"
         )
@@ -177,7 +179,7 @@ def still_there(snapshot: Snapshot, low: str, high: str, *, skips: bool) -> Snap
     if not skips:
         raise EntriesDeleted(f"{snapshot.topic}: {reason} before the stream got to them", hint=hint)
     hole = Hole(after=start, before=oldest, reason=reason, awaited=start == NOTHING, condition=Condition.RETENTION)
-    return Snapshot(topic_map, (hole, *snapshot.holes))
+    return replace(snapshot, holes=(hole, *snapshot.holes))
 
 
 def _is_another(topic_map: TopicMap, start: Position, oldest: Position) -> bool:

@@ -155,6 +155,9 @@ def test_a_topic_that_was_made_again_is_noticed() -> None:
         still_there(later, at, step.offset[NAME], skips=False)
     (hole,) = still_there(later, at, step.offset[NAME], skips=True).holes
     assert (hole.after, hole.before) == (Position(8, 9), Position(20, 0))
+    with pytest.raises(EntriesDeleted, match="retention has deleted it, or the topic was made again"):
+        still_there(replace(later, rebuilt=True), at, step.offset[NAME], skips=False)
+    assert still_there(replace(later, rebuilt=True), at, step.offset[NAME], skips=True).rebuilt
     lost = replace(later.map, losses=(Loss(Position(8, 2), Position(20, 0), 5),))
     assert not still_there(Snapshot(lost), at, "20:9", skips=False).holes, "a loss is on record, and told by itself"
 
