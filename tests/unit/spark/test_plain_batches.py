@@ -104,7 +104,7 @@ def test_plain_batches_come_in_columns() -> None:
 
     assert plain()
     assert not plain(batch_max=1)
-    assert not plain(encryption_keys=[{"key": "k", "value": b"v"}])
+    assert not plain(encryption_keys=[{"key": "k"}])
     assert not plain(num_chunks_from_msg=2)
     assert not plain(txnid_most_bits=0, txnid_least_bits=1)
     assert not plain(marker_type=1)
