@@ -281,7 +281,8 @@ class Daemon:
         self.health.starting(f"registering as {node.daemon_id}")
         if not await self._or_stopped(registration.open()):
             return
-        prober = Prober(self.health, self._clock, bucket=partial(self._bucket_probed, registration))
+        bucket = partial(self._bucket_probed, registration)
+        prober = Prober(self.health, self._clock, bucket=bucket, refused=engine.store_refuses)
         async with Group() as group:
             loops = [
                 group.create_task(watch_loop(self._clock, self.metrics), name="event-loop lag"),

@@ -27,13 +27,17 @@ ANSWERS_S = 10.0
 class Prober:
     """Asks the dependencies, each on its own, and tells health of each and `bucket` of the bucket.
 
-    One that does not answer is told within PROBE_S and ANSWERS_S, whatever the others do.
+    One that does not answer is told within PROBE_S and ANSWERS_S, whatever the others do. `refused` says why the bucket
+    takes nothing of what is written, though it may answer; empty: nothing is known against it.
     """
 
-    def __init__(self, health: Health, clock: Clock, *, bucket: Callable[[bool], None]) -> None:
+    def __init__(
+        self, health: Health, clock: Clock, *, bucket: Callable[[bool], None], refused: Callable[[], str]
+    ) -> None:
         self._health = health
         self._clock = clock
         self._bucket = bucket
+        self._refused = refused
 
     async def run(self, metadata: MetadataStore, objects: SegmentStore, ledgers: Ledgers) -> None:
         """Probe until cancelled."""
@@ -65,7 +69,10 @@ class Prober:
         except OffloaderError as error:
             self._health.down(name, str(error))
             return False
-        self._health.up(name)
+        if name == "objects" and (why := self._refused()):
+            self._health.down(name, why)
+        else:
+            self._health.up(name)
         return True
 
 

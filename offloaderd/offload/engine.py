@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import Closed, Conflict, CorruptData, NotFound, OffloaderError, Transient
+from offloaderd import words
+from offloaderd.errors import Closed, Conflict, CorruptData, NotFound, OffloaderError, Throttled, Transient
 from offloaderd.groups import Group
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records.policy import TopicPolicy
@@ -211,6 +212,16 @@ class Engine:
         """Say what is wrong with all topics' rules, and with no topic of its own."""
         found = sorted(self._discovery.unapplied.items())
         return [f"the selection {pattern} is not applied: {reason}" for pattern, reason in found]
+
+    def store_refuses(self) -> str:
+        """Say why the store takes nothing of some topics, though it may answer, as one that is full; empty: it does."""
+        offloaders = [one.offloader for one in self._spread.supervised.values() if one.offloader is not None]
+        outages = [found for one in offloaders if (found := one.troubles.outage) is not None]
+        refused = [one for one in outages if not isinstance(one.error, Throttled)]
+        if not refused:
+            return ""
+        longest = min(refused, key=lambda one: one.since_s)
+        return f"requests of {words.plural(len(refused), 'topic')} fail, though it answers: {longest.error}"
 
     async def run(self, me: DaemonNode) -> None:
         """Supervise this daemon's topics as `me` until `drain` has been called and every topic is released."""

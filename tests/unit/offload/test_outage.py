@@ -121,6 +121,26 @@ async def test_block_holds_back_who_pushes() -> None:
         await until_offloaded(topic, Position(1, 599))
 
 
+async def test_a_store_that_answers_and_takes_nothing_is_told() -> None:
+    """As one that is full, of which no read tells. One that asks for fewer requests is no such store."""
+    rig, faults = faulty_rig()
+    async with rig.engine(push_only=True) as engine:
+        topic = await enabled(engine)
+        assert engine.store_refuses() == ""
+        faults.fail("upload_part", NoSpace("full"), times=-1)
+        assert await topic.outage.accept(EntryBatch(1, 0, payloads(300))) is OfferResult.ACCEPTED
+        await until(lambda: topic.troubles.outage is not None)
+        assert engine.store_refuses() == "requests of 1 topic fail, though it answers: full"
+        faults.heal()
+        await until(lambda: topic.troubles.outage is None)
+        assert engine.store_refuses() == ""
+        faults.fail("upload_part", Throttled("slow down"), times=-1)
+        assert await topic.outage.accept(EntryBatch(1, 300, payloads(300))) is OfferResult.ACCEPTED
+        await until(lambda: topic.troubles.outage is not None)
+        assert engine.store_refuses() == ""
+        faults.heal()
+
+
 async def test_block_does_not_wait_for_what_only_it_could_bring_about() -> None:
     """A segment that failed is no gate: its entries may have to be read from the source for the next attempt."""
     rig, faults = faulty_rig(buffer_bytes=32 << 10)
