@@ -299,11 +299,11 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         if ledger.bucket and not held:
             return await self._copies.of_broker(topic, ledger_id, ledger.bucket, object_id)
         if held or is_gone(stored, ledger_id):
+            what = f"position {first}" if held else f"ledger {ledger_id}"
             if why := await deletion_refused(self._engine.shop.metadata, topic):
-                raise MapUnknown(f"ledger {ledger_id} of {topic} is on record as deleted, which is in doubt: {why}")
+                raise MapUnknown(f"{what} of {topic} is on record as deleted, which is in doubt: {why}")
             raise EntriesDeleted(
-                f"{f'position {first}' if held else f'ledger {ledger_id}'} of {topic} was deleted from the tier",
-                hint=f"offloadctl ledgers list {topic}",
+                f"{what} of {topic} was deleted from the tier", hint=f"offloadctl ledgers list {topic}"
             )
         raise await self._unknown(stored, ledger_id)
 

@@ -60,6 +60,15 @@ def unknown(rig: Rig, reason: str) -> float:
     return sample(rig.metrics, "offloaderd_broker_unknown_total", {"reason": reason})
 
 
+async def doubted(rig: Rig) -> None:
+    """Put it on record that the topic's metadata may be another history's."""
+    doubt = Refusal(kind=RefusalKind.METADATA_WENT_BACK, found="it is old", evidence="x", since_ms=1)
+    store, path = rig.tree.connect(), paths.identity(TOPIC)
+    node = await identity.load(store, TOPIC)
+    value = identity_record.encode(node.record.refusing(doubt))
+    await store.transact([Create(path, value) if node.version is None else Replace(path, value, node.version)])
+
+
 async def test_a_map_that_is_empty_says_of_no_ledger_that_it_is_gone() -> None:
     """ZooKeeper lost it, or another root or cluster is configured; Pulsar's list calls the ledger offloaded."""
     rig = ledger_rig(Rig().policy)
@@ -90,11 +99,7 @@ async def test_a_deletion_on_a_record_that_is_in_doubt_is_not_believed() -> None
         assert rig.ledgers is not None
         await rig.ledgers.delete(TOPIC, 0)
         await one.retention.mark_now(await one.engine.owned(TOPIC), [0])
-        doubt = Refusal(kind=RefusalKind.METADATA_WENT_BACK, found="it is old", evidence="x", since_ms=1)
-        store, path = rig.tree.connect(), paths.identity(TOPIC)
-        node = await identity.load(store, TOPIC)
-        value = identity_record.encode(node.record.refusing(doubt))
-        await store.transact([Create(path, value) if node.version is None else Replace(path, value, node.version)])
+        await doubted(rig)
         assert await refused(one, 0) is MapUnknown
 
 
@@ -182,7 +187,7 @@ def test_what_never_was_here_is_not_gone_however_high_the_floor_is() -> None:
 
 async def test_a_ledger_that_retention_has_cut_is_read_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its front was deleted here, and that alone is told; where the record is in doubt, not even that."""
-    async with covered(segment_bytes_max=400) as (_, one, entries):
+    async with covered(segment_bytes_max=400) as (rig, one, entries):
         stored = await one.engine.topic_map(TOPIC)
         assert stored.segments[0].end == Position(0, 3)
         base = Floor(position=Position(0, 3), end=None, deleted_ms=1, segments=1, object_bytes=1, reason="age")
@@ -198,5 +203,9 @@ async def test_a_ledger_that_retention_has_cut_is_read_from_there(monkeypatch: p
         for last in (3, 9):
             with pytest.raises(EntriesDeleted, match="position 0:0"):
                 await one.read(0, 0, last)
+        await doubted(rig)
+        with pytest.raises(MapUnknown, match=r"position 0:0 .* in doubt"):
+            await one.read(0, 0, 3)
+        assert await one.read(0, 4, 9) == entries[4:]
         trimmed = replace(trimmed, base=replace(base, position=Position(0, 2)))
         assert await refused(one, 0) is MapUnknown
