@@ -24,9 +24,12 @@ import java.util.concurrent.TimeUnit;
 import javax.management.ObjectName;
 import offloaderd.v1.Broker.DeleteLedgerRequest;
 import offloaderd.v1.Broker.DeleteLedgerResponse;
+import offloaderd.v1.Broker.EnsureLedgerRequest;
+import offloaderd.v1.Broker.EnsureLedgerResponse;
 import offloaderd.v1.Broker.OpenLedgerRequest;
 import offloaderd.v1.Broker.OpenLedgerResponse;
 import offloaderd.v1.BrokerServiceGrpc;
+import org.apache.bookkeeper.client.api.ReadHandle;
 import org.apache.bookkeeper.mledger.LedgerOffloaderStats;
 import org.apache.bookkeeper.mledger.ManagedLedgerException;
 import org.apache.pulsar.common.policies.data.OffloadPoliciesImpl;
@@ -49,6 +52,7 @@ public class DriverTest {
     private final List<String> counted = new CopyOnWriteArrayList<>();
     private final Daemons daemons = new Daemons();
     private volatile String outcome = "";
+    private volatile Status ensured = Status.UNAVAILABLE;
     private Server server;
 
     private final class Service extends BrokerServiceGrpc.BrokerServiceImplBase {
@@ -60,6 +64,11 @@ public class DriverTest {
                 answer.onNext(OpenLedgerResponse.newBuilder().setLastEntryId(9).build());
                 answer.onCompleted();
             }
+        }
+
+        @Override
+        public void ensureLedger(EnsureLedgerRequest request, StreamObserver<EnsureLedgerResponse> answer) {
+            answer.onError(ensured.asRuntimeException());
         }
 
         @Override
@@ -109,6 +118,7 @@ public class DriverTest {
         Files.writeString(half.toPath(), "-----BEGIN CERTIFICATE-----\nMIIB");
         File gone = folder.newFile("gone.pem");
         List<Driver> drivers = List.of(
+                driver("Address", "offloaderd_1:7650", "CallTimeoutSeconds", "1"),
                 driver("Tls", "true", "TlsTrustCertsFile", half.getPath()),
                 driver("Tls", "true", "TlsTrustCertsFile", gone.getPath()));
         assertTrue(gone.delete());
@@ -159,6 +169,25 @@ public class DriverTest {
             driver().deleteOffloaded(5, UUID.randomUUID(), OURS).get(30, TimeUnit.SECONDS);
             assertEquals(one.getKey(), one.getValue(), counted);
         }
+    }
+
+    /** Returns a closed ledger, of which nothing is read. */
+    private ReadHandle closed() {
+        Map<String, Object> answers = Map.of("getId", 5L, "getLength", 10L, "isClosed", true, "getLastAddConfirmed", 3L);
+        return (ReadHandle) Proxy.newProxyInstance(getClass().getClassLoader(), new Class<?>[] {ReadHandle.class},
+                (proxy, method, arguments) -> answers.get(method.getName()));
+    }
+
+    @Test
+    public void onlyWhatCouldNotBeStoredInTimeIsAnErrorOfTheStorage() throws Exception {
+        Driver driver = driver("OffloadTimeoutSeconds", "1");
+        ensured = Status.PERMISSION_DENIED;
+        failsAsBrokersExpect(driver.offload(closed(), UUID.randomUUID(), OURS));
+        assertEquals(List.of("recordOffloadError"), counted);
+        counted.clear();
+        ensured = Status.UNAVAILABLE;
+        failsAsBrokersExpect(driver.offload(closed(), UUID.randomUUID(), OURS));
+        assertEquals(List.of("recordOffloadError", "recordWriteToStorageError"), counted);
     }
 
     @Test
