@@ -14,7 +14,7 @@ from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format import manifest
 from offloaderd.model import Position
 from offloaderd.objects import look
-from offloaderd.objects.whole import read_apart
+from offloaderd.objects.whole import read_apart, read_sure
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -60,20 +60,10 @@ async def _described(store: ObjectReader, key: str) -> SegmentManifest | None:
     One read alone may have been damaged on its way. Raises NotFound, Transient, Denied.
     """
     decode = partial(manifest.decode, key=key)  # data that was cut is no reason to find nothing in it
-    before: list[bytes] = []
-    while True:
-        reads: list[bytes] = []
-
-        async def read(length: int | None, reads: list[bytes] = reads) -> bytes:
-            reads.append(await store.get(key, 0, length))
-            return reads[-1]
-
-        try:
-            return await read_apart(decode, read)
-        except CorruptData:
-            if reads == before:
-                return None
-            before = reads
+    try:
+        return await read_sure(partial(read_apart, decode), partial(store.get, key, 0))
+    except CorruptData:
+        return None
 
 
 def first_uncovered(described: SegmentManifest, topic_map: TopicMap, broken: Collection[UUID]) -> Position | None:

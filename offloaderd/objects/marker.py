@@ -6,15 +6,18 @@ deployments that share cluster name, bucket and prefix by accident would each ta
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format import head as head_format
 from offloaderd.objects import keys
+from offloaderd.objects.whole import read_sure
 
 if TYPE_CHECKING:
     from offloaderd.format.head import PlaceMarker
     from offloaderd.objects.port import ObjectReader, ObjectStore
+    from offloaderd.objects.whole import Get
 
 
 HINT = (
@@ -44,9 +47,13 @@ class Marked(NamedTuple):
 async def read(store: ObjectReader, prefix: str, cluster: str) -> Marked | None:
     """Return the marker of a place, None where there is none. Raises CorruptData, BucketMissing, Transient, Denied."""
     key = keys.marker(prefix, cluster)
+
+    async def take(get: Get) -> PlaceMarker:
+        return head_format.decode_marker(await get(None), key=key)
+
     try:
         info = await store.head(key)
-        return Marked(head_format.decode_marker(await store.get(key), key=key), info.modified_ms)
+        return Marked(await read_sure(take, partial(store.get, key, 0)), info.modified_ms)
     except BucketMissing:
         raise
     except NotFound:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-from offloaderd.errors import InvalidInput, first_of
+from offloaderd.errors import CorruptData, InvalidInput, Transient, first_of
 from offloaderd.groups import Group
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 AT_ONCE_BYTES = 512 * 1024
 """As many as a manifest has of a segment of 3 GiB in blocks of 1 MiB."""
+READS_MAX = 5
+"""Reads of one object that give other bytes each time before whoever asks has to wait."""
 APART_BYTES = 64 * 1024
 """Less is taken apart at once: of blocks as small as can be these are 10,000, which take some 50 ms."""
 
@@ -87,6 +89,29 @@ async def read_apart(decode: Callable[..., T], *gets: Get) -> T:
     """Return what `decode` makes of objects, of which nothing else is kept. Raises what it and `gets` raise."""
     async with whole(*gets) as found:
         return await apart(decode, *found)
+
+
+async def read_sure(take: Callable[[Get], Awaitable[T]], get: Get) -> T:
+    """Return what `take` makes of an object; damaged bytes, which may be so on their way only, are read again.
+
+    Raises CorruptData once two reads had the same ones, Transient while each has others, and what `get` raises.
+    """
+    before: list[bytes] = []
+    damage: CorruptData | None = None
+    for _ in range(READS_MAX):
+        reads: list[bytes] = []
+
+        async def read(length: int | None, reads: list[bytes] = reads) -> bytes:
+            reads.append(await get(length))
+            return reads[-1]
+
+        try:
+            return await take(read)
+        except CorruptData as error:
+            if reads == before:
+                raise
+            before, damage = reads, error
+    raise Transient(f"each read has other damage: {damage}", hint="look at the way to the store, and at the store")
 
 
 async def _begun(get: Get) -> bytes:

@@ -3,7 +3,8 @@
 It is put after a segment was verified and before the transaction that commits it, and read once under each claim and
 after each sleep, before the first commit or deletion. One that is ahead of the map by more than what is at hand was
 put by owners whose records are gone: the metadata went back. One of another deployment means that somebody else writes
-the topic. A topic without a head is adopted: versions before had none.
+the topic. A topic without a head is adopted: versions before had none. One that is there and cannot be read is neither:
+what it says is not known, so nothing is committed before an operator has said that the metadata are right.
 
 A put that is late, or of a deposed owner, does no harm: an older head than the map is in order. What a head is ahead by
 may have been given up meanwhile; then it is on the trash list, or its manifest is in the bucket no more.
@@ -12,8 +13,10 @@ may have been given up meanwhile; then it is on the trash list, or its manifest 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import google_crc32c
 import structlog
 
 from offloaderd.errors import BucketMissing, CorruptData, Denied, NoSpace, NotFound, Transient
@@ -25,6 +28,7 @@ from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.model import OffloadMethod
 from offloaderd.objects import keys, look
 from offloaderd.objects.keys import SegmentKeys
+from offloaderd.objects.whole import read_sure
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.fence import Fence
 from offloaderd.offload.identity import TopicIdentity
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import Position
     from offloaderd.objects.places import Place
+    from offloaderd.objects.whole import Get
     from offloaderd.offload.commit import Claim
     from offloaderd.offload.workshop import Workshop
 
@@ -68,11 +73,11 @@ class HeadKeeper:
             if self._checked:
                 return
             for place in self._shop.places:
-                found = await self._persist(lambda place=place: self._read(place))  # type: ignore[misc]
+                found = await self._read(place)
                 if found is not None:
                     await self._compare(found, topic_map, committing)
             self._checked = True
-        for kind in (RefusalKind.METADATA_WENT_BACK, RefusalKind.OTHER_DEPLOYMENT):
+        for kind in (RefusalKind.METADATA_WENT_BACK, RefusalKind.OTHER_DEPLOYMENT, RefusalKind.HEAD_UNREADABLE):
             await self._identity.clear(kind, about="head ")
         self._identity.checked.set()
 
@@ -104,16 +109,30 @@ class HeadKeeper:
         self._put = told
 
     async def _read(self, place: Place) -> TopicHead | None:
-        """Return the head in a place; None when there is none, or it cannot be read."""
+        """Return the head in a place; None when there is none, or an operator does without the one that is damaged.
+
+        Raises IdentityRefused for one that stays unreadable: nobody knows what it said.
+        """
         key = keys.head(place.prefix, self._shop.cluster, self._topic.managed_ledger)
+        get, damaged = partial(self._shop.uplink.objects.at(place.bucket).get, key, 0), b""
+
+        async def take(get: Get) -> TopicHead:
+            nonlocal damaged
+            damaged = await get(None)
+            return head_format.decode_head(damaged, key=key)
+
         try:
-            found = head_format.decode_head(await self._shop.uplink.objects.at(place.bucket).get(key), key=key)
+            found = await self._persist(lambda: read_sure(take, get))
         except BucketMissing:
             raise
         except NotFound:
             return None
         except CorruptData as error:
-            log.error("head.unreadable", topic=str(self._topic), key=key, error=str(error), hint=_UNREADABLE)  # noqa: TRY400
+            await self._identity.stop(
+                RefusalKind.HEAD_UNREADABLE,
+                f"what says in the bucket how far the topic is, and whose it is, cannot be read: {error}",
+                f"head of {len(damaged)} bytes in {place}, CRC-32C {google_crc32c.value(damaged):08x}",
+            )
             return None
         return found if found.managed_ledger == self._topic.managed_ledger else None
 
@@ -201,9 +220,6 @@ def identity_of(shop: Workshop, claim: Claim) -> TopicIdentity:
 def head_of(shop: Workshop, claim: Claim) -> HeadKeeper:
     """Return what keeps a topic's head under the claim of a job's driver."""
     return HeadKeeper(shop, identity_of(shop, claim), epoch=None)
-
-
-_UNREADABLE = "the next commit puts it anew; until then nobody notices by it if the metadata go back"
 
 
 def _holds(topic_map: TopicMap, head: HeadSegment) -> bool:

@@ -202,14 +202,14 @@ class Nemesis:
     def _second(self) -> bool:
         """Start a daemon of another deployment, which has the same names of everything and metadata of its own.
 
-        After the first one: who reads neither marker nor head, because they are damaged, cannot know of it.
+        After the first one, and where nothing is damaged in the bucket itself: on its way it may be.
         """
         world, names = self._world, self._world.bucket.names()
         marked = all(keys.marker(prefix, CLUSTER) in names for prefix in PREFIXES)
         known = [world.oracle.maps.get(topic) for topic in world.topics]
         if not marked or not all(found and found.segments for found in known):
             return False
-        if world.second is None and not world.faults.rotten and not world.faults.garbled:
+        if world.second is None and not world.faults.rotten:
             world.faults.count("two deployments")
             world.second = SimDaemon(world, "Z", tree=Tree(world, watched=False))
             world.second.start()

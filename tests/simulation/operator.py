@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
+OF_METADATA = {RefusalKind.METADATA_WENT_BACK, RefusalKind.HEAD_UNREADABLE}
+"""What says that the metadata may have gone back."""
+
+
 class Operator:
     """Lifts refusals, once the world has healed."""
 
@@ -43,7 +47,7 @@ class Operator:
         return self._metadata
 
     async def lift(self, topic: TopicName) -> None:
-        """Look what is refused of a topic, and do what the refusal says. Others than these two kinds end by themselves.
+        """Look what is refused of a topic, and do what the refusal says. Others than these kinds end by themselves.
 
         A list that shares nothing with what is offloaded is believed: retention at the source has taken all of it
         while nobody offloaded. Old metadata are believed only if the source still has all that lies beyond them.
@@ -51,7 +55,7 @@ class Operator:
         for one in self._refusals(topic):
             if one.kind == RefusalKind.UNKNOWN_SOURCE:
                 await self._accept(topic, one)
-            elif one.kind == RefusalKind.METADATA_WENT_BACK:
+            elif one.kind in OF_METADATA:
                 if self._world.oracle.can_be_repeated(topic) and self._rng.random() < 0.5:
                     await self._accept(topic, one)
                 else:
@@ -59,7 +63,7 @@ class Operator:
 
     def refuses_old_metadata(self, topic: TopicName) -> bool:
         """Say whether a topic waits for a word on metadata that went back."""
-        return any(one.kind == RefusalKind.METADATA_WENT_BACK for one in self._refusals(topic))
+        return any(one.kind in OF_METADATA for one in self._refusals(topic))
 
     def _refusals(self, topic: TopicName) -> tuple[Refusal, ...]:
         path = paths.identity(topic)

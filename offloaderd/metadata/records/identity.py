@@ -31,6 +31,8 @@ class RefusalKind(StrEnum):
     """The bucket has segments of this topic that are newer than the metadata."""
     OTHER_DEPLOYMENT = "other-deployment"
     """Another deployment writes this topic under the same prefix."""
+    HEAD_UNREADABLE = "head-unreadable"
+    """The topic's head is in the bucket and damaged: it may have said either of the two above."""
     OTHER_SOURCE = "other-source"
     """The ledger source is another one than the ledgers were offloaded from."""
     UNKNOWN_SOURCE = "unknown-source"
@@ -57,6 +59,8 @@ _HINTS = {
     RefusalKind.METADATA_WENT_BACK: "restore newer metadata, or disable the topic, delete its node in "
     "the metadata store, and run `offloaderd rebuild --topic`",
     RefusalKind.OTHER_DEPLOYMENT: "give each deployment a bucket, prefix or daemon.cluster of its own",
+    RefusalKind.HEAD_UNREADABLE: "compare bucket and metadata (`offloaderd verify --against-map`); if the metadata are "
+    "the newest, and no other deployment writes there, accept it: the next commit puts the head anew",
     RefusalKind.OTHER_SOURCE: "point the daemon to the source that the topic was offloaded from",
     RefusalKind.UNKNOWN_SOURCE: "point the daemon to the source that the topic was offloaded from; if this is it, and "
     "its retention has deleted all that was offloaded, accept it",

@@ -13,7 +13,8 @@ from offloaderd.errors import Transient
 from offloaderd.format import head as head_format
 from offloaderd.metadata import catalog, identity, paths
 from offloaderd.metadata.memory import MemoryTree
-from offloaderd.metadata.records.identity import RefusalKind
+from offloaderd.metadata.records import identity as identity_record
+from offloaderd.metadata.records.identity import Acceptance, RefusalKind
 from offloaderd.metadata.removal import without_oldest
 from offloaderd.model import Position
 from offloaderd.objects import keys, marker
@@ -182,12 +183,43 @@ async def test_a_head_of_what_was_given_up_is_in_order() -> None:
     assert await _segments(rig) == 2
 
 
-async def test_a_head_that_cannot_be_read_is_put_anew() -> None:
-    """A flipped bit in it stops nobody; the next commit mends it."""
+async def test_a_head_that_is_damaged_on_its_way_is_read_again() -> None:
+    """It still says whose the topic is, so nothing is committed (P4)."""
+    rig = await offloaded_topic(10)
+    await put(rig, replace(await head_of(rig), deployment_id=str(UUID(int=9))))
+    rig.deployment_id = str(UUID(int=8))
+    reads: list[bytes] = []
+    sound = rig.store.get
+
+    async def get(key: str, first: int = 0, length: int | None = None) -> bytes:
+        data = await sound(key, first, length)
+        if key == KEY:
+            reads.append(data)
+            return data[:-1] + bytes([data[-1] ^ len(reads)]) if len(reads) <= 2 else data
+        return data
+
+    rig.store.get = get  # type: ignore[method-assign]
+    async with rig.engine("two") as engine:
+        await until(lambda: _refused(engine) == [RefusalKind.OTHER_DEPLOYMENT])
+    assert await _segments(rig) == 1
+
+
+async def test_a_head_that_stays_unreadable_is_refused_until_an_operator_does_without_it() -> None:
+    """It may have said that the metadata went back, or whose the topic is; once accepted, the next commit mends it."""
     rig = await offloaded_topic(10)
     await rig.store.put(KEY, b"\0" * 40)
+    async with rig.engine("two") as engine:
+        await until(lambda: _refused(engine) == [RefusalKind.HEAD_UNREADABLE])
+        await until(partial(_stalls, engine))
+    assert await _segments(rig) == 1
+    store = rig.tree.connect()
+    record, version = await identity.load(store, TOPIC)
+    said = Acceptance(kind=RefusalKind.HEAD_UNREADABLE, evidence=record.refusals[0].evidence, by="ann", at_ms=1)
+    await store.replace(paths.identity(TOPIC), identity_record.encode(record.accepting(said)), version or 0)
     await offload_more(rig, [10], seed=5)
     assert (await head_of(rig)).newest is not None
+    assert await _segments(rig) == 2
+    assert await identity.deletion_refused(store, TOPIC) == ""
 
 
 async def test_a_rebuild_is_the_way_out_of_metadata_that_went_back() -> None:
