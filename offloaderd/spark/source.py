@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from offloaderd.errors import InvalidConfig
+from offloaderd.errors import InvalidConfig, OffloaderError
 from offloaderd.spark.source_read import ShareReader, rows
 
 if TYPE_CHECKING:
@@ -97,13 +97,17 @@ class SegmentsReader(DataSourceReader):
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        """Take the snapshot, and share it out. Raises NotFound, EntriesLost and what the stores raise."""
+        """Take the snapshot, and share it out. Raises NotFound, HoleInRange and what the stores raise."""
         from offloaderd.spark.source_offsets import plan_step  # noqa: PLC0415 - for the driver alone
         from offloaderd.spark.source_plan import plan  # noqa: PLC0415
 
         options = self._options
         made = plan(options, self._wanted) if options.step is None else plan_step(options, *options.step)
-        return [InputPartition(share) for share in asyncio.run(made)]
+        try:
+            return [InputPartition(share) for share in asyncio.run(made)]
+        except OffloaderError as error:
+            # Spark shows all frames and causes before the message, and there is nothing to learn from ours.
+            raise error.with_traceback(None) from None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one share."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -122,6 +123,19 @@ def test_read_as_a_task_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     beginning = reader.read(shares[0])
     next(beginning)
     beginning.close()  # type: ignore[union-attr] # a query with a limit stops in the middle
+
+
+def test_a_query_for_no_topic_says_so_in_few_lines(tmp_path: Path) -> None:
+    """Spark shows frames and causes before the message: there is one frame of ours, and no cause."""
+    given = {"path": "orders", "metadata": "bucket", "objects.kind": "filesystem", "objects.directory": str(tmp_path)}
+    source = SegmentSource({**given, "daemon.cluster": "test"})
+    with pytest.raises(NotFound, match="no segment of") as caught:
+        source.reader(source.schema()).partitions()
+    frames = [
+        one for one in traceback.extract_tb(caught.tb) if "offloaderd" in one.filename and "tests" not in one.filename
+    ]
+    assert len(frames) == 1
+    assert caught.value.__suppress_context__
 
 
 async def test_maps_from_the_bucket() -> None:
