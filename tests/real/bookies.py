@@ -32,8 +32,8 @@ REGISTER_S = 60.0
 SESSION_MS = 2000
 """A bookie that was killed stays registered, and cannot come back, until its session of this length has ended."""
 
-_READY = re.compile(r"ComponentStarter: Started component( bookie-server\.)?$", re.MULTILINE)
-"""BookKeeper 4.18 names no component in its message, and starts none but this one here."""
+_READY = re.compile(r"ComponentStarter: Started component ({component=)?bookie-server\b")
+"""As BookKeeper 4.17 says it, and 4.18."""
 _MEBIBYTE = 1024 * 1024
 
 
