@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.metadata.records.daemon import DaemonNode
+    from offloaderd.metadata.records.identity import Refusal
     from offloaderd.metadata.records.owner import Owner
     from offloaderd.model import TopicName
     from offloaderd.offload.selection import Change
@@ -202,6 +203,11 @@ class Engine:
         """Return what was committed of a topic when its claim was lost with the session, until it is taken up again."""
         supervisor = self._spread.supervised.get(topic)
         return supervisor.last_map if supervisor is not None else None
+
+    def last_refusals(self, topic: TopicName) -> tuple[Refusal, ...]:
+        """Return what stood against a topic when it was looked at last under a claim of this daemon."""
+        supervisor = self._spread.supervised.get(topic)
+        return supervisor.identity.refusals if supervisor is not None and supervisor.identity is not None else ()
 
     def statuses(self) -> list[TopicStatus]:
         """Describe every enabled topic that this daemon works on or waits for."""

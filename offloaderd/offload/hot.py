@@ -76,4 +76,4 @@ class ReadableMaps:
         except (TimeoutError, Transient):
             if self._engine.last_map(topic) is None:
                 raise
-            return None  # what is read meanwhile is what this daemon read when the topic was its own
+            return identity.source_refused(self._engine.last_refusals(topic))  # as when the topic was this daemon's

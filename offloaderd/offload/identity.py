@@ -36,8 +36,9 @@ log = structlog.get_logger(__name__)
 class TopicIdentity:
     """The refusals of one topic, under one claim. What was read last is kept for status; checks read it fresh."""
 
-    def __init__(self, fence: Fence, *, clock: Clock, metrics: Metrics) -> None:
-        self.refusals: tuple[Refusal, ...] = ()
+    def __init__(self, fence: Fence, *, clock: Clock, metrics: Metrics, before: TopicIdentity | None = None) -> None:
+        """`before` is that of an earlier claim, whose refusals stand until they are read again."""
+        self.refusals: tuple[Refusal, ...] = before.refusals if before is not None else ()
         """Those that stand, as of the last look."""
         self.topic = fence.claim.topic
         self.checked = Event()

@@ -280,7 +280,8 @@ class Supervisor:
         """Take over what an earlier owner left, or this one before it slept; offload until told to stop or sleep."""
         store, topic = self._home.shop.metadata, self.topic
         attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics)
-        self.identity = identity = TopicIdentity(attempts.fence, clock=self._clock, metrics=self._metrics)
+        identity = TopicIdentity(attempts.fence, clock=self._clock, metrics=self._metrics, before=self.identity)
+        self.identity = identity
         attempts.head = identity.head = HeadKeeper(self._home.shop, identity, epoch=claim.epoch)
         async with self._home.turns:
             await identity.load()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.errors import Transient
+from offloaderd.metadata import paths
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.offload import hot
@@ -91,3 +92,31 @@ async def test_who_reads_hears_of_a_source_that_is_refused() -> None:
     async with rig.engine("other") as engine:
         assert engine.find(TOPIC) is None
         assert str(await ReadableMaps(engine).source_refused(TOPIC)) == str(told)
+
+
+async def test_a_source_that_was_refused_stays_so_while_nobody_can_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session is lost, and the next claim does not get to read the record: what stood then is what is known."""
+    monkeypatch.setattr(hot, "ANSWERS_S", 0.01)
+    rig = Rig()
+    rig.ledgers = memory_ledgers(rig.clock)
+    store, back, claiming = rig.tree.connect(), asyncio.Event(), asyncio.Event()
+    async with rig.engine(metadata=store) as engine:
+        topic, maps = await enabled(engine), ReadableMaps(engine)
+        await topic.identity.refuse(RefusalKind.OTHER_SOURCE, "cluster b", "source b")
+        told = str(await maps.source_refused(TOPIC))
+        get = store.get
+
+        async def away(path: str) -> object:
+            if path == paths.identity(TOPIC):
+                claiming.set()
+                await back.wait()
+            return await get(path)
+
+        monkeypatch.setattr(store, "get", away)
+        store.expire()
+        await claiming.wait()
+        assert engine.find(TOPIC) is None
+        assert engine.last_map(TOPIC) is not None
+        assert str(await maps.source_refused(TOPIC)) == told
+        back.set()
+        await offloader_of(engine)
