@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sys
 from collections import defaultdict
+from contextvars import ContextVar
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,9 @@ Exit codes:
 DEBUG = "OFFLOADERD_DEBUG"
 """Set in the environment, it lets unexpected errors through with their traceback."""
 
+_AS_JSON: ContextVar[bool] = ContextVar("as_json", default=False)
+"""Whether --json is on the command line, so that errors are JSON as well, those of usage included."""
+
 
 def exit_code(error: OffloaderError) -> int:
     """Return the exit code that tells a script what happened."""
@@ -67,6 +72,7 @@ class Program(click.Group):
         """Run; in standalone mode every outcome becomes an exit code."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        _AS_JSON.set("--json" in (sys.argv[1:] if args is None else args))
         try:
             result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
@@ -95,8 +101,13 @@ def outcome_of(error: BaseException) -> int:
     if isinstance(error, BaseExceptionGroup):
         error = first_of(error)
     if isinstance(error, click.ClickException):
-        error.show()
-        return USAGE if isinstance(error, click.UsageError) else FAILED
+        code = USAGE if isinstance(error, click.UsageError) else FAILED
+        if _AS_JSON.get():
+            message, _, hint = error.format_message().partition("\nhint: ")
+            _tell_json(message, hint, code)
+        else:
+            error.show()
+        return code
     if isinstance(error, click.Abort | KeyboardInterrupt | asyncio.CancelledError):
         return INTERRUPTED
     if isinstance(error, ReaderGone | BrokenPipeError):
@@ -137,7 +148,9 @@ def os_error_text(error: OSError) -> str:
 
 
 def report(error: OffloaderError) -> int:
-    """Write an error for people to stderr; returns its exit code."""
+    """Write an error to stderr, as a line of JSON if --json was given; returns its exit code."""
+    if _AS_JSON.get():
+        return _tell_json(error.message, error.hint, exit_code(error))
     lines = [line.rstrip() for line in error.message.splitlines() if line.strip()] or [type(error).__name__]
     click.echo(f"error: {lines[0]}", err=True)
     for line in lines[1:]:
@@ -145,6 +158,12 @@ def report(error: OffloaderError) -> int:
     if error.hint:
         click.echo(f"hint: {error.hint}", err=True)
     return exit_code(error)
+
+
+def _tell_json(message: str, hint: str | None, code: int) -> int:
+    said = {"error": message, "hint": hint or None, "exit_code": code}
+    click.echo(json.dumps(said, ensure_ascii=False), err=True)
+    return code
 
 
 def broken_pipe() -> int:

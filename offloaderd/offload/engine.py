@@ -16,6 +16,7 @@ from offloaderd import words
 from offloaderd.errors import Closed, Conflict, CorruptData, NotFound, OffloaderError, Throttled, Transient
 from offloaderd.groups import Group
 from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.offload import asked, deletion, identity, ownership, policies
 from offloaderd.offload.budget import Backoff
@@ -186,6 +187,10 @@ class Engine:
     async def owner_of(self, topic: TopicName) -> Owner | None:
         """Return who owns a topic, None when nobody does."""
         return await ownership.owner_of(self.shop.metadata, topic)
+
+    async def has_policy(self, topic: TopicName) -> bool:
+        """Say whether somebody has enabled or disabled a topic, or one of its patterns did. Raises Transient."""
+        return await node(self.shop.metadata, paths.policy(topic)) is not None
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Return what is committed of a topic: the owner's live map, else as stored; one that sleeps is wanted."""

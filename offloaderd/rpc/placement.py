@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
-from offloaderd.errors import Conflict
+from offloaderd.errors import Conflict, NotFound
 from offloaderd.model import TopicName
 from offloaderd.rpc.manual import changed_or_heartbeat
 from offloaderd.rpc.v1 import placement_pb2, placement_pb2_grpc
@@ -98,6 +98,10 @@ class Engine(Protocol):
         """Say why an enabled topic is not where it belongs."""
         ...
 
+    async def has_policy(self, topic: TopicName) -> bool:
+        """Say whether the topic was ever enabled or disabled."""
+        ...
+
     async def owner_of(self, topic: TopicName) -> Owner | None:
         """Return the topic's owner, None when nobody holds it."""
         ...
@@ -125,7 +129,10 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
     async def ListDaemons(  # noqa: N802 - named by the proto
         self, request: placement_pb2.ListDaemonsRequest, context: Context
     ) -> placement_pb2.ListDaemonsResponse:
-        """Return all daemons; for a topic in the order in which they should have it, with its owner."""
+        """Return all daemons; for a topic in the order in which they should have it, with its owner.
+
+        Raises NotFound for a topic that was never enabled.
+        """
         placement = self._engine.placement
         response = placement_pb2.ListDaemonsResponse()
         found: Sequence[Node] = sorted(placement.members.values(), key=lambda one: one.daemon_id)
@@ -134,6 +141,8 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
             found = placement.ranking(str(topic))
             owner = await self._engine.owner_of(topic)
             response.owner = owner.daemon_id if owner is not None else ""
+            if owner is None and not await self._engine.has_policy(topic):
+                raise NotFound(f"{topic} is not offloaded", hint="`offloadctl topics list` shows what is")
             if topic in self._engine.enabled():
                 response.reason = self._engine.placed(topic, response.owner)
         counts = Counter([node.daemon_id for _, node in await self._firsts(self._engine.enabled())])

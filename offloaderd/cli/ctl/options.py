@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from offloaderd.cli.ctl.quantities import DURATION
-from offloaderd.client import DaemonClient, Trust
+from offloaderd.client import DaemonClient, Trust, Unreachable
 from offloaderd.errors import InvalidInput
 from offloaderd.model import Position, ReadPriority, TopicName
 from offloaderd.patterns import TopicPattern
@@ -71,8 +71,31 @@ class Session:
         return DaemonClient(self.target(), timeout_s=self.timeout_s or timeout_s, trust=self.trust)
 
     def run(self, work: Coroutine[Any, Any, int | None]) -> int:
-        """Run a command to its end; returns the exit code."""
-        return asyncio.run(work) or 0
+        """Run a command to its end; returns the exit code. Where a standalone has stopped, the error names it."""
+        try:
+            return asyncio.run(work) or 0
+        except Unreachable as error:
+            directory = self.standalone or Path(state.DEFAULT_DIRECTORY)
+            named = self.address is not None or not (directory / state.FILE_NAME).exists()
+            if named or state.running(directory):
+                raise
+            start = f"offloaderd standalone --data {directory}"
+            raise Unreachable(
+                f"{error.message}; the standalone in {directory} is stopped", hint=f"start it: {start}"
+            ) from error
+
+
+class ConnectionOption(click.Option):
+    """An option of the connection: described in the program's own help, and named in one line by its commands."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return what --help shows, None for nothing."""
+        if ctx.parent is None:
+            return super().get_help_record(ctx)
+        if self.name != "address":
+            return None
+        flags = "--address, --standalone, --timeout, --tls..., --token-file"
+        return flags, f"Which daemon, how, and for how long: {ctx.find_root().info_name} --help"
 
 
 def common(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,6 +103,7 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.option(
         "--address",
+        cls=ConnectionOption,
         metavar="HOST:PORT",
         envvar="OFFLOADCTL_ADDRESS",
         help=f"The daemon's gRPC address. [env: OFFLOADCTL_ADDRESS; default: that of a standalone running in "
@@ -87,6 +111,7 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option(
         "--standalone",
+        cls=ConnectionOption,
         metavar="DIR",
         envvar="OFFLOADCTL_STANDALONE",
         type=click.Path(path_type=Path),
@@ -95,6 +120,7 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--timeout",
         "timeout_s",
+        cls=ConnectionOption,
         metavar="TIME",
         type=DURATION,
         help=f"Give up after this long. [default: {CALL_TIMEOUT_S:g}; {PATTERN_TIMEOUT_S:g} for patterns; none for "
@@ -126,10 +152,20 @@ def trusting(function: Callable[..., Any]) -> Callable[..., Any]:
         variable = f"OFFLOADCTL_{name.upper()}"
         flag = f"--{name.replace('_', '-')}"
         function = click.option(
-            flag, name, metavar="FILE", envvar=variable, type=file, help=f"{text} [env: {variable}]"
+            flag,
+            name,
+            cls=ConnectionOption,
+            metavar="FILE",
+            envvar=variable,
+            type=file,
+            help=f"{text} [env: {variable}]",
         )(function)
     return click.option(
-        "--tls", is_flag=True, envvar="OFFLOADCTL_TLS", help="Speak TLS; implied by --tls-ca and --tls-cert."
+        "--tls",
+        cls=ConnectionOption,
+        is_flag=True,
+        envvar="OFFLOADCTL_TLS",
+        help="Speak TLS; implied by --tls-ca and --tls-cert.",
     )(function)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import signal
@@ -59,6 +60,20 @@ def test_status_codes_become_exit_codes(ctl: Ctl, fake: FakeDaemon, status: grpc
     answer = ctl("segments", "orders")
     assert answer.code == code
     assert answer.err == "error: it went wrong\nhint: do this\n"
+
+
+def test_errors_of_json_are_json(ctl: Ctl, fake: FakeDaemon) -> None:
+    """With --json a script reads one line on stderr: of the daemon, of usage, of the connection; stdout is empty."""
+    fake.failure = Failure(grpc.StatusCode.NOT_FOUND, "it went\nwrong", "REASON", "do this")
+    answer = ctl("segments", "orders", "--json")
+    assert (answer.code, answer.out) == (4, "")
+    assert json.loads(answer.err) == {"error": "it went\nwrong", "hint": "do this", "exit_code": 4}
+    answer = ctl("segments", "a/b", "--json")
+    said = json.loads(answer.err)
+    assert (answer.code, said["exit_code"], bool(said["hint"])) == (2, 2, True)
+    assert json.loads(ctl("status", "--json", "--nothing").err)["error"].startswith("No such option")
+    assert json.loads(ctl("status", "--json", at="127.0.0.1:1").err)["exit_code"] == 3
+    assert ctl("segments", "orders").err.startswith("error: ")
 
 
 def test_a_call_that_takes_too_long_gives_code_6(ctl: Ctl, fake: FakeDaemon) -> None:
@@ -186,11 +201,12 @@ def test_every_command_has_help_with_examples(program: Program) -> None:
 
 
 def test_every_offloadctl_command_takes_the_shared_options() -> None:
-    """--json, --address, --standalone and --timeout are everywhere."""
+    """--json, --address, --standalone and --timeout are everywhere, those of the connection in one line."""
     for words in commands(offloadctl.cli):
         help_text = CliRunner().invoke(offloadctl.cli, [*words, "--help"]).output
         for option in ("--json", "--address", "--standalone", "--timeout"):
             assert option in help_text, (words, option)
+        assert "--tls-key" not in help_text, words
 
 
 def test_exit_codes_are_documented_alike() -> None:
@@ -235,6 +251,22 @@ def test_the_address_comes_from_flag_directory_or_environment(
     assert run("topics", "list")[0] == 3
     assert run("topics", "list", "--standalone", str(tmp_path / "d"))[0] == 0
     assert run("topics", "list", "--standalone", "x", "--address", "127.0.0.1:1")[0] == 2
+
+
+def test_a_standalone_that_has_stopped_is_named(tmp_path: Path) -> None:
+    """Whether it was named or would have been the default; an address that was given says nothing of it."""
+    here = Path(state.DEFAULT_DIRECTORY)
+    remembered(here, 1)
+    code, said = run("status")
+    assert code == 3
+    assert f"the standalone in {here} is stopped" in said
+    assert f"offloaderd standalone --data {here}" in said
+    assert "stopped" not in run("status", "--address", "127.0.0.1:1")[1]
+    remembered(tmp_path / "other", 1)
+    assert (
+        f"the standalone in {tmp_path / 'other'} is stopped"
+        in run("status", "--standalone", str(tmp_path / "other"))[1]
+    )
 
 
 def test_a_directory_without_a_standalone_is_not_found(tmp_path: Path) -> None:

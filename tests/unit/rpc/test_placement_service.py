@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from offloaderd.errors import Conflict
+from offloaderd.errors import Conflict, NotFound
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.records.owner import Owner
 from offloaderd.model import TopicName
@@ -69,9 +69,13 @@ class FakeEngine:
         """Return what can be told apart."""
         return f"{topic.local} of {owner}"
 
+    async def has_policy(self, topic: TopicName) -> bool:
+        """Say whether it is one of those."""
+        return topic in TOPICS
+
     async def owner_of(self, topic: TopicName) -> Owner | None:
-        """Return the same owner for all."""
-        return Owner(daemon_id="b", address="b:1", session_id="s", epoch=2)
+        """Return the same owner for all that are there."""
+        return Owner(daemon_id="b", address="b:1", session_id="s", epoch=2) if topic in TOPICS else None
 
 
 class FakeRegistration:
@@ -115,6 +119,13 @@ async def test_daemons_are_told_with_their_standing_and_share() -> None:
     found = await service.ListDaemons(placement_pb2.ListDaemonsRequest(), CONTEXT)
     assert sum(one.topics for one in found.daemons) == 20
     assert all(one.topics for one in found.daemons)
+
+
+async def test_a_topic_that_was_never_enabled_is_not_found() -> None:
+    """A typo is told, instead of the daemon that would have it."""
+    service, _, _ = served(node("b"))
+    with pytest.raises(NotFound, match="nosuch is not offloaded"):
+        await service.ListDaemons(placement_pb2.ListDaemonsRequest(topic="public/default/nosuch"), CONTEXT)
 
 
 async def test_for_a_topic_daemons_come_in_the_order_of_their_claim_to_it() -> None:
