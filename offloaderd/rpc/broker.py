@@ -148,10 +148,12 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def _hurried(self, offloader: TopicOffloader, wanted: ClosedLedger, by: str) -> str:
         """Have a ledger's owner hurry unless it was told a moment ago; returns what is in the way. Raises as `hurry`.
 
-        A broker asks again and again, and each wish is written down.
+        A broker asks again and again, and each wish is written down. Of a ledger whose entries are all offloaded only
+        its end is missing: that was said too early, as a commit was under way.
         """
         told, at = self._told.get(offloader, (None, 0.0))
-        if told is not None and wanted.last <= told and self._clock.monotonic() < at + TOLD_S:
+        waits = offloader.offloaded is None or offloader.offloaded < wanted.last
+        if told is not None and wanted.last <= told and waits and self._clock.monotonic() < at + TOLD_S:
             return offloader.status().stalled_reason
         hindrance = await hurry(offloader, wanted, by)
         if not hindrance:

@@ -264,6 +264,24 @@ async def test_a_daemon_without_a_source_asks_for_what_it_lacks() -> None:
         assert await one.read(5, 0, 9) == list(made)
 
 
+async def test_an_end_that_is_told_during_a_commit_is_told_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit came without it, and the broker's next wish is no repetition: it would wait for a minute."""
+    made = payloads(10)
+
+    async def unheard(offloader: object, wanted: ClosedLedger, by: str) -> str:
+        return ""
+
+    async with served(Rig(policy=Rig().policy), push_only=True) as one:
+        topic = await enabled(one.engine)
+        assert topic.offer(EntryBatch(5, 0, made)) is OfferResult.ACCEPTED
+        with monkeypatch.context() as patched:
+            patched.setattr("offloaderd.rpc.broker.hurry", unheard)
+            assert (await one.ensure(5, 10, sum(map(len, made)), wait_ms=1))[-1].state == WAITING
+        await topic.request_roll()
+        await until_offloaded(topic, Position(5, 9))
+        assert (await one.ensure(5, 10, sum(map(len, made)), wait_ms=1000))[-1].state == COVERED
+
+
 async def test_nothing_is_deleted_that_pulsars_list_has_or_may_have() -> None:
     """An attempt that failed is cleaned up by the same call; without the list nobody can tell the two apart."""
     rig = ledger_rig(Rig().policy)
