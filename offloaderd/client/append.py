@@ -9,7 +9,7 @@ import grpc
 from grpc import aio
 
 from offloaderd.client.connection import Connection
-from offloaderd.errors import OffloaderError, first_of
+from offloaderd.errors import InvalidInput, OffloaderError, first_of
 from offloaderd.groups import Group
 from offloaderd.rpc.v1 import ledgers_pb2, ledgers_pb2_grpc
 
@@ -36,7 +36,7 @@ class AppendCalls(Connection):
     ) -> None:
         """Append batches to the daemon's ledger store; `answered` is called for each, in order, once it is durable.
 
-        What `batches` raises is raised here.
+        What `batches` raises is raised here, and InvalidInput for what is no batch.
         """
         call = self._ledgers.Append(timeout=timeout_s)
         turn = Turn()
@@ -100,6 +100,11 @@ async def send(
 ) -> None:
     """Write all batches; a call that has ended ends this as well, its reader knows why."""
     async for payloads in batches:
+        if isinstance(payloads, bytes | str):
+            raise InvalidInput(
+                f"a batch is a sequence of entries, not {type(payloads).__name__}",
+                hint='for one entry: [b"entry"]; several batches: [[b"one", b"two"], [b"three"]]',
+            )
         await turn.take()
         try:
             await call.write(ledgers_pb2.AppendRequest(topic=str(topic), payloads=payloads))

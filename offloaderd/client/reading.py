@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class Wanted(TypedDict, total=False):
     """What to read of a topic: from its oldest to its newest entry unless told otherwise; 0 is no limit of ours."""
 
-    first: Position | None
-    last: Position | None
+    first: Position | str | None
+    last: Position | str | None
     follow: bool
     entries_max: int | None
     batch_bytes: int
@@ -150,8 +150,10 @@ def read_request(topic: TopicName | str, wanted: Wanted, *, framed: bool = False
     )
 
 
-def position_message(value: Position | None) -> common_pb2.Position | None:
-    """Return a position as a message, None when there is none."""
+def position_message(value: Position | str | None) -> common_pb2.Position | None:
+    """Return a position, or a text LEDGER:ENTRY, as a message; None when there is none. Raises InvalidInput."""
+    if isinstance(value, str):
+        value = Position.parse(value)
     return None if value is None else common_pb2.Position(ledger_id=value.ledger_id, entry_id=value.entry_id)
 
 

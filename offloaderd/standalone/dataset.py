@@ -52,6 +52,11 @@ class Dataset(Protocol):
         """How many entries there are; None when nobody knows."""
         ...
 
+    @property
+    def skipped(self) -> int:
+        """How many empty lines were left out so far, which are no entries."""
+        ...
+
     def batches(self) -> AsyncIterator[list[bytes]]:
         """Yield the entries once, in order. Raises OffloaderError when they cannot be read."""
         ...
@@ -65,6 +70,7 @@ class Flights:
     title: str = f"{PACKAGE}: all flights that left New York City in 2013"
     name: str = "flights"
     total_entries: int | None = FLIGHTS
+    skipped: int = 0
 
     async def batches(self) -> AsyncIterator[list[bytes]]:
         """Yield batches; rows are converted in a thread, so that the daemon's loop goes on meanwhile."""
@@ -97,6 +103,11 @@ class OwnLines:
         stem = "" if self.lines.path == STDIN else Path(self.lines.path).name.split(".")[0]
         return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "lines"
 
+    @property
+    def skipped(self) -> int:
+        """How many empty lines there were so far."""
+        return self.lines.skipped
+
     def batches(self) -> AsyncIterator[list[bytes]]:
         """Yield the lines in batches."""
         return self.lines.batches()
@@ -109,6 +120,8 @@ def choose(source: str | None) -> Dataset:
             raise InvalidConfig(f"there is no file {source}", hint="--input takes a path, or - for standard input")
         if source != STDIN and Path(source).is_dir():
             raise InvalidConfig(f"{source} is a directory", hint="--input takes a file, one entry a line")
+        if source != STDIN and Path(source).is_file() and not Path(source).stat().st_size:
+            raise InvalidConfig(f"{source} is empty", hint="--input takes a file, one entry a line")
         return OwnLines(Lines(source))
     return Flights(find_flights())
 

@@ -12,6 +12,7 @@ import json
 import os
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict, InvalidConfig, NotFound
@@ -20,7 +21,6 @@ from offloaderd.standalone.ports import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 DEFAULT_DIRECTORY = "data/standalone"
 FILE_NAME = "standalone.json"
@@ -74,6 +74,11 @@ def load(directory: Path) -> StandaloneState:
             f"{path} is damaged: {error}",
             hint="its ports and credentials are those of the data beside it: restore it, or start in a new directory",
         ) from None
+
+
+def address(directory: str | Path = DEFAULT_DIRECTORY) -> str:
+    """Return `host:port` of a standalone's daemon, for programs. Raises NotFound, InvalidConfig."""
+    return load(Path(directory)).address
 
 
 def decoded(text: str) -> StandaloneState:

@@ -110,8 +110,8 @@ class Screen(Protocol):
         """Show how far the flow is; called several times a second."""
         ...
 
-    def offloading(self) -> None:
-        """Everything is appended; the open segment is sealed by hand."""
+    def offloading(self, skipped: int) -> None:
+        """Everything but so many empty lines is appended; the open segment is sealed by hand."""
         ...
 
     def stored(self, segments: Sequence[admin_pb2.Segment]) -> None:
@@ -148,7 +148,7 @@ class Walkthrough:
         await self._watched(topic, self._append(topic))
         if not self._sent.entries:
             raise WalkthroughFailed(f"{self._dataset.title} holds no entries", hint="one entry a line is expected")
-        self._screen.offloading()
+        self._screen.offloading(self._dataset.skipped)
         await self._watched(topic, self._offload(topic))
         segments = await self._client.segments(topic)
         self._screen.stored(segments)

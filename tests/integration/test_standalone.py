@@ -122,6 +122,7 @@ def test_walkthrough_restart_and_going_on(data: Path, tmp_path: Path) -> None:
     assert (again.returncode, again.stderr) == (0, "")
     assert "again, over existing data" in again.stdout
     assert "to persistent://public/default/lines, over gRPC" in again.stdout
+    assert "1 empty line skipped" in again.stdout
     assert "served by: S3 3;" in again.stdout
 
     # Its metadata is lost, and nothing of it runs: the servers are started for the command alone.

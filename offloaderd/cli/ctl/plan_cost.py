@@ -15,6 +15,7 @@ from offloaderd.cli.ctl.quantities import DURATION, SIZE
 from offloaderd.errors import NotFound
 from offloaderd.model import TopicName
 from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Load, Prices, estimate
+from offloaderd.rpc.v1 import policy_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,7 +70,8 @@ def plan_cost(
 
     Rates are measured from the segments that the daemon has committed: of the topics named, or of all of them (at most
     200 are asked, and stand for the others). A topic that is catching up shows the rate at which it does so. With
-    --rate nothing is asked. Prices are those of the settings, section `prices`. A line with * is what the settings say.
+    --rate nothing is asked. Prices are those of the settings, section `prices`, in its currency: by default US
+    dollars. A line with * is what holds: by the policies of the topics named, else by the settings.
 
     \b
     Examples:
@@ -98,18 +100,22 @@ async def _plan(
     sizes: Sequence[int],
     ages: Sequence[float],
 ) -> None:
+    held: set[tuple[int, float]] = set()
     if given is None:
         async with session.client() as client:
             given = await measured(client, topics)
+            held = {await held_by(client, name, settings.offload) for name in topics}
     prices, offload = Prices(**settings.prices.model_dump()), settings.offload
     scrub_s = settings.scrub.interval_s if settings.scrub.enabled else None
-    present = (offload.segment_bytes_max, offload.segment_age_max_s)
-    chosen = {(size, age) for size in sizes or (offload.segment_bytes_max,) for age in ages or (60.0, 600.0, 3600.0)}
+    held = held or {(offload.segment_bytes_max, offload.segment_age_max_s)}
+    chosen = {
+        (size, age) for size in sizes or sorted({size for size, _ in held}) for age in ages or (60.0, 600.0, 3600.0)
+    }
     plans = [
         Plan(
             size,
             age,
-            (size, age) == present,
+            (size, age) in held,
             estimate(
                 given,
                 Cutting(
@@ -122,7 +128,7 @@ async def _plan(
                 scrub_interval_s=scrub_s,
             ),
         )
-        for size, age in sorted(chosen | {present})
+        for size, age in sorted(chosen | held)
     ]
     if session.json:
         found = [as_json(one) for one in plans]
@@ -132,6 +138,15 @@ async def _plan(
     topic_count = show.plural(round(takes.topics), "topic")
     click.echo(f"{topic_count}, {show.size(round(takes.gib_per_hour * GIB / HOUR_S))}/s of payload\n")
     show.table(COLUMNS, map(row, plans))
+    click.echo("\ncosts are a month's, in the currency of the settings' prices (their defaults: US dollars)")
+
+
+async def held_by(client: DaemonClient, topic: TopicName, offload: Any) -> tuple[int, float]:  # noqa: ANN401 - see plan_cost
+    """Return the segment size and age that hold for a topic, of its own policy or inherited."""
+    held = (await client.policies(policy_pb2.PolicyLevel(topic=str(topic)))).effective
+    size = held.segment_bytes_max if held.HasField("segment_bytes_max") else offload.segment_bytes_max
+    age = held.segment_age_max_s if held.HasField("segment_age_max_s") else offload.segment_age_max_s
+    return size, age
 
 
 async def measured(client: DaemonClient, topics: Sequence[TopicName]) -> list[Load]:
@@ -161,7 +176,7 @@ def load_of(segments: Iterable[admin_pb2.Segment], *, topics: float = 1.0) -> Lo
 
 COLUMNS = (
     *(">SIZE", ">AGE", "", ">SEGMENTS/H", ">DURABLE WITHIN", ">REQUESTS/GIB", ">REQUESTS/TOPIC/H"),
-    *(">ZOOKEEPER WRITES/S", ">REQUESTS/MONTH", ">STORAGE/MONTH"),
+    *(">ZOOKEEPER WRITES/S", ">REQUEST COST/MONTH", ">STORAGE COST/MONTH"),
 )
 
 

@@ -14,6 +14,7 @@ from offloaderd.cli.ctl.seek import NUMBER, one_goal
 from offloaderd.client.resume import RESUME_S
 from offloaderd.errors import InvalidInput
 from offloaderd.format.transactions import Transactions
+from offloaderd.model import Position
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -91,7 +92,7 @@ def read(
     wanted["seek"] = one_goal({"time": time, "index": index, "sequence": sequence})
     if first is not None and wanted["seek"] is not None:
         raise click.UsageError("--from excludes --from-time, --from-index and --from-sequence")
-    if first is not None and last is not None and first > last:
+    if isinstance(first, Position) and isinstance(last, Position) and first > last:
         raise InvalidInput(f"the range {first}..{last} is reversed", hint="--from must not be after --to")
     if transactions != Transactions.COMMITTED and not messages:
         raise click.UsageError("--transactions needs --messages: entries are printed whatever transaction they are in")

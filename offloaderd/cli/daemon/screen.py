@@ -85,8 +85,10 @@ class TerminalScreen:
         elif self._due():
             self.say(flow_line(now))
 
-    def offloading(self) -> None:
-        """The rest is offloaded by hand."""
+    def offloading(self, skipped: int) -> None:
+        """The rest is offloaded by hand; empty lines are no entries."""
+        if skipped:
+            self.say(f"{show.plural(skipped, 'empty line')} skipped")
         self.say("all appended; offloading what is still open by hand (offloadctl offload --wait)")
 
     def stored(self, segments: Sequence[admin_pb2.Segment]) -> None:

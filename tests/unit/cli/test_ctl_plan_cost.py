@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.rpc.v1 import admin_pb2
+from offloaderd.rpc.v1 import admin_pb2, policy_pb2
 from tests.unit.cli.fake_daemon import TOPIC
 
 if TYPE_CHECKING:
@@ -44,6 +44,18 @@ def test_rates_are_measured_from_what_was_committed(fake: FakeDaemon, ctl: Ctl) 
     assert [plan["present"] for plan in answer.json["plans"]] == [False, True, False]
 
 
+def test_what_holds_for_the_topics_named_is_marked(fake: FakeDaemon, ctl: Ctl) -> None:
+    """Their own policy, not what the settings at hand say; and what money is meant."""
+    fake.segments = [segment(0, 1024)]
+    held = policy_pb2.OffloadPolicies(segment_bytes_max=64 << 20, segment_age_max_s=5.0)
+    fake.policies = policy_pb2.GetPoliciesResponse(effective=held)
+    plans = ctl("plan-cost", "orders", "--json").json["plans"]
+    assert [(one["size_bytes"], one["age_s"]) for one in plans if one["present"]] == [(64 << 20, 5)]
+    said = ctl("plan-cost", "orders").out
+    assert "REQUEST COST/MONTH" in said
+    assert "US dollars" in said
+
+
 def test_all_topics_are_asked_when_none_is_named(fake: FakeDaemon, ctl: Ctl) -> None:
     """Each counts with its own rate."""
     fake.topics = [admin_pb2.TopicSummary(topic=f"{TOPIC}-{number}") for number in range(3)]
@@ -77,9 +89,9 @@ def test_a_given_rate_asks_no_daemon(fake: FakeDaemon, ctl: Ctl) -> None:
     assert fake.requests == []
     lines = answer.out.splitlines()
     assert lines[0] == "1,000 topics, 1000.0 KiB/s of payload"
-    assert [line.split()[:2] for line in lines[3:]] == [["64.0", "MiB"], ["1.0", "GiB"]]
+    assert [line.split()[:2] for line in lines[3:5]] == [["64.0", "MiB"], ["1.0", "GiB"]]
     assert "60,000.0" in lines[3]
-    assert [" * " in line for line in lines[3:]] == [False, True]
+    assert [" * " in line for line in lines[3:5]] == [False, True]
 
 
 def test_prices_and_sizes_are_those_of_the_settings(ctl: Ctl, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from offloaderd.client import BlockingClient, Goal, SeekKind, Unreachable
-from offloaderd.errors import Closed, CorruptData, NotFound
+from offloaderd.client import BlockingClient, Goal, Position, SeekKind, Unreachable
+from offloaderd.errors import Closed, CorruptData, InvalidInput, NotFound
 from offloaderd.rpc.v1 import admin_pb2, common_pb2, read_pb2
 from tests.unit.cli.fake_daemon import Failure, FakeDaemon, at, running_fake
 
@@ -46,6 +46,11 @@ def test_calls_and_streams_by_name_and_by_run(fake: FakeDaemon) -> None:
         assert not client.last_positions("orders").HasField("confirmed")
         assert [bytes(p) for answer in client.read("orders") for p in answer.batch.payloads] == [b"a", b"b", b"c"]
         assert [answer.entry_count for answer in client.append("orders", [[b"x"], [b"y", b"z"]])] == [1, 2]
+        assert list(client.read("orders", first="1:2", last=Position(3, 4), resume_s=0))
+        asked = fake.requests[-1]
+        assert (asked.first, asked.last) == (at(1, 2), at(3, 4))
+        with pytest.raises(InvalidInput, match="position"):
+            list(client.read("orders", first="one"))
         report = client.offload("orders")
         assert report is not None
         assert report.done

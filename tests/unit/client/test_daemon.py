@@ -292,6 +292,18 @@ async def test_what_the_source_of_an_append_raises_is_raised() -> None:
             await client.append(TOPIC, broken(), ignored)
 
 
+async def test_entries_in_place_of_a_batch_are_refused_by_name() -> None:
+    """The usual slip, one list too few, is told with what a batch looks like."""
+
+    async def entries() -> AsyncIterator[Any]:
+        yield b"abc"
+
+    async with serving() as (_, address), DaemonClient(address) as client:
+        with pytest.raises(InvalidInput, match="a batch is a sequence of entries, not bytes") as caught:
+            await client.append(TOPIC, entries(), ignored)
+        assert '[b"entry"]' in caught.value.hint
+
+
 async def test_an_error_in_the_middle_of_an_append_is_raised() -> None:
     """The daemon's refusal ends the call although there is more to send."""
 

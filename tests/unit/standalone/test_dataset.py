@@ -35,6 +35,16 @@ async def test_the_flights_are_json_with_numbers_and_nulls() -> None:
     assert all(b"\n" not in row for row in first)
 
 
+def test_an_empty_file_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """There would be nothing to show; one with an entry is taken, and its empty lines are counted."""
+    source = tmp_path / "empty"
+    source.touch()
+    with pytest.raises(InvalidConfig, match="is empty"):
+        choose(str(source))
+    source.write_text("\n\na\n")
+    assert choose(str(source)).skipped == 0
+
+
 def test_cells_become_what_they_mean() -> None:
     """NA and nothing are null, a text column stays text although it looks like a number, fractions are floats."""
     (row,) = as_json(["tailnum,dep_delay,distance,air_time,carrier\n", "123,-4,1.5,NA,\n"])
@@ -71,7 +81,7 @@ def test_a_files_name_becomes_a_topics_name(tmp_path: Path, name: str, topic: st
     """Without ending, in characters that need no quotes."""
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
-    path.touch()
+    path.write_text("a")
     chosen = choose(str(path))
     assert isinstance(chosen, OwnLines)
     assert (chosen.name, chosen.title, chosen.total_entries) == (topic, str(path), None)

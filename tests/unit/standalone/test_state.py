@@ -31,6 +31,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
         "http://127.0.0.1:1002",
         "http://127.0.0.1:1003",
     )
+    assert state.address(str(tmp_path)) == STATE.address
     assert stat.S_IMODE((tmp_path / state.FILE_NAME).stat().st_mode) == 0o600
 
 

@@ -90,6 +90,7 @@ class Entries:
     title: str = "a test"
     name: str = "orders"
     total_entries: int | None = None
+    skipped: int = 2
 
     async def batches(self) -> AsyncIterator[list[bytes]]:
         """Batches of three."""
@@ -113,9 +114,9 @@ class FakeScreen:
         """Remember the last."""
         self.last = now
 
-    def offloading(self) -> None:
+    def offloading(self, skipped: int) -> None:
         """Remember."""
-        self.shown.append("offloading")
+        self.shown.append(f"offloading, {skipped} skipped")
 
     def stored(self, segments: Sequence[admin_pb2.Segment]) -> None:
         """Remember the count."""
@@ -144,7 +145,7 @@ async def test_a_good_daemon_passes() -> None:
     assert topic.local == "orders"
     assert client.calls == ["enable orders", "append", "offload", "read"]
     assert client.policy == {"segment_bytes_max": SEGMENT_BYTES_MAX}
-    assert screen.shown == ["appending a test to orders", "offloading", "stored 2"]
+    assert screen.shown == ["appending a test to orders", "offloading, 2 skipped", "stored 2"]
     assert screen.last is not None
     assert (screen.last.appended_entries, screen.last.committed_entries, screen.last.segments) == (4, 4, 1)
     assert (screen.last.lag_entries, screen.last.buffered_bytes, screen.last.appended_bytes) == (2, 7, 15)
