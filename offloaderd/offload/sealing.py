@@ -57,10 +57,9 @@ class Sealer:
         data_key, index_key = attempt.keys.data, attempt.keys.index
         with self._stage("commit", described.data_bytes), self._trace.step("complete"):
             await self._upload.complete(described.data_bytes)
-            await self._upload.put(ObjectKind.INDEX, index)
+            await self._upload.put(ObjectKind.INDEX, index, lambda data: same_bytes(index_key, data, index))
         with self._stage("verify", described.data_bytes), self._trace.step("verify"):
             await self._upload.verify(data_key, described.data_bytes)
-            await self._upload.verify(index_key, len(index), lambda data: same_bytes(index_key, data, index))
             if self._shop.uplink.limits.readback or not self._upload.proven:
                 await self._read_back(data_key, described)
             if prove is not None:
@@ -114,13 +113,19 @@ class Sealer:
             gauge.dec(object_bytes)
 
     async def _read_back(self, key: str, described: SegmentManifest) -> None:
-        """Read every block again and compare its checksum, a block at a time."""
+        """Read every block again and compare its checksum, a block at a time; a second time if it differs."""
         for block in described.blocks:
-            data = await self._upload.fetch(key, block.offset, block.length)
-            try:
-                check_block(data, block, key=key)
-            except CorruptData as error:
-                raise SegmentFailed(f"what was stored reads back differently: {error}") from error
+            if await self._flaw(key, block) and (flaw := await self._flaw(key, block)):
+                raise SegmentFailed(f"what was stored reads back differently: {flaw}") from flaw
+
+    async def _flaw(self, key: str, block: BlockInfo) -> CorruptData | None:
+        """Read a block; returns how it differs from what was cut. One read alone may be damaged on its way."""
+        data = await self._upload.fetch(key, block.offset, block.length)
+        try:
+            check_block(data, block, key=key)
+        except CorruptData as error:
+            return error
+        return None
 
 
 async def put_manifest(
@@ -128,8 +133,7 @@ async def put_manifest(
 ) -> None:
     """Put a segment's manifest, or the draft of it, and read it back. Raises SegmentFailed."""
     key, encoded = attempt.keys.of(kind), manifest.encode(described)
-    await upload.put(kind, encoded)
-    await upload.verify(key, len(encoded), lambda data: same_manifest(key, data, encoded))
+    await upload.put(kind, encoded, lambda data: same_manifest(key, data, encoded))
 
 
 def same_bytes(key: str, found: bytes, sent: bytes) -> None:

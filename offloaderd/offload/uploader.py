@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
+PUTS_MAX = 3
+"""How often an index or a manifest is put that does not read back as it was sent."""
+
 
 class SegmentFailed(OffloaderError):
     """This attempt cannot become a segment: give it up and begin again at the same position under a new id."""
@@ -302,20 +305,31 @@ class SegmentUpload:
             if upload.key == self._key:
                 await self._objects.abort_upload(self._key, upload.upload_id)
 
-    async def put(self, kind: ObjectKind, data: bytes) -> None:
-        """Store the index or the manifest; the same bytes again after a lost answer."""
-        key, labels = self._where.of(kind), self._labels(kind)
-        await self._persist(lambda: self._objects.put(key, data, metadata=labels))
+    async def put(self, kind: ObjectKind, data: bytes, check: Callable[[bytes], None]) -> None:
+        """Store the index or the manifest and read it back; the same bytes again if they are not what was sent.
 
-    async def verify(self, key: str, data_bytes: int, check: Callable[[bytes], None] | None = None) -> None:
-        """Compare what is stored with what was sent: size by HEAD, or with `check` all bytes read back."""
-        if check is not None:
-            await apart(check, await self._persist(lambda: self._objects.get(key)))
-        else:
-            stored = await self._persist(lambda: self._head(key))
-            if stored is None or stored.size_bytes != data_bytes:
-                found = stored.size_bytes if stored is not None else "no"
-                raise SegmentFailed(f"{key} holds {found} bytes, not {data_bytes}")
+        One differing read alone may have been damaged on its way, one PUT in the store: neither is worth giving up a
+        finished segment for. Raises what `check` raises for the last of `PUTS_MAX` tries.
+        """
+        key, labels = self._where.of(kind), self._labels(kind)
+        for tries in range(1, PUTS_MAX + 1):
+            await self._persist(lambda: self._objects.put(key, data, metadata=labels))
+            try:
+                await apart(check, await self._persist(lambda: self._objects.get(key)))
+            except SegmentFailed as error:
+                if tries == PUTS_MAX:
+                    raise
+                log.warning("upload.put_again", key=key, error=str(error), tries=tries)
+            else:
+                break
+        self._up.metrics.verified_bytes.inc(len(data))
+
+    async def verify(self, key: str, data_bytes: int) -> None:
+        """Compare the size of what is stored with that of what was sent."""
+        stored = await self._persist(lambda: self._head(key))
+        if stored is None or stored.size_bytes != data_bytes:
+            found = stored.size_bytes if stored is not None else "no"
+            raise SegmentFailed(f"{key} holds {found} bytes, not {data_bytes}")
         self._up.metrics.verified_bytes.inc(data_bytes)
 
     async def fetch(self, key: str, first: int, length: int) -> bytes:

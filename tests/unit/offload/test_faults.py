@@ -152,18 +152,50 @@ async def test_read_back_refuses_what_reads_differently() -> None:
     rig, _ = faulty_rig()
     rig.readback = True
     store = rig.store
-    real, lies = store.get, [True]
+    real, damaged = store.get, set[str]()
 
     async def get(key: str, first: int = 0, length: int | None = None) -> bytes:
         data = await real(key, first, length)
-        if lies and length is not None:
-            lies.clear()
+        if length is not None and (not damaged or key in damaged):
+            damaged.add(key)
             return data[:-1] + bytes([data[-1] ^ 1])
         return data
 
     store.get = get  # type: ignore[method-assign]
     await offload_all(rig, payloads(300))
     assert rig.metrics.segments.labels(state="failed")._value.get() == 1
+
+
+@pytest.mark.parametrize("what", ["get", "put"])
+@pytest.mark.parametrize("kind", ["", "-index", "-manifest"])
+async def test_one_damaged_answer_gives_up_no_segment(what: str, kind: str) -> None:
+    """What reads back differently once is read, or put, again: a finished segment is not thrown away for it."""
+    rig, _ = faulty_rig()
+    rig.readback = True
+    store = rig.store
+    get, put, damaged = store.get, store.put, list[str]()
+
+    def hit(key: str) -> bool:
+        if damaged or not (key.endswith(kind) if kind else len(key.rsplit("/", 1)[-1]) == 36):
+            return False
+        damaged.append(key)
+        return True
+
+    async def garbled(key: str, first: int = 0, length: int | None = None) -> bytes:
+        data = await get(key, first, length)
+        return data[:-1] + bytes([data[-1] ^ 1]) if hit(key) else data
+
+    async def rotten(key: str, data: bytes, **more: object) -> object:
+        return await put(key, data[:-1] + bytes([data[-1] ^ 1]) if hit(key) else data, **more)  # type: ignore[arg-type]
+
+    if what == "get":
+        store.get = garbled  # type: ignore[method-assign]
+    else:
+        store.put = rotten  # type: ignore[method-assign,assignment]
+    await offload_all(rig, payloads(300))
+    assert bool(damaged) is (what == "get" or bool(kind))
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 0
+    assert await rig.leftovers() == []
 
 
 async def test_a_stalled_topic_says_why_and_leaves_the_others_running() -> None:
