@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from offloaderd.model import EntryBatch, LedgerInfo, LedgerOffload, TopicName
     from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.source_check import Listing
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
 
@@ -197,22 +198,26 @@ class Adoption:
 
 
 async def adopt_head(
-    shop: Workshop, attempts: AttemptLog, topic_map: TopicMap, met: Callable[[Transient], None] | None = None
+    shop: Workshop,
+    attempts: AttemptLog,
+    topic_map: TopicMap,
+    ledgers: Listing,
+    met: Callable[[Transient], None] | None = None,
 ) -> TopicMap:
     """Adopt the ledgers with which a topic begins of which nothing is offloaded yet; returns the map with them.
 
     What a broker has deleted from BookKeeper is in no list of what can be read, so it has to be in the map before
     anybody plans by such a list. The first ledger that cannot be adopted is left to the owner's own way. Raises Fenced,
-    Conflict.
+    Conflict, IdentityRefused when `ledgers` are of another history.
     """
-    source, offloads, topic = shop.source, shop.offloads, topic_map.topic
-    if source is None or offloads is None or topic_map.standing is not None or topic_map.losses:
+    offloads, topic = shop.offloads, topic_map.topic
+    if shop.source is None or offloads is None or topic_map.standing is not None or topic_map.losses:
         return topic_map
     clock = shop.uplink.clock
 
     async def listed() -> list[LedgerInfo]:
         try:
-            known = {info.ledger_id: info for info in await source.ledgers(topic) if info.entries or not info.closed}
+            known = {info.ledger_id: info for info in await ledgers() if info.entries or not info.closed}
             known |= {info.ledger_id: info for info in await offloads.offloaded(topic)}
         except NotFound:
             return []

@@ -31,12 +31,12 @@ from offloaderd.offload.signal import race
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.model import LedgerInfo
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.recovery import LeftBehind
     from offloaderd.offload.roll import RollPolicy
+    from offloaderd.offload.source_check import Listing
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
 
@@ -119,30 +119,37 @@ def left_of(topic_map: TopicMap) -> Left:
 
 
 async def prepare(
-    shop: Workshop, attempts: AttemptLog, topic_map: TopicMap, left: LeftBehind, policy: RollPolicy, daemon_id: str
+    shop: Workshop,
+    attempts: AttemptLog,
+    topic_map: TopicMap,
+    left: LeftBehind,
+    policy: RollPolicy,
+    daemon_id: str,
+    ledgers: Listing,
 ) -> TopicMap:
     """Plan a topic's history if it has one that does not go by itself; returns the map with the plan.
 
     A topic that was offloaded from a later ledger on than its source has (its map was rebuilt without what lay before)
     has its older ledgers planned as well. Where brokers have offloaded some of them and they were not adopted, there
-    is no plan: they are dealt with one by one. Raises Fenced, and Transient when the source of a new topic is away.
+    is no plan: they are dealt with one by one. Raises Fenced, Transient when the source of a new topic is away, and
+    IdentityRefused when `ledgers` are of another history.
     """
     limit = shop.history.daemon_bytes_max
     plan = topic_map.unfinished
     now_ms = shop.uplink.clock.wall_ms()
     if plan is not None and _is_small_and_idle(plan, limit, now_ms):
         return await _record(shop, attempts, topic_map, replace(plan, worker=Worker.DAEMON))
-    known, source, adopted = topic_map.segments, shop.source, topic_map.offloaded
+    known, adopted = topic_map.segments, topic_map.offloaded
     first = None if all(segment.foreign for segment in known) else known[0].begin
     decided = (
         topic_map.history is not None or topic_map.floor is not None or policy.method is not OffloadMethod.STREAMING
     )
-    if source is None or decided or (first is None and (left.begin is not None or topic_map.losses)):
+    if shop.source is None or decided or (first is None and (left.begin is not None or topic_map.losses)):
         return topic_map
     if first is not None and (first.entry_id or any(loss.before == first for loss in topic_map.losses)):
         return topic_map
     after = adopted.ledger_id if first is None and adopted is not None else -1
-    infos = await _ledgers(source, topic_map)
+    infos = await _ledgers(ledgers, topic_map)
     extent = extent_of(infos, first.ledger_id if first is not None else None, after=after)
     if extent is None or await brokers_have(shop, topic_map, extent, after):
         return topic_map
@@ -185,10 +192,10 @@ async def brokers_have(shop: Workshop, topic_map: TopicMap, extent: Extent, afte
     return any(after < info.ledger_id < extent.boundary for info in found)
 
 
-async def _ledgers(source: LedgerSource, topic_map: TopicMap) -> Sequence[LedgerInfo]:
+async def _ledgers(ledgers: Listing, topic_map: TopicMap) -> Sequence[LedgerInfo]:
     """Return the source's ledgers; of a topic that is offloaded already none if it does not answer."""
     try:
-        return await source.ledgers(topic_map.topic)
+        return await ledgers()
     except NotFound:
         return ()
     except Transient:

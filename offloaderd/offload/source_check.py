@@ -12,18 +12,20 @@ it; and the ledger in which the offloading stands, as its store has it, once ope
 from __future__ import annotations
 
 import re
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import NotFound
-from offloaderd.metadata.records.identity import RefusalKind
+from offloaderd.errors import IdentityRefused, NotFound
+from offloaderd.metadata import identity as stored_identity
+from offloaderd.metadata.records.identity import RefusalKind, hint
 from offloaderd.model import Position
 from offloaderd.offload.known_source import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.ledgers.port import LedgerSource
@@ -32,6 +34,12 @@ if TYPE_CHECKING:
     from offloaderd.offload.identity import TopicIdentity
     from offloaderd.offload.known_source import KnownSource
     from offloaderd.offload.record import TopicRecord
+    from offloaderd.offload.workshop import Workshop
+
+    Listing = Callable[[], Awaitable[Sequence[LedgerInfo]]]
+    """Returns a topic's ledgers as the source lists them. Raises what the source does, and IdentityRefused."""
+    Stop = Callable[[RefusalKind, str, str], Awaitable[None]]
+    """Raises IdentityRefused for a finding, unless an operator has accepted it."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,6 +63,59 @@ def differing(topic_map: TopicMap, taken: Position, infos: Iterable[LedgerInfo])
             shorter.append(f"ledger {info.ledger_id} is closed with {info.entries} entries, and more are offloaded")
     kinds = ((RefusalKind.LEDGER_REPLACED, replaced), (RefusalKind.LEDGER_SHORTER, shorter))
     return [Finding(kind, _some(found), _some(found)) for kind, found in kinds if found]
+
+
+def sharing_nothing(topic_map: TopicMap, infos: Sequence[LedgerInfo]) -> Finding:
+    """Return that a list has no ledger that is offloaded."""
+    found = f"the list has ledgers {infos[0].ledger_id} to {infos[-1].ledger_id} and none that is offloaded"
+    return Finding(RefusalKind.UNKNOWN_SOURCE, found, f"no shared ledger, offloaded up to {topic_map.offloaded}")
+
+
+def list_behind(standing: Position, newest: int) -> Finding:
+    """Return that a list ends before where the offloading stands."""
+    found = f"the list ends with ledger {newest}, and entries up to {standing} were offloaded or read"
+    return Finding(RefusalKind.LIST_BEHIND, found, f"list ends below ledger {standing.ledger_id}")
+
+
+def listing(shop: Workshop, identity: TopicIdentity, topic_map: TopicMap) -> Listing:
+    """Return how a topic's ledgers are listed by an owner that has yet to take the topic up: what is wrong is recorded.
+
+    That it is in order again is found once the topic was taken up.
+    """
+    return partial(_listed, shop, topic_map, identity.stop)
+
+
+def listing_of_job(shop: Workshop, topic_map: TopicMap) -> Listing:
+    """Return how a job lists a topic's ledgers: it records nothing, as it may be the job's settings that are wrong."""
+
+    async def stop(kind: RefusalKind, found: str, evidence: str) -> None:
+        record = (await stored_identity.load(shop.metadata, topic_map.topic)).record
+        if not record.accepts(kind, evidence):
+            raise IdentityRefused(f"{kind}: {found}", hint=hint(kind))
+
+    return partial(_listed, shop, topic_map, stop)
+
+
+async def _listed(shop: Workshop, topic_map: TopicMap, stop: Stop) -> Sequence[LedgerInfo]:
+    source, known, topic = shop.source, shop.known_source, topic_map.topic
+    assert source is not None  # noqa: S101 - nobody lists the ledgers of none
+    finding = await known.check(topic) if known is not None else None
+    if finding is not None:
+        await stop(*finding)
+    infos, standing = await source.ledgers(topic), topic_map.offloaded
+    if known is None or standing is None:
+        return infos
+    newest = max((info.ledger_id for info in infos), default=-1)
+    if infos and not known.trusted and not any(info.ledger_id in topic_map.contexts for info in infos):
+        await stop(*sharing_nothing(topic_map, infos))
+    if newest < standing.ledger_id:
+        listed = await known.newest(topic)
+        newest = newest if listed is None else listed
+        if 0 <= newest < standing.ledger_id:
+            await stop(*list_behind(standing, newest))
+    for finding in differing(topic_map, standing, infos):
+        await stop(*finding)
+    return infos
 
 
 def _some(found: Sequence[str]) -> str:
@@ -163,9 +224,7 @@ class SourceCheck:
         if self.believes([info.ledger_id for info in infos]):
             await self._passed(RefusalKind.UNKNOWN_SOURCE)
             return
-        found = f"the list has ledgers {infos[0].ledger_id} to {infos[-1].ledger_id} and none that is offloaded"
-        evidence = f"no shared ledger, offloaded up to {self._record.map.offloaded}"
-        await self._identity.stop(RefusalKind.UNKNOWN_SOURCE, found, evidence)
+        await self._identity.stop(*sharing_nothing(self._record.map, infos))
 
     async def _check_newest(self, infos: Sequence[LedgerInfo]) -> None:
         """Raise IdentityRefused for a list that ends before what is offloaded: a topic always lists its newest.
@@ -180,8 +239,7 @@ class SourceCheck:
         if newest >= standing:
             await self._passed(RefusalKind.LIST_BEHIND)
         elif newest >= 0:
-            found = f"the list ends with ledger {newest}, and entries up to {self._taken()} were offloaded or read"
-            await self._identity.stop(RefusalKind.LIST_BEHIND, found, f"list ends below ledger {standing}")
+            await self._identity.stop(*list_behind(self._taken(), newest))
 
     async def _check_ledgers(self, infos: Iterable[LedgerInfo]) -> None:
         """Raise IdentityRefused for ledgers that are not those that were offloaded."""

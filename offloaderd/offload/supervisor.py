@@ -28,6 +28,7 @@ from offloaderd.offload.identity import TopicIdentity
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.signal import Signal, race
 from offloaderd.offload.sleep import Cause, state_of
+from offloaderd.offload.source_check import listing
 from offloaderd.offload.status import TopicStatus, bare, idle
 from offloaderd.offload.topic import TopicOffloader
 from offloaderd.offload.troubles import Trouble
@@ -289,9 +290,10 @@ class Supervisor:
             left = await recovery.take_over(attempts, topic_map.standing, self._home.shop)
         effective = self._home.effective(topic, self.policy)
         policy, me = self._take(effective), self._home.me.daemon_id
+        ledgers = listing(self._home.shop, identity, topic_map)
         if left.begin is None and policy.method is not OffloadMethod.NONE:
-            topic_map = await adopt_head(self._home.shop, attempts, topic_map)
-        topic_map = await history.prepare(self._home.shop, attempts, topic_map, left, policy, me)
+            topic_map = await adopt_head(self._home.shop, attempts, topic_map, ledgers)
+        topic_map = await history.prepare(self._home.shop, attempts, topic_map, left, policy, me, ledgers)
         offloader = TopicOffloader(self._home.shop, attempts, topic_map, policy, left, identity)
         identity.troubles = offloader.troubles
         cause = self.asleep.cause if self.asleep is not None else Cause.DUE

@@ -17,6 +17,7 @@ from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.model import OffloadMethod
 from offloaderd.offload.history import brokers_have, extent_of
+from offloaderd.offload.source_check import listing_of_job
 from offloaderd.spark.backfill_job import AlreadyDone, BackfillFailed, Origin
 
 if TYPE_CHECKING:
@@ -86,10 +87,9 @@ async def _whole_ledgers(shop: Workshop, topic_map: TopicMap, aim: Aim) -> Histo
 
     Raises BackfillFailed, AlreadyDone.
     """
-    topic, source = topic_map.topic, shop.source
-    assert source is not None  # noqa: S101 - a job does not begin without
+    topic = topic_map.topic
     try:
-        infos = await source.ledgers(topic)
+        infos = await listing_of_job(shop, topic_map)()
     except NotFound as error:
         raise no_such_topic(topic) from error
     floor, standing = topic_map.floor, topic_map.offloaded

@@ -14,6 +14,7 @@ from offloaderd.model import OffloadMethod
 from offloaderd.offload.boundaries import Split, segment_bytes_for
 from offloaderd.offload.history import Left, extent_of, left_of
 from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.source_check import listing_of_job
 from offloaderd.policy.cost import GIB, Requests
 from offloaderd.rpc.history import first_left
 from offloaderd.spark.backfill_eligible import no_such_topic, prospect
@@ -124,7 +125,7 @@ async def _split(stores: Stores, found: Prospect, aim: Aim) -> Split:
     """Split what is left. Raises BackfillFailed, Transient."""
     topic, plan, source = found.map.topic, found.plan, stores.source
     try:
-        infos = await source.ledgers(topic)
+        infos = await listing_of_job(stores.shop, found.map)()
     except NotFound as error:
         raise no_such_topic(topic) from error
     extent = extent_of(infos, plan.boundary)

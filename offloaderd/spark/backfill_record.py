@@ -26,6 +26,7 @@ from offloaderd.offload.ledger_layout import layout_in_history
 from offloaderd.offload.record import TopicRecord
 from offloaderd.offload.roll_forward import as_finished, unrecorded
 from offloaderd.offload.signal import race
+from offloaderd.offload.source_check import listing_of_job
 from offloaderd.offload.troubles import Troubles
 from offloaderd.spark.backfill_attempts import attempts_of
 from offloaderd.spark.backfill_eligible import plan_for_job
@@ -108,8 +109,11 @@ class JobRecord:
         )
 
     async def look(self) -> list[LedgerInfo]:
-        """Take in what the source has. Raises BackfillFailed when it does not say it for too long, HistoryTorn."""
-        return await self._patiently(lambda: self.history.look(lambda: self._source.ledgers(self.claim.topic)))
+        """Take in what the source has.
+
+        Raises BackfillFailed when it does not say it for too long, HistoryTorn, IdentityRefused.
+        """
+        return await self._patiently(lambda: self.history.look(listing_of_job(self._shop, self._record.map)))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the source until it answers. Raises BackfillFailed when it does not for too long."""

@@ -22,6 +22,7 @@ from offloaderd.offload.pace import Pace
 from offloaderd.offload.pool import BufferPool
 from offloaderd.sources import Ledgers, open_ledgers
 from offloaderd.stores import bucket_store, check_places, metadata_store
+from offloaderd.workshops import known_source
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -142,7 +143,11 @@ async def open_shop(
             metrics=metrics,
         )
         ours = await until_answered(clock, lambda: deployment(metadata))
-        shop = replace(shop, deployment_id=str(ours.deployment_id) if ours is not None else "")
+        shop = replace(
+            shop,
+            deployment_id=str(ours.deployment_id) if ours is not None else "",
+            known_source=known_source(settings, metadata, ledgers, clock),
+        )
         if upload_bytes_per_s:
             pace = RatedPace(
                 settings.upload.concurrency_max,

@@ -28,6 +28,7 @@ from offloaderd.offload.history_record import edge_at, ledgers_of
 from offloaderd.offload.open_segment import OpenSegment
 from offloaderd.offload.record import known_ends
 from offloaderd.offload.signal import race
+from offloaderd.offload.source_check import listing_of_job
 from offloaderd.offload.troubles import Troubles
 from offloaderd.offload.uploader import SegmentFailed
 from offloaderd.spark.backfill_job import Outcome, SegmentTask, Written
@@ -65,10 +66,10 @@ class TaskView:
         self.chain = LedgerChain(self.behind, end=None, begin=begin)
         self._task = task
 
-    async def look(self, source: LedgerSource) -> None:
-        """Take in what the source has. Raises Transient, HistoryTorn."""
+    async def look(self, shop: Workshop) -> None:
+        """Take in what the source has. Raises Transient, HistoryTorn, IdentityRefused."""
         task = self._task
-        old = await ledgers_of(lambda: source.ledgers(task.claim.topic), task.claim.topic, task.last, task.boundary)
+        old = await ledgers_of(listing_of_job(shop, self.map), task.claim.topic, task.last, task.boundary)
         self.chain.look([*old, edge_at(task.boundary)])
 
     def known_ends(
@@ -141,14 +142,14 @@ async def _write(
             troubles.met(error, "source")
 
     view = TaskView(task, attempt.begin)
-    filler = HistoryFiller(shop, source, topic, view, look=lambda: view.look(source), met=met)
+    filler = HistoryFiller(shop, source, topic, view, look=lambda: view.look(shop), met=met)
     segment = OpenSegment(shop, attempts, attempt, troubles=troubles, opened_s=clock.monotonic(), continued=task.again)
 
     async def fill(parts: asyncio.TaskGroup) -> None:
         await filler.fill(segment, parts, behind=view.behind, end=task.end, limit=task.limit_bytes)
 
     async def store() -> None:
-        await until_answered(clock, lambda: view.look(source), met=met)
+        await until_answered(clock, lambda: view.look(shop), met=met)
         met(None)
         await segment.store(fill)
         await segment.finish(draft=True)

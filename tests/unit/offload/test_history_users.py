@@ -6,7 +6,7 @@ import uuid
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -38,13 +38,14 @@ from offloaderd.upkeep.rebuild_known import Trouble
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import Between, TopicVerifier
 from tests.unit.offload.owned import Owned
-from tests.unit.offload.rig import TOPIC, Rig, enabled, offloader_of, payloads, until
+from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until
 from tests.unit.offload.test_history import checked, map_of, plan_of, rig_with, until_done
 from tests.unit.read.test_plan import segment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from offloaderd.ledgers.memory import MemoryLedgers
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.records.history import HistoryPlan as Plan
     from offloaderd.offload.engine import Engine
@@ -257,6 +258,27 @@ async def test_a_map_that_was_rebuilt_without_its_history_has_it_planned_again()
         await until_done(await offloader_of(engine))
     await checked(rig, 200)
     assert (await plan_of(rig)).boundary == 6
+
+
+async def test_no_history_is_planned_by_the_list_of_another_source() -> None:
+    """An owner that was misled would leave a plan of ledgers that the right source never had."""
+    rig = await pending()
+    plan = rebuild.make_plan(await rebuild.read_buckets(rig.store, [SITE], lambda _: None))
+    rig.tree = type(rig.tree)()
+    store = rig.tree.connect()
+    await rebuild.write(store, plan, topics=(), enable=True, now_ms=1, progress=lambda _: None)
+    rig.origin = rig.register = cast("MemoryLedgers", rig.ledgers)
+    known = rig.known_source(store)
+    assert known is not None
+    await known.confirm()
+    other = memory_ledgers(rig.clock, ledger_entries_max=60)
+    await other.append(TOPIC, payloads(900, seed=99))
+    other.store_id = "staging"
+    rig.ledgers = rig.origin = rig.register = other
+    async with rig.engine("two") as engine:
+        await until(lambda: [one.state for one in engine.statuses()] == ["stalled"])
+        assert "staging" in engine.statuses()[0].stalled_reason
+    assert (await map_of(rig)).history is None
 
 
 async def test_a_gap_in_what_a_bucket_has_of_history_stops_a_rebuild() -> None:
