@@ -65,16 +65,32 @@ def differing(topic_map: TopicMap, taken: Position, infos: Iterable[LedgerInfo])
     return [Finding(kind, _some(found), _some(found)) for kind, found in kinds if found]
 
 
-def sharing_nothing(topic_map: TopicMap, infos: Sequence[LedgerInfo]) -> Finding:
-    """Return that a list has no ledger that is offloaded."""
+def sharing_nothing(
+    known: KnownSource, topic_map: TopicMap, infos: Sequence[LedgerInfo], seen: Collection[int] = ()
+) -> Finding | None:
+    """Return that a list has no ledger that is offloaded or was `seen`, of a source that is not on record."""
+    ours = {*topic_map.contexts, *seen}
+    if known.trusted or not infos or not topic_map.contexts or any(info.ledger_id in ours for info in infos):
+        return None
     found = f"the list has ledgers {infos[0].ledger_id} to {infos[-1].ledger_id} and none that is offloaded"
     return Finding(RefusalKind.UNKNOWN_SOURCE, found, f"no shared ledger, offloaded up to {topic_map.offloaded}")
 
 
-def list_behind(standing: Position, newest: int) -> Finding:
-    """Return that a list ends before where the offloading stands."""
+async def list_behind(
+    known: KnownSource | None, topic: TopicName, standing: Position, infos: Sequence[LedgerInfo]
+) -> tuple[bool, Finding | None]:
+    """Say whether a list goes on to where the offloading stands, and what is wrong if it ends before.
+
+    A topic always lists its newest ledger. What can be read may end before it, and an empty list says nothing.
+    """
+    newest = max((info.ledger_id for info in infos), default=-1)
+    if newest < standing.ledger_id and known is not None:
+        listed = await known.newest(topic)
+        newest = newest if listed is None else listed
+    if newest >= standing.ledger_id or newest < 0:
+        return newest >= 0, None
     found = f"the list ends with ledger {newest}, and entries up to {standing} were offloaded or read"
-    return Finding(RefusalKind.LIST_BEHIND, found, f"list ends below ledger {standing.ledger_id}")
+    return False, Finding(RefusalKind.LIST_BEHIND, found, f"list ends below ledger {standing.ledger_id}")
 
 
 def listing(shop: Workshop, identity: TopicIdentity, topic_map: TopicMap) -> Listing:
@@ -105,16 +121,11 @@ async def _listed(shop: Workshop, topic_map: TopicMap, stop: Stop) -> Sequence[L
     infos, standing = await source.ledgers(topic), topic_map.offloaded
     if known is None or standing is None:
         return infos
-    newest = max((info.ledger_id for info in infos), default=-1)
-    if infos and not known.trusted and not any(info.ledger_id in topic_map.contexts for info in infos):
-        await stop(*sharing_nothing(topic_map, infos))
-    if newest < standing.ledger_id:
-        listed = await known.newest(topic)
-        newest = newest if listed is None else listed
-        if 0 <= newest < standing.ledger_id:
-            await stop(*list_behind(standing, newest))
-    for finding in differing(topic_map, standing, infos):
-        await stop(*finding)
+    unknown = sharing_nothing(known, topic_map, infos)
+    _, behind = await list_behind(known, topic, standing, infos)
+    for finding in (unknown, behind, *differing(topic_map, standing, infos)):
+        if finding is not None:
+            await stop(*finding)
     return infos
 
 
@@ -221,25 +232,19 @@ class SourceCheck:
             return
         if known is None or not infos or not contexts:
             return
-        if self.believes([info.ledger_id for info in infos]):
+        finding = sharing_nothing(known, self._record.map, infos, self._record.chain.ledgers)
+        if finding is None:
             await self._passed(RefusalKind.UNKNOWN_SOURCE)
-            return
-        await self._identity.stop(*sharing_nothing(self._record.map, infos))
+        else:
+            await self._identity.stop(*finding)
 
     async def _check_newest(self, infos: Sequence[LedgerInfo]) -> None:
-        """Raise IdentityRefused for a list that ends before what is offloaded: a topic always lists its newest.
-
-        What can be read may end before it, and an empty list says nothing.
-        """
-        standing = self._taken().ledger_id
-        newest = max((info.ledger_id for info in infos), default=-1)
-        if newest < standing and self._known is not None:
-            listed = await self._known.newest(self._topic)
-            newest = newest if listed is None else listed
-        if newest >= standing:
+        """Raise IdentityRefused for a list that ends before what is offloaded."""
+        goes_on, behind = await list_behind(self._known, self._topic, self._taken(), infos)
+        if goes_on:
             await self._passed(RefusalKind.LIST_BEHIND)
-        elif newest >= 0:
-            await self._identity.stop(*list_behind(self._taken(), newest))
+        if behind is not None:
+            await self._identity.stop(*behind)
 
     async def _check_ledgers(self, infos: Iterable[LedgerInfo]) -> None:
         """Raise IdentityRefused for ledgers that are not those that were offloaded."""
