@@ -105,30 +105,31 @@ def runs(topic_map: TopicMap, wanted: Collection[CommittedSegment], *, payload_b
     No loss lies between two of one goal, and all lie in one place.
     """
     found: list[list[CommittedSegment]] = []
+    held: set[int] = set()
+    size_bytes = 0
     before: CommittedSegment | None = None
     chosen = {one.segment_id for one in wanted}
+    lost = {(loss.after, loss.before) for loss in topic_map.losses}
     for one in topic_map.segments:
         if one.segment_id in chosen:
-            fits = before is not None and found and found[-1][-1] is before and _go_together(topic_map, before, one)
-            if fits and _within([*found[-1], one], payload_bytes, ledgers):
+            its = {part.ledger_id for part in one.slices}
+            if (
+                before is not None
+                and before.segment_id in chosen
+                and (before.bucket, before.prefix) == (one.bucket, one.prefix)
+                and (before.end, one.begin) not in lost
+                and topic_map.joined(before.end, one.begin)
+                and len(found[-1]) < SOURCES_MAX
+                and size_bytes + one.payload_bytes <= payload_bytes
+                and len(held | its) <= ledgers
+            ):
                 found[-1].append(one)
+                size_bytes, held = size_bytes + one.payload_bytes, held | its
             else:
                 found.append([one])
+                size_bytes, held = one.payload_bytes, its
         before = one
     return [goal_of(run) for run in found]
-
-
-def _go_together(topic_map: TopicMap, one: CommittedSegment, other: CommittedSegment) -> bool:
-    lost = any(loss.after == one.end and loss.before == other.begin for loss in topic_map.losses)
-    same = (one.bucket, one.prefix) == (other.bucket, other.prefix)
-    return same and not lost and topic_map.joined(one.end, other.begin)
-
-
-def _within(run: Sequence[CommittedSegment], payload_bytes: int, ledgers: int) -> bool:
-    held = {part.ledger_id for one in run for part in one.slices}
-    if len(run) > SOURCES_MAX:
-        return False
-    return sum(one.payload_bytes for one in run) <= payload_bytes and len(held) <= ledgers
 
 
 def with_merged(topic_map: TopicMap, merged: CommittedSegment, *, now_ms: int) -> tuple[list[Step], TopicMap]:

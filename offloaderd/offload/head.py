@@ -1,10 +1,11 @@
 """The head of a topic: a small object in the bucket that says how far the topic is, whatever the metadata say later.
 
-It is put after a segment was verified and before the transaction that commits it, and read once under each claim and
-after each sleep, before the first commit or deletion. One that is ahead of the map by more than what is at hand was
-put by owners whose records are gone: the metadata went back. One of another deployment means that somebody else writes
-the topic. A topic without a head is adopted: versions before had none. One that is there and cannot be read is neither:
-what it says is not known, so nothing is committed before an operator has said that the metadata are right.
+It is put after a segment was verified and before the transaction that commits it, and read once under each claim before
+the first commit or deletion, and again if a topic wakes with a map that is behind what it was. One that is ahead of the
+map by more than what is at hand was put by owners whose records are gone: the metadata went back. One of another
+deployment means that somebody else writes the topic. A topic without a head is adopted: versions before had none. One
+that is there and cannot be read is neither: what it says is not known, so nothing is committed before an operator has
+said that the metadata are right.
 
 A put that is late, or of a deposed owner, does no harm: an older head than the map is in order. What a head is ahead by
 may have been given up meanwhile; then it is on the trash list, or its manifest is in the bucket no more.
@@ -61,8 +62,17 @@ class HeadKeeper:
         self._clock = shop.uplink.clock
         self._lock = asyncio.Lock()
         self._checked = False
+        self._seen: Position | None = None
+        """How far the map was last."""
         self._known_epoch = 0
         self._put: tuple[object, ...] = ()
+
+    def take_up(self, topic_map: TopicMap) -> None:
+        """Work begins, or goes on after a sleep, with this map: one that is behind what it was is compared anew."""
+        if self._seen is not None and (topic_map.offloaded is None or topic_map.offloaded < self._seen):
+            self._checked = False
+            self._identity.checked.clear()
+        self._seen = topic_map.offloaded
 
     async def check(self, topic_map: TopicMap, committing: UUID | None = None) -> None:
         """Compare the heads that there are with the map; once under a claim.
@@ -84,7 +94,7 @@ class HeadKeeper:
     async def before_commit(self, before: TopicMap, after: TopicMap, segment: CommittedSegment) -> None:
         """Put the head of the map that a commit makes. Raises IdentityRefused, Fenced."""
         await self.check(before, segment.segment_id)
-        newest = after.segments[-1]
+        newest, self._seen = after.segments[-1], after.offloaded
         history = after.history_end if after.unfinished is not None else None
         epoch = self._known_epoch if self._epoch is None else self._epoch
         value = TopicHead(

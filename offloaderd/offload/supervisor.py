@@ -23,6 +23,7 @@ from offloaderd.offload import history, ownership, recovery
 from offloaderd.offload.adoption import adopt_head
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog, Claim
+from offloaderd.offload.fence import Fence
 from offloaderd.offload.head import HeadKeeper
 from offloaderd.offload.identity import TopicIdentity
 from offloaderd.offload.roll import RollPolicy
@@ -244,16 +245,20 @@ class Supervisor:
         if claim is None:
             return
         self.session = session
+        fence = Fence(store, claim, clock=self._clock, metrics=self._metrics)
+        identity = TopicIdentity(fence, clock=self._clock, metrics=self._metrics, before=self.identity)
+        self.identity = identity
+        head = identity.head = HeadKeeper(self._home.shop, identity, epoch=claim.epoch)
         self._metrics.ownership_changes.labels(direction="gained").inc()
         try:
-            await self._stay_awake(claim, session)
+            await self._stay_awake(claim, session, identity, head)
             while self.asleep is not None:
                 await self.asleep.woken.wait()
                 if self._stop.is_set():
                     return
                 await self._check(claim, session)
                 self._metrics.topic_wakes.labels(cause=str(self.asleep.cause)).inc()
-                await self._stay_awake(claim, session)
+                await self._stay_awake(claim, session, identity, head)
         finally:
             if session.lost.is_set():
                 self._last = bare(self.status(self._clock.monotonic()))
@@ -277,16 +282,14 @@ class Supervisor:
                 hint="nothing to do: the topic is claimed again as soon as it can be",
             )
 
-    async def _stay_awake(self, claim: Claim, session: Session) -> None:
+    async def _stay_awake(self, claim: Claim, session: Session, identity: TopicIdentity, head: HeadKeeper) -> None:
         """Take over what an earlier owner left, or this one before it slept; offload until told to stop or sleep."""
         store, topic = self._home.shop.metadata, self.topic
-        attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics)
-        identity = TopicIdentity(attempts.fence, clock=self._clock, metrics=self._metrics, before=self.identity)
-        self.identity = identity
-        attempts.head = identity.head = HeadKeeper(self._home.shop, identity, epoch=claim.epoch)
+        attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics, head=head)
         async with self._home.turns:
             await identity.load()
             topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
+            head.take_up(topic_map)
             left = await recovery.take_over(attempts, topic_map.standing, self._home.shop)
         effective = self._home.effective(topic, self.policy)
         policy, me = self._take(effective), self._home.me.daemon_id

@@ -10,6 +10,7 @@ import pytest
 from offloaderd.errors import Conflict, NewerRecord, NoSpace
 from offloaderd.format.pb.storage.records_pb2 import GrantRecord
 from offloaderd.metadata import catalog, merging, paths, pieces, removal, rules
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import codec
 from offloaderd.metadata.records import grant as grant_record
@@ -22,7 +23,7 @@ from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.record import TopicRecord
 from offloaderd.testing.clock import FakeClock
 from tests.unit.offload import many_segments
-from tests.unit.offload.many_segments import LEDGER, as_one_node, begun, commit
+from tests.unit.offload.many_segments import LEDGER, as_one_node, as_rebuilt, begun, commit
 from tests.unit.offload.owned import Owned, offloaded_topic
 from tests.unit.offload.rig import TOPIC
 
@@ -57,6 +58,25 @@ async def test_a_ledger_that_was_full_takes_more() -> None:
     assert rules.request_bytes(steps) < 4 * pieces.PIECE_BYTES
     await tree.connect().transact(steps)
     assert await catalog.load(tree.connect(), TOPIC) == topic_map
+
+
+async def test_a_plan_of_merges_looks_at_each_segment_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many become one; an owner or a job that plans it keeps nothing else waiting."""
+    _, topic_map = await begun(MemoryTree().connect(), FakeClock(), as_rebuilt(3000))
+    sizes, looks = {one.segment_id: one.payload_bytes for one in topic_map.segments}, 0
+
+    def counted(segment: CommittedSegment) -> int:
+        nonlocal looks
+        looks += 1
+        return sizes[segment.segment_id]
+
+    monkeypatch.setattr(CommittedSegment, "payload_bytes", property(counted))
+    goals = merging.runs(topic_map, topic_map.segments, payload_bytes=1 << 60, ledgers=5)
+    assert [len(one.sources) for one in goals] == [merging.SOURCES_MAX] * (3000 // merging.SOURCES_MAX)
+    assert looks <= 3 * 3000
+    size_bytes = next(iter(sizes.values()))
+    goals = merging.runs(topic_map, topic_map.segments, payload_bytes=7 * size_bytes, ledgers=5)
+    assert {len(one.sources) for one in goals[:-1]} == {7}
 
 
 async def test_a_merge_makes_room_for_what_it_puts_on_the_trash_list() -> None:

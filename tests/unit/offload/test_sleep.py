@@ -12,6 +12,7 @@ import pytest
 from offloaderd.errors import Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics_placement import WAKE_CAUSES
 from offloaderd.model import EntryBatch, OfferResult, OffloadMethod, Position, TierRetention
@@ -22,6 +23,7 @@ from offloaderd.offload.report import Reporter
 from offloaderd.offload.rest import Rest
 from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.offload.sleep import SleepOptions
+from offloaderd.testing.faults import FaultyStore
 from tests.unit.offload.fleet import TOPICS, epochs, fellow, settled
 from tests.unit.offload.owned import Owned, offloaded_topic
 from tests.unit.offload.rig import (
@@ -397,6 +399,31 @@ async def test_a_topic_is_looked_at_again_after_some_time(rig: Rig) -> None:
         engine.dormitory.options = SleepOptions(after_s=AFTER_S, again_s=0.3)
         await offloaded(rig, engine)
         await until(lambda: woken(rig).get("due", 0) >= 2)
+
+
+async def test_a_wake_under_the_same_claim_reads_no_head(rig: Rig) -> None:
+    """It was compared when the topic was claimed; whoever else commits has to claim the topic first."""
+    asked: list[str] = []
+    rig.objects = FaultyStore(rig.store, lambda *what: asked.append(what[1]))
+    async with rig.engine() as engine:
+        await offloaded(rig, engine)
+        sleeper, before = await asleep(engine), len(asked)
+        sleeper.wake(sleep.Cause.DUE)
+        await until(lambda: sleeper_of(engine) not in {sleeper, None})
+    assert asked[before:] == []
+
+
+async def test_a_map_that_went_back_in_its_sleep_is_compared_with_the_head(rig: Rig) -> None:
+    """The claim may be in what was restored as well; nothing is offloaded twice or deleted by such a map."""
+    async with rig.engine() as engine:
+        await offloaded(rig, engine)
+        backup = rig.tree.backup()
+        await offloaded(rig, engine, seed=1)
+        sleeper = await asleep(engine)
+        rig.tree._nodes[paths.ledger(TOPIC, 0)] = backup._nodes[paths.ledger(TOPIC, 0)]
+        sleeper.wake(sleep.Cause.DUE)
+        await until(lambda: [one.kind for one in engine.statuses()[0].refusals] == [RefusalKind.METADATA_WENT_BACK])
+    assert len(await rig.committed()) == 10
 
 
 async def test_a_topic_that_is_only_looked_at_sleeps_at_once(rig: Rig) -> None:
