@@ -63,7 +63,7 @@
         tell();
       }
     } catch (error) {
-      const since = new Date(changed).toLocaleTimeString();
+      const since = utc(changed);
       away.textContent = "The daemon does not answer; what is shown is of " + since + ".";
       away.hidden = false;
     } finally {
@@ -72,8 +72,13 @@
     }
   }
 
+  // As all other times of the page.
+  function utc(ms) {
+    return new Date(ms).toISOString().slice(11, 19) + " UTC";
+  }
+
   function tell() {
-    fresh.textContent = paused ? "paused" : "refreshed " + new Date(changed).toLocaleTimeString();
+    fresh.textContent = paused ? "paused" : "refreshed " + utc(changed);
   }
 
   pause.addEventListener("click", function () {

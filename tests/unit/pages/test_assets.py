@@ -34,6 +34,11 @@ def test_the_script_is_javascript() -> None:
     assert parser.parse(script + b"\n})();").root_node.has_error
 
 
+def test_the_script_tells_times_as_the_page_does() -> None:
+    """In UTC: a reader's own zone beside it is an hour that nobody finds in a log."""
+    assert "toLocale" not in (PAGES / "static" / "status.js").read_text()
+
+
 @pytest.mark.parametrize(
     "file", sorted([*PAGES.glob("static/*"), *PAGES.glob("templates/*")]), ids=lambda one: one.name
 )

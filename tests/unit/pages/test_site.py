@@ -307,6 +307,17 @@ async def test_the_page_can_be_used_without_seeing_or_a_mouse(path: str) -> None
     assert len(ids) == len(set(ids))
 
 
+async def test_a_table_that_is_wider_than_a_phone_scrolls_by_itself() -> None:
+    """Each stands in a region of its own that scrolls and can be reached by keys, so the page itself never does."""
+    async with opened(Scene([])) as client, client.get("/status") as answer:
+        tree = parsed(await answer.text())
+    tables = tree.findall(".//table")
+    regions = [one for one in tree.iter() if one.get("class") == "scroll"]
+    assert len(tables) == 2
+    assert [region.find("table") for region in regions] == tables
+    assert all(region.get("tabindex") == "0" for region in regions)
+
+
 async def test_the_front_door_leads_to_the_page() -> None:
     """The address alone redirects, to where a proxy in front would have it too."""
     async with opened(Scene([])) as client, client.get("/", allow_redirects=False) as answer:
