@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData, InvalidInput, NotFound, Transient
+from offloaderd.errors import CorruptData, IdentityRefused, InvalidInput, NotFound, Transient
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format.entry_time import EntryTime
 from offloaderd.format.manifest import Past
@@ -46,6 +46,7 @@ from tests.unit.read.shelf import Shelf
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from offloaderd.model import TopicName
     from offloaderd.objects.port import ObjectInfo
     from tests.unit.read.build import House
 
@@ -353,6 +354,22 @@ async def test_without_the_source_what_is_offloaded_is_found() -> None:
         house.map.segments = []
         with pytest.raises(Transient, match="stumbles"):
             await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 10))
+
+
+async def test_what_a_refused_source_may_know_is_refused() -> None:
+    """It may have an earlier answer, or the only one; what is offloaded up to the answer is found."""
+    house, _ = await three_tiers()
+
+    async def refused(topic: TopicName) -> IdentityRefused:
+        return IdentityRefused(f"the source of {topic} is another cluster's")
+
+    house.reader.source_refused = refused
+    async with house.reader:
+        assert await found_at(house, SeekKind.TIME, NOW + 10) == (Position(3, 1), True)
+        for stored in (house.map.segments, ()):
+            house.map.segments = stored
+            with pytest.raises(IdentityRefused, match="another cluster"):
+                await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 30))
 
 
 async def test_entries_without_times_are_passed_over_only_so_far() -> None:
