@@ -85,12 +85,12 @@ class TopicRecord:
         await self._change(lambda known: self._attempts.note_ends(known, self._end_of_offloaded()))
 
     async def note_closed(self, last: Position) -> None:
-        """Record that a ledger ends with the entry at `last`, if offloading stands there. Raises Fenced.
+        """Record that a ledger ends with the entry at `last`, if it is offloaded up to there. Raises Fenced.
 
-        For a topic without a source, whose pusher may say so only after that entry was committed.
+        For a topic without a source, whose pusher may say so only after that entry, or later ledgers, were committed.
         """
         ends = {last.ledger_id: LedgerEnd(last.entry_id + 1, None)}
-        await self._change(lambda known: self._attempts.note_ends(known, ends if known.offloaded == last else {}))
+        await self._change(lambda known: self._attempts.note_ends(known, ends))
 
     def known_ends(
         self, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]

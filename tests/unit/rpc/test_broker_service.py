@@ -282,6 +282,21 @@ async def test_an_end_that_is_told_during_a_commit_is_told_again_at_once(monkeyp
         assert (await one.ensure(5, 10, sum(map(len, made)), wait_ms=1000))[-1].state == COVERED
 
 
+async def test_a_close_that_is_told_after_later_ledgers_were_offloaded_is_recorded() -> None:
+    """Nothing else will say how that ledger ended, and its broker would wait for good."""
+    made = payloads(10)
+    length = sum(map(len, made))
+    async with served(Rig(policy=Rig().policy), push_only=True) as one:
+        topic = await enabled(one.engine)
+        for ledger_id in (5, 6):
+            assert topic.offer(EntryBatch(ledger_id, 0, made)) is OfferResult.ACCEPTED
+        await topic.request_roll()
+        await until_offloaded(topic, Position(6, 9))
+        for ledger_id in (6, 5):
+            assert (await one.ensure(ledger_id, 9, length, wait_ms=1))[-1].state == WAITING  # it is longer
+            assert (await one.ensure(ledger_id, 10, length, wait_ms=1000))[-1].state == COVERED
+
+
 async def test_nothing_is_deleted_that_pulsars_list_has_or_may_have() -> None:
     """An attempt that failed is cleaned up by the same call; without the list nobody can tell the two apart."""
     rig = ledger_rig(Rig().policy)
