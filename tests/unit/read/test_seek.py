@@ -16,6 +16,7 @@ from offloaderd.format import manifest as manifest_format
 from offloaderd.format.entry_time import EntryTime
 from offloaderd.format.manifest import Past
 from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.model import EntryBatch, Position
 from offloaderd.objects import keys
 from offloaderd.objects.checks import cut
@@ -366,7 +367,7 @@ async def test_what_a_refused_source_may_know_is_refused() -> None:
     house.reader.source_refused = refused
     async with house.reader:
         assert await found_at(house, SeekKind.TIME, NOW + 10) == (Position(3, 1), True)
-        for stored in (house.map.segments, ()):
+        for stored in (house.map.segments, list[CommittedSegment]()):
             house.map.segments = stored
             with pytest.raises(IdentityRefused, match="another cluster"):
                 await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 30))
