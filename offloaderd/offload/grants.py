@@ -190,13 +190,16 @@ class Grants:
     async def _of_copy(self, offloader: TopicOffloader, ledger_id: int, grant: Grant, lag_s: float | None) -> Grant:
         """Return the grant for the copy that is there now, verified anew if it was rewritten. Raises Fenced."""
         topic_map = offloader.map
-        if not grant.in_force or ledger_id not in topic_map.contexts or ledger_id in topic_map.deleted:
+        if not grant.in_force or ledger_id not in topic_map.contexts.keys() - topic_map.deleted.keys():
             return grant
         try:
-            held = [segment.segment_id for segment in segments_of(topic_map, ledger_id)]
-            if grant.is_of(held):
+            if grant.is_of([segment.segment_id for segment in segments_of(topic_map, ledger_id)]):
                 return grant
-            found = await grant_records.load(self._shop.metadata, offloader.topic, ledger_id)
+        except Unsound as error:
+            self._denied(offloader, ledger_id, error.reason, error)
+            return grant
+        found = await grant_records.load(self._shop.metadata, offloader.topic, ledger_id)
+        try:
             fresh = await self.verified(offloader, topic_map, ledger_id, lag_s)
         except (Unsound, Transient, Denied, BucketMissing) as error:
             self._denied(offloader, ledger_id, _reason(error), error)
@@ -282,9 +285,8 @@ class Grants:
         found = await grant_records.load(self._shop.metadata, topic, ledger_id)
         if found is None or not found.grant.allows(self._clock.wall_ms()):
             return
-        if not await self._is_held(offloader, topic_map, ledger_id, found.grant):
-            return
-        if await deletion_refused(self._shop.metadata, topic):
+        held = await self._is_held(offloader, topic_map, ledger_id, found.grant)
+        if not held or await deletion_refused(self._shop.metadata, topic):
             return
         if not found.grant.source_deleted_ms and not await self._decide(offloader, topic_map, ledger_id, found):
             return

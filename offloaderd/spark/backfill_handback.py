@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.metadata.records.attempt import AttemptStatus
+from offloaderd.model import Loss
 from offloaderd.offload.chain import Run
 from offloaderd.offload.history import left_of
 from offloaderd.offload.uploader import SegmentFailed
@@ -72,9 +73,20 @@ async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
 
 
 async def _commit_next(record: JobRecord, attempts: AttemptLog, attempt: Attempt) -> bool:
-    """Commit a segment if it is whole and comes next; say whether it was. Raises Fenced, HistoryTorn."""
+    """Commit a segment that is whole and comes next, also behind what the source has lost; say whether it was.
+
+    Raises Fenced, HistoryTorn.
+    """
+    if attempt.status is not AttemptStatus.OFFLOADED:
+        return False
     step = record.next_after(record.standing)
-    if attempt.status is not AttemptStatus.OFFLOADED or not isinstance(step, Run) or step.first != attempt.begin:
+    if isinstance(step, Loss) and step.before <= attempt.begin:
+        await record.look()
+        step = record.next_after(record.standing)
+        if isinstance(step, Loss) and step.before <= attempt.begin:
+            await record.lost(step)
+            step = record.next_after(record.standing)
+    if not isinstance(step, Run) or step.first != attempt.begin:
         return False
     try:
         await record.commit(attempt, attempts)

@@ -79,9 +79,9 @@ class TopicVerifier:
         for number, segment in enumerate(topic_map.segments, start=1):
             before = looker.read_bytes
             report = SegmentReport(segment=segment, number=number, of=len(topic_map.segments))
-            report.flaws, known = await look_at(
-                looker, topic, segment, level, cluster=self._cluster, buckets=self._buckets
-            )
+            report.flaws, known = await self._look(looker, topic, segment, level)
+            if first_damage(report.flaws):  # one look alone may have been damaged on its way
+                report.flaws, known = await self._look(looker, topic, segment, level)
             if report.flaws:
                 now = await self._maps.topic_map(topic)
                 if segment.segment_id not in {one.segment_id for one in now.segments}:
@@ -99,6 +99,11 @@ class TopicVerifier:
         yield Between(
             segments=len(topic_map.segments), read_bytes=looker.read_bytes, flaws=[joint(one) for one in problems]
         )
+
+    async def _look(
+        self, looker: Looker, topic: TopicName, segment: CommittedSegment, level: Level
+    ) -> tuple[list[Flaw], Known | None]:
+        return await look_at(looker, topic, segment, level, cluster=self._cluster, buckets=self._buckets)
 
 
 async def look_at(

@@ -160,6 +160,31 @@ async def test_a_verification_keeps_the_source() -> None:
         assert (await until_kept(rig, 1)).damaged
 
 
+async def test_what_was_damaged_on_its_way_to_a_verification_is_no_damage() -> None:
+    """It looks twice before it says so: a grant that is taken back stays so until an operator allows it."""
+    rig = await offloaded_topic(10, 10, 5)
+    owned = await Owned.claim(rig)
+    sound, damaged, flipped = rig.store.get, owned.offloader.map.segments[1].keys.data, 0
+
+    async def get(key: str, first: int = 0, length: int | None = None) -> bytes:
+        nonlocal flipped
+        data = await sound(key, first, length)
+        if key != damaged or flipped:
+            return data
+        flipped = 1
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    rig.store.get = get  # type: ignore[method-assign]
+    told: list[str] = []
+    sites = [Site(cluster="test", bucket="b", prefix="seg/")]
+    looker = Looker(rig.store, clock=rig.clock)
+    verifier = TopicVerifier(Maps(owned), lambda: looker, sites, lambda _t, _s, bad: told.append(bad))
+    reports = [one async for one in verifier.run(TOPIC, Level.FULL)]
+    assert flipped == 1
+    assert [one.flaws for one in reports] == [[]] * 4
+    assert told == []
+
+
 async def test_what_is_deleted_while_it_is_read_is_no_damage() -> None:
     """An object that is gone is looked for once more, and the segment in the map as it is now."""
     rig = await offloaded_topic(10, 10, 5)

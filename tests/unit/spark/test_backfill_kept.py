@@ -11,11 +11,13 @@ from offloaderd.errors import IdentityRefused
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.model import Position
+from offloaderd.spark.backfill_handback import hand_back
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.stored import Site
 from tests.patience import PATIENCE_S
 from tests.unit.offload.rig import TOPIC, payloads, until
 from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned
+from tests.unit.spark.test_backfill_whole import stores_of
 
 if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
@@ -85,6 +87,18 @@ async def test_a_gap_in_the_middle_is_lost_and_what_was_stored_around_it_stays()
     (loss,) = found.losses
     assert (loss.after, loss.before) == (Position(1, 9), Position(2, 20))
     assert [one for _, one in await rig.committed()] == [*payloads(200)[:40], *payloads(200)[80:]]
+
+
+async def test_what_was_stored_behind_a_loss_is_committed_before_history_is_handed_back() -> None:
+    """The daemon could not write it anew: its source has none of it any more."""
+    rig = await planned()
+    await broken_off(rig, Position(0, 0))
+    await trim(rig, 0, 1, 2, 3, 4, 5)
+    found = await hand_back(stores_of(rig), TOPIC)
+    assert (found.committed, found.discarded) == (4, 1)
+    (loss,) = (await map_of(rig)).losses
+    assert loss.before == Position(1, 10)
+    assert [one for _, one in await rig.committed()] == payloads(200)[40:]
 
 
 async def restored(rig: Rig) -> TopicMap:
