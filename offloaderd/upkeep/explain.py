@@ -216,7 +216,7 @@ class Explainer:
         found = await node(self._metadata, path)
         if found is None:
             return None
-        return verified_record.decode(found.value, path=path).segments.get(segment.segment_id)
+        return verified_record.decode(found.value, path=path).of([segment]).get(segment.segment_id)
 
     async def _grant(self, topic: TopicName, ledger_id: int) -> Grant | None:
         path = paths.grant(topic, ledger_id)

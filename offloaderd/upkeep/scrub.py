@@ -170,7 +170,7 @@ class Scrubber:
         while not self._options.off:
             try:
                 if progress is None:
-                    progress = await self._load(owned.topic)
+                    progress = await self._load(owned)
                 wait_s = await self.turn(owned, progress)
             except Fenced:
                 raise
@@ -294,8 +294,8 @@ class Scrubber:
         self._metrics.scrub_damaged_segments.labels(topic=topic).set(damaged)
         self._metrics.scrub_last_complete_timestamp_seconds.labels(topic=topic).set(oldest_ms / 1000)
 
-    async def _load(self, topic: TopicName) -> _Progress:
-        path = paths.verified(topic)
+    async def _load(self, owned: Owned) -> _Progress:
+        topic, path = owned.topic, paths.verified(owned.topic)
         try:
             node = await self._metadata.get(path)
         except NotFound:
@@ -307,7 +307,7 @@ class Scrubber:
         except OffloaderError as error:
             log.warning("scrub.record_unreadable", topic=str(topic), error=str(error), hint="it begins anew")
             known = Verified({})
-        return _Progress(dict(known.segments), known.cursor, node.version, node.value)
+        return _Progress(known.of(owned.map.segments), known.cursor, node.version, node.value)
 
     async def _keep(self, owned: Owned, progress: _Progress, *, at_once: bool = False) -> None:
         """Record the progress, unless that was done a moment ago. Raises Fenced, Conflict, NotFound."""
@@ -316,7 +316,8 @@ class Scrubber:
             return
         here = {one.segment_id for one in owned.map.segments}
         kept = {segment_id: one for segment_id, one in progress.segments.items() if segment_id in here}
-        value = verified_record.encode(Verified(kept, progress.cursor))
+        fitting = verified_record.fitting(kept, owned.map.segments)
+        value = verified_record.encode(replace(fitting, cursor=progress.cursor))
         progress.segments = kept
         if value == progress.written:
             return

@@ -40,6 +40,7 @@ from offloaderd.model import (
     OutagePolicy,
     Position,
     ReadPriority,
+    SegmentRange,
     TierRetention,
 )
 from offloaderd.patterns import TopicPattern
@@ -357,6 +358,18 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
         verified.Verified(
             {SEGMENT: verified.SegmentVerified(verified_ms=1_700_000_000_000, level="data", flaws=1, flaw="a block")},
             verified.Cursor(OTHER, 3),
+        ),
+    ),
+    "verified-in-runs": (
+        verified.encode,
+        verified.decode,
+        verified.Verified(
+            {},
+            runs=(
+                verified.Run(
+                    range=SegmentRange(Position(1, 2), Position(3, 4)), verified_ms=1_700_000_000_000, level="full"
+                ),
+            ),
         ),
     ),
 }

@@ -2,6 +2,9 @@
 
 One node a topic, written by its owner, some seconds behind what was done: what a crash loses is looked at again. A
 segment that is not in it has never been looked at. Nothing depends on it but when to look again.
+
+A node has room for so many segments one by one. Of a topic with more, sound segments that follow each other and were
+looked at within an hour share one time, the earliest of theirs: the scrub goes through a map in order, so they are few.
 """
 
 from __future__ import annotations
@@ -11,13 +14,20 @@ from typing import TYPE_CHECKING
 
 from offloaderd.format.pb.storage import verified_pb2
 from offloaderd.metadata.records import codec
+from offloaderd.model import SegmentRange
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from uuid import UUID
 
+    from offloaderd.metadata.committed import CommittedSegment
+
 SEGMENTS_MAX = 8_000
-"""More would make the node too large; the rest counts as never verified."""
+"""More would make the node too large; of the rest, those that are sound are in runs."""
+RUNS_MAX = 2_000
+"""More would make it too large as well; what was looked at longest ago counts as never verified then."""
+RUN_MS = 3_600_000
+"""How far the times of one run lie apart."""
 FLAW_CHARS_MAX = 300
 FLAWS_BYTES_MAX = 300_000
 """For the words of all flaws together: where everything is damaged, how many there are is what counts."""
@@ -41,18 +51,83 @@ class Cursor:
     blocks: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Sound segments that follow each other, as of the time at which the first of them was looked at."""
+
+    range: SegmentRange
+    verified_ms: int
+    level: str
+
+    def holds(self, segment: CommittedSegment) -> bool:
+        """Whether a segment is one of them: what has been written since, in the place of others, is not."""
+        within = self.range.begin <= segment.begin and segment.end <= self.range.end
+        return within and segment.offloaded_ms <= self.verified_ms
+
+
 @dataclass(frozen=True, slots=True)
 class Verified:
     """What is known of a topic."""
 
     segments: Mapping[UUID, SegmentVerified]
     cursor: Cursor | None = None
+    runs: tuple[Run, ...] = ()
+
+    def of(self, segments: Sequence[CommittedSegment]) -> dict[UUID, SegmentVerified]:
+        """Return what is known of segments of the topic's map, which are in order."""
+        found: dict[UUID, SegmentVerified] = {}
+        runs = iter(self.runs)
+        run = next(runs, None)
+        for one in segments:
+            while run is not None and run.range.end < one.begin:
+                run = next(runs, None)
+            known = self.segments.get(one.segment_id)
+            if known is None and run is not None and run.holds(one):
+                known = SegmentVerified(verified_ms=run.verified_ms, level=run.level)
+            if known is not None:
+                found[one.segment_id] = known
+        return found
+
+
+def fitting(known: Mapping[UUID, SegmentVerified], segments: Sequence[CommittedSegment]) -> Verified:
+    """Return what a node has room for of what is known of a topic's segments, which are in the order of its map.
+
+    One by one are those that are not sound, and those that were looked at last; the others are in runs.
+    """
+    if len(known) <= SEGMENTS_MAX:
+        return Verified(known)
+    order = sorted(known, key=lambda one: (not known[one].flaws, -known[one].verified_ms))
+    runs = sorted(_runs(known, segments), key=lambda one: -one.verified_ms)[:RUNS_MAX]
+    alone = {one: known[one] for one in order[:SEGMENTS_MAX]}
+    return Verified(alone, runs=tuple(sorted(runs, key=lambda one: one.range.begin)))
+
+
+def _runs(known: Mapping[UUID, SegmentVerified], segments: Sequence[CommittedSegment]) -> list[Run]:
+    """Put sound segments together that follow each other."""
+    runs: list[Run] = []
+    follows, newest_ms, offloaded_ms = False, 0, 0
+    for one in segments:
+        seen = known.get(one.segment_id)
+        if seen is None or seen.flaws:
+            follows = False
+            continue
+        newest_ms = max(newest_ms, seen.verified_ms)
+        offloaded_ms = max(offloaded_ms, one.offloaded_ms)
+        earliest_ms = min(runs[-1].verified_ms, seen.verified_ms) if follows else 0
+        joins = offloaded_ms <= earliest_ms and newest_ms - earliest_ms <= RUN_MS
+        if follows and joins and runs[-1].level == seen.level:
+            whole = SegmentRange(runs[-1].range.begin, one.end)
+            runs[-1] = Run(range=whole, verified_ms=earliest_ms, level=seen.level)
+        else:
+            runs.append(Run(range=SegmentRange(one.begin, one.end), verified_ms=seen.verified_ms, level=seen.level))
+            newest_ms, offloaded_ms = seen.verified_ms, one.offloaded_ms
+        follows = True
+    return runs
 
 
 def encode(value: Verified) -> bytes:
-    """Return the node's content: of too many segments those that were looked at last, and all that are not sound."""
-    chosen = sorted(value.segments.items(), key=lambda one: (not one[1].flaws, -one[1].verified_ms))[:SEGMENTS_MAX]
-    flawed = sum(bool(one.flaws) for _, one in chosen)
+    """Return the node's content."""
+    flawed = sum(bool(one.flaws) for one in value.segments.values())
     chars = min(FLAW_CHARS_MAX, FLAWS_BYTES_MAX // (4 * max(1, flawed)))  # a character has at most 4 bytes
     message = verified_pb2.VerifiedRecord(
         segments=[
@@ -63,8 +138,19 @@ def encode(value: Verified) -> bytes:
                 flaws=one.flaws,
                 flaw=one.flaw[:chars],
             )
-            for segment_id, one in sorted(chosen, key=lambda one: one[0])
-        ]
+            for segment_id, one in sorted(value.segments.items(), key=lambda one: one[0])
+        ],
+        runs=[
+            verified_pb2.VerifiedRun(
+                begin_ledger_id=one.range.begin.ledger_id,
+                begin_entry_id=one.range.begin.entry_id,
+                end_ledger_id=one.range.end.ledger_id,
+                end_entry_id=one.range.end.entry_id,
+                verified_ms=one.verified_ms,
+                level=one.level,
+            )
+            for one in value.runs
+        ],
     )
     if value.cursor is not None:
         message.cursor.segment_id, message.cursor.blocks = str(value.cursor.segment_id), value.cursor.blocks
@@ -83,4 +169,15 @@ def decode(data: bytes, *, path: str) -> Verified:
     cursor = None
     if record.HasField("cursor"):
         cursor = Cursor(codec.segment_id(path, record.cursor.segment_id), record.cursor.blocks)
-    return Verified(segments, cursor)
+    runs = tuple(
+        Run(
+            range=SegmentRange(
+                codec.position(path, one.begin_ledger_id, one.begin_entry_id),
+                codec.position(path, one.end_ledger_id, one.end_entry_id),
+            ),
+            verified_ms=one.verified_ms,
+            level=one.level,
+        )
+        for one in record.runs
+    )
+    return Verified(segments, cursor, runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from offloaderd.errors import CorruptData
 from offloaderd.metadata.records import verified
 from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
+from tests.unit.offload import many_segments
 
 numbers = st.integers(0, 2**40)
 looks = st.builds(
@@ -29,20 +31,42 @@ def test_it_comes_back_as_it_was(segments: dict[UUID, SegmentVerified], cursor: 
     assert verified.decode(verified.encode(value), path="p") == value
 
 
-def test_too_many_segments_keep_the_damaged_and_the_newest() -> None:
-    """A node has an end; what drops out is looked at again, and nothing that is damaged is forgotten."""
-    count = verified.SEGMENTS_MAX + 10
-    segments = {UUID(int=number): SegmentVerified(verified_ms=number, level="full") for number in range(count)}
-    segments[UUID(int=0)] = SegmentVerified(verified_ms=0, level="full", flaws=1, flaw="x" * 1000)
-    data = verified.encode(Verified(segments))
-    kept = verified.decode(data, path="p").segments
+def test_of_too_many_segments_none_counts_as_never_verified() -> None:
+    """A node has an end; what was looked at in turn shares a time, no later than it was, and damage keeps its words."""
+    segments = [many_segments.segment(number) for number in range(20_000)]
+    start_ms = segments[-1].offloaded_ms
+    looks = {
+        one.segment_id: SegmentVerified(verified_ms=start_ms + 6000 * number, level="full")
+        for number, one in enumerate(segments)
+    }
+    damaged = segments[100].segment_id
+    looks[damaged] = SegmentVerified(verified_ms=start_ms, level="full", flaws=1, flaw="x" * 1000)
+    data = verified.encode(verified.fitting(looks, segments))
     assert len(data) < 700_000
-    assert len(kept) == verified.SEGMENTS_MAX
-    assert kept[UUID(int=0)].flaw == "x" * verified.FLAW_CHARS_MAX
-    assert kept.keys() == {UUID(int=0), *(UUID(int=number) for number in range(11, count))}
+    kept = verified.decode(data, path="p").of(segments)
+    assert kept[damaged].flaw == "x" * verified.FLAW_CHARS_MAX
+    assert kept.keys() == looks.keys()
+    assert all(0 <= looks[one].verified_ms - kept[one].verified_ms <= verified.RUN_MS for one in looks)
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"\x0a\x03\x0a\x01x", b"\x12\x03\x0a\x01x"])
+def test_a_run_holds_only_what_was_looked_at() -> None:
+    """Not what nobody has looked at yet, nor what was written in the place of others since."""
+    segments = [many_segments.segment(number) for number in range(verified.SEGMENTS_MAX + 3)]
+    now_ms = segments[-1].offloaded_ms
+    looks = {
+        one.segment_id: SegmentVerified(verified_ms=now_ms + number, level="full")
+        for number, one in enumerate(segments)
+    }
+    del looks[segments[0].segment_id]
+    known = verified.fitting(looks, segments)
+    assert known.segments.keys() == looks.keys() - {segments[1].segment_id, segments[2].segment_id}
+    again = replace(segments[1], segment_id=UUID(int=7), offloaded_ms=now_ms + 2)
+    assert known.of([segments[0], again, segments[2]]).keys() == {segments[2].segment_id}
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff", b"\x0a\x03\x0a\x01x", b"\x12\x03\x0a\x01x", b"\x1a\x0b\x08" + b"\xff" * 9 + b"\x01"]
+)
 def test_what_is_no_such_record_is_told(data: bytes) -> None:
     """Rubbish, and ids that are none."""
     with pytest.raises(CorruptData):

@@ -13,7 +13,7 @@ def test_a_bucket_that_is_damaged_everywhere_still_fits_into_a_node() -> None:
     """The words of the flaws become shorter the more there are of them; what is damaged stays known."""
     looked = SegmentVerified(verified_ms=1 << 41, level="metadata", flaws=9, flaw="\U0001f4a5" * 400)
     known = {UUID(int=number << 64 | 0xF << 60 | number): looked for number in range(1, SEGMENTS_MAX + 100)}
-    encoded = verified.encode(Verified(known))
+    encoded = verified.encode(verified.fitting(known, ()))
     assert len(encoded) < rules.REQUEST_BYTES_MAX - 1000
     found = verified.decode(encoded, path="/x").segments.values()
     assert len(found) == SEGMENTS_MAX

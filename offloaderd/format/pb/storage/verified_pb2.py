@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!offloaderd/storage/verified.proto\x12\x12offloaderd.storage\"\x89\x01\n\x0eVerifiedRecord\x12\x35\n\x08segments\x18\x01 \x03(\x0b\x32#.offloaderd.storage.VerifiedSegment\x12/\n\x06\x63ursor\x18\x02 \x01(\x0b\x32\x1f.offloaderd.storage.ScrubCursor\x12\x0f\n\x06\x66ormat\x18\x84\x07 \x01(\r\"f\n\x0fVerifiedSegment\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12\x13\n\x0bverified_ms\x18\x02 \x01(\x04\x12\r\n\x05level\x18\x03 \x01(\t\x12\r\n\x05\x66laws\x18\x04 \x01(\r\x12\x0c\n\x04\x66law\x18\x05 \x01(\t\"1\n\x0bScrubCursor\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!offloaderd/storage/verified.proto\x12\x12offloaderd.storage\"\xb8\x01\n\x0eVerifiedRecord\x12\x35\n\x08segments\x18\x01 \x03(\x0b\x32#.offloaderd.storage.VerifiedSegment\x12/\n\x06\x63ursor\x18\x02 \x01(\x0b\x32\x1f.offloaderd.storage.ScrubCursor\x12-\n\x04runs\x18\x03 \x03(\x0b\x32\x1f.offloaderd.storage.VerifiedRun\x12\x0f\n\x06\x66ormat\x18\x84\x07 \x01(\r\"f\n\x0fVerifiedSegment\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12\x13\n\x0bverified_ms\x18\x02 \x01(\x04\x12\r\n\x05level\x18\x03 \x01(\t\x12\r\n\x05\x66laws\x18\x04 \x01(\r\x12\x0c\n\x04\x66law\x18\x05 \x01(\t\"1\n\x0bScrubCursor\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x04\"\x8f\x01\n\x0bVerifiedRun\x12\x17\n\x0f\x62\x65gin_ledger_id\x18\x01 \x01(\x03\x12\x16\n\x0e\x62\x65gin_entry_id\x18\x02 \x01(\x03\x12\x15\n\rend_ledger_id\x18\x03 \x01(\x03\x12\x14\n\x0c\x65nd_entry_id\x18\x04 \x01(\x03\x12\x13\n\x0bverified_ms\x18\x05 \x01(\x04\x12\r\n\x05level\x18\x06 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.format.pb.storag
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VERIFIEDRECORD']._serialized_start=58
-  _globals['_VERIFIEDRECORD']._serialized_end=195
-  _globals['_VERIFIEDSEGMENT']._serialized_start=197
-  _globals['_VERIFIEDSEGMENT']._serialized_end=299
-  _globals['_SCRUBCURSOR']._serialized_start=301
-  _globals['_SCRUBCURSOR']._serialized_end=350
+  _globals['_VERIFIEDRECORD']._serialized_end=242
+  _globals['_VERIFIEDSEGMENT']._serialized_start=244
+  _globals['_VERIFIEDSEGMENT']._serialized_end=346
+  _globals['_SCRUBCURSOR']._serialized_start=348
+  _globals['_SCRUBCURSOR']._serialized_end=397
+  _globals['_VERIFIEDRUN']._serialized_start=400
+  _globals['_VERIFIEDRUN']._serialized_end=543
 # @@protoc_insertion_point(module_scope)

@@ -26,6 +26,7 @@ class VerifiedRecord(_message.Message):
 
     SEGMENTS_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     format: _builtins.int
     """what a reader has to know to touch the record at all; see records/codec.py"""
@@ -35,16 +36,21 @@ class VerifiedRecord(_message.Message):
     def cursor(self) -> Global___ScrubCursor:
         """the segment that is being read; unset: none"""
 
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___VerifiedRun]:
+        """sound segments for which there is no room one by one"""
+
     def __init__(
         self,
         *,
         segments: _abc.Iterable[Global___VerifiedSegment] | None = ...,
         cursor: Global___ScrubCursor | None = ...,
+        runs: _abc.Iterable[Global___VerifiedRun] | None = ...,
         format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "format", b"format", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "format", b"format", "runs", b"runs", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -107,3 +113,42 @@ class ScrubCursor(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScrubCursor: _TypeAlias = ScrubCursor  # noqa: Y015
+
+@_typing.final
+class VerifiedRun(_message.Message):
+    """Segments that follow each other in the topic's map, all sound: those within these positions, both inclusive, that were
+    offloaded by then.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_LEDGER_ID_FIELD_NUMBER: _builtins.int
+    BEGIN_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    END_LEDGER_ID_FIELD_NUMBER: _builtins.int
+    END_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    VERIFIED_MS_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    begin_ledger_id: _builtins.int
+    begin_entry_id: _builtins.int
+    end_ledger_id: _builtins.int
+    end_entry_id: _builtins.int
+    verified_ms: _builtins.int
+    """when that was looked at which was looked at first"""
+    level: _builtins.str
+    def __init__(
+        self,
+        *,
+        begin_ledger_id: _builtins.int = ...,
+        begin_entry_id: _builtins.int = ...,
+        end_ledger_id: _builtins.int = ...,
+        end_entry_id: _builtins.int = ...,
+        verified_ms: _builtins.int = ...,
+        level: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_entry_id", b"begin_entry_id", "begin_ledger_id", b"begin_ledger_id", "end_entry_id", b"end_entry_id", "end_ledger_id", b"end_ledger_id", "level", b"level", "verified_ms", b"verified_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifiedRun: _TypeAlias = VerifiedRun  # noqa: Y015
