@@ -21,9 +21,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
+import java.util.concurrent.Future;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.RejectedExecutionException;
-import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
@@ -64,10 +64,8 @@ final class Daemons implements AutoCloseable {
 
     private final Map<Where, Made> channels = new ConcurrentHashMap<>();
     /** Puts things off for workers: one that is slow, in the broker's callbacks perhaps, holds up no other. */
-    private final ScheduledExecutorService timer = new ScheduledThreadPoolExecutor(
-            1,
-            new ThreadFactoryBuilder().setNameFormat("offloaderd-timer").setDaemon(true).build(),
-            new ThreadPoolExecutor.DiscardPolicy());
+    private final ScheduledThreadPoolExecutor timer = new ScheduledThreadPoolExecutor(
+            1, new ThreadFactoryBuilder().setNameFormat("offloaderd-timer").setDaemon(true).build());
     private final ThreadPoolExecutor workers = new ThreadPoolExecutor(
             WORKERS,
             WORKERS,
@@ -87,6 +85,7 @@ final class Daemons implements AutoCloseable {
     Daemons(ReadMemory memory) {
         this.memory = memory;
         workers.allowCoreThreadTimeOut(true);
+        timer.setRemoveOnCancelPolicy(true);
     }
 
     /** Returns what all read handles share. */
@@ -100,15 +99,17 @@ final class Daemons implements AutoCloseable {
     }
 
     /**
-     * Has a worker do something later.
+     * Has a worker do something later, unless what is returned is cancelled before.
      *
      * @throws RejectedExecutionException when the broker ends
      */
-    void later(Runnable task, long delay, TimeUnit unit) {
-        if (closed) {
-            throw new RejectedExecutionException("the broker ends");
-        }
-        timer.schedule(() -> workers.execute(task), delay, unit);
+    Future<?> later(Runnable task, long delay, TimeUnit unit) {
+        return timer.schedule(() -> workers.execute(task), delay, unit);
+    }
+
+    /** Returns how many things are put off. */
+    int putOff() {
+        return timer.getQueue().size();
     }
 
     /** Returns the places of ledgers that ask whether they are offloaded. */

@@ -74,7 +74,7 @@ public final class Driver implements LedgerOffloader {
                     "ledger " + ledger.getId() + " of " + managedLedger + " is open, empty or nobody's"));
         }
         long began = System.nanoTime();
-        return new Offload(daemons, settings, ledger, topicOf(managedLedger)).run().handle((segments, error) -> {
+        return new Offload(daemons, settings, ledger, topicOf(managedLedger), stats).run().handle((segments, error) -> {
             if (error != null) {
                 stats.recordOffloadError(topicOf(managedLedger));
                 if (Failures.isOurs(error)) { // no daemon refused it: it could not be stored in time

@@ -9,6 +9,7 @@ import io.grpc.stub.ClientResponseObserver;
 import java.util.ArrayDeque;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import offloaderd.v1.Broker.OffloadedLedger;
@@ -65,7 +66,7 @@ final class Lane {
     private long pauseMs = PAUSE_MS;
     private boolean paused;
     private String hindrance = "";
-    private boolean watched;
+    private Future<?> watch;
     private boolean resting;
     private long usedNs = System.nanoTime();
 
@@ -133,6 +134,10 @@ final class Lane {
                 break;
             }
             settle(reads.poll(), error);
+        }
+        if (watch != null && reads.isEmpty()) {
+            watch.cancel(false);
+            watch = null;
         }
         usedNs = System.nanoTime();
         if (over && reads.isEmpty()) {
@@ -260,14 +265,13 @@ final class Lane {
 
     /** Looks again when the oldest read will have waited for too long. */
     private void watch() {
-        if (!watched && !reads.isEmpty()) {
-            watched = true;
-            later(this::dropLate, Math.max(0, reads.element().leftNs()) + 1_000_000);
+        if (watch == null && !reads.isEmpty()) {
+            watch = later(this::dropLate, Math.max(0, reads.element().leftNs()) + 1_000_000);
         }
     }
 
     private void dropLate() {
-        watched = false;
+        watch = null;
         while (!reads.isEmpty() && reads.element().leftNs() <= 0) {
             settle(reads.poll(), Status.DEADLINE_EXCEEDED
                     .withDescription("no answer within " + source.settings.readTimeout().toSeconds() + " s" + hindrance)
@@ -277,8 +281,8 @@ final class Lane {
         serve();
     }
 
-    private void later(Runnable task, long delayNs) {
-        source.daemons.later(() -> turns.execute(task), delayNs, TimeUnit.NANOSECONDS);
+    private Future<?> later(Runnable task, long delayNs) {
+        return source.daemons.later(() -> turns.execute(task), delayNs, TimeUnit.NANOSECONDS);
     }
 
     private void broken(Stream from, Throwable error) {

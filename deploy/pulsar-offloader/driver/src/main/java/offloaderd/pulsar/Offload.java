@@ -10,6 +10,7 @@ import offloaderd.v1.Broker.EnsureLedgerRequest;
 import offloaderd.v1.Broker.EnsureLedgerResponse;
 import offloaderd.v1.Broker.EnsureState;
 import org.apache.bookkeeper.client.api.ReadHandle;
+import org.apache.bookkeeper.mledger.LedgerOffloaderStats;
 import org.apache.bookkeeper.mledger.ManagedLedgerException;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -34,6 +35,7 @@ final class Offload {
     private final Settings settings;
     private final ReadHandle ledger;
     private final String topic;
+    private final LedgerOffloaderStats stats;
     private final long deadlineNs;
     private final CompletableFuture<Integer> done = new CompletableFuture<>();
     private volatile String hindrance = "the daemon did not say why";
@@ -41,11 +43,12 @@ final class Offload {
     private String address;
     private long pauseMs = PAUSE_MS;
 
-    Offload(Daemons daemons, Settings settings, ReadHandle ledger, String topic) {
+    Offload(Daemons daemons, Settings settings, ReadHandle ledger, String topic, LedgerOffloaderStats stats) {
         this.daemons = daemons;
         this.settings = settings;
         this.ledger = ledger;
         this.topic = topic;
+        this.stats = stats;
         this.address = settings.address();
         this.deadlineNs = System.nanoTime() + settings.offloadTimeout().toNanos();
     }
@@ -154,7 +157,7 @@ final class Offload {
                 daemons.pushing().done();
                 return;
             }
-            push = new Push(daemons.pushes(settings, address), ledger, topic, settings.callTimeout());
+            push = new Push(daemons.pushes(settings, address), ledger, topic, stats, settings.callTimeout());
             pushed = push.run();
         } catch (Throwable error) {
             pushed = CompletableFuture.failedFuture(new ManagedLedgerException(error));

@@ -17,6 +17,7 @@ import offloaderd.v1.OffloadServiceGrpc.OffloadServiceStub;
 import org.apache.bookkeeper.client.api.LedgerEntries;
 import org.apache.bookkeeper.client.api.LedgerEntry;
 import org.apache.bookkeeper.client.api.ReadHandle;
+import org.apache.bookkeeper.mledger.LedgerOffloaderStats;
 import org.apache.bookkeeper.mledger.ManagedLedgerException;
 
 /**
@@ -35,6 +36,7 @@ final class Push implements ClientResponseObserver<StreamingOffloadRequest, Stre
     private final OffloadServiceStub stub;
     private final ReadHandle ledger;
     private final String topic;
+    private final LedgerOffloaderStats stats;
     private final Duration patience;
     private final CompletableFuture<Void> pushed = new CompletableFuture<>();
     /** What was read and not sent yet. */
@@ -48,10 +50,11 @@ final class Push implements ClientResponseObserver<StreamingOffloadRequest, Stre
     private long largestId;
     private int unanswered;
 
-    Push(OffloadServiceStub stub, ReadHandle ledger, String topic, Duration patience) {
+    Push(OffloadServiceStub stub, ReadHandle ledger, String topic, LedgerOffloaderStats stats, Duration patience) {
         this.stub = stub;
         this.ledger = ledger;
         this.topic = topic;
+        this.stats = stats;
         this.patience = patience;
     }
 
@@ -158,12 +161,14 @@ final class Push implements ClientResponseObserver<StreamingOffloadRequest, Stre
     private void read(long first, long last) {
         CompletableFuture<LedgerEntries> awaited =
                 new CompletableFuture<LedgerEntries>().orTimeout(patience.toMillis(), TimeUnit.MILLISECONDS);
+        long began = System.nanoTime();
         awaited.whenComplete((entries, error) -> guarded(() -> {
             if (error != null) {
                 end(error);
                 return;
             }
             try (entries) {
+                stats.recordReadLedgerLatency(topic, System.nanoTime() - began, TimeUnit.NANOSECONDS);
                 take(entries);
             }
             goOn();

@@ -99,6 +99,11 @@ final class TieredLedger implements ReadHandle, OffloadedLedgerHandle {
         return lane;
     }
 
+    /** Returns the id behind the last entry that is here for readers who go on with one; that one's own id for nothing. */
+    synchronized long readyTo(long next) {
+        return lanes.stream().filter(place -> place.next == next).mapToLong(place -> place.lane.readyTo()).max().orElse(next);
+    }
+
     /** Returns a lane that ends with the one entry; who reads the next one as well reads on and looks nothing up. */
     private Lane lookup(long entryId) {
         if (lookups.size() == LOOKUPS_MAX) {

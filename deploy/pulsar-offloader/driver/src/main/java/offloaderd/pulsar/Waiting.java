@@ -64,7 +64,7 @@ final class Waiting {
     private void count(Consumer<LedgerOffloaderStats> event) {
         try {
             event.accept(source.stats());
-        } catch (RuntimeException error) {
+        } catch (Throwable error) { // the read has its answer all the same
             LOG.warn("[{}] Pulsar's statistics fail", topic(), error);
         }
     }

@@ -158,6 +158,20 @@ public class DriverTest {
     }
 
     @Test
+    public void statisticsThatFailCostNoRead() throws Exception {
+        LedgerOffloaderStats broken = (LedgerOffloaderStats) Proxy.newProxyInstance(
+                getClass().getClassLoader(), new Class<?>[] {LedgerOffloaderStats.class}, (proxy, method, arguments) -> {
+                    throw new NoSuchMethodError(method.getName());
+                });
+        TieredLedger ledger = reads.ledger(daemons, broken);
+        reads.holds(ledger.readAsync(3, 9), 3, 9);
+        reads.failures.set(1);
+        reads.refusal = Status.DATA_LOSS;
+        failsAsBrokersExpect(ledger.readAsync(500, 530));
+        assertEquals(0, ledger.getPendingRead());
+    }
+
+    @Test
     public void whatIsKeptIsNoDeletion() throws Exception {
         for (Map.Entry<String, List<String>> one : Map.of(
                 "kept", List.<String>of(),

@@ -57,7 +57,13 @@ public class LanesTest {
             daemon.calls.set(0);
             daemon.sent.set(0);
             TieredLedger ledger = daemon.ledger(daemons);
-            inTurns(ledger, subscriptions, 40, 5);
+            for (int round = 0; round < 40; round++) {
+                for (int one = 0; one < subscriptions; one++) {
+                    long first = one * 133L + round * 5L;
+                    daemon.holds(ledger.readAsync(first, first + 4), first, first + 4);
+                    ReadDaemon.until("no read ever has to wait", () -> ledger.readyTo(first + 5) >= first + 10);
+                }
+            }
             ledger.closeAsync().get();
             assertEquals(subscriptions, daemon.calls.get());
             double ratio = daemon.sent.get() / (subscriptions * 200.0);
@@ -77,7 +83,7 @@ public class LanesTest {
 
     @Test
     public void moreReadersThanLanesAreServedAllTheSame() throws Exception {
-        inTurns(daemon.ledger(daemons), 7, 10, 5);
+        daemons = made(Duration.ofHours(1));
         TieredLedger ledger = daemon.ledger(daemons);
         for (int round = 0; round < 3; round++) {
             for (int one = 0; one < TieredLedger.LANES_MAX + 3; one++) {
@@ -85,6 +91,9 @@ public class LanesTest {
                 daemon.holds(ledger.readAsync(first, first + 4), first, first + 4);
             }
         }
+        assertTrue(daemon.calls.get() > 2 * TieredLedger.LANES_MAX);
+        ReadDaemon.until("a reader whose lane another one took holds nothing",
+                () -> daemons.memory().getUsedBytes() < (TieredLedger.LANES_MAX + 1) * Daemons.WINDOW_BYTES);
     }
 
     @Test
@@ -145,6 +154,16 @@ public class LanesTest {
         ReadDaemon.until("the stream ends", () -> daemon.cancelled.get() >= 1);
         daemon.holds(ledger.readAsync(10, 19), 10, 19);
         daemon.holds(ledger.readAsync(990, 999), 990, 999);
+    }
+
+    @Test
+    public void aReadThatIsDoneLeavesNothingBehind() throws Exception {
+        daemons = made(Duration.ofMillis(50));
+        TieredLedger ledger = daemon.ledger(daemons, "ReadTimeoutSeconds", "3600");
+        for (long looked = 0; looked < 200; looked += 2) {
+            daemon.holds(ledger.readAsync(looked, looked), looked, looked);
+        }
+        ReadDaemon.until("lookups wait for the end of their time", () -> daemons.putOff() == 0);
     }
 
     @Test

@@ -59,10 +59,12 @@ public class OffloadTest {
     private final AtomicInteger asked = new AtomicInteger();
     private final AtomicInteger heldMost = new AtomicInteger();
     private final List<EntryBatch> batches = new CopyOnWriteArrayList<>();
+    private final List<String> counted = new CopyOnWriteArrayList<>();
     private final AtomicInteger readMost = new AtomicInteger();
     private volatile EnsureLedgerResponse answer;
     private volatile int messageBytesMax = 4 << 20;
     private volatile long lastPushed = -1;
+    private volatile Position offered;
     private Server server;
 
     /** A daemon that holds the question as long as it has no answer. */
@@ -97,7 +99,9 @@ public class OffloadTest {
                 public void onNext(StreamingOffloadRequest request) {
                     StreamingOffloadResponse.Builder said = StreamingOffloadResponse.newBuilder();
                     if (request.hasOpen()) {
-                        said.setOpened(StreamingOffloadResponse.Opened.newBuilder().setPushOnly(true));
+                        StreamingOffloadResponse.Opened.Builder opened =
+                                StreamingOffloadResponse.Opened.newBuilder().setPushOnly(true);
+                        said.setOpened(offered == null ? opened : opened.setLastOffered(offered));
                     } else {
                         EntryBatch batch = request.getBatch();
                         if (batch.getSerializedSize() > messageBytesMax) { // as gRPC of a daemon does
@@ -169,7 +173,11 @@ public class OffloadTest {
         for (int i = 0; i < settings.length; i += 2) {
             said.put(settings[i], settings[i + 1]);
         }
-        LedgerOffloaderStats stats = LedgerOffloaderStats.create(false, false, null, 0);
+        LedgerOffloaderStats stats = (LedgerOffloaderStats) Proxy.newProxyInstance(
+                getClass().getClassLoader(), new Class<?>[] {LedgerOffloaderStats.class}, (self, method, arguments) -> {
+                    counted.add(method.getName());
+                    return null;
+                });
         return new Driver(Settings.read(said, Map.of()), new OffloadPoliciesImpl(), daemons, stats);
     }
 
@@ -330,6 +338,29 @@ public class OffloadTest {
         offloaded(driver(), ledger(105, (long id) -> 1 << 20)).get(30, TimeUnit.SECONDS); // of ten bytes by the average
         assertEquals(1 << 20, readMost.get());
         assertEquals(105, batches.size());
+        assertEquals(105, counted.stream().filter("recordReadLedgerLatency"::equals).count());
+    }
+
+    @Test
+    public void whatTheDaemonHasIsNotPushedAgain() throws Exception {
+        answer = state(EnsureState.ENSURE_STATE_PUSH);
+        lastPushed = 9;
+        offered = Position.newBuilder().setLedgerId(LEDGER).setEntryId(4).build();
+        offloaded(driver(), ledger(10, (long id) -> 10)).get(30, TimeUnit.SECONDS);
+        assertEquals(5, batches.get(0).getFirstEntryId());
+        assertEquals(5, batches.stream().mapToInt(EntryBatch::getPayloadsCount).sum());
+    }
+
+    @Test
+    public void whatWouldBeOutOfOrderIsNotPushed() throws Exception {
+        answer = state(EnsureState.ENSURE_STATE_PUSH);
+        offered = Position.newBuilder().setLedgerId(LEDGER + 1).setEntryId(0).build();
+        assertTrue(failure(offloaded(driver(), ledger(10, (long id) -> 10))).getMessage().contains("later ledgers (6:0)"));
+        offered = null;
+        ReadHandle gaping = ledger(10, (first, last) -> CompletableFuture.completedFuture(
+                LedgerEntriesImpl.create(new ArrayList<>(List.of(entry(first + 1, 10))))));
+        assertTrue(failure(offloaded(driver(), gaping)).getMessage().contains("where entry 0 was to come"));
+        assertEquals(List.of(), batches);
     }
 
     @Test
