@@ -33,7 +33,7 @@ from offloaderd.objects.whole import read_sure
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.fence import Fence
 from offloaderd.offload.identity import TopicIdentity
-from offloaderd.offload.troubles import error_class
+from offloaderd.offload.troubles import METADATA, error_class
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -181,14 +181,14 @@ class HeadKeeper:
         """Whether a segment was committed that the map lacks, and that is neither being written nor given up."""
         if (end is not None and head.end <= end) or head.segment_id == committing or _holds(topic_map, head):
             return False
-        if await self._persist(lambda: self._is_recorded(head.segment_id)):
+        if await self._persist(lambda: self._is_recorded(head.segment_id), METADATA):
             return False
         where = SegmentKeys(head.prefix, head.segment_id, head.begin.ledger_id if head.ledger_based else None)
         objects = self._shop.uplink.objects.at(head.bucket)
         if await self._persist(lambda: look.head(objects, where.manifest)) is None:
             return False
         # A job may have committed it since the map was read.
-        return not _holds(await self._persist(lambda: catalog.load(self._shop.metadata, self._topic)), head)
+        return not _holds(await self._persist(lambda: catalog.load(self._shop.metadata, self._topic), METADATA), head)
 
     async def _is_recorded(self, segment_id: UUID) -> bool:
         """Whether a segment is an attempt of the owner or of a job, or is on the trash list."""
@@ -202,9 +202,9 @@ class HeadKeeper:
                 return True
         return False
 
-    async def _persist(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Try a request until it is answered."""
-        backoff, troubles, what = Backoff(self._clock), self._identity.troubles, object()
+    async def _persist(self, request: Callable[[], Awaitable[T]], what: str = "") -> T:
+        """Try a request until it is answered; without `what` it is one to the store."""
+        backoff, troubles, trouble = Backoff(self._clock), self._identity.troubles, what or object()
         try:
             while True:
                 try:
@@ -214,11 +214,11 @@ class HeadKeeper:
                     self._shop.uplink.metrics.upload_retries.labels(**{"class": kind}).inc()
                     log.warning("head.retried", topic=str(self._topic), error_class=kind, error=str(error))
                     if troubles is not None:
-                        troubles.met(error, what)
+                        troubles.met(error, trouble)
                     await backoff.wait(error)
         finally:
             if troubles is not None:
-                troubles.over(what)
+                troubles.over(trouble)
 
 
 def identity_of(shop: Workshop, claim: Claim) -> TopicIdentity:

@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
-ELSEWHERE = frozenset({"", "source", "adoption"})
+METADATA = "metadata"
+ELSEWHERE = frozenset({"", "source", "adoption", METADATA})
 """What fails by these names says nothing of requests to the store that are tried again."""
 
 STALLED_TRIES = 5

@@ -37,7 +37,7 @@ from offloaderd.offload.copy_check import Unsound
 from offloaderd.read.errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.admin_messages import position
-from offloaderd.rpc.broker_shadows import source_of
+from offloaderd.rpc.broker_shadows import ShadowSources
 from offloaderd.rpc.broker_topics import BrokerTopics
 from offloaderd.rpc.convert import encoded_read_response
 from offloaderd.rpc.errors import reason_of
@@ -106,6 +106,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._reads = reads
         self._marking = marking
         self._register = register
+        self._shadows = ShadowSources(register)
         self._objects = engine.shop.uplink.objects
         self._copies = Copies(engine.shop)
         self._clock = engine.shop.uplink.clock
@@ -276,9 +277,9 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         return None
 
     async def _own(self, ledger: broker_pb2.OffloadedLedger) -> broker_pb2.OffloadedLedger:
-        """Return a ledger as one of the topic that wrote it. Raises as `source_of`."""
+        """Return a ledger as one of the topic that wrote it. Raises as `ShadowSources`."""
         topic, ledger_id, _ = named(ledger)
-        source = await source_of(self._register, await self._engine.topic_map(topic), ledger_id)
+        source = await self._shadows.source_of(await self._engine.topic_map(topic), ledger_id)
         if source is None:
             return ledger
         bucket = ledger.bucket

@@ -7,11 +7,12 @@ id would be a key to the ledger of whatever topic it belongs to; here the caller
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import NotFound
+from offloaderd.errors import NotFound, Transient
 from offloaderd.ledgers.port import ShadowTopics
 from offloaderd.offload.closed_ledger import is_held
 from offloaderd.rpc.gate import check_source
@@ -23,18 +24,46 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-async def source_of(register: object, stored: TopicMap, ledger_id: int) -> TopicName | None:
-    """Return the topic whose ledger a broker reads by its shadow's name, None for a ledger of the topic itself.
+KNOWN_MAX = 10_000
+"""As many topics' answers are kept, of those that were asked for last."""
 
-    `register` is Pulsar's list, if it can be read. Raises NotAllowed (the caller may not read the source), Transient.
+
+class ShadowSources:
+    """Whose ledgers the topics of a daemon's callers read.
+
+    A topic is made as a shadow or not, so the last answer stands while Pulsar's metadata cannot be read.
     """
-    if not isinstance(register, ShadowTopics) or is_held(stored, ledger_id):
-        return None
-    try:
-        source = await register.source_topic(stored.topic)
-    except NotFound:
-        return None
-    if source is not None:
-        check_source(source)
-        log.info("ledger.of_source", topic=str(stored.topic), source=str(source), ledger_id=ledger_id)
-    return source
+
+    def __init__(self, register: object) -> None:
+        """`register` is Pulsar's list, if it can be read."""
+        self._register = register if isinstance(register, ShadowTopics) else None
+        self._known: OrderedDict[TopicName, TopicName | None] = OrderedDict()
+
+    async def source_of(self, stored: TopicMap, ledger_id: int) -> TopicName | None:
+        """Return the topic whose ledger a broker reads by its shadow's name, None for a ledger of the topic itself.
+
+        Raises NotAllowed (the caller may not read the source), Transient (nobody can say, nor could before).
+        """
+        if self._register is None or is_held(stored, ledger_id):
+            return None
+        source = await self._asked(self._register, stored.topic)
+        if source is not None:
+            check_source(source)
+            log.info("ledger.of_source", topic=str(stored.topic), source=str(source), ledger_id=ledger_id)
+        return source
+
+    async def _asked(self, register: ShadowTopics, topic: TopicName) -> TopicName | None:
+        """Ask Pulsar; raises Transient."""
+        try:
+            source = await register.source_topic(topic)
+        except NotFound:
+            return None
+        except Transient:
+            if topic not in self._known:
+                raise
+            return self._known[topic]
+        self._known[topic] = source
+        self._known.move_to_end(topic)
+        if len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+        return source

@@ -9,7 +9,7 @@ import pytest
 
 from offloaderd.access.rights import Grant, Identity, Kind, Rights
 from offloaderd.access.tokens import TokenKey
-from offloaderd.errors import Denied, NotFound
+from offloaderd.errors import Denied, NotFound, Transient
 from offloaderd.ledgers.pulsar_names import SHADOW_SOURCE, shadow_source
 from offloaderd.model import TopicName
 from offloaderd.read.errors import TopicUnknown
@@ -35,8 +35,12 @@ SECRET = bytes(range(1, 33))
 class Shadows(Listing):
     """Pulsar's list, in which one topic is the shadow of the one that is offloaded."""
 
+    away = False
+
     async def source_topic(self, topic: TopicName) -> TopicName | None:
         """Return whose ledgers it reads."""
+        if self.away:
+            raise Transient("no connection to ZooKeeper")
         if topic == SHADOW:
             return TOPIC
         raise NotFound("no such topic")
@@ -69,6 +73,17 @@ async def test_a_shadow_reads_what_its_source_has_offloaded() -> None:
         assert await read(one, SHADOW) == entries
         with pytest.raises(TopicUnknown):
             await read(one, "other/ns/mallory")
+
+
+async def test_what_was_said_of_a_shadow_stands_while_pulsar_cannot_be_asked() -> None:
+    """A topic is made as a shadow: reads go on without Pulsar's metadata, of topics that were asked for before."""
+    async with covered() as (one, entries):
+        await read(one, SHADOW)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Shadows, "away", True)
+            assert await read(one, SHADOW) == entries
+            with pytest.raises(Transient):
+                await read(one, "other/ns/mallory")
 
 
 async def test_who_reads_by_a_shadow_may_read_the_source() -> None:
