@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -367,7 +367,7 @@ async def test_a_topic_that_is_deleted_meanwhile_ends_the_run() -> None:
             return []
 
     job = backfill(rig, patience_s=0.05)
-    job._source = Gone()  # type: ignore[assignment]
+    job._shop = replace(job._shop, source=cast("LedgerStore", Gone()))
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(BackfillFailed, match="lists nothing"):
             await job.run()
