@@ -38,7 +38,8 @@ class RetentionSettings(Section):
         le=30 * DAY_S,
         description="Of follow: how long a ledger must have been missing from Pulsar's list before its copy is "
         "deleted. Of limited: how long limits that were set by a policy (those of this file hold at once) must have "
-        "stood before segments go by them, anew after another daemon claimed the topic. It is the time in which an "
+        "stood before segments go by them. Both are counted by what the topic's owner has seen itself, so they begin "
+        "anew when the topic is claimed again: what goes may go later, never earlier. It is the time in which an "
         "operator can stop it after a mistake, at the source or in a policy.",
     )
     readers_s: Seconds = Field(

@@ -206,7 +206,7 @@ async def test_what_stays_for_readers_is_deleted_in_time() -> None:
 
 
 async def test_a_ledger_must_be_missing_for_the_lag() -> None:
-    """One look is no proof of anything; a ledger that is back starts anew."""
+    """One look is no proof of anything; a ledger that is back starts anew, and so does whoever claims the topic."""
     rig = await offloaded_topic(10, 10, 10)
     owned = await Owned.claim(rig)
     register = Register([1, 2])
@@ -220,6 +220,10 @@ async def test_a_ledger_must_be_missing_for_the_lag() -> None:
     register.answer = [1, 2]
     await retention.look(owned.offloader, absent)
     absent[0] -= 3600.0
+    under_a_new_claim: dict[int, float] = {}
+    await retention.look(owned.offloader, under_a_new_claim)
+    assert under_a_new_claim.keys() == {0}
+    assert owned.offloader.map.floor is None
     await retention.look(owned.offloader, absent)
     assert owned.offloader.map.floor == Position(0, 9)
 
