@@ -235,16 +235,17 @@ def _unpacked(one: Message, count: int, content: bytes) -> Iterator[Message]:
 def _plain_batch(
     whole: Message, metadata: pb.MessageMetadata, content: bytes, content_bytes_max: int
 ) -> PlainBatch | None:
-    """Return a batch in columns; None where `_messages` has more to say, be it what is wrong. Raises Undecodable."""
+    """Return a batch in columns; None where `_messages` has more to say, be it what is wrong."""
     if not metadata.HasField("num_messages_in_batch") or metadata.HasField("marker_type") or metadata.encryption_keys:
         return None
     count = metadata.num_messages_in_batch
     if metadata.num_chunks_from_msg > 1 or count * MESSAGE_BYTES > content_bytes_max:
         return None
-    content = _inflated(_compression(metadata), content, metadata.uncompressed_size, content_bytes_max)
-    size, at, found = len(content), 0, PlainBatch(whole)
+    at, found = 0, PlainBatch(whole)
     parse, sequence_id = pb.SingleMessageMetadata.FromString, metadata.sequence_id
     try:
+        content = _inflated(_compression(metadata), content, metadata.uncompressed_size, content_bytes_max)
+        size = len(content)
         for number in range(count):
             begin = at + 4
             head_end = begin + int.from_bytes(content[at:begin], "big", signed=True)
@@ -263,7 +264,7 @@ def _plain_batch(
             found.properties.append(pairs)
             found.sequence_ids.append(single.sequence_id if single.HasField("sequence_id") else sequence_id + number)
             found.event_ms.append(single.event_time or None)
-    except DecodeError:
+    except (DecodeError, Undecodable):
         return None
     if at != size:
         return None

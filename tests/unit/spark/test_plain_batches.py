@@ -88,6 +88,13 @@ def test_any_bytes_have_the_same_rows(payload: bytes) -> None:
         assert in_columns(one).equals(one_by_one(one))
 
 
+def test_what_is_wrong_is_told_the_same() -> None:
+    """Of a batch that is too short for its messages and has a key that is no base64, the former."""
+    content = batch((b"", {"partition_key": "key", "partition_key_b64_encoded": True}))
+    wrong = entry(content, num_messages_in_batch=77)
+    assert in_columns(wrong).equals(one_by_one(wrong))
+
+
 @pytest.mark.parametrize("reason", broken())
 def test_what_cannot_be_taken_apart_has_the_same_rows(reason: str) -> None:
     """The entry and the reason."""

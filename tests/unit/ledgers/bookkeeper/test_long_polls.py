@@ -135,7 +135,7 @@ async def test_one_that_is_never_answered_is_given_up() -> None:
 
 async def test_who_gives_up_leaves_nothing_behind() -> None:
     """The answer to nobody comes later, however many they are; the connection goes on."""
-    async with world(SOON) as it:
+    async with world(BookieOptions(long_polls_max=3000)) as it:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(newer(it)) for _ in range(2000)]
             await out(it, 2000)
