@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from offloaderd.objects.port import SegmentStore
     from offloaderd.sources import Ledgers
 
-PROBE_S = 5.0
+PROBE_S = 3.0
 """Pause between two looks at whether the bucket and ZooKeeper answer."""
-ANSWERS_S = 10.0
+ANSWERS_S = 5.0
 """How long an answer may take before what was asked counts as down."""
 
 

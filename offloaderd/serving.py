@@ -14,7 +14,7 @@ from offloaderd.doctor.examination import examine
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.engine import Engine
-from offloaderd.offload.hot import HotBuffers, ReadableMaps
+from offloaderd.offload.hot import HotBuffers, ReadableMaps, ReadablePolicies
 from offloaderd.offload.retention import Retention
 from offloaderd.offload.sleep import SleepOptions
 from offloaderd.pages.board import Board
@@ -208,7 +208,7 @@ def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, 
     maps = ReadableMaps(engine)
     reader = TopicReader(
         maps=maps,
-        policies=engine.book,
+        policies=ReadablePolicies(engine),
         objects=engine.shop.uplink.objects,
         source=ledgers.source,
         hot=HotBuffers(engine),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from offloaderd.errors import OffloaderError
 
 
+LATE = "allow more with --timeout SECONDS; `offloadctl status` shows whether something does not answer"
 _CUT_OFF = ("RST_STREAM", "Stream removed", "Internal error from Core")
 """How gRPC names a call that ended in the middle, when not as UNAVAILABLE; the last one is a write that failed."""
 
@@ -47,7 +48,7 @@ def translated(error: aio.AioRpcError, address: str) -> OffloaderError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in said:
         return InvalidInput(f"a message is too large: {said}", hint="raise message_bytes_max, or ask for less at once")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return TimedOut("no result before the deadline", hint="allow more with --timeout SECONDS")
+        return TimedOut("no result before the deadline", hint=LATE)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return InvalidInput(
             f"the daemon at {address} does not offer this call",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypedDict
 
-from offloaderd.client.errors import TimedOut
+from offloaderd.client.errors import LATE, TimedOut
 from offloaderd.client.seek import seek_target
 from offloaderd.errors import OffloaderError, Transient
 from offloaderd.model import Position
@@ -130,7 +130,7 @@ class Reading:
             return None
         left_s = self._deadline_s - self._clock.monotonic()
         if left_s <= 0:
-            raise TimedOut("no result before the deadline", hint="allow more with --timeout SECONDS")
+            raise TimedOut("no result before the deadline", hint=LATE)
         return left_s
 
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
     from offloaderd.patterns import TopicPattern
+    from offloaderd.policy.effective import Effective
 
 log = structlog.get_logger(__name__)
 
@@ -208,6 +209,11 @@ class Engine:
         """Return what was committed of a topic when its claim was lost with the session, until it is taken up again."""
         supervisor = self._spread.supervised.get(topic)
         return supervisor.last_map if supervisor is not None else None
+
+    def held_policy(self, topic: TopicName) -> Effective | None:
+        """Return what this daemon takes to hold for a topic that it works on or waits for."""
+        supervisor = self._spread.supervised.get(topic)
+        return self.book.effective(topic, supervisor.policy) if supervisor is not None else None
 
     def last_refusals(self, topic: TopicName) -> tuple[Refusal, ...]:
         """Return what stood against a topic when it was looked at last under a claim of this daemon."""

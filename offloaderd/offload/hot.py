@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.model import EntryBatch, Position, TopicName
     from offloaderd.offload.engine import Engine
+    from offloaderd.policy.effective import Effective
 
 ANSWERS_S = 1.0
 """How long the metadata store may take to answer for a topic of which this daemon knows the last map."""
@@ -77,3 +78,21 @@ class ReadableMaps:
             if self._engine.last_map(topic) is None:
                 raise
             return identity.source_refused(self._engine.last_refusals(topic))  # as when the topic was this daemon's
+
+
+class ReadablePolicies:
+    """Policies for reads: those that are stored, and what this daemon holds to while the metadata store is away."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def of(self, topic: TopicName) -> Effective:
+        """Return what holds for a topic; what this daemon works by if nobody can look. Raises Transient."""
+        held = self._engine.held_policy(topic)
+        try:
+            async with asyncio.timeout(ANSWERS_S if held is not None else None):
+                return await self._engine.book.of(topic)
+        except (TimeoutError, Transient):
+            if held is None:
+                raise
+            return held

@@ -127,13 +127,26 @@ class _Log:
         newest = self._newest
         if hit is None and self._view.hot is not None and (newest is None or newest < self._view.hot[1]):
             raise Transient(f"what follows {newest} in {self._topic} is not readable yet", hint="try again")
-        if hit is None and self._cost.skipped is not None:
+        if hit is None and newest is not None and (blank := await self._blank(goal, pieces)):
             raise Unseekable(
-                f"no {goal.kind} from {goal.value} on was found, and the entries round {self._cost.skipped} have none",
+                f"no {goal.kind} from {goal.value} on was found, and the entries round {blank} have none",
                 hint="brokers number messages only with brokerEntryMetadataInterceptors, and only messages of Pulsar's "
                 "producers have times; seek by sequence",
             )
         return hit
+
+    async def _blank(self, goal: Goal, pieces: Sequence[SegmentSeek | LedgerSeek | SourceSeek]) -> Position | None:
+        """Return where entries have no time or index, so that nobody can say that the goal is yet to come.
+
+        That is where it was given up to look into each, or the newest entry if none has any.
+        """
+        if goal.kind is SeekKind.SEQUENCE or self._cost.skipped is not None:
+            return self._cost.skipped
+        lowest = replace(goal, value=0)
+        for piece in pieces:
+            if await piece.find(lowest) is not None:
+                return None
+        return self._newest
 
     async def _begins_with(self, piece: SegmentSeek | LedgerSeek | SourceSeek) -> bool:
         """Whether nothing that only the source may have lies before or among the segments."""

@@ -96,13 +96,16 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
     ) -> AsyncIterator[inspect_pb2.VerifyEvent]:
         """Yield what was found of each segment, then what is between them.
 
-        Raises TopicNotFound, InvalidInput, and what the stores raise.
+        Raises TopicNotFound, InvalidInput, and what the stores raise; Transient at once while the metadata store does
+        not answer.
         """
         topic = TopicName.parse(request.topic)
         try:
             level = Level(request.level or Level.FULL)
         except ValueError:
             raise InvalidInput(f"unknown level {request.level!r}", hint=f"one of {', '.join(Level)}") from None
+        if trouble := await metadata_trouble(self._metadata):
+            raise needed(trouble)
         if self._known is not None:
             await self._known(topic)
         async with aclosing(self._verifier.run(topic, level)) as found:

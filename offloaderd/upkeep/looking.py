@@ -23,6 +23,8 @@ T = TypeVar("T")
 TRIES = 5
 PAUSE_S = 0.1
 PAUSE_MAX_S = 2.0
+PATIENCE_S = 15.0
+"""No try begins later than this after the first: the store may take long to answer that it fails."""
 
 
 class Budget(Protocol):
@@ -130,11 +132,13 @@ class Looker:
             self._heard(count)
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        pause_s = PAUSE_S
+        pause_s, until_s = PAUSE_S, self._clock.monotonic() + PATIENCE_S
         for _ in range(TRIES - 1):
             try:
                 return await ask()
             except Transient:
+                if self._clock.monotonic() >= until_s:
+                    raise
                 await self._clock.sleep(self._clock.jitter(pause_s))
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
         return await ask()

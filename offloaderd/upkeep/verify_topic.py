@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from offloaderd.errors import Transient
 from offloaderd.upkeep import broker_object
 from offloaderd.upkeep.flaws import Flaw, Kind, Level, first_damage
 from offloaderd.upkeep.rebuild import known_of
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from offloaderd.upkeep.looking import Looker
     from offloaderd.upkeep.rebuild_known import Known
     from offloaderd.upkeep.stored import Site
+
+IN_A_ROW_MAX = 3
+"""Segments one after the other that could not be looked at before the rest is not tried: the store is away then."""
 
 
 class Maps(Protocol):
@@ -71,17 +75,26 @@ class TopicVerifier:
     async def run(self, topic: TopicName, level: Level) -> AsyncGenerator[SegmentReport | Between, None]:
         """Yield a report of each segment, oldest first, and at the end what is between them.
 
-        Raises what the stores raise. A segment that is deleted meanwhile is left out.
+        A segment that is deleted meanwhile is left out. One that the store does not give is told and passed over, and
+        the end is Transient; many in a row end it at once. Raises what the metadata store raises.
         """
         looker = self._looker()
         topic_map = await self._maps.topic_map(topic)
         knowns: list[Known] = []
+        unreachable: list[Flaw] = []
+        in_a_row = 0
         for number, segment in enumerate(topic_map.segments, start=1):
             before = looker.read_bytes
             report = SegmentReport(segment=segment, number=number, of=len(topic_map.segments))
-            report.flaws, known = await self._look(looker, topic, segment, level)
-            if first_damage(report.flaws):  # one look alone may have been damaged on its way
+            try:
                 report.flaws, known = await self._look(looker, topic, segment, level)
+                if first_damage(report.flaws):  # one look alone may have been damaged on its way
+                    report.flaws, known = await self._look(looker, topic, segment, level)
+                in_a_row = 0
+            except Transient as error:
+                report.flaws, known = [_unreachable(topic, segment, error)], None
+                unreachable += report.flaws
+                in_a_row += 1
             if report.flaws:
                 now = await self._maps.topic_map(topic)
                 if segment.segment_id not in {one.segment_id for one in now.segments}:
@@ -92,6 +105,8 @@ class TopicVerifier:
                 self._damaged(topic, segment, str(bad))
             report.read_bytes = looker.read_bytes - before
             yield report
+            if in_a_row == IN_A_ROW_MAX:
+                break
         whole = len(knowns) == len(topic_map.segments)
         plan = topic_map.unfinished
         boundary = plan.live_begin if plan is not None else None
@@ -99,11 +114,31 @@ class TopicVerifier:
         yield Between(
             segments=len(topic_map.segments), read_bytes=looker.read_bytes, flaws=[joint(one) for one in problems]
         )
+        if unreachable:
+            rest = "the rest was not tried" if in_a_row == IN_A_ROW_MAX else "the others were"
+            raise Transient(
+                f"{len(unreachable)} of {len(topic_map.segments)} segments of {topic} could not be looked at, {rest}; "
+                f"the last: {unreachable[-1]}",
+                hint=unreachable[-1].what_to_do,
+            )
 
     async def _look(
         self, looker: Looker, topic: TopicName, segment: CommittedSegment, level: Level
     ) -> tuple[list[Flaw], Known | None]:
         return await look_at(looker, topic, segment, level, cluster=self._cluster, buckets=self._buckets)
+
+
+def _unreachable(topic: TopicName, segment: CommittedSegment, error: Transient) -> Flaw:
+    """Return the flaw that the store did not give a segment."""
+    return Flaw(
+        kind=Kind.UNREACHABLE,
+        key=segment.keys.data,
+        found=error.message,
+        entries=str(segment.range),
+        topic=topic,
+        segment_id=segment.segment_id,
+        advice=error.hint,
+    )
 
 
 async def look_at(

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
+from offloaderd import probes
 from offloaderd.health import Dependency, Health
 from offloaderd.metadata.memory import MemoryTree
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.probes import PROBE_S, Prober
 from offloaderd.sources import Ledgers
 from offloaderd.testing.clock import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    import pytest
+
+    from offloaderd.objects.port import ObjectInfo
 
 
 async def test_a_bucket_that_takes_nothing_is_down_though_it_can_be_reached() -> None:
@@ -29,4 +38,29 @@ async def test_a_bucket_that_takes_nothing_is_down_though_it_can_be_reached() ->
         await clock.advance(PROBE_S)
         assert health.view.dependencies == (metadata, up)
         assert all(reached)
+        running.cancel()
+
+
+class Hanging(MemoryStore):
+    """A bucket that takes requests and never answers."""
+
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
+        """Wait for ever."""
+        await asyncio.get_running_loop().create_future()
+        yield await self.head(prefix)
+
+
+async def test_what_hangs_is_told_within_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have answered just before, and what a page shows may be 2 s old."""
+    assert PROBE_S + probes.ANSWERS_S + 2 <= 10
+    monkeypatch.setattr(probes, "ANSWERS_S", 0.01)
+    clock, told = FakeClock(), asyncio.Event()
+    health = Health(clock.wall_ms)
+    prober = Prober(health, clock, bucket=lambda up: None if up else told.set(), refused=str)
+    async with MemoryTree().connect() as tree, asyncio.TaskGroup() as group:
+        running = group.create_task(prober.run(tree, Hanging(clock), Ledgers()))
+        await told.wait()
+        assert [(one.name, one.message) for one in health.view.dependencies if not one.up] == [
+            ("objects", "no answer within 0.01 s")
+        ]
         running.cancel()

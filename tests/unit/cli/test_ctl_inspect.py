@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from offloaderd.cli.program import NOT_FOUND, exit_code
+from offloaderd.errors import Transient
 from offloaderd.metadata import paths
+from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.grant import Grant
@@ -22,10 +24,12 @@ from offloaderd.model import LedgerEnd, Position
 from offloaderd.read.errors import TopicNotFound
 from offloaderd.rpc.inspect import InspectService
 from offloaderd.rpc.v1 import inspect_pb2, inspect_pb2_grpc
+from offloaderd.upkeep import verify_topic
 from offloaderd.upkeep.explain import Explainer, Held
+from offloaderd.upkeep.flaws import Kind, Level
 from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep.verify_topic import TopicVerifier
+from offloaderd.upkeep.verify_topic import Between, SegmentReport, TopicVerifier
 from tests.unit.cli.conftest import Ctl
 from tests.unit.cli.fake_daemon import serving
 from tests.unit.read.build import FastClock
@@ -43,10 +47,11 @@ from tests.unit.upkeep.site import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.model import TopicName
+    from offloaderd.objects.port import ObjectInfo, SegmentStore
 
 
 @dataclass
@@ -114,7 +119,8 @@ async def only_known(topic: TopicName) -> None:
 
 async def test_a_topic_of_which_there_is_no_trace_is_not_verified() -> None:
     """A typo in a nightly job is not told as sound: the exit code of what does not exist is 4."""
-    service = InspectService(None, None, None, None, known=only_known)  # type: ignore[arg-type]
+    store = MemoryTree().connect()
+    service = InspectService(None, None, None, store, known=only_known)  # type: ignore[arg-type]
     events = service.Verify(inspect_pb2.VerifyRequest(topic="nosuch"), None)  # type: ignore[arg-type]
     with pytest.raises(TopicNotFound, match="unknown topic") as caught:
         await anext(events)
@@ -188,6 +194,63 @@ def test_exit_codes_of_explain(ctl: Ctl, ground: Ground) -> None:
     assert answer.code == 5
     assert "-> restore the object" in answer.out
     assert ctl("explain", "flights", "1:5", "--json").json["place"]["flaw"]["kind"] == "block"
+
+
+class Failing:
+    """A store that answers 503 for some keys, and works otherwise."""
+
+    def __init__(self, objects: SegmentStore, keys: Container[str]) -> None:
+        self._objects = objects
+        self._keys = keys
+
+    def at(self, bucket: str) -> Failing:
+        """Every bucket is like this."""
+        return self
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """Give bytes, or fail."""
+        if key in self._keys:
+            raise Transient(f"get {key}: 503", hint="ask the store")
+        return await self._objects.get(key, first, length)
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Answer always."""
+        return await self._objects.head(key)
+
+
+async def verified(ground: Ground, *failing: str) -> tuple[list[SegmentReport | Between], str]:
+    """Return what a verification tells, and with what error it ends."""
+    objects = Failing(ground.objects, failing)
+    site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
+    verifier = TopicVerifier(Known(ground), lambda: Looker(objects, clock=FastClock()), [site])  # type: ignore[arg-type]
+    told: list[SegmentReport | Between] = []
+    try:
+        async for one in verifier.run(TOPIC, Level.FULL):
+            told.append(one)  # noqa: PERF401 - kept also when it fails
+    except Transient as error:
+        return told, error.message
+    return told, ""
+
+
+async def test_one_object_that_always_fails_leaves_the_other_segments_verified() -> None:
+    """What could not be looked at is named with its entries, and is no success."""
+    (first, second, between), error = await verified(await filled(), data_key(1))
+    assert [(flaw.kind, flaw.key, flaw.entries) for flaw in first.flaws] == [
+        (Kind.UNREACHABLE, data_key(1), "1:0..1:9")
+    ]
+    assert (second.flaws, between.flaws) == ([], [])
+    assert second.read_bytes
+    assert error.startswith(f"1 of 2 segments of {TOPIC} could not be looked at, the others were; the last: ")
+    assert error.endswith(f"get {data_key(1)}: 503 (entries 1:0..1:9)")
+
+
+async def test_a_store_that_is_away_ends_a_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a thousand segments that each fail."""
+    monkeypatch.setattr(verify_topic, "IN_A_ROW_MAX", 1)
+    told, error = await verified(await filled(), data_key(1), data_key(2))
+    assert len(told) == 2
+    assert error.startswith("1 of 2 segments")
+    assert "the rest was not tried" in error
 
 
 @pytest.mark.parametrize("level", ["metadata", "headers", "full"])

@@ -11,12 +11,15 @@ from offloaderd.errors import Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.records.identity import RefusalKind
+from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.model import ReadPriority, TopicName
 from offloaderd.offload import hot
-from offloaderd.offload.hot import ReadableMaps
+from offloaderd.offload.hot import ReadableMaps, ReadablePolicies
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
 
 if TYPE_CHECKING:
     from offloaderd.metadata.port import Session
+    from offloaderd.policy.effective import Effective
 
 
 async def test_what_was_committed_is_known_until_the_topic_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +79,33 @@ async def test_reads_go_on_with_the_last_map_without_a_wait(monkeypatch: pytest.
         await maps.topic_map(TOPIC)
     engine.last = TopicMap(TOPIC)
     assert await maps.topic_map(TOPIC) is engine.last
+
+
+async def test_reads_go_on_with_the_policy_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a topic that this daemon works on or waits for; of others nobody knows anything."""
+    monkeypatch.setattr(hot, "ANSWERS_S", 0.01)
+    rig = Rig()
+    rig.ledgers = memory_ledgers(rig.clock)
+    async with rig.engine() as engine:
+        await enabled(engine, TopicPolicy(read_priority=ReadPriority.BOOKKEEPER_FIRST))
+        policies = ReadablePolicies(engine)
+        stored = await policies.of(TOPIC)
+        assert stored.values.read_priority is ReadPriority.BOOKKEEPER_FIRST
+
+        async def silent(topic: TopicName) -> Effective:
+            await asyncio.get_running_loop().create_future()
+            return stored
+
+        monkeypatch.setattr(engine.book, "of", silent)
+        assert await policies.of(TOPIC) == stored
+
+        async def away(topic: TopicName) -> Effective:
+            raise Transient("away")
+
+        monkeypatch.setattr(engine.book, "of", away)
+        assert await policies.of(TOPIC) == stored
+        with pytest.raises(Transient, match="away"):
+            await policies.of(TopicName.parse("public/default/other"))
 
 
 async def test_who_reads_hears_of_a_source_that_is_refused() -> None:

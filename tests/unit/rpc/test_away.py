@@ -73,3 +73,10 @@ async def test_explain_names_the_metadata_store_at_once(frozen: Room) -> None:
     with pytest.raises(Transient, match="the metadata store is away") as refused:
         await service.Explain(request, None)  # type: ignore[arg-type]
     assert "ZooKeeper" in refused.value.hint
+
+
+async def test_verify_names_the_metadata_store_at_once(frozen: Room) -> None:
+    """What is committed is only known there."""
+    service = InspectService(None, None, frozen.engine, frozen.store)  # type: ignore[arg-type]
+    with pytest.raises(Transient, match="the metadata store is away"):
+        await anext(service.Verify(inspect_pb2.VerifyRequest(topic=str(ORDERS)), None))  # type: ignore[arg-type]
