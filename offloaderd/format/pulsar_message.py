@@ -15,7 +15,6 @@ reason. Chunks of one message are joined by `Joiner` in the order of the topic.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -323,7 +322,7 @@ def _key(metadata: pb.MessageMetadata | pb.SingleMessageMetadata) -> bytes | Non
         return metadata.partition_key.encode()
     try:
         return base64.b64decode(metadata.partition_key, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # binascii.Error is one, and so is a character that is not of ASCII
         raise Undecodable(f"the key is no base64: {error}") from None
 
 

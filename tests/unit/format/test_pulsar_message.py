@@ -144,6 +144,7 @@ def broken() -> dict[str, bytes]:
         "compression 9": entry(b"x", compression=9),
         "are more than": entry(b"x", compression=3, uncompressed_size=2**31),
         "no base64": entry(b"x", partition_key="*", partition_key_b64_encoded=True),
+        "no base64: string": entry(b"x", partition_key="schlüssel", partition_key_b64_encoded=True),
     }  # fmt: skip
 
 

@@ -68,6 +68,7 @@ async def test_a_token_opens_the_page_as_it_opens_status() -> None:
         {},
         {"Authorization": "Bearer nonsense"},
         {"Authorization": "Basic !!!"},
+        {"Authorization": "Basic schlüssel"},
         {"Authorization": "Basic " + b64encode(b"alice").decode()},
         {"Authorization": "Negotiate abc"},
         bearer("alice", b"another secret of thirty-two byte"),

@@ -27,7 +27,7 @@ HEAD = broker_entry.encode_head(broker_timestamp=1_760_000_000_000, index=2)
 FIELDS = st.fixed_dictionaries(
     {},
     optional={
-        "partition_key": st.sampled_from(["", "key", "a2V5", "no base64"]),
+        "partition_key": st.sampled_from(["", "key", "a2V5", "no base64", "schlüssel"]),
         "partition_key_b64_encoded": st.booleans(),
         "null_partition_key": st.booleans(),
         "event_time": st.integers(0, 2**64 - 1),
