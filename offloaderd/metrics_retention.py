@@ -40,7 +40,7 @@ class RetentionMetrics(Families):
         self.trash_waiting = self._topic_gauge(
             "offloaderd_trash_waiting",
             "Segments whose deletion is decided and whose objects may still be there, those that are left included. "
-            "Not 0 for longer than retention.readers_s: delete_failures or trash_left say why.",
+            "Each waits for retention.readers_s at least; where it only rises, delete_failures or trash_left say why.",
             topic=OPEN,
         )
         self.trash_left = self._topic_gauge(

@@ -185,7 +185,22 @@ async def test_what_left_the_map_stays_for_readers() -> None:
         gone, due_s, keys = await emptied(3000, readable=readable)
         assert (gone, round(due_s or 0, -2), keys) == (0, 600, 6)
     assert await emptied(-9000, readable=True) == (0, 3600.0, 6), "a clock that runs ahead"
-    assert await emptied(0, readable=False) == (1, None, 3), "nobody was sent to what never was in the map"
+    owned.shop = replace(owned.shop, readers_s=0.0)
+    assert await emptied(0, readable=True) == (1, None, 3), "an operator who cannot wait: what was decided before goes"
+
+
+async def test_what_never_was_in_the_map_goes_at_once() -> None:
+    """Nobody was sent to it."""
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    owned.shop = replace(owned.shop, readers_s=3600.0)
+    before = owned.offloader.map.segments[0]
+    assert await owned.offloader.record.remove_oldest(before, reason="test")
+    path, store = paths.trash_record(TOPIC, before.segment_id), rig.tree.connect()
+    node = await store.get(path)
+    record = replace(trash_record.decode(node.value, path=path), readable=False)
+    await store.replace(path, trash_record.encode(record), node.version)
+    assert (await empty_trash(owned.shop, lambda: owned.offloader.map)).gone == 1
 
 
 async def test_what_stays_for_readers_is_deleted_in_time() -> None:
