@@ -84,6 +84,29 @@ async def test_merged_while_it_is_read() -> None:
     assert entries(rows) == [(LEDGER, at, data) for at, data in enumerate(held)]
 
 
+async def test_merged_again_while_it_is_read() -> None:
+    """What the answer before names is gone as well: that is no damage, but asked anew."""
+    store = CountingStore()
+    held = payloads(40, ledger_id=LEDGER)
+    before = await segments_of(store, held, range(0, 41, 10), number=1)
+    (share,) = await planned(store, snapshot(before), options())
+    merged = await segments_of(store, held, [0, 20, 40], number=100)
+    answers = [snapshot(merged), snapshot(await segments_of(store, held, [0, 40], number=200))]
+    await delete(store, [*before, *merged])
+
+    async def current(_: TopicName) -> Snapshot:
+        return answers.pop(0)
+
+    wish = options(skip=EVERYTHING)
+    task = wish.task(wish.columns)
+    rows: list[dict[str, object]] = []
+    async with segment_reader(store) as reader:
+        late, columns = LateReader(reader, current), Columns(task.schema, skip=task.skip)
+        async for batch in record_batches(late, share, wish.wanted, columns, task):
+            rows += batch.to_pylist()
+    assert [row["payload"] for row in rows] == held
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_each_entry_is_given_or_counted(data: st.DataObject) -> None:
