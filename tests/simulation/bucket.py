@@ -145,7 +145,9 @@ class BucketClient:
             self._bucket.rot(bit, key)
             return info
 
-        return await self._wire.call(f"put {key}", act, write=True, spoilt=rot if bit else None)
+        # docs/promises.md: what stands against metadata that went back is gone if an older head replaces a newer one.
+        late = not key.endswith(".head")
+        return await self._wire.call(f"put {key}", act, write=True, spoilt=rot if bit else None, late=late)
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""

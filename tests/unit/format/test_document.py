@@ -13,7 +13,7 @@ import pytest
 
 import offloaderd.format
 from offloaderd.format import broker_entry, manifest, v1, v2
-from offloaderd.format.pb.storage import manifest_pb2
+from offloaderd.format.pb.storage import head_pb2, manifest_pb2
 from tests.unit.format import builders
 from tests.unit.messages import fields_of
 
@@ -107,6 +107,6 @@ def test_table_is_the_message(name: str) -> None:
 
 
 def test_every_message_of_ours_has_its_table() -> None:
-    """The whole manifest is described."""
-    ours = manifest_pb2.DESCRIPTOR.message_types_by_name.values()
-    assert {message.full_name for message in ours} <= set(MESSAGES)
+    """The whole manifest is described, and so are heads and markers."""
+    files = (manifest_pb2.DESCRIPTOR, head_pb2.DESCRIPTOR)
+    assert {message.full_name for file in files for message in file.message_types_by_name.values()} <= set(MESSAGES)
