@@ -254,13 +254,13 @@ def _plain_batch(
             at = head_end + single.payload_size
             if not head_end <= at <= size or single.compacted_out or not single.IsInitialized():
                 return None
-            pairs = list({one.key: one.value for one in single.properties}.items())
+            pairs = [(one.key, one.value) for one in single.properties]
             texts = (single.partition_key, *(text for pair in pairs for text in pair))
             if not all(isinstance(text, str) for text in texts):
                 return None
             found.values.append(None if single.null_value else content[head_end:at])
             found.keys.append(_key(single) if single.HasField("partition_key") else None)
-            found.properties.append(pairs)
+            found.properties.append(list(dict(pairs).items()))
             found.sequence_ids.append(single.sequence_id if single.HasField("sequence_id") else sequence_id + number)
             found.event_ms.append(single.event_time or None)
     except (DecodeError, Undecodable):

@@ -88,6 +88,14 @@ def test_any_bytes_have_the_same_rows(payload: bytes) -> None:
         assert in_columns(one).equals(one_by_one(one))
 
 
+def test_a_property_that_is_no_text_counts_though_another_replaces_it() -> None:
+    """What a producer wrote twice is taken from the last; the first makes the entry raw all the same."""
+    twice = [{"key": "b", "value": "ab"}, {"key": "b", "value": ""}]
+    content = batch((b"", {"properties": twice}))
+    payload = entry(content, checksum=False, num_messages_in_batch=1).replace(b"ab", b"\x00\x80")
+    assert in_columns(payload).equals(one_by_one(payload))
+
+
 def test_what_is_wrong_is_told_the_same() -> None:
     """Of a batch that is too short for its messages and has a key that is no base64, the former."""
     content = batch((b"", {"partition_key": "key", "partition_key_b64_encoded": True}))
