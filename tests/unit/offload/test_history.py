@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import Transient
+from offloaderd.errors import Denied, Transient
 from offloaderd.metadata import catalog, history, paths
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import HistoryPlan, RangeState, Worker
@@ -30,6 +30,8 @@ from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloade
 from tests.unit.offload.test_faults import QuickClock
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from offloaderd.ledgers.memory import MemoryLedgers
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.offload.topic import TopicOffloader
@@ -115,9 +117,19 @@ async def test_history_is_not_taken_from_another_source() -> None:
     """An owner that reads another cluster commits nothing of it, and records no loss of what that does not list."""
     rig = await rig_with(200)
     rig.origin = rig.register = cast("MemoryLedgers", rig.ledgers)
-    async with rig.engine() as engine:
-        topic = await enabled(engine)
-        await until(lambda: topic.map.unfinished is not None and len(topic.map.segments) > 1)
+    create, begun = rig.store.create_upload, list[str]()
+
+    async def first_three(key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        begun.append(key)
+        if len(begun) > 3:
+            raise Denied("no more for now")
+        return await create(key, metadata=metadata)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.store, "create_upload", first_three)
+        async with rig.engine() as engine:
+            topic = await enabled(engine)
+            await until(lambda: len(topic.map.segments) > 1)
     before = await map_of(rig)
     assert before.unfinished is not None
     other = memory_ledgers(rig.clock, ledger_entries_max=30)
