@@ -15,6 +15,7 @@ prefix that is put in front as it is; the manifests are ours.
 | V1 draft      | `<prefix><uuid>-ledger-<id>-draft`   |
 | head          | `<prefix>offloaderd-heads/<cluster>/<tenant>/<namespace>/persistent/<local>.head` |
 | marker        | `<prefix>offloaderd-identity/<cluster>.marker` |
+| guest marker  | `<prefix>offloaderd-identity/<cluster>/<deployment>.marker` |
 
 A draft is the manifest as an executor of a job wrote it: it does not say yet what lies before the segment in its topic.
 Whoever commits the segment puts the manifest and deletes the draft; no reader looks at it.
@@ -154,6 +155,16 @@ def head(prefix: str, cluster: str, managed_ledger: str) -> str:
 def marker(prefix: str, cluster: str) -> str:
     """Key of the marker that says which deployment of a cluster's name works below a prefix."""
     return f"{prefix}{MARKERS}{quote(cluster, safe='')}.marker"
+
+
+def guests(prefix: str, cluster: str) -> str:
+    """Return what the keys of all guest markers begin with."""
+    return f"{prefix}{MARKERS}{quote(cluster, safe='')}/"
+
+
+def guest_marker(prefix: str, cluster: str, deployment_id: str) -> str:
+    """Key of the marker of a deployment that works below a prefix which is marked as another's."""
+    return f"{guests(prefix, cluster)}{deployment_id}.marker"
 
 
 def is_beside(prefix: str, key: str) -> bool:

@@ -2,10 +2,12 @@
 
 It is put by the first daemon that finds none, and read by whoever is about to delete what no metadata refer to. Two
 deployments that share cluster name, bucket and prefix by accident would each take the other's objects for rubbish.
+Whoever works there as well puts a marker of its own beside it, a guest's: open uploads do not say whose they are.
 """
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,9 +63,14 @@ async def read(store: ObjectReader, prefix: str, cluster: str) -> Marked | None:
 
 
 async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked:
-    """Put a marker where there is none; returns the one that is there. Raises as `read` does."""
+    """Put a marker where there is none, and a guest's beside another's; returns the one that is there.
+
+    Raises as `read` does.
+    """
     found = await read(store, prefix, marker.cluster)
     if found is not None:
+        if found.other_than(marker.deployment_id) and marker.deployment_id not in await guests(store, prefix, marker):
+            await put(store, prefix, marker, guest=True)
         return found
     for _ in range(TRIES):
         await put(store, prefix, marker)
@@ -76,7 +83,16 @@ async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked
     return Marked(marker, marker.since_ms)
 
 
-async def put(store: ObjectStore, prefix: str, marker: PlaceMarker) -> None:
-    """Put a marker in place of the one that there is."""
+async def put(store: ObjectStore, prefix: str, marker: PlaceMarker, *, guest: bool = False) -> None:
+    """Put a marker in place of the one that there is, or a guest's beside it."""
     key, labels = keys.marker(prefix, marker.cluster), keys.segment_metadata(marker.cluster, marker.deployment_id)
+    if guest:
+        key = keys.guest_marker(prefix, marker.cluster, marker.deployment_id)
     await store.put(key, head_format.encode_marker(marker), metadata=labels)
+
+
+async def guests(store: ObjectReader, prefix: str, marker: PlaceMarker) -> dict[str, str]:
+    """Return the deployments that work in a place which is marked as another's, and the keys of their markers."""
+    begin = keys.guests(prefix, marker.cluster)
+    async with aclosing(store.list(begin)) as found:
+        return {info.key.removeprefix(begin).removesuffix(".marker"): info.key async for info in found}

@@ -109,13 +109,17 @@ class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
     async def _accept_places(self, *, dry_run: bool) -> list[str]:
         ours, cluster, believed = self._shop.deployment_id, self._shop.cluster, []
         for place in self._shop.places:
-            store = self._shop.uplink.objects.at(place.bucket)
+            store, found = self._shop.uplink.objects.at(place.bucket), None
             try:
                 found = await marker.read(store, place.prefix, cluster)
                 theirs = found.marker.deployment_id if found is not None and found.other_than(ours) else ""
             except CorruptData:
                 theirs = "a deployment whose marker cannot be read"
             if not theirs:
+                gone = await marker.guests(store, place.prefix, found.marker) if found is not None else {}
+                believed += [f"{place} is this deployment's alone: {one} works there no more" for one in gone]
+                if gone and not dry_run:
+                    await store.delete(list(gone.values()))
                 continue
             believed.append(f"{place} is this deployment's: {theirs} works there no more")
             if not dry_run:

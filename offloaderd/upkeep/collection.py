@@ -141,6 +141,9 @@ class Collection:
                     hint=marker.HINT,
                 )
             self._marked_ms[site.bucket, site.prefix] = found.stored_ms
+            others = await marker.guests(self._objects.at(site.bucket), site.prefix, found.marker)
+            if others.keys() - {self._deployment_id}:
+                self._shared.add((site.bucket, site.prefix))
 
     async def _list(self) -> tuple[References, _Listing]:
         """Look at the metadata and list the buckets; what is committed or being written needs no second thought."""
@@ -252,7 +255,7 @@ class Collection:
         if not after.topics:
             return one, Judgement(Kind.UNKNOWN_TOPIC, "the metadata knows no topic at all")
         if one.place in self._shared:
-            return one, Judgement(Kind.FOREIGN, "other clusters write here too, and uploads do not say whose they are")
+            return one, Judgement(Kind.FOREIGN, "others write here too, and uploads do not say whose they are")
         if any(upload.initiated_ms < self._marked_ms.get(one.place, 0) for upload in one.uploads):
             return one, Judgement(Kind.FOREIGN, "it began before the place was marked as this deployment's")
         return one, Judgement(Kind.UPLOAD, "nobody refers to it")

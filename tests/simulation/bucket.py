@@ -207,9 +207,13 @@ class BucketClient:
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """See MultipartStore."""
-        await self._wire.call(
-            f"abort_upload {key}", lambda: instantly(self._bucket.abort_upload(key, upload_id)), write=True
-        )
+
+        def act() -> None:
+            if upload_id not in self._begun:
+                self._world.oracle.aborting(key, upload_id)
+            instantly(self._bucket.abort_upload(key, upload_id))
+
+        await self._wire.call(f"abort_upload {key}", act, write=True)
 
     async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
         """See MultipartStore."""

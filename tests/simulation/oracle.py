@@ -265,6 +265,16 @@ class Oracle:
                 if hole := self._uncovered(topic, segment):
                     self.fail("P5", f"{name} is deleted, was committed, and holds {hole}, which nothing else does")
 
+    def aborting(self, name: str, upload_id: str) -> None:
+        """P5: nobody aborts what a deployment has begun that said before that it works in the place as well."""
+        world = self._world
+        if world.second is None or upload_id not in world.second.bucket.begun:
+            return
+        upload = next((one for one in world.bucket.uploads() if one.upload_id == upload_id), None)
+        since_ms = world.guest_since_ms(name)
+        if upload is not None and since_ms is not None and upload.initiated_ms > since_ms:
+            self.fail("P5", f"the upload of {name} is aborted, and is of another deployment")
+
     def stored(self, name: str) -> None:
         """P1: what is committed does not change any more."""
         found = parsed(name)

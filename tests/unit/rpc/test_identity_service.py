@@ -96,3 +96,19 @@ async def test_a_place_of_another_deployment_is_taken_over() -> None:
         found = await marker.read(store, "seg/", "test")
         assert found is not None
         assert (found.marker.deployment_id, found.marker.before) == (str(HERE), str(THERE))
+
+
+async def test_a_guest_that_is_gone_is_taken_away() -> None:
+    """The place is this deployment's, another one has said that it works there as well: an operator knows better."""
+    async with served() as (stub, owned):
+        store = owned.rig.store.at("b")
+        ours, theirs = (
+            PlaceMarker(deployment_id=str(one), cluster="test", daemon_id="one", since_ms=1) for one in (HERE, THERE)
+        )
+        await marker.put(store, "seg/", ours)
+        await marker.put(store, "seg/", theirs, guest=True)
+        for dry_run in (True, False):
+            assert list(await marker.guests(store, "seg/", ours)) == [str(THERE)]
+            (said,) = (await stub.AcceptIdentity(accept(places=True, dry_run=dry_run))).believed
+            assert str(THERE) in said
+        assert await marker.guests(store, "seg/", ours) == {}

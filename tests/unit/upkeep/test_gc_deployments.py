@@ -68,6 +68,20 @@ async def test_uploads_from_before_the_marker_stay(ground: Ground) -> None:
     assert [one.key async for one in ground.objects.list_uploads()] == [data_key(8)]
 
 
+async def test_uploads_in_a_place_with_a_guest_stay(ground: Ground) -> None:
+    """A second deployment that has nothing but an upload yet has put its marker: it is not aborted (P5)."""
+    await deployed(ground)
+    theirs = PlaceMarker(deployment_id=str(THERE), cluster=CLUSTER, daemon_id="two", since_ms=1)
+    for _ in range(2):
+        whose = await marker.ensure(ground.objects.at(BUCKET), PREFIX, theirs)
+        assert whose.other_than(str(THERE)).startswith(f"deployment {HERE}")
+    await ground.objects.create_upload(data_key(9), metadata=OURS)
+    await ground.age()
+    finds, _ = await ground.collect()
+    assert kinds(finds) == {data_key(9): (Kind.FOREIGN, Verdict.KEEP)}
+    assert list(await marker.guests(ground.objects.at(BUCKET), PREFIX, theirs)) == [str(THERE)]
+
+
 async def test_an_upload_in_a_place_without_a_marker_stays(ground: Ground) -> None:
     """Nobody knows whose the place was meanwhile."""
     await ensure_deployment(ground.metadata, Deployment(deployment_id=HERE, made_ms=1, made_by="one"))
