@@ -170,7 +170,9 @@ class BucketClient:
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
         bit = self._rots()
-        if (part_number, md5(*pieces)) in self._listed.get(upload_id, ()):
+        # Metadata that went back know of no parts: who takes that up has nothing to compare.
+        listed = self._listed.get(upload_id, ()) if not self._world.faults.fired["metadata restored"] else ()
+        if (part_number, md5(*pieces)) in listed:
             self._world.oracle.fail("P1", f"part {part_number} of {key} was listed, and is sent again")
 
         def act() -> PartInfo:

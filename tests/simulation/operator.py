@@ -88,6 +88,7 @@ class Operator:
         world.trace("user", f"rebuilds {topic.local}")
         world.faults.count("rebuilt a topic")
         world.oracle.rebuilding.add(topic)
+        world.revoked = {one for one in world.revoked if one[0] != topic}  # what a rebuild cannot know, rebuild.py
         world.tree.remove(paths.topic(topic))
         found = await rebuild.read_buckets(self.bucket, SITES, lambda _: None)
         plan = self._decided(found, topic)

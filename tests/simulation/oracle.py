@@ -57,7 +57,6 @@ class Oracle:
         self._granted: set[UUID] = set()
         self.removed = 0
         self.history = 0
-        self.restores = 0
         self.rebuilding: set[TopicName] = set()
         """Topics whose metadata an operator is writing."""
         self.gone_for_good: set[UUID] = set()

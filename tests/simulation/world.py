@@ -12,6 +12,7 @@ from uuid import UUID
 
 from offloaderd.errors import Conflict, CorruptData, NotFound, OffloaderError
 from offloaderd.metadata import paths
+from offloaderd.metadata.records import attempt
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import Position, TierRetention, TopicName
 from offloaderd.objects import keys
@@ -317,15 +318,19 @@ class World:
         except OffloaderError as error:
             self.trace("user", f"not lifted: {error}")
 
-    def _unfinished(self) -> list[str]:
-        """Return the nodes that a topic at rest does not have; history that waits for its ledgers may have begun."""
+    def _waiting(self) -> set[str]:
+        """Return the attempts of history that waits for ledgers of a topic that is gone: it may have begun."""
         waiting = [
             paths.history_attempt(topic)
             for topic in self.ledgers.gone
             if (found := self.oracle.maps.get(topic)) is not None and found.unfinished is not None
         ]
+        return {path for path in self.tree.nodes if path.endswith(tuple(waiting))} if waiting else set()
+
+    def _unfinished(self) -> list[str]:
+        """Return the nodes that a topic at rest does not have."""
         left = [path for path in self.tree.nodes if path.endswith("/attempt") or "/trash/" in path]
-        return [path for path in left if not path.endswith(tuple(waiting))]
+        return [path for path in left if path not in self._waiting()]
 
     async def _read_all(self) -> None:
         for number, topic in enumerate(self.topics):
@@ -423,6 +428,8 @@ class World:
         segments = [segment for found in self.oracle.maps.values() for segment in found.segments]
         held = {key for segment in segments for key in segment.keys.all}
         doomed = {path.rpartition("/")[2] for path in self.tree.nodes if "/trash/" in path}  # by a limited retention
+        begun = (attempt.decode(self.tree.nodes[path].value, path=path) for path in self._waiting())
+        doomed |= {str(one.segment_id) for one in begun}
         held |= {name for name in self.bucket.names() if (found := parsed(name)) and str(found.object_id) in doomed}
         if missing := held - set(self.bucket.names()):
             self.oracle.fail("P1", f"referenced and not there: {sorted(missing)}")
@@ -434,6 +441,7 @@ class World:
             self.oracle.fail("P5", f"the bucket does not say how far {bare[0]} is")
         held = held.union(*heads.values(), {keys.marker(prefix, CLUSTER) for prefix in PREFIXES})
         theirs = {name for name in names if self.bucket.deployment(name) == str(ANOTHER_DEPLOYMENT)}
-        uploads = [upload.key for upload in self.bucket.uploads() if self._ours(upload)]
+        open_ones = [upload for upload in self.bucket.uploads() if self._ours(upload)]
+        uploads = [one.key for one in open_ones if (found := parsed(one.key)) and str(found.object_id) not in doomed]
         if left := [*(names - held - theirs), *uploads]:
             self.oracle.fail("P5", f"nobody refers to {sorted(left)}, and one collection left it")
