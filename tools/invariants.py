@@ -132,6 +132,7 @@ def _run(tests: list[str], tree: Path) -> subprocess.CompletedProcess[str] | Non
         "no:cacheprovider",
         "-p",
         "no:xdist",
+        "--hypothesis-seed=0",
         "-o",
         f"timeout={TEST_TIMEOUT_S}",
         *tests,
