@@ -69,7 +69,9 @@ async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked
     """
     found = await read(store, prefix, marker.cluster)
     if found is not None:
-        if found.other_than(marker.deployment_id) and marker.deployment_id not in await guests(store, prefix, marker):
+        if found.other_than(marker.deployment_id) and marker.deployment_id not in await guests(
+            store, prefix, marker.cluster
+        ):
             await put(store, prefix, marker, guest=True)
         return found
     for _ in range(TRIES):
@@ -85,14 +87,14 @@ async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked
 
 async def put(store: ObjectStore, prefix: str, marker: PlaceMarker, *, guest: bool = False) -> None:
     """Put a marker in place of the one that there is, or a guest's beside it."""
-    key, labels = keys.marker(prefix, marker.cluster), keys.segment_metadata(marker.cluster, marker.deployment_id)
-    if guest:
-        key = keys.guest_marker(prefix, marker.cluster, marker.deployment_id)
+    cluster, ours = marker.cluster, marker.deployment_id
+    key = keys.guest_marker(prefix, cluster, ours) if guest else keys.marker(prefix, cluster)
+    labels = keys.segment_metadata(cluster, ours)
     await store.put(key, head_format.encode_marker(marker), metadata=labels)
 
 
-async def guests(store: ObjectReader, prefix: str, marker: PlaceMarker) -> dict[str, str]:
+async def guests(store: ObjectReader, prefix: str, cluster: str) -> dict[str, str]:
     """Return the deployments that work in a place which is marked as another's, and the keys of their markers."""
-    begin = keys.guests(prefix, marker.cluster)
+    begin = keys.guests(prefix, cluster)
     async with aclosing(store.list(begin)) as found:
         return {info.key.removeprefix(begin).removesuffix(".marker"): info.key async for info in found}

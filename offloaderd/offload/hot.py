@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.errors import Transient
 from offloaderd.metadata import identity
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from offloaderd.errors import IdentityRefused
     from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.records.identity import Refusal
     from offloaderd.model import EntryBatch, Position, TopicName
     from offloaderd.offload.engine import Engine
     from offloaderd.policy.effective import Effective
+
+T = TypeVar("T")
 
 ANSWERS_S = 1.0
 """How long the metadata store may take to answer for a topic of which this daemon knows the last map."""
@@ -57,27 +60,19 @@ class ReadableMaps:
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Return what is committed; what was last known only for a topic whose claim was lost. Raises Transient."""
-        last = self._engine.last_map(topic)
-        if last is None:
-            return await self._engine.topic_map(topic)
-        try:
-            async with asyncio.timeout(ANSWERS_S):
-                return await self._engine.topic_map(topic)
-        except (TimeoutError, Transient):
-            return last
+        return await _or_held(lambda: self._engine.topic_map(topic), self._engine.last_map(topic))
 
     async def source_refused(self, topic: TopicName) -> IdentityRefused | None:
         """Return why nothing of the topic's source is to be read: by its owner if that is here. Raises Transient."""
         found = self._engine.find(topic)
         if found is not None:
             return identity.source_refused(found.identity.refusals)
-        try:
-            async with asyncio.timeout(ANSWERS_S if self._engine.last_map(topic) is not None else None):
-                return identity.source_refused((await identity.load(self._engine.shop.metadata, topic)).record.refusals)
-        except (TimeoutError, Transient):
-            if self._engine.last_map(topic) is None:
-                raise
-            return identity.source_refused(self._engine.last_refusals(topic))  # as when the topic was this daemon's
+
+        async def stored() -> tuple[Refusal, ...]:
+            return (await identity.load(self._engine.shop.metadata, topic)).record.refusals
+
+        was_ours = self._engine.last_map(topic) is not None
+        return identity.source_refused(await _or_held(stored, self._engine.last_refusals(topic) if was_ours else None))
 
 
 class ReadablePolicies:
@@ -88,11 +83,18 @@ class ReadablePolicies:
 
     async def of(self, topic: TopicName) -> Effective:
         """Return what holds for a topic; what this daemon works by if nobody can look. Raises Transient."""
-        held = self._engine.held_policy(topic)
-        try:
-            async with asyncio.timeout(ANSWERS_S if held is not None else None):
-                return await self._engine.book.of(topic)
-        except (TimeoutError, Transient):
-            if held is None:
-                raise
-            return held
+        return await _or_held(lambda: self._engine.book.of(topic), self._engine.held_policy(topic))
+
+
+async def _or_held(ask: Callable[[], Awaitable[T]], held: T | None) -> T:
+    """Return what the metadata store says, or what this daemon holds if that does not answer in time.
+
+    Without anything `held` it has all the time that it takes. Raises Transient then.
+    """
+    try:
+        async with asyncio.timeout(ANSWERS_S if held is not None else None):
+            return await ask()
+    except (TimeoutError, Transient):
+        if held is None:
+            raise
+        return held

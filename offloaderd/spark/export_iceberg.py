@@ -129,9 +129,8 @@ class ExportTable:
         except CommitFailedException:
             return
         except Exception as error:
-            if self._last_of(self._loaded()).is_same(
-                last
-            ):  # else it was done, and the answer lost; or another was first
+            # Else it was done, and the answer lost; or another was first.
+            if self._last_of(self._loaded()).is_same(last):
                 raise OffloaderError(
                     f"{self.target}: cannot commit: {type(error).__name__} {error}",
                     hint="run it again: a request that was carried out after all is found, nothing is added twice",

@@ -108,7 +108,7 @@ async def test_a_guest_that_is_gone_is_taken_away() -> None:
         await marker.put(store, "seg/", ours)
         await marker.put(store, "seg/", theirs, guest=True)
         for dry_run in (True, False):
-            assert list(await marker.guests(store, "seg/", ours)) == [str(THERE)]
+            assert list(await marker.guests(store, "seg/", "test")) == [str(THERE)]
             (said,) = (await stub.AcceptIdentity(accept(places=True, dry_run=dry_run))).believed
             assert str(THERE) in said
-        assert await marker.guests(store, "seg/", ours) == {}
+        assert await marker.guests(store, "seg/", "test") == {}

@@ -79,7 +79,7 @@ async def test_uploads_in_a_place_with_a_guest_stay(ground: Ground) -> None:
     await ground.age()
     finds, _ = await ground.collect()
     assert kinds(finds) == {data_key(9): (Kind.FOREIGN, Verdict.KEEP)}
-    assert list(await marker.guests(ground.objects.at(BUCKET), PREFIX, theirs)) == [str(THERE)]
+    assert list(await marker.guests(ground.objects.at(BUCKET), PREFIX, CLUSTER)) == [str(THERE)]
 
 
 async def test_an_upload_in_a_place_without_a_marker_stays(ground: Ground) -> None:
