@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.offload.budget import until_answered
+from offloaderd.offload.states import state_of
 
 if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
@@ -54,7 +55,14 @@ async def take_over(attempts: AttemptLog, standing: Position | None, shop: Works
 async def abandon(attempts: AttemptLog, found: Attempt, reason: str, metrics: Metrics) -> None:
     """Give up an attempt of an earlier owner. Raises Fenced."""
     topic, epoch = str(attempts.fence.claim.topic), found.epoch
-    log.warning("attempt.abandoned", topic=topic, segment_id=str(found.segment_id), epoch=epoch, reason=reason)
+    log.warning(
+        "attempt.abandoned",
+        topic=topic,
+        segment_id=str(found.segment_id),
+        state=state_of(found),
+        epoch=epoch,
+        reason=reason,
+    )
     metrics.uploads_aborted.labels(reason="takeover").inc()
     await attempts.give_up(found, reason)
 

@@ -31,6 +31,7 @@ from offloaderd.offload.record import TopicRecord
 from offloaderd.offload.rest import Rest
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.source_check import SourceCheck
+from offloaderd.offload.states import state_of
 from offloaderd.offload.status import TopicStatus, describe
 from offloaderd.offload.tailer import tailer_of
 from offloaderd.offload.troubles import Troubles
@@ -311,7 +312,7 @@ class TopicOffloader:
             segment_id=str(builder.segment_id),
             parts=segment.upload.stored_count,
             entries=builder.entries,
-            sealed=segment.attempt.seal is not None,
+            state=state_of(segment.attempt),
             epoch=self.claim.epoch,
         )
 
@@ -373,7 +374,8 @@ class TopicOffloader:
         """The attempt failed: its objects go to the trash, its entries begin the next one."""
         assert self.segment is not None  # noqa: S101 - only an open segment fails
         attempt = self.segment.attempt
-        log.error("segment.failed", topic=str(self.topic), segment_id=str(attempt.segment_id), error=str(error))
+        found = {"segment_id": str(attempt.segment_id), "state": state_of(attempt)}
+        log.error("segment.failed", topic=str(self.topic), **found, error=str(error))
         self._metrics.segments.labels(state="failed").inc()
         self._metrics.uploads_aborted.labels(reason="failed").inc()
         self.troubles.met(error)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.metadata.records import identity
 from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.offload.states import SegmentState, state_of
 from offloaderd.policy.policies import NAMES
 from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, sound
 from offloaderd.rpc.policy_messages import given_policies, policies_message
@@ -86,6 +87,7 @@ def committed_segment(segment: CommittedSegment) -> admin_pb2.Segment:
         bucket=segment.bucket,
         method=segment.method,
         writer=segment.driver,
+        state=SegmentState.COMMITTED,
     )
 
 
@@ -104,6 +106,7 @@ def open_segment(attempt: Attempt, status: TopicStatus | None) -> admin_pb2.Segm
         bucket=attempt.bucket,
         method=attempt.method,
         writer=attempt.driver,
+        state=state_of(attempt),
     )
 
 

@@ -54,7 +54,7 @@ def rows(found: Sequence[admin_pb2.Segment]) -> list[tuple[str, ...]]:
     """Return the lines of the table."""
     return [
         (
-            segment.status,
+            status(segment),
             segment.method or "-",
             segment.writer or "-",
             show.position_of(segment, "begin") or "-",
@@ -67,6 +67,11 @@ def rows(found: Sequence[admin_pb2.Segment]) -> list[tuple[str, ...]]:
         )
         for segment in found
     ]
+
+
+def status(segment: admin_pb2.Segment) -> str:
+    """Return the status word, with the state of a segment that is still open; an older daemon does not tell it."""
+    return f"{segment.status}, {segment.state}" if segment.state and not segment.HasField("end") else segment.status
 
 
 def as_json(segment: admin_pb2.Segment) -> dict[str, object]:
@@ -85,4 +90,5 @@ def as_json(segment: admin_pb2.Segment) -> dict[str, object]:
         "data_key": segment.data_key,
         "method": segment.method or None,
         "writer": segment.writer or None,
+        "state": segment.state or None,
     }

@@ -471,6 +471,7 @@ class Segment(_message.Message):
     BUCKET_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
     WRITER_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     status: _builtins.str
     """Assigned, Offloaded or Failed"""
@@ -485,6 +486,8 @@ class Segment(_message.Message):
     """streaming, or ledger-based: one whole ledger"""
     writer: _builtins.str
     """The driver that wrote it: offloaderd, or that of a broker, such as aws-s3, whose objects are the broker's to delete."""
+    state: _builtins.str
+    """How far it is: assigned, uploading, sealed, verified, committed; docs/how-it-works.md says what may follow what."""
     @_builtins.property
     def begin(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -507,10 +510,11 @@ class Segment(_message.Message):
         bucket: _builtins.str = ...,
         method: _builtins.str = ...,
         writer: _builtins.str = ...,
+        state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin", b"begin", "bucket", b"bucket", "data_key", b"data_key", "end", b"end", "entries", b"entries", "method", b"method", "object_bytes", b"object_bytes", "offloaded_ms", b"offloaded_ms", "payload_bytes", b"payload_bytes", "segment_id", b"segment_id", "status", b"status", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin", b"begin", "bucket", b"bucket", "data_key", b"data_key", "end", b"end", "entries", b"entries", "method", b"method", "object_bytes", b"object_bytes", "offloaded_ms", b"offloaded_ms", "payload_bytes", b"payload_bytes", "segment_id", b"segment_id", "state", b"state", "status", b"status", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

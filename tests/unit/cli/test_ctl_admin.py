@@ -216,6 +216,8 @@ def test_segments_table_ends_with_the_open_one(ctl: Ctl, fake: FakeDaemon) -> No
         "2023-11-14", "22:13:20", f"b/{SEGMENT_ID}",
     ]  # fmt: skip
     assert lines[2].split()[:5] == ["Assigned", "-", "-", "2:10", "open"]
+    opened.state = "sealed"
+    assert ctl("segments", "orders").out.splitlines()[2].split()[:3] == ["Assigned,", "sealed", "-"]
 
 
 def test_segments_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
@@ -237,6 +239,7 @@ def test_segments_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
         "data_key": SEGMENT_ID,
         "method": "ledger-based",
         "writer": "aws-s3",
+        "state": None,
     }
     assert found["segments"][1]["writer"] is None
     assert found["segments"][1]["end"] is None

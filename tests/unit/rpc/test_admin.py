@@ -432,6 +432,7 @@ async def test_segments_are_listed_with_the_open_one_last(room: Room) -> None:
     assert (first.method, first.writer, opened.method) == ("streaming", "offloaderd", "streaming")
     assert (opened.segment_id, opened.status, opened.entries, opened.payload_bytes) == (str(OPEN), "Assigned", 4, 40)
     assert (opened.begin.entry_id, opened.HasField("end"), opened.data_key) == (10, False, f"p/{OPEN}")
+    assert (first.state, opened.state) == ("committed", "assigned")
 
 
 async def test_the_open_segments_method_follows_from_how_it_is_cut(room: Room) -> None:
