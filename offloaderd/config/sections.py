@@ -232,7 +232,8 @@ class MemorySettings(Section):
         default=64 * MiB,
         ge=1 * MiB,
         description="What ReadMessages unpacks of compressed entries: half for entries that are unpacked and sent, "
-        "where a read waits for its turn, half for chunks that wait for the rest of their message.",
+        "where a read waits for its turn, half for chunks that wait for the rest of their message. One identity leaves "
+        "room for others in both.",
     )
 
     @property
@@ -253,7 +254,8 @@ class ReadSettings(Section):
         default=1 * MiB,
         ge=1 * KiB,
         le=256 * MiB,
-        description="Payload bytes of one answer of a read, at least one entry.",
+        description="Payload bytes of one answer of a read, at least one entry; a client may ask for less. An answer "
+        "that is not taken is in no budget of memory: readers_max times twice as much may be held so.",
     )
     read_ahead_bytes: Bytes = Field(
         default=16 * MiB,

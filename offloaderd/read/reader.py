@@ -41,10 +41,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How to read; `batch_bytes` is for reads that say nothing."""
+    """How to read; `batch_bytes` is for reads that say nothing, and the most that one may ask for."""
 
     batch_bytes: int = BATCH_BYTES
     segments: SegmentOptions = field(default_factory=SegmentOptions)
+
+    def answer_bytes(self, asked: int) -> int:
+        """Return how much an answer has if a reader asked for so much, 0 for nothing said.
+
+        An answer that its client does not take is in no budget, so its size is not the client's to say.
+        """
+        return min(asked or self.batch_bytes, self.batch_bytes)
 
 
 async def never_refused(topic: TopicName) -> IdentityRefused | None:
@@ -118,7 +125,8 @@ class TopicReader:
         """Yield the entries of [first, last] in order, each once, in batches of one ledger and one tier.
 
         `first` None is the oldest entry; `last` None the newest at the time of the call, or none when following.
-        A batch has at most `batch_bytes` of payload (0: the default) or one entry. `entries_max` 0 is no limit.
+        A batch has at most `batch_bytes` of payload, and what the options say (0: that alone), or one entry.
+        `entries_max` 0 is no limit.
         `framed`: what comes from the bucket is FramedEntries, as it lies there, and `batch_bytes` counts heads as well.
         Following, the read waits for new entries until `last`. Raises TopicNotFound, InvalidInput (OutOfRange beyond
         the newest entry), NotFound before the oldest; EntriesMissing, CorruptData, Transient and Denied when no tier
@@ -130,7 +138,7 @@ class TopicReader:
         started = self.clock.monotonic()
         waiting = True
         with self._newsroom.following(topic) if follow else nullcontext() as news:
-            limit = batch_bytes or self.options.batch_bytes
+            limit = self.options.answer_bytes(batch_bytes)
             stream = Stream(self, topic, news, limit, entries_max=entries_max, framed=framed)
             await stream.begin(first, last, priority)
             async with aclosing(stream.batches()) as batches:

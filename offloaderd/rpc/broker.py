@@ -232,7 +232,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     ) -> AsyncGenerator[Entries, None]:
         """Yield entries out of an object of Pulsar's own driver."""
         segments = self._reader.segments
-        bytes_max = request.batch_bytes or self._reader.options.batch_bytes
+        bytes_max = self._reader.options.answer_bytes(request.batch_bytes)
         reading = segments.read_framed(topic, theirs, first, last, bytes_max=bytes_max)
         async with aclosing(reading) as batches:
             async for batch in batches:

@@ -108,6 +108,11 @@ class Caller:
     how: dict[str, bool] = field(default_factory=dict)
     read: dict[str, str] | None = None
 
+    @property
+    def share(self) -> str | None:
+        """Under which name its limits are counted; None without authentication: addresses may be those of many."""
+        return f"{self.via} {self.name}" if self.name else None
+
     def check_known(self) -> None:
         """Raise NotAllowed for a method that nobody has thought of."""
         if self.need is None and self.rights is not None:
@@ -175,6 +180,12 @@ class Caller:
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 """Who makes the call that is being served."""
+
+
+def share_of_caller() -> str | None:
+    """Return under which name the limits of the present call's caller are counted; None: it has none of its own."""
+    caller = CALLER.get()
+    return caller.share if caller is not None else None
 
 
 def check_source(topic: TopicName) -> None:
@@ -294,14 +305,12 @@ class Gate:
 
     @contextmanager
     def _shared(self, caller: Caller, limits: Limits) -> Iterator[None]:
-        """Count a call as its identity's, which may hold so many and leaves the rest to others. Raises Throttled.
-
-        Without authentication there are no identities, and addresses may be those of many.
-        """
-        wanted = [("calls", limits.identity_calls_max)] if caller.name else []
+        """Count a call as its identity's, which may hold so many and leaves the rest to others. Raises Throttled."""
+        whose = caller.share
+        wanted = [("calls", limits.identity_calls_max)] if whose is not None else []
         if wanted and caller.path in READS:
             wanted.append(("readers", limits.identity_readers_max))
-        shares = [(of, f"{caller.via} {caller.name}") for of, _ in wanted]
+        shares = [(of, whose or "") for of, _ in wanted]
         for share, (of, most) in zip(shares, wanted, strict=True):
             if most and self._shares[share] >= most:
                 said = f"{caller.name} has {most} {'calls' if of == 'calls' else 'reads'} open already"

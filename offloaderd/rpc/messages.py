@@ -48,8 +48,18 @@ class MessageReader:
     Of what is told by the view: all of it with `everything`, else what is neither a marker nor aborted.
     """
 
-    def __init__(self, view: ConsumerView, *, everything: bool, message_bytes_max: int, unpacking: Unpacking) -> None:
+    def __init__(
+        self,
+        view: ConsumerView,
+        *,
+        everything: bool,
+        message_bytes_max: int,
+        unpacking: Unpacking,
+        holder: str | None = None,
+    ) -> None:
+        """`holder` is whose read it is, for the shares of memory."""
         self._unpacking = unpacking
+        self._holder = holder
         self._waiting_bytes = 0
         self._view = view
         self._everything = everything
@@ -72,7 +82,7 @@ class MessageReader:
             for answer in self._packed(self._joiner.take(self._messages(small)), tier):
                 yield answer
             small.clear()
-            async with self._unpacking.room(size_bytes):
+            async with self._unpacking.room(size_bytes, self._holder):
                 found = await asyncio.to_thread(self._decoded, *entry)
                 whole = await asyncio.to_thread(list, self._joiner.take(found if self._wanted(found) else ()))
                 del found
@@ -86,12 +96,12 @@ class MessageReader:
 
     def close(self) -> None:
         """Give back what chunks hold that wait."""
-        self._unpacking.wait(self._waiting_bytes, 0)
+        self._unpacking.wait(self._waiting_bytes, 0, self._holder)
         self._waiting_bytes = 0
 
     def _count_waiting(self) -> None:
         held_bytes = self._joiner.held_bytes
-        self._unpacking.wait(self._waiting_bytes, held_bytes)
+        self._unpacking.wait(self._waiting_bytes, held_bytes, self._holder)
         self._waiting_bytes = held_bytes
 
     def rest(self, tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:

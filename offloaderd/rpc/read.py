@@ -16,6 +16,7 @@ from offloaderd.read.consumer import ConsumerView
 from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.convert import encoded_read_response, from_position, to_position
+from offloaderd.rpc.gate import share_of_caller
 from offloaderd.rpc.messages import MessageReader
 from offloaderd.rpc.seek import sought, to_response
 from offloaderd.rpc.unpacking import UNPACK_BYTES, Unpacking
@@ -82,6 +83,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
                     everything=everything,
                     message_bytes_max=self._message_bytes_max,
                     unpacking=self.unpacking,
+                    holder=share_of_caller(),
                 )
                 stack.callback(messages.close)
                 async with aclosing(self._entries(request, framed=False)) as batches:

@@ -208,7 +208,7 @@ class ReadLedgerRequest(_message.Message):
     last_entry_id: _builtins.int
     """inclusive"""
     batch_bytes: _builtins.int
-    """payload bytes a response, at least one entry; 0: the server's default"""
+    """payload bytes a response, at least one entry; 0, or more than it: read.batch_bytes of the server"""
     framed: _builtins.bool
     """as in ReadRequest"""
     @_builtins.property

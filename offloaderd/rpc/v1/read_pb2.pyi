@@ -155,7 +155,7 @@ class ReadRequest(_message.Message):
     follow: _builtins.bool
     """go on with new entries until `last`, or until cancelled"""
     batch_bytes: _builtins.int
-    """payload bytes a response, at least one entry; 0: the server's default"""
+    """payload bytes a response, at least one entry; 0, or more than it: read.batch_bytes of the server"""
     read_priority: _builtins.str
     """PIP-73; empty: the topic's policy"""
     entries_max: _builtins.int

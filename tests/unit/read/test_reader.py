@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -270,7 +271,7 @@ async def test_unknown_and_empty_topics() -> None:
 
 
 async def test_batches_respect_their_limits() -> None:
-    """No batch is larger than asked unless it is one entry, and `entries_max` cuts exactly."""
+    """No batch is larger than asked, and than the daemon has it, unless it is one entry; `entries_max` cuts exactly."""
     house, _ = await three_tiers()
     async with house.reader:
         for batch_bytes in (1, 10, 25):
@@ -280,6 +281,10 @@ async def test_batches_respect_their_limits() -> None:
             assert all(len(one.payloads) == 1 or one.payload_bytes() <= batch_bytes for one in batches)
         for entries_max in (1, 4, 11, 17, 18, 99):
             assert (await collect(house, entries_max=entries_max))[0] == ALL[:entries_max]
+        house.reader.options = replace(house.reader.options, batch_bytes=10)
+        async with aclosing(house.reader.read(TOPIC, batch_bytes=1 << 24)) as found:
+            batches = [batch async for batch, _ in found]
+        assert all(len(one.payloads) == 1 or one.payload_bytes() <= 10 for one in batches)
         assert house.reader.segments.pinned_bytes == 0
 
 

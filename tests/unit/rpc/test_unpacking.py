@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import zlib
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,13 +14,14 @@ from offloaderd.errors import Throttled
 from offloaderd.format.pulsar_message import MESSAGE_BYTES, decode_entry, unpacked_bytes
 from offloaderd.model import Position
 from offloaderd.rpc import messages
+from offloaderd.rpc.gate import CALLER, Caller
 from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.v1 import read_pb2
 from tests.unit.read.build import sample, turns
 from tests.unit.rpc.test_read_service import entry, house_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Coroutine
 
     from tests.unit.read.build import House
 
@@ -89,6 +91,61 @@ async def test_chunks_that_wait_are_refused_where_they_find_no_room() -> None:
             assert [answer async for answer in reads(service)]
         assert "memory.unpack_bytes" in refused.value.hint
         assert used(house) == 0
+
+
+def begun_by(name: str, asking: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Ask as somebody."""
+    context = copy_context()
+    caller = Caller(need=None, path="", rights=None, send_s_max=0.0, name=name, via="certificate")
+    context.run(CALLER.set, caller)
+    return asyncio.get_running_loop().create_task(asking, context=context)
+
+
+async def all_of(reading: AsyncGenerator[read_pb2.ReadMessagesResponse, None]) -> list[read_pb2.Message]:
+    """Read to the end."""
+    return [message async for answer in reading for message in answer.messages]
+
+
+async def test_one_who_takes_no_answers_leaves_room_for_others() -> None:
+    """However many reads it has: what it does not take it holds once, and the others unpack beside it."""
+    house = await house_of([bomb(6 * MIB), entry(b"after")])
+    service = ReadService(house.reader, 8, metrics=house.metrics, unpack_bytes=32 * MIB)
+    async with house.reader:
+        sleeping = [reads(service) for _ in range(3)]
+        begun = [begun_by("mallory", one.__anext__()) for one in sleeping]
+        await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
+        await turns(50)
+        assert used(house) == 6 * MIB
+        other = reads(service)
+        assert len((await begun_by("bob", other.__anext__())).messages[0].data) == 6 * MIB
+        for task in begun:
+            task.cancel()
+        await asyncio.wait(begun)
+        for one in (*sleeping, other):
+            await one.aclose()
+    assert used(house) == 0
+
+
+async def test_chunks_of_one_that_never_end_leave_room_for_others() -> None:
+    """One identity may have half of what there is, and is told that it is its own share that is taken."""
+    parts = [entry(bytes(2 * MIB), uuid="m", chunk_id=one, num_chunks_from_msg=4) for one in range(3)]
+    house = await house_of(parts)
+    service = ReadService(house.reader, 8, metrics=house.metrics, unpack_bytes=32 * MIB)
+    follow = read_pb2.ReadRequest(topic="orders", follow=True)
+    async with house.reader:
+        waiting = service.ReadMessages(follow, None)  # type: ignore[arg-type] # nobody asks for the context
+        begun = begun_by("mallory", all_of(waiting))  # type: ignore[arg-type] # a generator
+        while used(house) < 6 * MIB:
+            await turns(10)
+        with pytest.raises(Throttled) as refused:
+            await begun_by("mallory", all_of(reads(service)))
+        assert "this caller may have" in refused.value.message
+        assert used(house) == 6 * MIB
+        assert len(await begun_by("bob", all_of(reads(service)))) == 3
+        begun.cancel()
+        await asyncio.wait([begun])
+        assert len(await begun_by("mallory", all_of(reads(service)))) == 3
+    assert used(house) == 0
 
 
 def test_a_batch_of_more_messages_than_there_is_room_for_is_left_as_it_is() -> None:
