@@ -245,8 +245,7 @@ class Metrics(
         )
         self.segment_age_max_seconds = self._topic_gauge(
             "offloaderd_segment_age_max_seconds",
-            "Age at which the topic's segments are sealed, as its policy says now; topics that are streamed have it, "
-            "and no others. What their lag is measured against.",
+            "Age at which the topic's segments are sealed; streamed topics alone have it. Compare their lag with it.",
             topic=OPEN,
         )
         self.remote_segments = self._topic_gauge(
@@ -300,7 +299,9 @@ class Metrics(
             "offloaderd_upload_bytes_total", "Bytes of uploaded parts. Flat while transfer bytes wait: page."
         )
         self.upload_part_duration_seconds = self._histogram(
-            "offloaderd_upload_part_duration_seconds", "Time of one part's upload, with its retries."
+            "offloaderd_upload_part_duration_seconds",
+            "Time of one part's upload with its retries, in buckets to 6 h: an outage of the store is in it.",
+            LONG_SECONDS_BUCKETS,
         )
         self.upload_retries = self._counter(
             "offloaderd_upload_retries_total",
@@ -324,7 +325,9 @@ class Metrics(
             outcome=("ok", "conflict", "unknown", "error"),
         )
         self.metadata_commit_duration_seconds = self._histogram(
-            "offloaderd_metadata_commit_duration_seconds", "Time of one commit, with read-backs and retries."
+            "offloaderd_metadata_commit_duration_seconds",
+            "Time of one commit with read-backs and retries, in buckets to 6 h: an outage of ZooKeeper is in it.",
+            LONG_SECONDS_BUCKETS,
         )
         self.metadata_node_bytes = self._gauge(
             "offloaderd_metadata_node_bytes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from offloaderd.metric_families import Families
+from offloaderd.metric_values import LONG_SECONDS_BUCKETS
 
 
 class ContinueMetrics(Families):
@@ -15,7 +16,9 @@ class ContinueMetrics(Families):
         )
         self.recovery_seconds = self._histogram(
             "offloaderd_recovery_seconds",
-            "From owning a topic with an open segment to its first progress. Above 5 s: the source or store is slow.",
+            "From owning a topic with an open segment to its first progress, in buckets to 6 h. Above 5 s: the source or "
+            "store is slow, or away.",
+            LONG_SECONDS_BUCKETS,
         )
         self.buffer_overdrawn_bytes = self._gauge(
             "offloaderd_buffer_overdrawn_bytes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from offloaderd.metric_families import Families
+from offloaderd.metric_values import LONG_SECONDS_BUCKETS
 
 STANDINGS = ("working", "impaired", "draining")
 PLACES = ("first", "elsewhere")
@@ -55,5 +56,6 @@ class PlacementMetrics(Families):
         self.handover_seconds = self._histogram(
             "offloaderd_handover_seconds",
             "Time from the decision to hand a topic over until it was released: its open segment is sealed and "
-            "committed meanwhile. Entries wait for no longer than the new owner's claim after that.",
+            "committed meanwhile. Entries wait for no longer than the new owner's claim after that. Buckets to 6 h.",
+            LONG_SECONDS_BUCKETS,
         )
