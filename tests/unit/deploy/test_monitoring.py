@@ -10,6 +10,7 @@ from prometheus_client import generate_latest
 
 from offloaderd.metric_values import S3_CODES
 from offloaderd.metrics import Metrics
+from offloaderd.model import TopicName
 from tests.unit.deploy.expressions import PROMETHEUS, ROOT, asked_by, drawn, expressions, panels, plain, rules
 
 FOREIGN = {"up", "ALERTS", "process_resident_memory_bytes", "process_cpu_seconds_total"}
@@ -144,3 +145,15 @@ def test_what_is_exported_is_bounded() -> None:
 def _series(metrics: Metrics) -> int:
     lines = generate_latest(metrics.registry).decode().splitlines()
     return sum(1 for line in lines if not line.startswith("#"))
+
+
+def test_the_rule_that_the_page_gives_adds_the_namespace_to_what_has_a_topic() -> None:
+    """A sum by namespace needs no label of its own: it stands in the topic's name."""
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    blocks = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    (rule,) = next(one for one in blocks if isinstance(one, dict))["metric_relabel_configs"]
+    topic = str(TopicName.parse("persistent://acme/eu-west=1/a/b://c/d"))
+    found = re.fullmatch(rule["regex"], topic)
+    assert rule["source_labels"] == ["topic"]
+    assert found is not None
+    assert found[1] == "acme/eu-west=1"
