@@ -16,8 +16,8 @@ class ContinueMetrics(Families):
         )
         self.recovery_seconds = self._histogram(
             "offloaderd_recovery_seconds",
-            "From owning a topic with an open segment to its first progress, in buckets to 6 h. Above 5 s: the source or "
-            "store is slow, or away.",
+            "From owning a topic with an open segment to its first progress, in buckets to 6 h. Above 5 s: the source "
+            "or store is slow, or away.",
             LONG_SECONDS_BUCKETS,
         )
         self.buffer_overdrawn_bytes = self._gauge(

@@ -52,8 +52,8 @@ class ReadMetrics(Families):
         )
         self.read_first_byte_seconds = self._histogram(
             "offloaderd_read_first_byte_seconds",
-            "From a read's start to its first batch, in buckets to 6 h. p99 above 1 s: the cache is small, or the store "
-            "slow or away.",
+            "From a read's start to its first batch, in buckets to 6 h. p99 above 1 s: the cache is small, or the "
+            "store slow or away.",
             LONG_SECONDS_BUCKETS,
         )
         self.readers = self._gauge("offloaderd_readers", "Reads open now; at most read.readers_max.")

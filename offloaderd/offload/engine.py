@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.identity import Refusal
     from offloaderd.metadata.records.owner import Owner
     from offloaderd.model import TopicName
+    from offloaderd.offload.kept_map import KeptMap
     from offloaderd.offload.selection import Change
     from offloaderd.offload.status import TopicStatus
     from offloaderd.offload.topic import TopicOffloader
@@ -202,11 +203,14 @@ class Engine:
 
     def known(self, topic: TopicName) -> TopicMap | None:
         """Return what this daemon knows by itself to be committed, of a topic that it owns or whose claim was lost."""
-        found = self.find(topic)
-        return found.map if found is not None else self.last_map(topic)
+        found, last = self.find(topic), self.last_map(topic)
+        return found.map if found is not None else last.map() if last is not None else None
 
-    def last_map(self, topic: TopicName) -> TopicMap | None:
-        """Return what was committed of a topic when its claim was lost with the session, until it is taken up again."""
+    def last_map(self, topic: TopicName) -> KeptMap | None:
+        """Return what was committed of a topic when it fell asleep, or its claim was lost with the session.
+
+        None once it is taken up again.
+        """
         supervisor = self._spread.supervised.get(topic)
         return supervisor.last_map if supervisor is not None else None
 

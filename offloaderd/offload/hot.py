@@ -59,8 +59,9 @@ class ReadableMaps:
         self._engine = engine
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
-        """Return what is committed; what was last known only for a topic whose claim was lost. Raises Transient."""
-        return await _or_held(lambda: self._engine.topic_map(topic), self._engine.last_map(topic))
+        """Return what is committed; what was last known for a topic that sleeps or lost its claim. Raises Transient."""
+        last = self._engine.last_map(topic)
+        return await _or_held(lambda: self._engine.topic_map(topic), last.map if last is not None else None)
 
     async def source_refused(self, topic: TopicName) -> IdentityRefused | None:
         """Return why nothing of the topic's source is to be read: by its owner if that is here. Raises Transient."""
@@ -71,8 +72,8 @@ class ReadableMaps:
         async def stored() -> tuple[Refusal, ...]:
             return (await identity.load(self._engine.shop.metadata, topic)).record.refusals
 
-        was_ours = self._engine.last_map(topic) is not None
-        return identity.source_refused(await _or_held(stored, self._engine.last_refusals(topic) if was_ours else None))
+        last, was_ours = self._engine.last_refusals(topic), self._engine.last_map(topic) is not None
+        return identity.source_refused(await _or_held(stored, (lambda: last) if was_ours else None))
 
 
 class ReadablePolicies:
@@ -83,13 +84,14 @@ class ReadablePolicies:
 
     async def of(self, topic: TopicName) -> Effective:
         """Return what holds for a topic; what this daemon works by if nobody can look. Raises Transient."""
-        return await _or_held(lambda: self._engine.book.of(topic), self._engine.held_policy(topic))
+        held = self._engine.held_policy(topic)
+        return await _or_held(lambda: self._engine.book.of(topic), (lambda: held) if held is not None else None)
 
 
-async def _or_held(ask: Callable[[], Awaitable[T]], held: T | None) -> T:
+async def _or_held(ask: Callable[[], Awaitable[T]], held: Callable[[], T] | None) -> T:
     """Return what the metadata store says, or what this daemon holds if that does not answer in time.
 
-    Without anything `held` it has all the time that it takes. Raises Transient then.
+    With nothing `held` it has all the time that it takes. Raises Transient then.
     """
     try:
         async with asyncio.timeout(ANSWERS_S if held is not None else None):
@@ -97,4 +99,4 @@ async def _or_held(ask: Callable[[], Awaitable[T]], held: T | None) -> T:
     except (TimeoutError, Transient):
         if held is None:
             raise
-        return held
+        return held()

@@ -236,7 +236,7 @@ class Dormitory:
             listening = self._listen(self._shop.source, supervisor.topic, sleeper)
             task = self._group.create_task(listening, name=f"source of {supervisor.topic}")
             self._listening[supervisor] = sleeper, task
-        supervisor.fall_asleep(sleeper)
+        supervisor.fall_asleep(sleeper, topic.map)
         log.debug("topic.asleep", topic=str(supervisor.topic), due_s=round(sleeper.due_s - now_s, 1))
 
     async def _watch(self, session: Session) -> None:

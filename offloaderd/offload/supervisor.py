@@ -26,6 +26,7 @@ from offloaderd.offload.commit import AttemptLog, Claim
 from offloaderd.offload.fence import Fence
 from offloaderd.offload.head import HeadKeeper
 from offloaderd.offload.identity import TopicIdentity
+from offloaderd.offload.kept_map import KeptMap
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.signal import Signal, race
 from offloaderd.offload.sleep import Cause, state_of
@@ -110,8 +111,8 @@ class Supervisor:
         """That of the claim, once there is one."""
         self.used = 0
         """How often somebody wanted the offloader."""
-        self.last_map: TopicMap | None = None
-        """What was committed when the session was lost, until the topic is taken up again."""
+        self.last_map: KeptMap | None = None
+        """What was committed when the topic fell asleep or the session was lost, until it is taken up again."""
         self._last: TopicStatus | None = None
         self.error: OffloaderError | None = None
         self.trouble: Trouble | None = None
@@ -146,9 +147,9 @@ class Supervisor:
         self.stop()
         self._abandon.set()
 
-    def fall_asleep(self, sleeper: Sleeper) -> None:
-        """Let go of all but the claim; from this moment on nobody finds the offloader."""
-        self.asleep, self.offloader = sleeper, None
+    def fall_asleep(self, sleeper: Sleeper, topic_map: TopicMap) -> None:
+        """Let go of all but the claim, and of what readers need; from this moment on nobody finds the offloader."""
+        self.asleep, self.offloader, self.last_map = sleeper, None, KeptMap(topic_map)
         self._lay_down.set()
 
     def use(self) -> None:
@@ -262,7 +263,9 @@ class Supervisor:
         finally:
             if session.lost.is_set():
                 self._last = bare(self.status(self._clock.monotonic()))
-                self.last_map = self.offloader.map if self.offloader is not None else None
+                self.last_map = KeptMap(self.offloader.map) if self.offloader is not None else self.last_map
+            else:
+                self.last_map = None
             self.offloader = self.asleep = None
             self._metrics.ownership_changes.labels(direction="lost").inc()
             self._home.changed.notify()
@@ -272,10 +275,14 @@ class Supervisor:
     async def _check(self, claim: Claim, session: Session) -> None:
         """See that a claim that nobody has looked after still holds. Raises Fenced."""
 
-        async def version() -> int:
-            return (await self._home.shop.metadata.get(claim.path)).version
+        found: int | None = None
 
-        found = None if session.lost.is_set() else await until_answered(self._clock, version)
+        async def version() -> None:
+            nonlocal found
+            found = (await self._home.shop.metadata.get(claim.path)).version
+
+        if not session.lost.is_set():
+            await race(until_answered(self._clock, version), session.lost.wait())
         if session.lost.is_set() or found != claim.epoch_version:
             raise Fenced(
                 f"the claim on {self.topic} has ended while it slept",

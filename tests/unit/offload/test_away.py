@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 
 from offloaderd.errors import Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.metadata.pieces import StoredContext
+from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import ReadPriority, TopicName
+from offloaderd.model import LedgerEnd, ReadPriority, TopicName
 from offloaderd.offload import hot
 from offloaderd.offload.hot import ReadableMaps, ReadablePolicies
+from offloaderd.offload.kept_map import KeptMap
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
 
 if TYPE_CHECKING:
@@ -56,9 +62,9 @@ async def test_what_was_committed_is_known_until_the_topic_is_taken_up_again(mon
 class FakeEngine:
     """An engine whose metadata store does not answer."""
 
-    last: TopicMap | None = None
+    last: KeptMap | None = None
 
-    def last_map(self, topic: object) -> TopicMap | None:
+    def last_map(self, topic: object) -> KeptMap | None:
         """Return what a test has set."""
         return self.last
 
@@ -67,7 +73,7 @@ class FakeEngine:
         if self.last is None:
             raise Transient("away")
         await asyncio.get_running_loop().create_future()
-        return self.last
+        return self.last.map()
 
 
 async def test_reads_go_on_with_the_last_map_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +83,70 @@ async def test_reads_go_on_with_the_last_map_without_a_wait(monkeypatch: pytest.
     maps = ReadableMaps(engine)  # type: ignore[arg-type]
     with pytest.raises(Transient):
         await maps.topic_map(TOPIC)
-    engine.last = TopicMap(TOPIC)
-    assert await maps.topic_map(TOPIC) is engine.last
+    engine.last = KeptMap(TopicMap(TOPIC))
+    assert await maps.topic_map(TOPIC) == TopicMap(TOPIC)
+
+
+async def test_a_topic_that_sleeps_is_read_by_what_was_committed_when_it_fell_asleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ZooKeeper falls silent, and then its session ends: the read that wakes the topic need not wait for it to wake."""
+    monkeypatch.setattr(hot, "ANSWERS_S", 0.01)
+    rig = Rig(sleep_after_s=0.1)
+    rig.ledgers = memory_ledgers(rig.clock)
+    last = await rig.ledgers.append(TOPIC, payloads(30))
+    store, back = rig.tree.connect(), asyncio.Event()
+    async with rig.engine(metadata=store) as engine:
+        topic, maps = await enabled(engine), ReadableMaps(engine)
+        await topic.request_roll()
+        await until_offloaded(topic, last)
+        committed = topic.map
+        await until(lambda: engine.find(TOPIC) is None)
+        get, session = store.get, store.session
+
+        async def silent(path: str) -> object:
+            await back.wait()
+            return await get(path)
+
+        async def away() -> Session:
+            await back.wait()
+            return await session()
+
+        monkeypatch.setattr(store, "get", silent)
+        monkeypatch.setattr(store, "session", away)
+        assert await maps.topic_map(TOPIC) == committed
+        assert engine.known(TOPIC) == committed
+        assert await maps.source_refused(TOPIC) is None
+        store.expire()
+        await until(lambda: [one.state for one in engine.statuses()] == ["claiming"])
+        assert await maps.topic_map(TOPIC) == committed
+        assert await maps.source_refused(TOPIC) is None
+        back.set()
+        await offloader_of(engine)
+        assert engine.last_map(TOPIC) is None
+
+
+def test_what_is_kept_for_readers_is_the_whole_map_and_small() -> None:
+    """A hundred and some bytes a segment, where the map takes kilobytes: ten thousand topics may sleep."""
+    moments = range(1, 1001)
+    segments = tuple(
+        CommittedSegment(
+            segment_id=UUID(int=number << 64 | number),
+            slices=(LedgerSlice(number, 0, 4999, 5_000_000 + number, created_ms=number),),
+            object_bytes=5_100_000 + number,
+            assigned_ms=number,
+            offloaded_ms=number + 1,
+            bucket="tier",
+            prefix="a/",
+        )
+        for number in moments
+    )
+    ends = MappingProxyType({number: LedgerEnd(5000, number + 1) for number in moments})
+    contexts = {7: StoredContext(b"seven", 3, MappingProxyType({1: Versioned(b"piece", 2)}))}
+    whole = TopicMap(TOPIC, segments, MappingProxyType(contexts), ends, source_deleted=frozenset({3}))
+    kept = KeptMap(whole)
+    assert kept.map() == whole
+    assert kept.packed_bytes < 100 * len(segments)
 
 
 async def test_reads_go_on_with_the_policy_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
