@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import grpc
-from grpc import aio
-
 from offloaderd.client.connection import Connection
+from offloaderd.client.exchange import Exchange
 from offloaderd.errors import InvalidInput, OffloaderError, first_of
 from offloaderd.groups import Group
 from offloaderd.rpc.v1 import ledgers_pb2, ledgers_pb2_grpc
@@ -39,19 +37,17 @@ class AppendCalls(Connection):
         What `batches` raises is raised here, and InvalidInput for what is no batch.
         """
         call = self._ledgers.Append(timeout=timeout_s)
-        turn = Turn()
+        exchange, turn = Exchange(call, self._clock), Turn()
         with self._errors(call):
             try:
                 async with Group() as group:
-                    writer = group.create_task(send(call, topic, batches, turn), name=f"append to {topic}")
-                    async for response in call:
+                    writer = group.create_task(send(exchange, topic, batches, turn), name=f"append to {topic}")
+                    while (response := await exchange.read()) is not None:
                         turn.answered()
                         answered(response)
                     writer.cancel()
             except BaseExceptionGroup as errors:
                 raise first_of(errors) from None
-            if not turn.complete:
-                await raise_status(call)
         if not turn.complete:
             raise OffloaderError("the daemon ended the append before everything was acknowledged")
 
@@ -64,8 +60,7 @@ class AppendCalls(Connection):
 class Turn:
     """Whose turn it is in an append: a batch is sent only when the one before was answered.
 
-    So the daemon is never cut off in the middle of a refusal: gRPC would report the write that failed in place of what
-    the daemon said. The next batch is being made meanwhile.
+    So nothing is under way behind a batch that is refused. The next batch is being made meanwhile.
     """
 
     def __init__(self) -> None:
@@ -93,7 +88,7 @@ class Turn:
 
 
 async def send(
-    call: aio.StreamStreamCall[ledgers_pb2.AppendRequest, ledgers_pb2.AppendResponse],
+    exchange: Exchange[ledgers_pb2.AppendRequest, ledgers_pb2.AppendResponse],
     topic: TopicName | str,
     batches: AsyncIterable[Sequence[bytes]],
     turn: Turn,
@@ -106,18 +101,7 @@ async def send(
                 hint='for one entry: [b"entry"]; several batches: [[b"one", b"two"], [b"three"]]',
             )
         await turn.take()
-        try:
-            await call.write(ledgers_pb2.AppendRequest(topic=str(topic), payloads=payloads))
-        except (aio.AioRpcError, asyncio.InvalidStateError):
+        if not await exchange.write(ledgers_pb2.AppendRequest(topic=str(topic), payloads=payloads)):
             return
     turn.end()
-    await call.done_writing()
-
-
-async def raise_status(call: aio.Call) -> None:
-    """Raise AioRpcError for a call that failed: reading its answers may just end when a write noticed it first."""
-    code = await call.code()
-    if code is not grpc.StatusCode.OK:
-        raise aio.AioRpcError(
-            code, await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
-        )
+    await exchange.done_writing()

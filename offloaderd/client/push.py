@@ -4,10 +4,6 @@ The caller does not send, it is asked: `entries(after)` gives what follows a pos
 the daemon then stands, whenever the stream broke or the topic has moved to another daemon. So nothing has to be kept
 here, and nothing is sent twice. Flow control is the daemon's: a batch is sent while fewer than `unanswered_max` wait
 for their answer, and a daemon without room reads no further.
-
-gRPC reports a write that failed in place of what the daemon said to refuse it. So a stream begins with one unanswered
-batch and gets room for one more with every answer: the stream after a refusal that was lost begins with what was
-refused, and hears why.
 """
 
 from __future__ import annotations
@@ -16,10 +12,8 @@ import asyncio
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from grpc import aio
-
-from offloaderd.client.append import raise_status
 from offloaderd.client.errors import NotConsecutive, Unreachable
+from offloaderd.client.exchange import Exchange
 from offloaderd.client.placement import PlacementCalls
 from offloaderd.client.resume import RESUME_S, Resume
 from offloaderd.errors import Conflict, LedgerUnknown, NotFound, OffloaderError, Transient, first_of
@@ -108,16 +102,16 @@ class PushCalls(PlacementCalls):
         """Push over one stream."""
         stub: offload_pb2_grpc.OffloadServiceAsyncStub = offload_pb2_grpc.OffloadServiceStub(self._channel)
         call = stub.StreamingOffload()
+        exchange = Exchange(call, self._clock)
         with self._errors(call):
-            after = await push.open(call)
+            after = await push.open(exchange)
             try:
                 async with Group() as group:
-                    writer = group.create_task(push.send(call, entries(after)), name=f"push to {push.topic}")
-                    await push.hear(call)
+                    writer = group.create_task(push.send(exchange, entries(after)), name=f"push to {push.topic}")
+                    await push.hear(exchange)
                     writer.cancel()
             except BaseExceptionGroup as errors:
                 raise first_of(errors) from None
-            await raise_status(call)
         if not push.complete:
             raise Unreachable(f"the daemon at {self.address} ended the push before everything was answered")
         return push.offloaded
@@ -146,19 +140,16 @@ class _Push:
         self.complete = False
         self._told = told
         self._resume = resume
-        self._room = asyncio.Semaphore(1)
-        self._room_left = unanswered_max - 1
+        self._room = asyncio.Semaphore(unanswered_max)
         self._unanswered = 0
         self._taken: Position | None = None
         self._all_sent = False
 
-    async def open(self, call: aio.StreamStreamCall[Request, Response]) -> Position | None:
+    async def open(self, exchange: Exchange[Request, Response]) -> Position | None:
         """Name the topic; returns the newest entry that the daemon has."""
-        with suppress(asyncio.InvalidStateError):  # the call has ended: reading tells how
-            await call.write(Request(open=Request.Open(topic=self.topic)))
-        answer = await call.read()
-        if not isinstance(answer, Response):
-            await raise_status(call)
+        await exchange.write(Request(open=Request.Open(topic=self.topic)))
+        answer = await exchange.read()
+        if answer is None:
             raise Unreachable("the daemon ended the push before it began")
         opened = answer.opened
         self.offloaded = _at(opened.offloaded) if opened.HasField("offloaded") else None
@@ -167,25 +158,23 @@ class _Push:
         return self._taken
 
     async def send(
-        self, call: aio.StreamStreamCall[Request, Response], items: AsyncGenerator[EntryBatch | LedgerClosed, None]
+        self, exchange: Exchange[Request, Response], items: AsyncGenerator[EntryBatch | LedgerClosed, None]
     ) -> None:
         """Write all; a call that has ended ends this as well, its reader knows why."""
-        try:
-            async with aclosing(items):
-                async for item in items:
-                    if isinstance(item, EntryBatch):
-                        await self._room.acquire()
-                        self._unanswered += 1
-                    await call.write(_request(item))
-            self._all_sent = True
-            self.complete = not self._unanswered
-            await call.done_writing()
-        except (aio.AioRpcError, asyncio.InvalidStateError):
-            return
+        async with aclosing(items):
+            async for item in items:
+                if isinstance(item, EntryBatch):
+                    await self._room.acquire()
+                    self._unanswered += 1
+                if not await exchange.write(_request(item)):
+                    return
+        self._all_sent = True
+        self.complete = not self._unanswered
+        await exchange.done_writing()
 
-    async def hear(self, call: aio.StreamStreamCall[Request, Response]) -> None:
+    async def hear(self, exchange: Exchange[Request, Response]) -> None:
         """Take answers until the daemon ends the call: then all that was sent is committed."""
-        while isinstance(answer := await call.read(), Response):
+        while (answer := await exchange.read()) is not None:
             self._resume.worked()
             match answer.WhichOneof("response"):
                 case "offered":
@@ -197,9 +186,6 @@ class _Push:
     def _answered(self, offered: offload_pb2.StreamingOffloadResponse.Offered) -> None:
         self._unanswered -= 1
         self._room.release()
-        if self._room_left > 0:
-            self._room_left -= 1
-            self._room.release()
         self.complete = self._all_sent and not self._unanswered
         self._taken = _at(offered.last_offered) if offered.HasField("last_offered") else None
         result = RESULTS.get(offered.result, OfferResult.CLOSED)

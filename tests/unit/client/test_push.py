@@ -108,4 +108,4 @@ async def test_a_final_answer_ends_the_push() -> None:
     daemon = Daemon(owner="here", breaks=[(2, InvalidInput("an entry of 6 MiB"))])
     async with serving(daemon), patient(daemon.address) as client:
         with pytest.raises(InvalidInput, match="6 MiB"):
-            await client.push(TOPIC, entries, unanswered_max=1)
+            await client.push(TOPIC, entries)
