@@ -153,8 +153,8 @@ def extent(block: BlockInfo, chunk_bytes: int, first_chunk: int, last_chunk: int
     return block.offset + start, min((last_chunk + 1) * chunk_bytes, block.length) - start
 
 
-def check_chunk(data: bytes, block: BlockInfo, chunk_bytes: int, number: int, *, key: str) -> None:
-    """Check that `data` is chunk `number` of a block, by its checksum; raises CorruptData."""
+def checked_chunk(data: bytes, block: BlockInfo, chunk_bytes: int, number: int, *, key: str) -> bytes:
+    """Return `data` if it is chunk `number` of a block, by its checksum; raises CorruptData."""
     at = CHECKSUM_BYTES * number
     wanted = int.from_bytes(block.chunks[at : at + CHECKSUM_BYTES], "big")
     found = google_crc32c.value(data)
@@ -162,6 +162,7 @@ def check_chunk(data: bytes, block: BlockInfo, chunk_bytes: int, number: int, *,
         offset, length = extent(block, chunk_bytes, number, number)
         expected = f"a chunk of {length} bytes with checksum {wanted:08x}"
         raise CorruptData(key=key, offset=offset, expected=expected, found=f"{found:08x}")
+    return data
 
 
 def decode_piece(data: bytes, block: BlockInfo, chunk_bytes: int, piece: Piece, *, key: str) -> FramedEntries:

@@ -3,7 +3,8 @@ and taken apart in a thread, so that the daemon's other work goes on, whoever wr
 
 Nearly all are below `AT_ONCE_BYTES`, and need one request as ever. One that is not is asked for again, as a whole, when
 it has its turn, and keeps it for as long as its bytes are looked at. Turns are those of an event loop: all readers of a
-daemon share them. Who has a turn may take apart what it read, and waits for no other turn.
+daemon share them. Who has a turn may take apart what it read, and waits for no other turn; nor for a store that does
+not answer: whoever tries again gives the turn back in between (`get` asks once).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
+
+import structlog
 
 from offloaderd.errors import CorruptData, InvalidInput, Transient, first_of
 from offloaderd.groups import Group
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     """Returns the first n bytes of an object, or with None all of them."""
 
 T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
 
 AT_ONCE_BYTES = 512 * 1024
 """As many as a manifest has of a segment of 3 GiB in blocks of 1 MiB."""
@@ -89,6 +94,19 @@ async def read_apart(decode: Callable[..., T], *gets: Get) -> T:
     """Return what `decode` makes of objects, of which nothing else is kept. Raises what it and `gets` raise."""
     async with whole(*gets) as found:
         return await apart(decode, *found)
+
+
+async def sure(read: Callable[[], Awaitable[T]], given: Callable[[], T] | None = None) -> T:
+    """Return what `read` makes of bytes that it fetches; what it finds damaged it reads once more.
+
+    One read alone may have been damaged on its way, and what is called damaged keeps a ledger at its source for good.
+    `given` makes the same of bytes that were fetched already, with others. Raises what the last read raises.
+    """
+    try:
+        return await read() if given is None else given()
+    except CorruptData as error:
+        log.warning("data.read_again", error=str(error))
+    return await read()
 
 
 async def read_sure(take: Callable[[Get], Awaitable[T]], get: Get) -> T:

@@ -22,15 +22,15 @@ from offloaderd.metadata.conversion import holders_of
 from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
 from offloaderd.model import lost_up_to
 from offloaderd.objects import look
-from offloaderd.objects.whole import apart
+from offloaderd.objects.whole import read_apart, sure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.manifest import BlockInfo, SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.port import ObjectInfo, ObjectReader
+    from offloaderd.objects.port import ObjectReader
     from offloaderd.offload.workshop import Workshop
 
 
@@ -138,35 +138,35 @@ class CopyChecker:
     async def _objects(self, topic_map: TopicMap, segment: CommittedSegment) -> tuple[GrantedObject, ...]:
         data_key, index_key, manifest_key = segment.keys.all
         store = self._uplink.objects.at(segment.bucket)
+        gets = [partial(store.get, key, 0) for key in (index_key, manifest_key)]
+        decode = partial(self._tables, topic_map, segment)
         try:
             async with Group() as group:
-                head = group.create_task(self._head(store, data_key, segment.object_bytes), name=f"head {data_key}")
-                reads = [
-                    group.create_task(self._read(store, key), name=f"get {key}") for key in (manifest_key, index_key)
-                ]
+                heads = [group.create_task(store.head(key), name=f"head {key}") for key in segment.keys.all]
+                tables = group.create_task(sure(lambda: read_apart(decode, *gets)), name=f"get {manifest_key}")
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
-        info, (encoded, manifest_found), (index, index_found) = head.result(), *(read.result() for read in reads)
-        described = await apart(partial(manifest.decode, key=manifest_key, data_bytes=info.size_bytes), encoded)
-        self._check_manifest(topic_map, segment, described, manifest_key)
-        check_index(index, described, key=index_key)
+        (info, *infos), (described, found) = [head.result() for head in heads], tables.result()
+        if info.size_bytes != segment.object_bytes:
+            raise Unsound("size", f"{data_key} holds {info.size_bytes} bytes, not {segment.object_bytes}")
+        self._uplink.metrics.grant_checked_bytes.inc(sum(size_bytes for size_bytes, _ in found))
         crc32c = await self._read_data(store, data_key, described) if self.readback else None
         data = GrantedObject(key=data_key, size_bytes=info.size_bytes, crc32c=crc32c, etag=info.etag)
-        return data, index_found, manifest_found
+        index, of_manifest = (
+            GrantedObject(key=key, size_bytes=size_bytes, crc32c=told, etag=one.etag)
+            for key, one, (size_bytes, told) in zip((index_key, manifest_key), infos, found, strict=True)
+        )
+        return data, index, of_manifest
 
-    async def _head(self, store: ObjectReader, key: str, size_bytes: int) -> ObjectInfo:
-        info = await store.head(key)
-        if info.size_bytes != size_bytes:
-            raise Unsound("size", f"{key} holds {info.size_bytes} bytes, not {size_bytes}")
-        return info
-
-    async def _read(self, store: ObjectReader, key: str) -> tuple[bytes, GrantedObject]:
-        """Read a small object whole."""
-        info = await store.head(key)
-        data = await store.get(key)
-        self._uplink.metrics.grant_checked_bytes.inc(len(data))
-        found = GrantedObject(key=key, size_bytes=len(data), crc32c=google_crc32c.value(data), etag=info.etag)
-        return data, found
+    def _tables(
+        self, topic_map: TopicMap, segment: CommittedSegment, index: bytes, encoded: bytes
+    ) -> tuple[SegmentManifest, list[tuple[int, int]]]:
+        """Return a segment's manifest, and size and checksum of index and manifest. Raises CorruptData."""
+        _, index_key, manifest_key = segment.keys.all
+        described = manifest.decode(encoded, key=manifest_key, data_bytes=segment.object_bytes)
+        self._check_manifest(topic_map, segment, described, manifest_key)
+        check_index(index, described, key=index_key)
+        return described, [(len(one), google_crc32c.value(one)) for one in (index, encoded)]
 
     def _check_manifest(
         self, topic_map: TopicMap, segment: CommittedSegment, described: SegmentManifest, key: str
@@ -193,15 +193,22 @@ class CopyChecker:
             taken = [blocks.pop(0)]
             while blocks and blocks[0].offset + blocks[0].length - taken[0].offset <= self._chunk_bytes:
                 taken.append(blocks.pop(0))
-            first, length = taken[0].offset, taken[-1].offset + taken[-1].length - taken[0].offset
+            length = taken[-1].offset + taken[-1].length - taken[0].offset
             await self._uplink.budget.acquire(length)
             try:
-                data = await store.get(key, first, length)
-                for block in taken:
-                    at = block.offset - first
-                    decode_verified_block(data[at : at + block.length], block, key=key, method=described.method)
-                crc32c = google_crc32c.extend(crc32c, data)
+                crc32c = await sure(partial(self._read_piece, store, key, taken, described, crc32c))
             finally:
                 self._uplink.budget.release(length)
             self._uplink.metrics.grant_checked_bytes.inc(length)
         return crc32c
+
+    async def _read_piece(
+        self, store: ObjectReader, key: str, blocks: Sequence[BlockInfo], described: SegmentManifest, crc32c: int
+    ) -> int:
+        """Read neighbouring blocks; returns the checksum with them. Raises CorruptData."""
+        first, length = blocks[0].offset, blocks[-1].offset + blocks[-1].length - blocks[0].offset
+        data = await store.get(key, first, length)
+        for block in blocks:
+            at = block.offset - first
+            decode_verified_block(data[at : at + block.length], block, key=key, method=described.method)
+        return int(google_crc32c.extend(crc32c, data))

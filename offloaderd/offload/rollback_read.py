@@ -111,8 +111,8 @@ class BucketReader:
         """Return a volume whose index, as it is stored, is the one of its manifest. Raises Unreadable."""
 
         async def fetch() -> None:
-            key = volume.keys.index
-            check_index(await self._objects.at(volume.bucket).get(key), volume.manifest, key=key)
+            check = partial(check_index, manifest=volume.manifest, key=volume.keys.index)
+            await read_apart(check, partial(self._objects.at(volume.bucket).get, volume.keys.index, 0))
 
         await self._confirmed(fetch)
         return volume

@@ -10,10 +10,11 @@ Rules:
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData
-from offloaderd.format.chunks import check_chunk, chunk_count, decode_piece, extent, piece_of
+from offloaderd.format.chunks import checked_chunk, chunk_count, decode_piece, extent, piece_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable, Sequence
@@ -100,13 +101,15 @@ class Chunks:
             self._report(error)
             raise
         for chunk, slot, part in zip(numbers, slots, parts, strict=True):
+            check = partial(checked_chunk, block=block, chunk_bytes=size, number=chunk, key=table.data_key)
             try:
-                check_chunk(part, block, size, chunk, key=table.data_key)
+                at = block.offset + chunk * size
+                sound = await self._fetcher.checked(table.bucket, table.data_key, at, part, check)
             except CorruptData as error:
                 self._report(error)
                 self._pieces.fail(slot, error)
             else:
-                self._pieces.fill(slot, part, len(part) + SLOT_BYTES)
+                self._pieces.fill(slot, sound, len(sound) + SLOT_BYTES)
 
 
 def _key(table: SegmentTable, number: int, chunk: int) -> Hashable:

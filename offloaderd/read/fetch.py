@@ -6,15 +6,15 @@ An object that ends too early is corrupt: it was stored longer.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.errors import CorruptData, InvalidInput, Transient
-from offloaderd.objects.whole import whole
+from offloaderd.objects.whole import read_apart, sure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.objects.port import ObjectReader
@@ -59,23 +59,34 @@ class Fetcher:
         self._clock = clock
         self._retry = retry
 
-    @asynccontextmanager
-    async def wholes(self, bucket: str, *names: str) -> AsyncIterator[Sequence[bytes]]:
-        """Give small objects whole, to be forgotten at the end. Raises NotFound, and what the store raises."""
-        objects = self._objects.at(bucket)
+    async def table(self, bucket: str, decode: Callable[..., T], *names: str) -> T:
+        """Return what `decode`, which is pure, makes of small objects. Raises NotFound, and as both do.
 
-        def getting(key: str) -> Callable[[int | None], Awaitable[bytes]]:
-            return lambda length: retried(lambda: objects.get(key, 0, length), clock=self._clock, policy=self._retry)
-
-        async with whole(*map(getting, names)) as found:
-            yield found
+        What seems damaged is read once more.
+        """
+        gets = [partial(self._objects.at(bucket).get, key, 0) for key in names]
+        return await sure(lambda: retried(lambda: read_apart(decode, *gets), clock=self._clock, policy=self._retry))
 
     async def exactly(self, bucket: str, key: str, first: int, length: int) -> bytes:
         """Return exactly `length` bytes from byte `first`. Raises NotFound, CorruptData when there are fewer."""
         return (await self.pieces(bucket, key, first, [length]))[0]
 
+    async def checked(self, bucket: str, key: str, first: int, data: bytes, check: Callable[[bytes], T]) -> T:
+        """Return what `check` makes of `data`, which lies at byte `first`; what seems damaged is read once more.
+
+        Raises what `check` raises, and as `exactly` does.
+        """
+
+        async def read() -> T:
+            return check(await self.exactly(bucket, key, first, len(data)))
+
+        return await sure(read, lambda: check(data))
+
     async def pieces(self, bucket: str, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
         """Return neighbouring ranges of exactly these lengths by one request. Raises as `exactly` does."""
+        return await sure(lambda: self._pieces(bucket, key, first, lengths))
+
+    async def _pieces(self, bucket: str, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
         objects, length = self._objects.at(bucket), sum(lengths)
         try:
             found = await retried(

@@ -20,7 +20,6 @@ from offloaderd.errors import CorruptData
 from offloaderd.format.v1_index import decode_index
 from offloaderd.format.v1_scan import BlockScan, BlockSpan, block_spans
 from offloaderd.format.verify import CHANGED
-from offloaderd.objects.whole import apart
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -187,8 +186,7 @@ class LedgerObjects:
 
     async def _load_table(self, segment: CommittedSegment, slot: Slot[LedgerTable]) -> None:
         try:
-            async with self._fetcher.wholes(segment.bucket, segment.keys.index) as (data,):
-                table = await apart(partial(table_of, segment), data)
+            table = await self._fetcher.table(segment.bucket, partial(table_of, segment), segment.keys.index)
         except CorruptData as error:
             self._report(error)
             raise

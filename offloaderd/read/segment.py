@@ -27,7 +27,6 @@ import structlog
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format.verify import framed_block
-from offloaderd.objects.whole import apart
 from offloaderd.read.blocks import Cache
 from offloaderd.read.chunks import Chunks
 from offloaderd.read.fetch import Fetcher, RetryPolicy
@@ -135,8 +134,7 @@ class SegmentReader:
     async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[SegmentTable]) -> None:
         bucket, (_, index_key, manifest_key) = segment.bucket, segment.keys.all
         with self._reporting():
-            async with self._fetcher.wholes(bucket, index_key, manifest_key) as (index, manifest):
-                table = await apart(partial(table_of, topic, segment), index, manifest)
+            table = await self._fetcher.table(bucket, partial(table_of, topic, segment), index_key, manifest_key)
         self._tables.fill(slot, table, table.cost_bytes)
 
     async def read(
@@ -277,8 +275,9 @@ class SegmentReader:
         with self._reporting():
             pieces = await self._fetcher.pieces(table.bucket, table.data_key, blocks[0].offset, lengths)
         for block, slot, data in zip(blocks, slots, pieces, strict=True):
+            check = partial(framed_block, info=block, key=table.data_key, method=table.manifest.method)
             try:
-                framed = framed_block(data, block, key=table.data_key, method=table.manifest.method)
+                framed = await self._fetcher.checked(table.bucket, table.data_key, block.offset, data, check)
             except CorruptData as error:
                 self._report(error)
                 self._blocks.fail(slot, error)

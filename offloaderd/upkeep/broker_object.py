@@ -5,6 +5,7 @@ Index and data must agree with each other and with what was adopted; entries are
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
@@ -90,8 +91,7 @@ async def _step(looker: Looker, segment: CommittedSegment, scan: BlockScan, end:
 async def _index(looker: Looker, segment: CommittedSegment) -> LedgerObjectIndex:
     """Read an index and compare it with what was adopted. Raises NotFound, CorruptData."""
     key = segment.keys.index
-    async with looker.whole(key) as data:
-        index = decode_index(data, key=key)
+    index = await looker.table(key, partial(decode_index, key=key))
     found = (index.data_bytes, index.ledger().lastEntryId)
     wanted = (segment.object_bytes, segment.end.entry_id)
     if found != wanted:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
@@ -19,8 +20,9 @@ from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.model import Position
 from offloaderd.upkeep import broker_object
+from offloaderd.upkeep.block_check import entries_of
 from offloaderd.upkeep.flaws import RESTORE, Flaw, Kind, corrupt
-from offloaderd.upkeep.segment_check import Tables, Target, entries_of, load_manifest
+from offloaderd.upkeep.segment_check import Tables, Target, load_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -198,8 +200,9 @@ class Explainer:
         """Read the block and find the entry in it."""
         key = place.data_key
         try:
-            async with self._looker.at(place.segment.bucket).piece(key, block.offset, block.length) as data:
-                payloads = decode_verified_block(data, block, key=key, method=place.segment.method).payloads
+            looker = self._looker.at(place.segment.bucket)
+            decode = partial(decode_verified_block, info=block, key=key, method=place.segment.method)
+            payloads = (await looker.checked(key, block.offset, block.length, decode)).payloads
         except BucketMissing:
             raise
         except NotFound:

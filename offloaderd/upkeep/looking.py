@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from offloaderd.errors import InvalidInput, Transient
-from offloaderd.objects.whole import whole
+from offloaderd.objects.whole import read_apart, sure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -92,18 +92,28 @@ class Looker:
         await self._throttle.ready()
         return await self._patiently(lambda: self._objects.head(key))
 
-    @asynccontextmanager
-    async def whole(self, key: str) -> AsyncIterator[bytes]:
-        """Give all of an index or a manifest, to be forgotten at the end. Raises NotFound."""
-        await self._throttle.ready()
+    async def table(self, key: str, decode: Callable[[bytes], T]) -> T:
+        """Return what `decode`, which is pure, makes of an index or a manifest. Raises NotFound, and what it raises."""
 
         async def get(length: int | None) -> bytes:
-            data = await self._patiently(lambda: self._objects.get(key, 0, length))
+            data = await self._objects.get(key, 0, length)
             self._spent(len(data))
             return data
 
-        async with whole(get) as (data,):
-            yield data
+        async def read() -> T:
+            await self._throttle.ready()
+            return await self._patiently(lambda: read_apart(decode, get))
+
+        return await sure(read)
+
+    async def checked(self, key: str, first: int, length: int, check: Callable[[bytes], T]) -> T:
+        """Return what `check` makes of bytes of an object, fewer where it ends. Raises NotFound, and what it raises."""
+
+        async def read() -> T:
+            async with self.piece(key, first, length) as data:
+                return check(data)
+
+        return await sure(read)
 
     @asynccontextmanager
     async def piece(self, key: str, first: int, length: int) -> AsyncIterator[bytes]:

@@ -9,26 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format import v1, v2
-from offloaderd.format.chunks import chunk_checksums, sparse_positions, unpacked
 from offloaderd.format.entries import ENTRY_HEAD
-from offloaderd.format.entry_time import block_times
-from offloaderd.format.verify import check_index, decode_verified_block
+from offloaderd.format.verify import check_index
 from offloaderd.metadata.each import each
 from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.objects import keys
-from offloaderd.objects.whole import apart
 from offloaderd.upkeep import broker_object
+from offloaderd.upkeep.block_check import entries_of, look_at_run
 from offloaderd.upkeep.flaws import Flaw, Kind, corrupt
 from offloaderd.upkeep.map_check import differences, unrecorded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from uuid import UUID
 
     from offloaderd.format.manifest import BlockInfo, SegmentManifest
@@ -118,9 +115,9 @@ async def load_manifest(looker: Looker, target: Target, found: Tables) -> Segmen
     """Return the segment's manifest, None with the flaws added to `found` when it is not to be had."""
     key = target.manifest_key
     try:
-        async with looker.at(target.bucket).whole(key) as data:
-            data_bytes = target.committed.object_bytes if target.committed is not None else None
-            manifest = await apart(partial(manifest_format.decode, key=key, data_bytes=data_bytes), data)
+        data_bytes = target.committed.object_bytes if target.committed is not None else None
+        decode = partial(manifest_format.decode, key=key, data_bytes=data_bytes)
+        manifest = await looker.at(target.bucket).table(key, decode)
     except BucketMissing:
         raise
     except NotFound:
@@ -169,14 +166,13 @@ async def _index(looker: Looker, target: Target, manifest: SegmentManifest | Non
     key = target.index_key
     if await _head(looker, key, found) is None:
         return
+    decode: Callable[[bytes], object]
+    if manifest is not None:
+        decode = partial(check_index, manifest=manifest, key=key)
+    else:
+        decode = partial(v1.decode_index if target.keys.ledger_id is not None else v2.decode_index, key=key)
     try:
-        async with looker.whole(key) as data:
-            if manifest is not None:
-                check_index(data, manifest, key=key)
-            elif target.keys.ledger_id is not None:
-                v1.decode_index(data, key=key)
-            else:
-                v2.decode_index(data, key=key)
+        await looker.table(key, decode)
     except BucketMissing:
         raise
     except NotFound:
@@ -207,13 +203,15 @@ async def check_headers(looker: Looker, target: Target, manifest: SegmentManifes
     lengths = _block_lengths(manifest)
 
     async def check(block: BlockInfo) -> Flaw | None:
-        async with looker.piece(key, block.offset, block.head_bytes + ENTRY_HEAD.size) as data:
-            try:
-                if block.head_bytes:
-                    _check_header(data, block, lengths[block.offset], key, manifest.method)
-                _check_first_entry(data, block, key)
-            except CorruptData as error:
-                return corrupt(Kind.HEADER, error, entries=entries_of(block))
+        def of(data: bytes) -> None:
+            if block.head_bytes:
+                _check_header(data, block, lengths[block.offset], key, manifest.method)
+            _check_first_entry(data, block, key)
+
+        try:
+            await looker.checked(key, block.offset, block.head_bytes + ENTRY_HEAD.size, of)
+        except CorruptData as error:
+            return corrupt(Kind.HEADER, error, entries=entries_of(block))
         return None
 
     try:
@@ -262,11 +260,16 @@ def _check_first_entry(data: bytes, block: BlockInfo, key: str) -> None:
 async def _preamble(looker: Looker, key: str, manifest: SegmentManifest) -> list[Flaw]:
     if not manifest.preamble_bytes:
         return []
-    async with looker.piece(key, 0, manifest.preamble_bytes) as data:
-        if data == v2.PREAMBLE:
-            return []
-        held = data.hex(" ")
-        return [Flaw(kind=Kind.BLOCK, key=key, offset=0, expected=f"padding {v2.PREAMBLE.hex(' ')}", found=held)]
+
+    def of(data: bytes) -> None:
+        if data != v2.PREAMBLE:
+            raise CorruptData(key=key, offset=0, expected=f"padding {v2.PREAMBLE.hex(' ')}", found=data.hex(" "))
+
+    try:
+        await looker.checked(key, 0, manifest.preamble_bytes, of)
+    except CorruptData as error:
+        return [corrupt(Kind.BLOCK, error)]
+    return []
 
 
 async def check_blocks(
@@ -285,12 +288,11 @@ async def check_blocks(
             yield 0, _named(flaws, target, manifest)
         while at < len(blocks):
             end = _run(blocks, at, chunk_bytes)
-            first = blocks[at].offset
-            async with looker.piece(key, first, blocks[end - 1].offset + blocks[end - 1].length - first) as data:
-                flaws, whole = _check_run(data, blocks[at:end], key, payload_bytes, manifest)
-            at = end if whole else len(blocks)
-            sound = sound and not flaws
-            yield at, _named(flaws, target, manifest)
+            run = await look_at_run(looker, blocks[at:end], key, manifest)
+            payload_bytes.update(run.payload_bytes)
+            at = end if run.whole else len(blocks)
+            sound = sound and not run.flaws
+            yield at, _named(run.flaws, target, manifest)
     except BucketMissing:
         raise
     except NotFound:
@@ -309,62 +311,6 @@ def _run(blocks: Sequence[BlockInfo], at: int, chunk_bytes: int) -> int:
     return end
 
 
-def _check_run(
-    data: bytes, blocks: Sequence[BlockInfo], key: str, payload_bytes: Counter[int], manifest: SegmentManifest
-) -> tuple[list[Flaw], bool]:
-    """Check neighbouring blocks; says as well whether the object reaches to their end."""
-    flaws = []
-    for block in blocks:
-        at = block.offset - blocks[0].offset
-        if at + block.length > len(data):
-            end = blocks[0].offset + len(data)
-            held = "the end of the object"
-            entries = f"{entries_of(block)} and all behind it"
-            flaws.append(Flaw(kind=Kind.SIZE, key=key, offset=end, expected="more blocks", found=held, entries=entries))
-            return flaws, False
-        try:
-            batch = decode_verified_block(data[at : at + block.length], block, key=key, method=manifest.method)
-        except CorruptData as error:
-            flaws.append(corrupt(Kind.BLOCK, error, entries=entries_of(block)))
-        else:
-            payload_bytes[block.ledger_id] += batch.payload_bytes()
-            flaws += _check_times(block, batch.payloads, key)
-            if block.chunks:
-                chunks = chunk_checksums(data, at, block.length, manifest.chunk_bytes)
-                flaws += _check_chunks(block, chunks, batch.payloads, manifest.chunk_bytes, key)
-    return flaws, True
-
-
-def _check_times(block: BlockInfo, payloads: Sequence[bytes], key: str) -> list[Flaw]:
-    """Compare what seeks go by with the entries; older versions wrote down less of it."""
-    told = block_times(payloads)
-    if block.survey is None:
-        told = told._replace(survey=None, first_publish_time=None)
-    differing = [name for name, value in told._asdict().items() if getattr(block, name) != value]
-    expected = ", ".join(f"{name} {getattr(told, name)}" for name in differing)
-    held = ", ".join(f"{name} {getattr(block, name)}" for name in differing)
-    flaw = Flaw(kind=Kind.TIMES, key=key, offset=block.offset, expected=expected, found=held, entries=entries_of(block))
-    return [flaw] if differing else []
-
-
-def _check_chunks(
-    block: BlockInfo, chunks: Sequence[int], payloads: Sequence[bytes], chunk_bytes: int, key: str
-) -> list[Flaw]:
-    """Compare what single entries are read by with a block that is sound as a whole, and has these `chunks`."""
-    sparse = sparse_positions(map(len, payloads), block.head_bytes, chunk_bytes)
-    wrong = [
-        (block.offset + number * chunk_bytes, f"a chunk with checksum {told:08x}", f"{held:08x}")
-        for number, (told, held) in enumerate(zip(chunks, unpacked(block.chunks), strict=True))
-        if told != held
-    ]
-    pairs = zip_longest(sparse, block.sparse, fillvalue="none")
-    wrong += [(block.offset, f"first entry of a chunk {told}", f"{held}") for told, held in pairs if told != held][:1]
-    return [
-        Flaw(kind=Kind.CHUNKS, key=key, offset=offset, expected=expected, found=found, entries=entries_of(block))
-        for offset, expected, found in wrong
-    ]
-
-
 def _sums(manifest: SegmentManifest, payload_bytes: Counter[int], key: str) -> list[Flaw]:
     """Compare what the entries add up to with what the manifest says of each ledger."""
     return [
@@ -377,11 +323,6 @@ def _sums(manifest: SegmentManifest, payload_bytes: Counter[int], key: str) -> l
         for part in manifest.ledgers
         if part.payload_bytes != payload_bytes[part.ledger_id]
     ]
-
-
-def entries_of(block: BlockInfo) -> str:
-    """Return a block's entries in words."""
-    return f"{block.ledger_id}:{block.first_entry_id} to {block.ledger_id}:{block.last_entry_id}"
 
 
 def _named(flaws: Sequence[Flaw], target: Target, manifest: SegmentManifest) -> list[Flaw]:

@@ -88,8 +88,6 @@ class TopicVerifier:
             report = SegmentReport(segment=segment, number=number, of=len(topic_map.segments))
             try:
                 report.flaws, known = await self._look(looker, topic, segment, level)
-                if first_damage(report.flaws):  # one look alone may have been damaged on its way
-                    report.flaws, known = await self._look(looker, topic, segment, level)
                 in_a_row = 0
             except Transient as error:
                 report.flaws, known = [_unreachable(topic, segment, error)], None

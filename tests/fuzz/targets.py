@@ -153,7 +153,7 @@ def chunked_entries(body: bytes) -> object:
             _, length = chunks.extent(block, size, piece.first_chunk, piece.last_chunk)
             data = (body * (length // len(body) + 1))[:length]
             for decode in (
-                partial(chunks.check_chunk, number=piece.first_chunk),
+                partial(chunks.checked_chunk, number=piece.first_chunk),
                 partial(chunks.decode_piece, piece=piece),
             ):
                 try:

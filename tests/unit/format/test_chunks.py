@@ -41,7 +41,7 @@ def read(data: bytes, block: BlockInfo, chunk_bytes: int, first: int, last: int)
     for number in range(piece.first_chunk, piece.last_chunk + 1):
         offset, length = chunks.extent(block, chunk_bytes, number, number)
         got.append(data[offset : offset + length])
-        chunks.check_chunk(got[-1], block, chunk_bytes, number, key=KEY)
+        chunks.checked_chunk(got[-1], block, chunk_bytes, number, key=KEY)
     whole = b"".join(got)
     offset, length = chunks.extent(block, chunk_bytes, piece.first_chunk, piece.last_chunk)
     assert whole == data[offset : offset + length]
@@ -135,7 +135,7 @@ def test_every_flipped_bit_of_what_is_read_is_found() -> None:
 def test_another_length_has_another_checksum(data: bytes) -> None:
     """Fewer or more bytes than a chunk has are told like other bytes."""
     with pytest.raises(CorruptData, match="a chunk of 64 bytes"):
-        chunks.check_chunk(data, SMALL.manifest.blocks[0], 64, 1, key=KEY)
+        chunks.checked_chunk(data, SMALL.manifest.blocks[0], 64, 1, key=KEY)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,12 @@ from functools import partial
 import pytest
 
 from offloaderd.clock import SystemClock
+from offloaderd.errors import Transient
+from offloaderd.objects import whole as turns
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.whole import APART_BYTES, AT_ONCE_BYTES, apart, read_apart, whole
+from offloaderd.read.fetch import Fetcher, RetryPolicy
+from offloaderd.upkeep.looking import Looker
 from tests.patience import PATIENCE_S
 
 
@@ -97,3 +101,41 @@ async def test_all_readers_of_a_daemon_share_the_turn() -> None:
             await asyncio.sleep(0)  # noqa: TID251 - gives the other its turn
         assert not other.done()
     assert await other == 3 * AT_ONCE_BYTES
+
+
+class Pauses(SystemClock):
+    """Sleeps no time, and remembers whether somebody had the turn meanwhile."""
+
+    def __init__(self) -> None:
+        self.held: list[bool] = []
+
+    async def sleep(self, seconds: float) -> None:
+        """Look."""
+        self.held.append(turns._own().hold.locked())
+
+
+class Stumbling(MemoryStore):
+    """The first two reads of a long object fail, not those of its beginning."""
+
+    left = 2
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """See ObjectReader."""
+        if length is None and self.left:
+            self.left -= 1
+            raise Transient("it does not answer")
+        return await super().get(key, first, length)
+
+
+@pytest.mark.parametrize("patient", ["reader", "verifier"])
+async def test_who_tries_again_gives_the_turn_back(patient: str) -> None:
+    """A store that does not answer one of them holds up no other long object for all the pauses in between."""
+    clock = Pauses()
+    bucket = Stumbling(clock)
+    await bucket.put("long", bytes(3 * AT_ONCE_BYTES))
+    if patient == "reader":
+        found = await Fetcher(bucket, clock=clock, retry=RetryPolicy()).table("b", len, "long")
+    else:
+        found = await Looker(bucket, clock=clock).table("long", len)
+    assert found == 3 * AT_ONCE_BYTES
+    assert clock.held == [False, False]

@@ -126,6 +126,33 @@ async def test_one_entry_takes_one_request_for_its_chunk() -> None:
     assert sample(house.metrics, "offloaderd_prefetch_bytes_total") == 0
 
 
+async def test_a_chunk_that_was_damaged_on_its_way_is_read_once_more() -> None:
+    """It alone, and nobody hears of it; one that is damaged again is damaged."""
+    house = make_house()
+    segment = await stored(house)
+    sound, left = house.store.get, 1
+
+    async def get(key: str, first: int = 0, length: int | None = None) -> bytes:
+        nonlocal left
+        data = await sound(key, first, length)
+        if key == KEYS["data"] and left:
+            left -= 1
+            return data[:-1] + bytes([data[-1] ^ 1])
+        return data
+
+    async with house.reader:
+        counting = await opened(house, segment)
+        house.store.get = get  # type: ignore[method-assign]
+        assert await one(house, segment, 148) == PAYLOADS[148:149]
+        block = 100 * 100 + 132
+        assert counting.ranges() == [(block + 4000, 2000), (block + 5000, 1000)]
+        left = 2
+        with pytest.raises(CorruptData):
+            await one(house, segment, 20)
+        assert left == 0
+    assert sample(house.metrics, "offloaderd_checksum_failures_total", {"where": "read"}) == 1
+
+
 async def test_who_comes_back_for_more_of_a_block_gets_all_of_it() -> None:
     """The second chunk is not asked for, but the block; and behind a block that is there the next one."""
     house = make_house()
