@@ -174,10 +174,10 @@ class AttemptLog:
         await self._enter(topic_map, after, made, [*steps, *along])
         return after
 
-    async def check_head(self, topic_map: TopicMap, segment_id: UUID) -> None:
-        """See that the bucket is not ahead of the map before a segment gets its manifest, which outlives a refusal.
+    async def check_head(self, topic_map: TopicMap, segment_id: UUID | None = None) -> None:
+        """See that the bucket is not ahead of the map, before anything is done by it that outlives a refusal.
 
-        Raises IdentityRefused, Fenced.
+        A segment's manifest does, and a loss on record. Raises IdentityRefused, Fenced.
         """
         if self.head is not None:
             await self.head.check(topic_map, segment_id)

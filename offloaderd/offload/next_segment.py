@@ -185,6 +185,7 @@ class NextSegment:
     async def _settle(self, left: Attempt) -> None:
         """Take what an earlier owner left as it is in the bucket. Raises IdentityRefused, Fenced."""
         topic = self._topic
+        await self._log.check_head(topic.map, left.segment_id)  # all of what is finished is read: not by old metadata
         self.left = await as_finished(self._shop, topic.topic, left, troubles=topic.troubles, identity=topic.identity)
         for loss in unrecorded(topic.map, self.left):
             await topic.record.lost(loss)

@@ -237,7 +237,11 @@ class TopicRecord:
             self.map = await self._loaded()
 
     async def lost(self, loss: Loss) -> None:
-        """Record, count and tell what was deleted before it was offloaded. Raises Fenced."""
+        """Record, count and tell what was deleted before it was offloaded. Raises IdentityRefused, Fenced.
+
+        Not by metadata that went back: the bucket may have what these do not know.
+        """
+        await self._attempts.check_head(self.map)
         async with self._writing:
             self.map = await self._attempts.note_loss(self.map, loss._replace(noticed_ms=self._clock.wall_ms()))
         self.chain.accept(loss)

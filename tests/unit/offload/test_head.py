@@ -18,16 +18,27 @@ from offloaderd.metadata.records.identity import Acceptance, RefusalKind
 from offloaderd.metadata.removal import without_oldest
 from offloaderd.model import Position
 from offloaderd.objects import keys, marker
+from offloaderd.offload.roll import RollPolicy
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.upkeep.rebuild import make_plan, read_buckets, write
 from offloaderd.upkeep.stored import Site
+from tests.unit.offload.lives import until_recorded
 from tests.unit.offload.owned import offload_more, offloaded_topic
-from tests.unit.offload.rig import TOPIC, offloader_of, turn, until
+from tests.unit.offload.rig import (
+    TOPIC,
+    Rig,
+    enabled,
+    memory_ledgers,
+    offloader_of,
+    payloads,
+    turn,
+    until,
+    until_offloaded,
+)
 
 if TYPE_CHECKING:
     from offloaderd.format.head import TopicHead
     from offloaderd.offload.engine import Engine
-    from tests.unit.offload.rig import Rig
 
 KEY = keys.head("seg/", "test", TOPIC.managed_ledger)
 
@@ -268,3 +279,55 @@ async def test_what_is_written_says_of_which_deployment_it_is() -> None:
     newest = (await catalog.load(rig.tree.connect(), TOPIC)).segments[-1]
     for key in (*newest.keys.all, KEY):
         assert (await rig.store.head(key)).metadata[keys.DEPLOYMENT_KEY] == rig.deployment_id
+
+
+async def test_nothing_is_recorded_as_lost_before_the_head_was_read() -> None:
+    """What old metadata do not know, and the source has no more, is in the bucket."""
+    rig = await offloaded_topic(10)
+    backup = rig.tree.backup()
+    await offload_more(rig, [10, 10], seed=5)
+    assert rig.ledgers is not None
+    await rig.ledgers.append(TOPIC, payloads(5))
+    for ledger_id in (0, 1):
+        await rig.ledgers.delete(TOPIC, ledger_id)
+    rig.tree, away = backup, True
+
+    def plan(operation: str, key: str, _: str) -> Exception | None:
+        return Transient("slow") if away and (operation, key) == ("get", KEY) else None
+
+    rig.objects = FaultyStore(rig.store, plan)
+    async with rig.engine("two") as engine:
+        tailer = (await offloader_of(engine)).tailer
+        assert tailer is not None
+        await until(lambda: tailer.looked_s is not None)
+        for _ in range(300):
+            await turn()
+        assert (await catalog.load(backup.connect(), TOPIC)).losses == ()
+        away = False
+        await until(lambda: _refused(engine) == [RefusalKind.METADATA_WENT_BACK])
+        await until(partial(_stalls, engine))
+    assert (await catalog.load(backup.connect(), TOPIC)).losses == ()
+
+
+async def test_a_finished_segment_is_not_read_for_a_topic_that_is_refused() -> None:
+    """A refused topic is tried again and again, and all of such a segment is read before it is committed."""
+    rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600))
+    rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=250)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        last = await rig.ledgers.append(TOPIC, payloads(700))
+        await until_recorded(rig, lambda attempt: len(attempt.parts) >= 2)
+        rig_before = rig.tree.backup()
+        await topic.request_roll()
+        await until_offloaded(topic, last)
+    await offload_more(rig, [10], seed=5)
+    rig.tree, read = rig_before, []
+
+    def plan(operation: str, key: str, _: str) -> Exception | None:
+        read.append((operation, key))
+        return None
+
+    rig.objects = FaultyStore(rig.store, plan)
+    async with rig.engine("two") as engine:
+        await until(partial(_stalls, engine))
+    assert [key for operation, key in read if operation.startswith("get") and key != KEY] == []
