@@ -41,10 +41,10 @@ class ByteBudget:
     def _fits(self, wanted: int) -> bool:
         return self.used_bytes == 0 or self.used_bytes + wanted <= self.limit_bytes
 
-    def _may_have(self, asked: _Asked) -> bool:
+    def _may_have(self, wanted: int, holder: Hashable) -> bool:
         """Whether it is the holder's turn as soon as there is room; if not, others go first."""
-        held = self._held[asked.holder] if asked.holder is not None else 0
-        return held == 0 or held + 2 * asked.wanted <= self.limit_bytes
+        held = self._held[holder] if holder is not None else 0
+        return held == 0 or held + 2 * wanted <= self.limit_bytes
 
     async def acquire(self, wanted: int, holder: Hashable = None) -> None:
         """Take `wanted` bytes, waiting for one's turn. Cancellation leaves nothing taken."""
@@ -63,12 +63,12 @@ class ByteBudget:
                 self._grant()
             raise
 
-    def take_now(self, wanted: int) -> bool:
-        """Take bytes if there is room for them at this moment; says whether there was."""
-        if self._queue or not self._fits(wanted):
+    def take_now(self, wanted: int, holder: Hashable = None) -> bool:
+        """Take bytes if the holder may have them at this moment; says whether it did."""
+        if self._queue or not self._fits(wanted) or not self._may_have(wanted, holder):
             return False
         self.used_bytes += wanted
-        self._held[None] += wanted
+        self._held[holder] += wanted
         return True
 
     def follow(self, limit_bytes: int) -> None:
@@ -88,7 +88,7 @@ class ByteBudget:
         for asked in list(self._queue):
             if asked.turn.cancelled():
                 self._queue.remove(asked)
-            elif self._may_have(asked):
+            elif self._may_have(asked.wanted, asked.holder):
                 if not self._fits(asked.wanted):
                     return
                 self._queue.remove(asked)

@@ -29,7 +29,7 @@ ENTRY_OVERHEAD_BYTES = 64
 """Memory of one small Python `bytes` beyond its content, with its slot in the batch."""
 
 
-class Gap(NamedTuple):
+class Missing(NamedTuple):
     """Entries that the buffer lacks: those after `after`, up to but without `before` (None: up to the edge)."""
 
     after: Position
@@ -213,21 +213,21 @@ class TailingBuffer:
             after = batch.last
         return taken
 
-    def gap(self, after: Position) -> Gap:
+    def gap(self, after: Position) -> Missing:
         """Return the first entries behind `after` that are not here."""
         while (at := self._next_after(after)) is not None:
             after = self._lasts[at]
         at = bisect_right(self._lasts, after)
-        return Gap(after, self._stored[at].batch.first if at < len(self._stored) else None)
+        return Missing(after, self._stored[at].batch.first if at < len(self._stored) else None)
 
-    def connect(self, gap: Gap) -> None:
+    def connect(self, gap: Missing) -> None:
         """The source has nothing between the two ends of a gap: what was pushed behind it follows directly."""
         at = bisect_right(self._lasts, gap.after)
         if at < len(self._stored) and self._stored[at].batch.first == gap.before:
             self._stored[at] = self._stored[at]._replace(follows=gap.after)
             self.changed.notify()
 
-    def forget(self, gap: Gap) -> list[EntryBatch]:
+    def forget(self, gap: Missing) -> list[EntryBatch]:
         """Drop what is held of the ledger that a gap ends in, which the source will never fill; returns it."""
         at = end = bisect_right(self._lasts, gap.after)
         while end < len(self._stored) and self._stored[end].batch.ledger_id == self._stored[at].batch.ledger_id:

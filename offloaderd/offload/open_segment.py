@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import EntryBatch, LedgerEnd, LedgerInfo, Loss, Position
     from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.feed import Reservation
     from offloaderd.offload.sealing import Prove
     from offloaderd.offload.segment import CutPart
     from offloaderd.offload.troubles import Troubles
@@ -167,10 +168,12 @@ class OpenSegment:
         except InvalidInput as error:
             raise SegmentFailed(f"ledger {self.attempt.begin.ledger_id}: {error}") from error
 
-    async def send(self, parts: asyncio.TaskGroup, *, last: bool = False) -> Position:
-        """Cut the next part, as soon as there is room for it, and store it; returns its last entry."""
-        reserved = self.builder.pending_bytes
-        await self.upload.reserve(reserved)
+    async def send(self, parts: asyncio.TaskGroup, *, last: bool = False, held: Reservation | None = None) -> Position:
+        """Cut the next part, as soon as there is room for it, and store it; returns its last entry.
+
+        `held` is what was reserved to read its entries.
+        """
+        reserved = await self.upload.reserve(self.builder.pending_bytes, held)
         part = self.builder.cut_part(last=last)
         task = parts.create_task(self._store_part(part), name=f"part {part.part_number} of {self._claim.topic}")
         # Not in the task itself: one that is cancelled before its first step runs none of its code.

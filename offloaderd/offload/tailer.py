@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from offloaderd.model import EntryBatch, LedgerInfo, TopicName
     from offloaderd.offload.adoption import Adoption
     from offloaderd.offload.age import OldestEntry
-    from offloaderd.offload.buffer import Gap, TailingBuffer
+    from offloaderd.offload.buffer import Missing, TailingBuffer
     from offloaderd.offload.chain import LedgerChain, Run
     from offloaderd.offload.lag import LagTracker
     from offloaderd.offload.pool import BufferPool
@@ -287,7 +287,7 @@ class Tailer:
         if trouble is not None:
             raise trouble
 
-    async def _report(self, loss: Loss, gap: Gap) -> None:
+    async def _report(self, loss: Loss, gap: Missing) -> None:
         """Tell of a loss and go on behind it; what was pushed behind it may be the first entry there is."""
         if gap.before is not None and gap.before < loss.before:
             if gap.before.entry_id:
@@ -301,7 +301,7 @@ class Tailer:
         if gap.before == loss.before:
             self._buffer.connect(gap)
 
-    async def _came_too_late(self, gap: Gap, pushed: Position) -> None:
+    async def _came_too_late(self, gap: Missing, pushed: Position) -> None:
         """Deal with what was pushed before where the source goes on, as a loss there had been recorded already.
 
         A whole ledger is stored and makes the loss smaller. A rest of one is part of the loss, since no segment can
@@ -333,7 +333,7 @@ class Tailer:
             self._waiting_at = (edge, now)
         return now - self._waiting_at[1] < PUSH_PATIENCE_S
 
-    async def _fill(self, run: Run, gap: Gap) -> bool:
+    async def _fill(self, run: Run, gap: Missing) -> bool:
         """Read a run into the buffer up to the gap's end; False when its ledger has vanished meanwhile.
 
         It stops early when the buffer's need has changed.

@@ -32,6 +32,7 @@ from offloaderd.objects.multipart import combined_etag, md5
 from offloaderd.objects.port import PartInfo
 from offloaderd.objects.whole import apart
 from offloaderd.offload.budget import Backoff
+from offloaderd.offload.feed import Reservation
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.troubles import error_class
 from offloaderd.traces import NO_TRACES
@@ -187,19 +188,24 @@ class SegmentUpload:
             return None
         return {part.part_number: part for part in found}
 
-    async def reserve(self, part_bytes: int) -> None:
-        """Wait for room to hold and send one part of that size; `unreserve` must follow, however sending it ends."""
+    async def reserve(self, part_bytes: int, held: Reservation | None = None) -> Reservation:
+        """Wait for room to hold and send one part of that size; `unreserve` must follow, however sending it ends.
+
+        `held` is what was reserved to read the part's entries.
+        """
         await self._slots.acquire()
         try:
-            await self._up.budget.acquire(part_bytes, self)
+            if held is not None:
+                return await held.moved(part_bytes)
+            return await Reservation.of(self._up.budget, part_bytes, self._segment_id)
         except asyncio.CancelledError:
             self._slots.release()
             raise
 
-    def unreserve(self, part_bytes: int) -> None:
+    def unreserve(self, reservation: Reservation) -> None:
         """Give back what `reserve` took for one part."""
         self._slots.release()
-        self._up.budget.release(part_bytes, self)
+        reservation.release()
 
     async def send(self, part: CutPart) -> PartInfo:
         """Upload one part for which `reserve` has made room, unless it is stored; run as a task of its own."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.model import EntryBatch, OfferResult, Position
-from offloaderd.offload.buffer import ENTRY_OVERHEAD_BYTES, START, Gap, TailingBuffer
+from offloaderd.offload.buffer import ENTRY_OVERHEAD_BYTES, START, Missing, TailingBuffer
 from offloaderd.offload.pool import BufferPool
 from tests.patience import PATIENCE_S
 from tests.unit.offload.rig import turn
@@ -126,13 +126,13 @@ def test_a_declined_offer_leaves_a_gap_that_the_source_fills() -> None:
     assert buffer.offer(first) is OfferResult.ACCEPTED
     assert buffer.offer(declined) is OfferResult.FULL
     assert buffer.offer(later) is OfferResult.ACCEPTED
-    assert buffer.gap(Position(1, 9)) == Gap(Position(1, 13), Position(1, 19))
+    assert buffer.gap(Position(1, 9)) == Missing(Position(1, 13), Position(1, 19))
     assert taken(buffer, Position(1, 9)) == list(first.payloads)
     buffer.mark_cut(Position(1, 13))
     for piece in (entries(1, 14, 2), entries(1, 16, 3)):
         assert buffer.fill(piece, Position(1, piece.first_entry_id - 1))
     assert taken(buffer, Position(1, 13)) == [*declined.payloads, *later.payloads]
-    assert buffer.gap(Position(1, 13)) == Gap(Position(1, 20), None)
+    assert buffer.gap(Position(1, 13)) == Missing(Position(1, 20), None)
 
 
 def test_a_gap_that_is_none_is_connected() -> None:
@@ -141,7 +141,7 @@ def test_a_gap_that_is_none_is_connected() -> None:
     first = entries(5, 0, 4)
     assert buffer.offer(first) is OfferResult.ACCEPTED
     assert taken(buffer, START) == []
-    buffer.connect(Gap(START, Position(5, 1)))
+    buffer.connect(Missing(START, Position(5, 1)))
     assert taken(buffer, START) == []
     buffer.connect(buffer.gap(START))
     assert taken(buffer, START) == list(first.payloads)
@@ -152,11 +152,11 @@ def test_entries_behind_a_gap_give_way_to_what_fills_it() -> None:
     cost = 4 * (10 + ENTRY_OVERHEAD_BYTES)
     _, buffer, _ = make(cost, rereadable=True)
     assert buffer.offer(entries(5, 100, 4)) is OfferResult.ACCEPTED
-    assert buffer.gap(START) == Gap(START, Position(5, 100))
+    assert buffer.gap(START) == Missing(START, Position(5, 100))
     assert taken(buffer, START) == []
     assert buffer.fill(entries(5, 0, 4), START)
     assert taken(buffer, START) == list(entries(5, 0, 4).payloads)
-    assert buffer.gap(START) == Gap(Position(5, 3), None)
+    assert buffer.gap(START) == Missing(Position(5, 3), None)
 
 
 def test_pressure_comes_from_the_whole_pool() -> None:
