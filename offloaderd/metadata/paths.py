@@ -7,6 +7,7 @@
         namespaces/<tenant>/<namespace>
     /identity                                              which deployment this is, and whose ledgers it offloads
     /rebuild                                               while the rest is being rebuilt from the bucket
+    /grants-changed/<topic>                                its owner is to look at its grants now
     /topics/<tenant>/<namespace>/<domain>/<local>/
         policy  owner  epoch  attempt  floor  verified  asked  identity
         ledgers/<ledger id>
@@ -39,6 +40,7 @@ NAMESPACE_POLICIES = f"{POLICIES}/namespaces"
 TOPICS = "/topics"
 REBUILD = "/rebuild"
 IDENTITY = "/identity"
+GRANTS_CHANGED = "/grants-changed"
 _SAFE = "-_.*=:"
 _TOPIC_DEPTH = 6  # "", topics, tenant, namespace, domain, local
 
@@ -157,6 +159,16 @@ def grants(name: TopicName) -> str:
 def grant(name: TopicName, ledger_id: int) -> str:
     """Permission to delete one ledger from its source."""
     return f"{grants(name)}/{ledger_id}"
+
+
+def grants_changed(name: TopicName) -> str:
+    """Word to a topic's owner that somebody else changed one of its grants."""
+    return f"{GRANTS_CHANGED}/{_encoded(str(name))}"
+
+
+def topic_of_grants_changed(node: str) -> TopicName:
+    """Return the topic that a node of `grants_changed` is named by. Raises InvalidInput."""
+    return TopicName.parse(unquote(node))
 
 
 def history(name: TopicName) -> str:

@@ -7,7 +7,7 @@ topic that is here has a supervisor (`supervisor.py`).
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 import structlog
@@ -255,6 +255,7 @@ class Engine:
                 group.create_task(self.placement.run(), name="placement"),
                 group.create_task(self._follow(paths.TOPICS, self._look), name="enabled topics"),
                 group.create_task(self._follow(paths.POLICIES, self._look_above), name="policies of levels"),
+                group.create_task(self._follow(paths.GRANTS_CHANGED, self._look_at_grants), name="changed grants"),
                 group.create_task(self._reporter.run(), name="topic metrics"),
                 group.create_task(mark_places(self.shop, self._home.me.daemon_id), name="markers of places"),
                 group.create_task(self._discovery.run(), name="discovery of topics"),
@@ -320,6 +321,19 @@ class Engine:
         """Read what holds for topics that say nothing themselves, and tell those that are here."""
         await self.book.load()
         await self._spread.place_all()
+
+    async def _look_at_grants(self) -> None:
+        """Have the topics that are here look at their grants where somebody else has changed one.
+
+        The word is taken away before they look, so that what is changed meanwhile is told anew.
+        """
+        for name in await self.shop.metadata.children(paths.GRANTS_CHANGED):
+            topic = paths.topic_of_grants_changed(name)
+            supervisor = self._spread.supervised.get(topic)
+            if supervisor is not None and supervisor.owns:
+                with suppress(NotFound):
+                    await self.shop.metadata.delete(paths.grants_changed(topic))
+                supervisor.grants_changed()
 
     async def _keep_history(self, offloader: TopicOffloader) -> None:
         await self._history.run(offloader)

@@ -9,7 +9,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import Conflict, NotFound
+import structlog
+
+from offloaderd.errors import Conflict, NotFound, OffloaderError
 from offloaderd.metadata import paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.nodes import node
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.model import TopicName
+
+log = structlog.get_logger(__name__)
 
 TRIES = 5
 """Changes of a grant that may come between reading and writing it before the caller is told to try again."""
@@ -53,6 +57,34 @@ async def load_all(
     return {**{ledger_id: grant for ledger_id, grant in known.items() if ledger_id in ledger_ids}, **read}
 
 
+async def damaged(store: MetadataStore, topic: TopicName) -> tuple[int, ...]:
+    """Return the ledgers of a topic whose copies are on record as damaged, in order. Raises CorruptData, Transient."""
+    return damaged_of(await load_all(store, topic))
+
+
+def damaged_of(grants: Mapping[int, Grant]) -> tuple[int, ...]:
+    """Return the ledgers whose grants are revoked for damage, in order."""
+    return tuple(sorted(ledger_id for ledger_id, grant in grants.items() if grant.damaged))
+
+
+async def ensure_folder(store: MetadataStore, topic: TopicName) -> None:
+    """Make the folder of grants, which topics of the first version do not have."""
+    try:
+        await store.create(paths.grants(topic), b"")
+    except Conflict:
+        log.debug("grants.folder_exists", topic=str(topic))
+
+
+async def _tell_owner(store: MetadataStore, topic: TopicName) -> None:
+    """Have the topic's owner look at its grants now; one that does not hear of it looks all the same, but later."""
+    try:
+        await store.create(paths.grants_changed(topic), b"")
+    except Conflict:
+        log.debug("grants.told_already", topic=str(topic))
+    except OffloaderError as error:
+        log.warning("grants.owner_not_told", topic=str(topic), error=str(error))
+
+
 async def deleted_by_us(store: MetadataStore, topic: TopicName, ledger_id: int) -> bool:
     """Whether offloaderd itself deleted the ledger from its source, which is no reason to delete its copy."""
     found = await load(store, topic, ledger_id)
@@ -64,7 +96,8 @@ async def revoke(
 ) -> Grant:
     """Take a grant back, or say beforehand that there is to be none; returns the record.
 
-    `damaged` says that it is for damage of the copy. The folder's version moves, so that the owner looks again.
+    `damaged` says that it is for damage of the copy. The folder's version moves, so that the owner reads it again, and
+    it is told to do so now.
     Raises Conflict when the ledger is being deleted already, OutcomeUnknown (repeating is safe), Transient.
     """
     for _ in range(TRIES):
@@ -89,6 +122,7 @@ async def revoke(
                 await store.transact([Replace(path, value, found.version), Replace(folder, b"", above)])
         except (Conflict, NotFound):
             continue
+        await _tell_owner(store, topic)
         return revoked
     raise Conflict(f"the grant of ledger {ledger_id} of {topic} keeps changing", hint="try again")
 
@@ -115,3 +149,4 @@ async def allow(store: MetadataStore, topic: TopicName, ledger_id: int) -> None:
             f"the grants of {topic} were changed while ledger {ledger_id} was looked at: it stays revoked",
             hint="look at offloadctl ledgers list once more, and allow it again",
         ) from error
+    await _tell_owner(store, topic)

@@ -36,6 +36,7 @@ from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.offload import grant_records
 from offloaderd.offload.copy_check import CopyChecker, Unsound, segments_of
+from offloaderd.offload.signal import race
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,14 +91,15 @@ class Grants:
         self._checker.readback = options.readback
 
     async def run(self, offloader: TopicOffloader) -> None:
-        """Verify, grant and delete until cancelled. Raises Fenced."""
+        """Verify, grant and delete until cancelled; without grants, only know which are revoked. Raises Fenced."""
         known: dict[int, Grant] = {}
         await offloader.identity.checked.wait()
-        while self._options.enabled:
+        while True:
+            offloader.grants_changed.clear()
             holds, patience_s = offloader.policy, 0.0
             try:
-                known = await self.look(offloader, known)
-                patience_s = self._patience_s(offloader, known)
+                known = await (self.look if self._options.enabled else self._load)(offloader, known)
+                patience_s = self._patience_s(offloader, known) if self._options.enabled else inf
             except Fenced:
                 raise
             except OffloaderError as error:
@@ -105,7 +107,8 @@ class Grants:
             if offloader.policy is holds:
                 pause_s = self._clock.jitter(2 * self._options.interval_s) * 2 / 3
                 with offloader.rest.until(self._clock.monotonic() + max(pause_s, patience_s)):
-                    await offloader.policy_changed.wait_at_most(self._clock, pause_s)
+                    news = offloader.policy_changed.wait_at_most(self._clock, pause_s)
+                    await race(news, offloader.grants_changed.wait())
 
     def _patience_s(self, offloader: TopicOffloader, known: Mapping[int, Grant]) -> float:
         """Return in how many seconds something may be due if the source, and what is committed, stay as they are."""
@@ -155,7 +158,7 @@ class Grants:
             known = {}
         found = await grant_records.load_all(self._shop.metadata, offloader.topic, known)
         self._versions[offloader] = version
-        offloader.damaged_ledgers = tuple(sorted(one for one, grant in found.items() if grant.damaged))
+        offloader.damaged_ledgers = grant_records.damaged_of(found)
         self._metrics.damaged_ledgers.labels(topic=str(offloader.topic)).set(len(offloader.damaged_ledgers))
         return found
 
@@ -242,7 +245,7 @@ class Grants:
             found = await grant_records.load(self._shop.metadata, topic, ledger_id)
             return found is not None and found.grant == grant
 
-        await self._ensure_folder(offloader)
+        await grant_records.ensure_folder(self._shop.metadata, topic)
         try:
             await offloader.record.fence.settle([_unchanged(topic_map, ledger_id), Create(path, value)], recorded)
         except Fenced:
@@ -357,13 +360,6 @@ class Grants:
         except NotFound:
             log.debug("grant.gone", path=path)
         log.info("grant.forgotten", topic=str(offloader.topic), ledger_id=ledger_id, verified_ms=grant.verified_ms)
-
-    async def _ensure_folder(self, offloader: TopicOffloader) -> None:
-        """Make the folder of grants, which topics of the first version do not have."""
-        try:
-            await self._shop.metadata.create(paths.grants(offloader.topic), b"")
-        except Conflict:
-            log.debug("grants.folder_exists", topic=str(offloader.topic))
 
     def _denied(self, offloader: TopicOffloader, ledger_id: int, reason: str, error: OffloaderError) -> None:
         """Count and tell why a ledger may not be deleted from its source."""

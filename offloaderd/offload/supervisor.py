@@ -157,6 +157,12 @@ class Supervisor:
         self.used += 1
         self._wake(Cause.USED)
 
+    def grants_changed(self) -> None:
+        """Somebody else has changed a grant of the topic: have it looked at now."""
+        if self.offloader is not None:
+            self.offloader.grants_changed.set()
+        self._wake(Cause.USED)
+
     def _wake(self, cause: Cause) -> None:
         if self.asleep is not None:
             self.asleep.wake(cause)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import Conflict, InvalidInput, Transient, first_of
+from offloaderd.event import Event
 from offloaderd.groups import Group
 from offloaderd.model import OfferResult, OffloadMethod
 from offloaderd.offload import history
@@ -73,6 +74,7 @@ class TopicOffloader:
         self.segment: OpenSegment | None = None
         self.changed = Signal()
         self.policy_changed = Signal()
+        self.grants_changed = Event()
         self.closed_ledgers: dict[int, LedgerInfo] = {}
         self.pushers = 0
         self.rest = Rest()

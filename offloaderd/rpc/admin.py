@@ -13,7 +13,9 @@ from offloaderd.errors import NotFound
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.model import TopicName
+from offloaderd.offload import grant_records
 from offloaderd.rpc.admin_messages import (
+    DAMAGED_MAX,
     committed_segment,
     lost_range,
     open_segment,
@@ -169,6 +171,7 @@ class AdminService(ManualCalls):
             offloaded=position(stored.offloaded),
             segments_committed=len(stored.segments),
             losses=map(lost_range, stored.losses),
+            damaged_ledgers=(await grant_records.damaged(self._metadata, topic))[:DAMAGED_MAX],
         )
 
     async def completed(self, status: TopicStatus, trouble: str = "") -> admin_pb2.TopicStatus:
@@ -187,6 +190,7 @@ class AdminService(ManualCalls):
         owner = await self._engine.owner_of(status.topic)
         stored = await catalog.load(self._metadata, status.topic)  # who asks the engine wants the topic awake
         message.segments_committed = len(stored.segments)
+        message.damaged_ledgers[:] = (await grant_records.damaged(self._metadata, status.topic))[:DAMAGED_MAX]
         message.losses.extend(map(lost_range, stored.losses))
         if (offloaded := position(stored.offloaded)) is not None:
             message.offloaded.CopyFrom(offloaded)

@@ -32,6 +32,7 @@ from offloaderd.model import (
     TierRetention,
     TopicName,
 )
+from offloaderd.offload import grant_records
 from offloaderd.offload.selection import Change, Outcome
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.status import TopicStatus
@@ -470,6 +471,19 @@ async def test_segments_of_another_daemons_topic_come_from_the_store(room: Room)
     await commit(room.store, OTHER, 0, 9)
     await room.store.create(paths.attempt(OTHER), attempt_record.encode(an_attempt(Position(1, 10))))
     assert [segment.status for segment in await segments(room, OTHER)] == ["Offloaded", "Assigned"]
+
+
+@pytest.mark.parametrize("state", ["claiming", "not-owner", "stopped"])
+async def test_damage_of_a_topic_that_is_none_of_ours_is_told(room: Room, state: str) -> None:
+    """Whoever has found it: whoever is asked says so."""
+    await commit(room.store, OTHER, 0, 9)
+    await grant_records.revoke(room.store, OTHER, 0, reason="damaged", now_ms=5, damaged=True)
+    if state != "stopped":
+        room.engine.owners[OTHER] = Owner(daemon_id="d-2", address="a:1", session_id="s", epoch=8)
+    if state == "claiming":
+        room.engine.waiting = [TopicStatus(topic=OTHER, state=state)]
+    (topic,) = (await room.service.Status(admin_pb2.StatusRequest(topic=str(OTHER)), CONTEXT)).topics
+    assert [*topic.damaged_ledgers] == [0]
 
 
 async def test_a_known_topic_may_have_no_segments(room: Room) -> None:
