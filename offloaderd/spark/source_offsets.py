@@ -101,7 +101,8 @@ def gone(found: Iterable[Snapshot], start: Offset, end: Offset, options: SourceO
                 f"compare metadata.root and daemon.cluster; if it was deleted, read on with skip=retention, {LEFT_OUT}"
             )
             raise NotFound(f"{name}: {reason}", hint=hint)
-        hole = Hole(after=low, before=None, reason=reason, condition=Condition.RETENTION)
+        count = entries_between(low, position(end, name))
+        hole = Hole(after=low, before=None, reason=reason, entries=count, condition=Condition.RETENTION)
         holes.append(Snapshot(TopicMap(topic), (hole,)))
     return holes
 
@@ -165,7 +166,9 @@ def still_there(snapshot: Snapshot, low: str, high: str, *, skips: bool) -> Snap
     topic_map = snapshot.map
     floor = topic_map.floor or NOTHING
     oldest = topic_map.segments[0].begin if topic_map.segments else None
+    count = None
     if floor > start:
+        count = entries_between(start, min(floor, parsed(high)[0]))
         reason = f"entries behind {start if start != NOTHING else 'the begin'} up to {floor} were deleted by retention"
         hint = "let retention keep more than the stream lags; skip=retention goes on behind them"
     elif start != NOTHING and oldest is not None and _is_another(topic_map, start, oldest):
@@ -178,8 +181,20 @@ def still_there(snapshot: Snapshot, low: str, high: str, *, skips: bool) -> Snap
         return snapshot
     if not skips:
         raise EntriesDeleted(f"{snapshot.topic}: {reason} before the stream got to them", hint=hint)
-    hole = Hole(after=start, before=oldest, reason=reason, awaited=start == NOTHING, condition=Condition.RETENTION)
+    hole = Hole(
+        after=start,
+        before=oldest,
+        reason=reason,
+        entries=count,
+        awaited=start == NOTHING,
+        condition=Condition.RETENTION,
+    )
     return replace(snapshot, holes=(hole, *snapshot.holes))
+
+
+def entries_between(after: Position, last: Position) -> int | None:
+    """Return how many entries there are behind one position up to another; None if nobody knows, over ledgers' ends."""
+    return last.entry_id - after.entry_id if after.ledger_id == last.ledger_id else None
 
 
 def _is_another(topic_map: TopicMap, start: Position, oldest: Position) -> bool:

@@ -24,7 +24,7 @@ from offloaderd.spark.source_positions import NOTHING, following, position
 from offloaderd.spark.source_snapshot import Snapshot, holes_of, holes_within
 from offloaderd.spark.source_wanted import Wanted
 from tests.unit.read.build import TOPIC
-from tests.unit.spark.lake import CountingStore, options, snapshot
+from tests.unit.spark.lake import CountingStore, options, read_share, snapshot
 
 NAME = str(TOPIC)
 OTHER = str(TopicName.parse("returns"))
@@ -119,7 +119,11 @@ def test_deleted_under_a_stream() -> None:
     with pytest.raises(EntriesDeleted):
         still_there(found, str(NOTHING), "3:8", skips=False)
     skipped = still_there(found, "1:4", "3:8", skips=True)
-    assert [(hole.after, hole.before) for hole in skipped.holes] == [(Position(1, 4), Position(1, 10))]
+    assert [(hole.after, hole.before, hole.entries) for hole in skipped.holes] == [(Position(1, 4), Position(1, 10), 5)]
+    assert still_there(found, "1:4", "1:7", skips=True).holes[0].entries == 3, (
+        "of this step; the next tells of the rest"
+    )
+    assert still_there(found, "0:4", "3:8", skips=True).holes[0].entries is None, "where ledger 0 ended, nobody knows"
     with pytest.raises(InvalidInput, match="read up to 7:0"):
         still_there(found, "3:8", "7:0", skips=True)
 
@@ -170,7 +174,9 @@ def test_a_topic_that_was_deleted_in_a_step() -> None:
     assert "without=TOPIC" in (told.value.hint or "")
     assert gone([FOUND], end, end, options()) == [], "all of it was read"
     (found,) = gone([FOUND], start, end, options(mode=Mode.SKIP))
-    assert (str(found.topic), found.holes[0].after) == (OTHER, Position(4, 1))
+    assert (str(found.topic), found.holes[0].after, found.holes[0].entries) == (OTHER, Position(4, 1), None)
+    (found,) = gone([FOUND], start, {**end, OTHER: "4:9"}, options(mode=Mode.SKIP))
+    assert found.holes[0].entries == 8
     assert gone([FOUND], start, end, options(without=(TopicPattern.parse(OTHER),))) == []
 
 
@@ -181,5 +187,8 @@ async def test_a_step_without_a_deleted_topic_has_the_others(monkeypatch: pytest
     start, end = {NAME: "1:9", OTHER: "4:1"}, {NAME: "3:8", OTHER: "5:0"}
     (share,) = await plan_step(options(mode=Mode.SKIP), start, end, [FOUND])
     assert [str(one.topic) for one in share] == [OTHER, NAME, NAME]
+    (row, *_) = await read_share(store, share[:1], options(mode=Mode.SKIP))
+    assert row["skipped"] is None
+    assert row["reason"].endswith("how many entries it stands for is not known")
     (share,) = await plan_step(options(without=(TopicPattern.parse(OTHER),)), start, end, [FOUND])
     assert [str(one.topic) for one in share] == [NAME, NAME]
