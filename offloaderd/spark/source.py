@@ -4,6 +4,9 @@
     register(spark)
     spark.read.format("offload").option("objects.bucket", "pulsar-offload").load("public/default/orders")
 
+Without register() Spark finds the format by `pyspark_offload`, and pushes no filters down unless
+`spark.sql.python.filterPushdown.enabled` is set.
+
 The driver takes a snapshot of what is committed and shares it out; tasks get plain descriptions and open the bucket
 themselves, with the keys of the usual AWS chain or of the options, which are in no plan and no log. This module is
 imported by every Python that Spark starts, so what only the planning needs is imported there.
@@ -12,12 +15,13 @@ imported by every Python that Spark starts, so what only the planning needs is i
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from offloaderd.errors import InvalidConfig, OffloaderError
-from offloaderd.spark.source_read import ShareReader, rows
+from offloaderd.errors import InvalidConfig
+from offloaderd.spark.spark_errors import brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
 FORMAT = "offload"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
+"""What Spark runs to plan a query whose filters it pushes down."""
 
 
 def register(spark: SparkSession) -> None:
@@ -42,6 +48,7 @@ def register(spark: SparkSession) -> None:
 class SegmentSource(DataSource):
     """The format, by what a query asked for."""
 
+    @brief
     def __init__(self, options: Mapping[str, str]) -> None:
         """Read the options; raises InvalidConfig with every mistake in them."""
         super().__init__(dict(options))
@@ -59,10 +66,12 @@ class SegmentSource(DataSource):
         """The word after `format`."""
         return FORMAT
 
+    @brief
     def schema(self) -> StructType:
         """All columns that these options give."""
         return self._parsed().columns
 
+    @brief
     def reader(self, schema: StructType) -> DataSourceReader:
         """Read once what is committed now. Raises InvalidConfig for a begin that only a stream can have."""
         from offloaderd.spark.source_options import Start  # noqa: PLC0415
@@ -70,8 +79,10 @@ class SegmentSource(DataSource):
         options = self._parsed()
         if options.start is Start.LATEST:
             raise InvalidConfig("start=latest: only for a stream", hint="write start=LEDGER:ENTRY, or start_time")
-        return SegmentsReader(options, schema)
+        # Spark refuses a reader that takes filters where it pushes none down, as it does by default.
+        return FilteredReader(options, schema) if PUSHING in sys.modules else SegmentsReader(options, schema)
 
+    @brief
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Follow what is committed."""
         from offloaderd.spark.stream import SegmentsStream  # noqa: PLC0415
@@ -89,13 +100,11 @@ class SegmentsReader(DataSourceReader):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave to tasks what they need."""
+        from offloaderd.spark.source_read import ShareReader  # noqa: PLC0415 - not for a session that only looks it up
+
         return ShareReader, (self._task, self._wanted)
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take what filters say of blocks; Spark evaluates all of them again."""
-        self._wanted = self._wanted.narrowed(filters)
-        return filters
-
+    @brief
     def partitions(self) -> list[InputPartition]:
         """Take the snapshot, and share it out. Raises NotFound, HoleInRange and what the stores raise."""
         from offloaderd.spark.source_offsets import plan_step  # noqa: PLC0415 - for the driver alone
@@ -103,12 +112,19 @@ class SegmentsReader(DataSourceReader):
 
         options = self._options
         made = plan(options, self._wanted) if options.step is None else plan_step(options, *options.step)
-        try:
-            return [InputPartition(share) for share in asyncio.run(made)]
-        except OffloaderError as error:
-            # Spark shows all frames and causes before the message, and there is nothing to learn from ours.
-            raise error.with_traceback(None) from None
+        return [InputPartition(share) for share in asyncio.run(made)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one share."""
+        from offloaderd.spark.source_read import rows  # noqa: PLC0415 - as above
+
         return rows(self._task, partition.value, self._wanted)
+
+
+class FilteredReader(SegmentsReader):
+    """The same for a query whose filters Spark pushes down."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take what filters say of blocks; Spark evaluates all of them again."""
+        self._wanted = self._wanted.narrowed(filters)
+        return filters

@@ -153,6 +153,23 @@ HELP: dict[str, str] = {
 }
 
 
+SPELLINGS = {name.replace("_", ""): name for name in HELP}
+"""Spark's own options are written `maxBytesPerTrigger`, and Spark gives all names in small letters."""
+
+ELSEWHERE = {
+    "subscribe": "topic",
+    "subscribepattern": "topic=re:EXPRESSION",
+    "startingoffsets": "start",
+    "startingtimestamp": "start_time",
+    "endingoffsets": "end",
+    "endingtimestamp": "end_time",
+    "failondataloss": "skip=losses,retention",
+    "maxoffsetspertrigger": "max_bytes_per_trigger",
+    "maxfilespertrigger": "max_bytes_per_trigger",
+}
+"""What options of Spark's own sources are here, which have other values."""
+
+
 def parse(options: Mapping[str, str], *, environ: Mapping[str, str] | None = None) -> SourceOptions:
     """Read the options of a query. Raises InvalidConfig with a line for each mistake."""
     return _Reading(options, os.environ if environ is None else environ).done()
@@ -163,15 +180,20 @@ class _Reading:
 
     def __init__(self, options: Mapping[str, str], environ: Mapping[str, str]) -> None:
         given = {name.lower(): str(value) for name, value in options.items()}
-        self._own = {name: value for name, value in given.items() if "." not in name}
         self._settings = {name: value for name, value in given.items() if "." in name}
         self._environ = environ
+        self._own: dict[str, str] = {}
         self._mistakes: list[str] = []
+        for name in given.keys() - self._settings.keys():
+            known = SPELLINGS.get(name.replace("_", ""), name)
+            if known in self._own:
+                self._mistakes.append(f"{known}: it is given in two spellings, say it once")
+            self._own[known] = given[name]
 
     def done(self) -> SourceOptions:
         """Return the options, or raise all that is wrong."""
         for name in self._own.keys() - HELP.keys():
-            close = get_close_matches(name, HELP, 1)
+            close = [ELSEWHERE[name]] if name in ELSEWHERE else get_close_matches(name, HELP, 1)
             self._mistakes.append(f"{name}: no such option" + (f"; did you mean {close[0]}?" if close else ""))
         settings = self._checked_settings()
         topic = self._topic()

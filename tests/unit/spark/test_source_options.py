@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
 
 import pytest
+from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import LongType, StructType
 
 from offloaderd.errors import InvalidConfig
 from offloaderd.model import Position
-from offloaderd.spark.source import SegmentSource, SegmentsReader
+from offloaderd.spark.source import PUSHING, FilteredReader, SegmentSource, SegmentsReader
 from offloaderd.spark.source_columns import checked_schema, full_schema
-from offloaderd.spark.source_options import Metadata, Mode, Start, parse
+from offloaderd.spark.source_options import HELP, Metadata, Mode, Start, parse
 from offloaderd.spark.source_read import ShareReader
 from tests.unit.spark.lake import ENVIRONMENT
 
@@ -47,6 +52,49 @@ def test_options_are_read() -> None:
     assert found.partition_bytes == 2 * 1024 * 1024
     assert parse({"path": "orders", "start": "latest", "objects.bucket": "archive"}, environ={}).start is Start.LATEST
     assert "hidden" not in repr(found)
+
+
+def test_each_option_has_the_spelling_that_spark_has_for_its_own() -> None:
+    """`maxBytesPerTrigger` as well as `max_bytes_per_trigger`, in any case; what other sources call it is told."""
+    offsets = '{"start": {}, "end": {}}'
+    values = {"messages": "true", "start": "3:4", "end": "5:0", "start_time": "1", "end_time": "2", "mode": "skip"}
+    values |= {"schema": '"long"', "encoding": "json", "transactions": "all", "metadata": "bucket", "offsets": offsets}
+    values |= {"partition_bytes": "2MiB", "max_bytes_per_trigger": "3MiB", "without": "a/b/c", "topic": "orders"}
+    skip = {**{name: text for name, text in values.items() if name != "mode"}, "skip": "damage"}
+    assert HELP.keys() == values.keys() | skip.keys() | {"path", "config"}
+    for given in (values, skip):
+        plain = parse(given, environ=ENVIRONMENT)
+        for spelt in (camel, str.upper, lambda name: camel(name).lower()):
+            assert parse({spelt(name): text for name, text in given.items()}, environ=ENVIRONMENT) == plain
+    with pytest.raises(InvalidConfig, match=r"start_time: it is given in two spellings") as caught:
+        parse({**GIVEN, "startTime": "1", "start_time": "2", "startingOffsets": "earliest"}, environ={})
+    assert "startingoffsets: no such option; did you mean start?" in caught.value.message
+
+
+def camel(name: str) -> str:
+    """Return a name as Spark writes its own."""
+    first, *others = name.split("_")
+    return first + "".join(one.capitalize() for one in others)
+
+
+def test_spark_finds_the_format_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `lookup_data_sources` of PySpark looks; where something is not installed, it finds nothing and fails not."""
+    assert "pyspark_offload" in {one.name for one in iter_modules()}
+    assert import_module("pyspark_offload").DefaultSource is SegmentSource
+    for name in ("pyspark_offload", "offloaderd.spark.source"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyspark.sql.datasource", None)
+    assert not hasattr(import_module("pyspark_offload"), "DefaultSource")
+
+
+def test_filters_are_taken_where_spark_pushes_them_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that takes filters is refused by Spark where it pushes none down, which is its default."""
+    source = SegmentSource(GIVEN)
+    plain = source.reader(source.schema())
+    assert plain.pushFilters.__func__ is DataSourceReader.pushFilters  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, PUSHING, sys)
+    assert isinstance(source.reader(source.schema()), FilteredReader)
+    assert find_spec(PUSHING) is not None, "of this release of PySpark"
 
 
 def test_all_mistakes_at_once() -> None:
