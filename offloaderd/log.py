@@ -69,11 +69,14 @@ def configure(
     )
 
 
-def quieted() -> None:
-    """Write warnings alone, to standard error, where nobody has said what to log: inside of others' programs."""
+def quieted(level: int = logging.WARNING) -> None:
+    """Write warnings alone, to standard error, where nobody has said what to log: inside of others' programs.
+
+    `level`: from which level on instead.
+    """
     if not structlog.is_configured():
         structlog.configure(
-            wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+            wrapper_class=structlog.make_filtering_bound_logger(level),
             logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         )
 

@@ -21,6 +21,7 @@ from offloaderd.spark.backfill_stores import Share, open_shop, open_stores
 from offloaderd.spark.backfill_task import write_segment
 from offloaderd.spark.convert_job import RewriteTask
 from offloaderd.spark.convert_task import rewrite_segment
+from offloaderd.spark.spark_errors import gist
 from offloaderd.tracing import opened_traces
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class SparkRunner:
                 context.parallelize([(self._settings, self._share, task)], 1).mapPartitions(on_executor).collect()
             )
         except Exception as error:
-            raise Transient(f"the executor failed: {_first_line(error)}") from error
+            said = gist(str(error) or type(error).__name__)[:ERROR_CHARS_MAX]
+            raise Transient(f"the executor failed: {said}") from error
         return found[0]
 
 
@@ -109,10 +111,3 @@ async def traced(settings: Settings, shop: Workshop) -> AsyncIterator[Workshop]:
     """Yield the same with its segments traced where the settings say so; what waits is sent at the end."""
     async with opened_traces(settings, shop.uplink.metrics) as traces:
         yield wiring.traced(shop, traces)
-
-
-def _first_line(error: Exception) -> str:
-    """Return what a page of Java's traces begins with."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = next((line for line in lines if "Exception" in line or "Error" in line), "")
-    return (telling or (lines or [type(error).__name__])[0])[:ERROR_CHARS_MAX]

@@ -15,13 +15,12 @@ import asyncio
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Observation, functions
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from offloaderd.errors import InvalidConfig, OffloaderError
+from offloaderd.errors import InvalidConfig
 from offloaderd.format.transactions import Transactions
 from offloaderd.log import quieted
 from offloaderd.read.outcomes import KnownOutcomes
@@ -35,6 +34,7 @@ from offloaderd.spark.source_offsets import furthest, look
 from offloaderd.spark.source_options import Start, parse
 from offloaderd.spark.source_positions import position
 from offloaderd.spark.source_snapshot import check_topics
+from offloaderd.spark.spark_errors import from_spark
 from offloaderd.spark.spark_files import check_scheme
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def export(
     what Spark says of a failed round, of which nothing is left.
     """
     parsed = _parsed(options)
-    register(spark)
+    own = _own_session(spark)
     with _opened(spark, target, parsed) as opened:
         last = opened.recover(_source(parsed))
         known = KnownOutcomes()
@@ -95,7 +95,7 @@ def export(
             step = advance(found, last.positions, parsed.wanted, target=goal, room=round_bytes, turn=step.turn)
             if not step.object_bytes:
                 return rounds
-            last, undated = _one_round(spark, options, opened, last, step)
+            last, undated = _one_round(own, options, opened, last, step)
             rounds.append(
                 Round(
                     number=last.number,
@@ -153,6 +153,15 @@ def _opened(spark: SparkSession, target: str | IcebergTable, options: SourceOpti
         yield table
 
 
+def _own_session(spark: SparkSession) -> SparkSession:
+    """Return a session with the settings of another and some of its own: what runs beside it does not notice them."""
+    java: Any = spark._jsparkSession  # noqa: SLF001 - of the public ways none copies the settings
+    own = type(spark)(spark.sparkContext, java.cloneSession())
+    own.conf.set(TIMES, "TIMESTAMP_MICROS")  # Spark's default is an old type that has no bounds in a file
+    register(own)
+    return own
+
+
 def _source(options: SourceOptions) -> dict[str, str]:
     """Return what a target is an export of: it takes nothing else.
 
@@ -178,18 +187,12 @@ def _one_round(
     start = {name: made.start[name] for name in moved if name in made.start}
     step = json.dumps({"start": start, "end": {name: made.offset[name] for name in moved}})
     staging = target.staging(last)
-    before = spark.conf.get(TIMES)
-    spark.conf.set(TIMES, "TIMESTAMP_MICROS")  # Spark's default is an old type that has no bounds in a file
-    try:
+    with from_spark(f"round {last.number + 1} failed, and nothing of it was added: "):
         found = spark.read.format(FORMAT).options(**{**options, "offsets": step}).load()
         counted = Observation()
         undated = functions.count_if(functions.isnull("time")).alias("undated")
         found = found.observe(counted, functions.count(functions.lit(1)).alias("rows"), undated)
         found = found.withColumn("day", functions.expr(DAY))
         found.write.partitionBy("day").parquet(staging)
-    except PySparkException as error:
-        raise OffloaderError(f"the round up to {made.offset} failed: {error}") from error
-    finally:
-        spark.conf.set(TIMES, str(before))
-    counts = counted.get
+        counts = counted.get
     return target.commit(last, staging, made.offset, counts["rows"]), counts["undated"]

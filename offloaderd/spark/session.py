@@ -26,6 +26,16 @@ LOCAL = "local[*]"
 EXTRA = "spark"
 """The extra of this distribution whose versions are checked before Spark is started."""
 
+RAISED = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.datasources.FileFormatWriter",
+    "org.apache.spark.sql.execution.datasources.v2",
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+    "org.apache.spark.util.Utils",
+)
+"""Loggers that write what is raised as well, once for each that it passes."""
+
 
 @contextmanager
 def spark_session(
@@ -46,8 +56,17 @@ def spark_session(
         return
     with ExitStack() as stack:
         session = _started(stack, app, master, {"spark.ui.showConsoleProgress": "false", **(options or {})})
-        session.sparkContext.setLogLevel("ERROR")
+        _hush(session)
         yield session
+
+
+def _hush(session: SparkSession) -> None:
+    """Have Spark log errors alone, and of a failed query not the page that its exception has in any case."""
+    session.sparkContext.setLogLevel("ERROR")
+    java: Any = session.sparkContext._jvm  # noqa: SLF001 - Spark sets the level of all loggers alone
+    logging = java.org.apache.logging.log4j
+    for name in RAISED:
+        logging.core.config.Configurator.setLevel(name, logging.Level.OFF)
 
 
 def _started(stack: ExitStack, app: str, master: str | None, options: Mapping[str, str]) -> SparkSession:

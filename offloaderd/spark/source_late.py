@@ -42,11 +42,9 @@ def packed(options: SourceOptions) -> bytes:
 
 async def asked(origin: bytes, objects: ObjectReader, topic: TopicName) -> Snapshot | None:
     """Take a new snapshot of one topic, from where the query has its own. Raises what the stores raise."""
-    from offloaderd.log import quieted  # noqa: PLC0415 - for the few tasks that have to ask
-    from offloaderd.patterns import of_topic  # noqa: PLC0415
+    from offloaderd.patterns import of_topic  # noqa: PLC0415 - for the few tasks that have to ask
     from offloaderd.spark import source_snapshot  # noqa: PLC0415
 
-    quieted()
     settings, metadata = pickle.loads(origin)  # noqa: S301 - made by the driver of this query
     try:
         (found,) = await source_snapshot.of(settings, metadata, objects, of_topic(topic), lenient=True)

@@ -7,6 +7,7 @@ next one. One task fills a short queue, so requests of what comes next are on th
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.log import quieted
 from offloaderd.model import Position
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.s3 import S3Store
@@ -25,6 +27,7 @@ from offloaderd.spark.source_late import LateReader, Run, asked
 from offloaderd.spark.source_messages import Messages
 from offloaderd.spark.source_share import Missing, Part
 from offloaderd.spark.source_wanted import Extent
+from offloaderd.spark.spark_errors import brief
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -43,6 +46,9 @@ T = TypeVar("T")
 
 AHEAD = 2
 """Batches that wait for Spark."""
+
+UNCOUNTED = "how many entries it stands for is not known"
+"""What a row says whose `skipped` is null."""
 
 
 class ShareReader:
@@ -64,6 +70,8 @@ def store_at(place: S3Options | str) -> FilesystemStore | S3Store:
 
 def rows(task: Task, share: Share | None, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a share; Spark gives None where there is none. Raises Unread, Transient, Denied."""
+
+    quieted(logging.CRITICAL)  # what is wrong is in the error, or in a row
 
     async def opened() -> AsyncGenerator[pa.RecordBatch, None]:
         columns = Columns(task.schema, values=task.values, skip=task.skip)
@@ -92,7 +100,8 @@ async def record_batches(
             if isinstance(one, Missing):
                 hole = one.hole
                 first = Position(hole.after.ledger_id, hole.after.entry_id + 1)
-                yield columns.skipped(one.topic, Skip(first, hole.entries, hole.reason))
+                reason = hole.reason if hole.entries is not None else f"{hole.reason}; {UNCOUNTED}"
+                yield columns.skipped(one.topic, Skip(first, hole.entries, reason))
                 continue
             async with aclosing(_entries(reader, one, wanted, task.skip)) as found:
                 async for batch in found:
@@ -210,6 +219,7 @@ class _End:
         self.error = error
 
 
+@brief
 def iterate(stream: AsyncGenerator[T, None]) -> Iterator[T]:
     """Yield what an asynchronous stream yields, in a loop of its own, which ends with the iteration."""
     with asyncio.Runner() as runner:

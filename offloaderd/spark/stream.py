@@ -20,6 +20,7 @@ from offloaderd.spark.source_offsets import begin, furthest, look, plan_step, wr
 from offloaderd.spark.source_options import Start
 from offloaderd.spark.source_positions import NOTHING
 from offloaderd.spark.source_read import ShareReader, rows
+from offloaderd.spark.spark_errors import brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +48,7 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Leave to tasks what they need."""
         return ShareReader, (self._task, self._options.wanted)
 
+    @brief
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """Where a new query begins: behind what has been deleted, behind all there is, or where `start` says."""
         latest = self._options.start is Start.LATEST
@@ -57,6 +59,7 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 offset[str(snapshot.topic)] = written(snapshot, at)
         return offset
 
+    @brief
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
         """How far one step goes: to the newest entry that is wanted, or so many bytes."""
         room = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
@@ -69,14 +72,17 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limit = self._options.trigger_bytes
         return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
 
+    @brief
     def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """The newest entries that are committed, as of the last look, for the query's progress."""
         return furthest(self._looked or self._look(), self._options.wanted)
 
+    @brief
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Stop at what is committed now."""
         self._target = furthest(self._look(), self._options.wanted)
 
+    @brief
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Share out what lies behind `start`, up to `end`. Raises as `plan_step` does.
 

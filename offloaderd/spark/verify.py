@@ -18,6 +18,7 @@ from offloaderd.errors import BucketMissing, OffloaderError
 from offloaderd.spark.source_offsets import look
 from offloaderd.spark.source_options import parse
 from offloaderd.spark.source_read import store_at
+from offloaderd.spark.spark_errors import brief, from_spark
 from offloaderd.upkeep.flaws import Flaw, Kind, Level
 from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.rebuild_plan import plan_topic
@@ -79,6 +80,7 @@ class Look:
     buckets: frozenset[str]
     level: Level
 
+    @brief
     def __call__(self, segments: Iterable[Segment]) -> Iterator[Looked]:
         """Look at some segments."""
         return iter(asyncio.run(self._all(list(segments))))
@@ -159,7 +161,8 @@ def _distributed(spark: SparkSession, segments: Sequence[Segment], task: Look) -
     count = min(len(segments), context.defaultParallelism * TASKS_A_CORE)
     largest = sorted(segments, key=lambda one: one.segment.object_bytes, reverse=True)
     dealt = [one for number in range(count) for one in largest[number::count]]
-    found: list[Looked] = context.parallelize(dealt, count).mapPartitions(task).collect()
+    with from_spark():
+        found: list[Looked] = context.parallelize(dealt, count).mapPartitions(task).collect()
     return sorted(found, key=lambda one: (one.one.topic, one.one.segment.begin))
 
 

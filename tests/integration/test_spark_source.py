@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from pyspark.errors import PySparkException
 from offloaderd.cli.offloaderd import cli
 from offloaderd.clock import SystemClock
 from offloaderd.drill.s3_proxy import S3Proxy
-from offloaderd.errors import Conflict, InvalidConfig
+from offloaderd.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.metadata import catalog, paths, removal
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records import policy
@@ -229,21 +230,33 @@ def test_pushed_filters_by_requests(spark: SparkSession, site: Site) -> None:
         requests.clear()
         assert found.where("ledger_id > 77").count() == 0
         assert not requests
+        unregistered = table(spark.newSession(), site, **{"objects.endpoint": proxy.endpoint})
+        assert unregistered.where("ledger_id = 2").count() == 400
+        assert requests["get index"] == 4, "found by itself; Spark pushes nothing down unless it is told to"
 
 
-def test_mistakes_and_damage(spark: SparkSession, site: Site) -> None:
+def test_mistakes_and_damage(
+    spark: SparkSession, site: Site, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """All wrong options are told at once; a damaged segment ends the query by its name, or is counted."""
     with pytest.raises(PySparkException) as caught:
         table(spark, site, start="x", mode="maybe", mesages="true", **{"objects.bukket": "b"}).count()
     for word in ("start = 'x'", "mode = 'maybe'", "did you mean messages?", "did you mean objects.bucket?"):
         assert word in str(caught.value)
+    assert str(caught.value).count("  File ") == 1
     with pytest.raises(PySparkException, match="no topic matches"):
         table(spark, site).count()
     asyncio.run(site.commit(TOPIC, [Piece(1, 0, held(1, 0, 300), 300)]))
     damaged = asyncio.run(site.commit(TOPIC, [Piece(2, 0, held(2, 0, 300), 300)]))
     asyncio.run(site.spoil(damaged))
-    with pytest.raises(PySparkException, match=str(damaged)):
+    with pytest.raises(PySparkException, match=str(damaged)) as caught:
         table(spark, site).count()
+    assert str(caught.value).count("  File ") == 1
+    with pytest.raises(OffloaderError) as failed:
+        export(spark, site.options(topic="orders"), str(tmp_path / "archive"))
+    assert re.match(r"round 1 failed, and nothing of it was added: \[OFFLOAD_DAMAGE\] segment ", failed.value.message)
+    assert "\n" not in failed.value.message
+    assert not capfd.readouterr().err, "Spark's executors write no pages of it either"
     sums = table(spark, site, mode="skip").selectExpr("count(payload)", "sum(skipped)", "max(reason)").collect()[0]
     assert tuple(sums)[:2] == (500, 100)
     assert str(damaged) in sums[2]

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,10 +18,9 @@ from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.records.floor import Floor
 from offloaderd.model import Loss, Position
 from offloaderd.read.errors import MapUnknown
-from offloaderd.spark import source_snapshot
 from offloaderd.spark.source_columns import Columns
 from offloaderd.spark.source_extents import segment_reader
-from offloaderd.spark.source_late import LateReader, asked, packed
+from offloaderd.spark.source_late import LateReader
 from offloaderd.spark.source_plan import HoleInRange
 from offloaderd.spark.source_read import record_batches
 from offloaderd.spark.source_share import BrokenSegment, Condition
@@ -174,24 +172,6 @@ async def test_what_nobody_knows_is_not_skipped() -> None:
         with pytest.raises(Transient, match="is gone, and what holds its entries now cannot be asked: no server"):
             async for _ in record_batches(LateReader(reader, away), share, wish.wanted, Columns(task.schema), task):
                 pass
-
-
-async def test_a_task_that_asks_writes_nothing_into_the_log_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many may ask, each with a session of its own."""
-    quiet: list[bool] = []
-
-    async def of(*_: object, **__: object) -> list[Snapshot]:
-        quiet.append(structlog.is_configured())
-        return [snapshot([])]
-
-    monkeypatch.setattr(source_snapshot, "of", of)
-    before = structlog.get_config()
-    structlog.reset_defaults()
-    try:
-        assert await asked(packed(options()), CountingStore(), TOPIC) is not None
-    finally:
-        structlog.configure(**before)
-    assert quiet == [True]
 
 
 async def test_chunks_before_that_were_merged() -> None:

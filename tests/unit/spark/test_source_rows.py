@@ -131,7 +131,7 @@ def test_a_query_for_no_topic_says_so_in_few_lines(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no segment of") as caught:
         source.reader(source.schema()).partitions()
     frames = [Path(one.filename).name for one in traceback.extract_tb(caught.tb)]
-    assert frames == [Path(__file__).name, "source.py"]
+    assert frames == [Path(__file__).name, "spark_errors.py"]
     assert caught.value.__suppress_context__
 
 
