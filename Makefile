@@ -7,7 +7,7 @@ WORKERS ?= 2
 SEEDS ?= 2000
 MINUTES ?= 10
 MESSAGES ?= 1000000
-VERSIONS ?= 4.2.4 5.0.0-M1
+VERSIONS ?= 4.0.7 4.2.4 5.0.0-M1
 ON_STORES := tests/conformance/test_objects.py $(addprefix tests/integration/test_,s3_faults.py kill_points.py doctor.py upkeep.py)
 SEED ?=
 FIRST ?= 0
@@ -93,7 +93,7 @@ test-broker: $(DEPENDENCIES)dev ## Put two stock brokers with the driver to the 
 test-driver: $(DEPENDENCIES)dev ## Test the driver in a real stock broker (needs Maven and a JDK)
 	$(BIN)/python -m pytest -n 0 tests/integration/test_stock_broker.py
 
-test-brokers: $(DEPENDENCIES)dev ## Test the driver on other versions of Pulsar, in brokers of theirs (VERSIONS="..."; 240 MB of jars each, once)
+test-brokers: $(DEPENDENCIES)dev ## Test the driver on each version of Pulsar that it is for, in brokers of theirs (VERSIONS="..."; 240 MB of jars each, once)
 	@for version in $(VERSIONS); do \
 	  echo "Pulsar $$version"; \
 	  mvn -q -B -ntp -f deploy/pulsar-offloader -pl driver test -Dpulsar.version=$$version && \

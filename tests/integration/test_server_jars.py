@@ -14,7 +14,7 @@ from offloaderd.standalone.java import find_java
 from tests.real import ivy, jar_lock, jars
 from tests.real.ivy import REPOSITORY
 from tests.real.jar_lock import FetchFailed, Jar, lock_path, read_lock, write_lock
-from tests.real.jars import cache_directory, server_jars
+from tests.real.jars import broker_jars, cache_directory, server_jars
 from tests.real.trust_store import PASSWORD, trusted_by_python, write_trust_store
 
 if TYPE_CHECKING:
@@ -199,3 +199,13 @@ def test_trust_store(tmp_path: Path) -> None:
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert f"contains {len(certificates)} entries" in listed
     assert listed.count("trustedCertEntry") == len(certificates)
+
+
+def test_a_brokers_version_is_the_usual_one_or_one_that_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make test-brokers` names every version, that of all other tests as well."""
+    for version, kind in (("", "pulsar"), ("4.0.7", "pulsar"), ("4.2.4", "pulsar-4.2.4")):
+        monkeypatch.setenv("PULSAR_VERSION", version)
+        assert broker_jars() == kind
+    monkeypatch.setenv("PULSAR_VERSION", "4.2.0")
+    with pytest.raises(FetchFailed, match=r"PULSAR_VERSION may be 4\.0\.7, 4\.2\.4, "):
+        broker_jars()

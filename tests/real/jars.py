@@ -43,9 +43,13 @@ def broker_jars() -> str:
     version = os.environ.get("PULSAR_VERSION", "")
     if not version:
         return "pulsar"
+    (usual,) = (jar.module[2] for jar in read_lock(lock_path("pulsar")) if jar.module[1] == "pulsar-broker")
+    if version == usual:
+        return "pulsar"
     kind = f"pulsar-{version}"
     if not lock_path(kind).exists():
-        found = sorted(path.stem.partition("-")[2] for path in lock_path(kind).parent.glob("pulsar-*.sha256"))
+        others = lock_path(kind).parent.glob("pulsar-*.sha256")
+        found = sorted([usual, *(path.stem.partition("-")[2] for path in others)])
         raise FetchFailed(
             f"no jars of Pulsar {version} are locked in tests/jars: PULSAR_VERSION may be {', '.join(found)}"
         )

@@ -1,16 +1,22 @@
 package offloaderd.pulsar;
 
-import com.google.common.util.concurrent.ThreadFactoryBuilder;
+import com.google.protobuf.Empty;
 import io.grpc.CallCredentials;
+import io.grpc.CallOptions;
 import io.grpc.ChannelCredentials;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
 import io.grpc.Metadata;
+import io.grpc.MethodDescriptor;
 import io.grpc.SecurityLevel;
 import io.grpc.Status;
+import io.grpc.StatusRuntimeException;
 import io.grpc.TlsChannelCredentials;
 import io.grpc.okhttp.OkHttpChannelBuilder;
+import io.grpc.protobuf.ProtoUtils;
 import io.grpc.stub.AbstractStub;
+import io.grpc.stub.ClientCalls;
+import io.grpc.stub.StreamObserver;
 import java.io.File;
 import java.io.IOException;
 import java.nio.file.Files;
@@ -19,17 +25,16 @@ import java.nio.file.attribute.BasicFileAttributes;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
+import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
-import java.util.concurrent.LinkedBlockingQueue;
-import java.util.concurrent.RejectedExecutionException;
-import java.util.concurrent.ScheduledThreadPoolExecutor;
-import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.ThreadFactory;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Supplier;
 import offloaderd.v1.BrokerServiceGrpc;
 import offloaderd.v1.OffloadServiceGrpc;
-import org.apache.pulsar.common.allocator.PulsarByteBufAllocator;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -43,7 +48,6 @@ final class Daemons implements AutoCloseable {
     static final int BATCH_BYTES = 1 << 20;
     private static final int MESSAGE_BYTES_MAX = 33 << 20;
     static final int WINDOW_BYTES = 512 << 10;
-    private static final int WORKERS = Math.max(8, 2 * Runtime.getRuntime().availableProcessors());
     private static final int TOKEN_BYTES_MAX = 16 << 10;
     private static final Metadata.Key<String> AUTHORIZATION =
             Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
@@ -55,6 +59,14 @@ final class Daemons implements AutoCloseable {
     /** Ledgers that are pushed at the same time: each may hold a few MiB that are read and not answered. */
     private static final int PUSHING_MAX = 8;
 
+    /** Whether a daemon is there; whoever asks. Its answer is not looked at: that there is one says enough. */
+    static final MethodDescriptor<Empty, Empty> HEALTH = MethodDescriptor.<Empty, Empty>newBuilder()
+            .setType(MethodDescriptor.MethodType.UNARY)
+            .setFullMethodName("grpc.health.v1.Health/Check")
+            .setRequestMarshaller(ProtoUtils.marshaller(Empty.getDefaultInstance()))
+            .setResponseMarshaller(ProtoUtils.marshaller(Empty.getDefaultInstance()))
+            .build();
+
     /** What goes by a connection: no read ever waits for what is offloaded. */
     private enum Kind { READS, OFFLOADS }
 
@@ -63,29 +75,30 @@ final class Daemons implements AutoCloseable {
     private record Made(ManagedChannel channel, List<String> files) {}
 
     private final Map<Where, Made> channels = new ConcurrentHashMap<>();
-    /** Puts things off for workers: one that is slow, in the broker's callbacks perhaps, holds up no other. */
-    private final ScheduledThreadPoolExecutor timer = new ScheduledThreadPoolExecutor(
-            1, new ThreadFactoryBuilder().setNameFormat("offloaderd-timer").setDaemon(true).build());
-    private final ThreadPoolExecutor workers = new ThreadPoolExecutor(
-            WORKERS,
-            WORKERS,
-            30,
-            TimeUnit.SECONDS,
-            new LinkedBlockingQueue<>(),
-            new ThreadFactoryBuilder().setNameFormat("offloaderd-%d").setDaemon(true).build());
-    private final Turns asking = new Turns(ASKING_MAX, workers);
-    private final Turns pushing = new Turns(PUSHING_MAX, workers);
+    private final Threads threads;
+    private final Turns asking;
+    private final Turns pushing;
     private final ReadMemory memory;
     private volatile boolean closed;
 
     Daemons() {
-        this(new ReadMemory(PulsarByteBufAllocator.DEFAULT, Duration.ofSeconds(10)));
+        this(new ReadMemory());
     }
 
     Daemons(ReadMemory memory) {
+        this(memory, Executors.defaultThreadFactory());
+    }
+
+    /**
+     * Starts the threads.
+     *
+     * @throws OutOfMemoryError if none can be started
+     */
+    Daemons(ReadMemory memory, ThreadFactory factory) {
         this.memory = memory;
-        workers.allowCoreThreadTimeOut(true);
-        timer.setRemoveOnCancelPolicy(true);
+        threads = new Threads(factory);
+        asking = new Turns(ASKING_MAX, threads::work);
+        pushing = new Turns(PUSHING_MAX, threads::work);
     }
 
     /** Returns what all read handles share. */
@@ -95,21 +108,33 @@ final class Daemons implements AutoCloseable {
 
     /** Returns the threads that copy entries and call the broker back. */
     Executor workers() {
-        return workers;
+        return threads::work;
     }
 
     /**
      * Has a worker do something later, unless what is returned is cancelled before.
      *
-     * @throws RejectedExecutionException when the broker ends
+     * @throws java.util.concurrent.RejectedExecutionException when the broker ends
      */
     Future<?> later(Runnable task, long delay, TimeUnit unit) {
-        return timer.schedule(() -> workers.execute(task), delay, unit);
+        return threads.later(task, delay, unit);
+    }
+
+    /**
+     * Returns a future that fails by itself when its time is up, so that it ends whatever becomes of who should end it.
+     *
+     * @throws java.util.concurrent.RejectedExecutionException when the broker ends
+     */
+    <T> CompletableFuture<T> limited(Duration time, Supplier<Throwable> late) {
+        CompletableFuture<T> future = new CompletableFuture<>();
+        Future<?> limit = later(() -> future.completeExceptionally(late.get()), time.toMillis(), TimeUnit.MILLISECONDS);
+        future.whenComplete((value, error) -> limit.cancel(false));
+        return future;
     }
 
     /** Returns how many things are put off. */
     int putOff() {
-        return timer.getQueue().size();
+        return threads.putOff();
     }
 
     /** Returns the places of ledgers that ask whether they are offloaded. */
@@ -162,24 +187,44 @@ final class Daemons implements AutoCloseable {
                     made.channel.shutdown();
                 }
                 return anew;
-            } catch (IllegalStateException | IllegalArgumentException error) {
+            } catch (StatusRuntimeException error) {
                 if (made == null) {
                     throw error;
                 }
-                LOG.warn("Certificates have changed and cannot be used, the old connection stays: {}", error.getMessage());
+                LOG.warn("Certificates have changed and cannot be used, the old connection stays: {}", Failures.told(error));
                 return made;
             }
         }).channel;
     }
 
-    private static ManagedChannel connecting(Settings settings, String address) {
-        return OkHttpChannelBuilder
-                .forTarget(address, credentials(settings))
-                .maxInboundMessageSize(MESSAGE_BYTES_MAX)
-                .flowControlWindow(WINDOW_BYTES)
-                .keepAliveTime(20, TimeUnit.SECONDS)
-                .keepAliveTimeout(10, TimeUnit.SECONDS)
-                .build();
+    private ManagedChannel connecting(Settings settings, String address) {
+        ChannelCredentials credentials = credentials(settings);
+        OkHttpChannelBuilder builder;
+        try {
+            builder = OkHttpChannelBuilder.forTarget(address, credentials);
+        } catch (IllegalArgumentException error) {
+            throw unusable(settings.shown() + " cannot be used: " + error.getMessage(), error);
+        }
+        try {
+            return builder
+                    .executor(threads::work)
+                    .offloadExecutor(threads.connections())
+                    .transportExecutor(threads.connections())
+                    .scheduledExecutorService(threads.timerOfCalls())
+                    .maxInboundMessageSize(MESSAGE_BYTES_MAX)
+                    .flowControlWindow(WINDOW_BYTES)
+                    .keepAliveTime(20, TimeUnit.SECONDS)
+                    .keepAliveTimeout(10, TimeUnit.SECONDS)
+                    .build();
+        } catch (IllegalArgumentException error) {
+            String whose = address.equals(settings.address()) ? "Address is" : "the daemon names as owner";
+            throw unusable(whose + " '" + address + "', which cannot be used: " + error.getMessage(), error);
+        }
+    }
+
+    /** Returns an error that may pass: who mends a file or a name is not made to restart the broker. */
+    private static StatusRuntimeException unusable(String what, Exception cause) {
+        return Status.UNAVAILABLE.withDescription(what).withCause(cause).asRuntimeException();
     }
 
     /** Returns what is another when a file was replaced or rewritten; symbolic links are followed. */
@@ -208,15 +253,72 @@ final class Daemons implements AutoCloseable {
                 builder.keyManager(new File(settings.certFile()), new File(settings.keyFile()));
             }
         } catch (IOException error) {
-            throw new IllegalStateException("cannot read a certificate: " + error.getMessage(), error);
+            throw unusable(settings.shown() + " cannot be used, a file cannot be read: " + error.getMessage(), error);
         }
         return builder.build();
+    }
+
+    /**
+     * Makes the connection to the configured daemon unless there is one, and says in the log what is wrong with it: an
+     * address, a certificate, a token that cannot be used, or nobody who answers. Nobody waits for that, and nothing is
+     * thrown: a broker starts without its daemon, and files and hosts may be mended while it runs.
+     *
+     * @return what is wrong; empty for nothing
+     */
+    CompletableFuture<String> inspect(Settings settings) {
+        CompletableFuture<String> found = new CompletableFuture<>();
+        if (channels.containsKey(new Where(settings, settings.address(), Kind.READS))) {
+            found.complete("");
+            return found;
+        }
+        found.thenAccept(wrong -> {
+            if (!wrong.isEmpty()) {
+                LOG.error("{}", wrong);
+            }
+        });
+        try {
+            CallOptions options = CallOptions.DEFAULT
+                    .withDeadlineAfter(settings.callTimeout().toMillis(), TimeUnit.MILLISECONDS)
+                    .withCallCredentials(settings.tokenFile().isEmpty() ? null : new Token(settings.tokenFile()));
+            ManagedChannel channel = channel(settings, settings.address(), Kind.READS);
+            ClientCalls.asyncUnaryCall(
+                    channel.newCall(HEALTH, options), Empty.getDefaultInstance(), new Inspected(settings, found));
+        } catch (Throwable error) {
+            found.complete(Inspected.wrong(settings, error));
+        }
+        return found;
+    }
+
+    /** What becomes of the first call of a connection. */
+    private record Inspected(Settings settings, CompletableFuture<String> found) implements StreamObserver<Empty> {
+        private static String wrong(Settings settings, Throwable error) {
+            String told = Failures.told(error);
+            return "offloaderd's driver cannot reach its daemon as it is configured: "
+                    + (told.contains(settings.shown()) ? "" : settings.shown() + ": ") + told + ". The broker works without it; what is offloaded cannot be read, and nothing"
+                    + " is offloaded, until that is mended. Files are read again by themselves; other settings need a restart"
+                    + " of the broker, or other policies of the namespace that has them";
+        }
+
+        @Override
+        public void onNext(Empty health) {
+            found.complete("");
+        }
+
+        @Override
+        public void onError(Throwable error) {
+            found.complete(wrong(settings, error));
+        }
+
+        @Override
+        public void onCompleted() {
+            found.complete("");
+        }
     }
 
     @Override
     public void close() {
         closed = true;
-        timer.shutdown(); // what is put off is still done in its time: reads that wait hear of the end
+        threads.close();
         channels.values().forEach(made -> made.channel.shutdownNow());
         channels.clear();
     }

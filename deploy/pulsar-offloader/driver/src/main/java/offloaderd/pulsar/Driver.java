@@ -38,13 +38,13 @@ public final class Driver implements LedgerOffloader {
     private final Settings settings;
     private final OffloadPolicies policies;
     private final Daemons daemons;
-    private final LedgerOffloaderStats stats;
+    private final Statistics stats;
 
     Driver(Settings settings, OffloadPolicies policies, Daemons daemons, LedgerOffloaderStats stats) {
         this.settings = settings;
         this.policies = policies;
         this.daemons = daemons;
-        this.stats = stats;
+        this.stats = new Statistics(stats);
     }
 
     Settings settings() {
@@ -68,21 +68,29 @@ public final class Driver implements LedgerOffloader {
 
     @Override
     public CompletableFuture<Void> offload(ReadHandle ledger, UUID uid, Map<String, String> extraMetadata) {
-        String managedLedger = extraMetadata.get(MANAGED_LEDGER);
+        try {
+            return offloaded(ledger, uid, extraMetadata.get(MANAGED_LEDGER));
+        } catch (Throwable error) { // a name that is none, a client that is closed, a broker that ends
+            return CompletableFuture.failedFuture(Failures.of(error, "a ledger is not offloaded"));
+        }
+    }
+
+    private CompletableFuture<Void> offloaded(ReadHandle ledger, UUID uid, String managedLedger) {
         if (managedLedger == null || ledger.getLength() == 0 || !ledger.isClosed() || ledger.getLastAddConfirmed() < 0) {
             return CompletableFuture.failedFuture(new IllegalArgumentException(
                     "ledger " + ledger.getId() + " of " + managedLedger + " is open, empty or nobody's"));
         }
         long began = System.nanoTime();
-        return new Offload(daemons, settings, ledger, topicOf(managedLedger), stats).run().handle((segments, error) -> {
+        String topic = topicOf(managedLedger);
+        return new Offload(daemons, settings, ledger, topic, stats).run().handle((segments, error) -> {
             if (error != null) {
-                stats.recordOffloadError(topicOf(managedLedger));
+                stats.count(one -> one.recordOffloadError(topic));
                 if (Failures.isOurs(error)) { // no daemon refused it: it could not be stored in time
-                    stats.recordWriteToStorageError(topicOf(managedLedger));
+                    stats.count(one -> one.recordWriteToStorageError(topic));
                 }
                 throw FutureFailure.of(Failures.of(error, "ledger " + ledger.getId() + " is not offloaded"));
             }
-            stats.recordOffloadBytes(topicOf(managedLedger), ledger.getLength());
+            stats.count(one -> one.recordOffloadBytes(topic, ledger.getLength()));
             LOG.info("[{}] Ledger {} is offloaded in {} segments, verified in {} ms, uuid {}", managedLedger,
                     ledger.getId(), segments, TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - began), uid);
             return null;
@@ -94,7 +102,7 @@ public final class Driver implements LedgerOffloader {
         OffloadedLedger ledger;
         try {
             ledger = named(ledgerId, uid, driverMetadata);
-        } catch (ManagedLedgerException | RuntimeException error) {
+        } catch (Throwable error) {
             return CompletableFuture.failedFuture(Failures.of(error, "cannot tell whose ledger " + ledgerId + " is"));
         }
         long began = System.nanoTime();
@@ -102,11 +110,11 @@ public final class Driver implements LedgerOffloader {
         return this.<OpenLedgerResponse>call(settings.address(), (stub, answer) -> stub.openLedger(request, answer))
                 .handle((found, error) -> {
                     if (error != null) {
-                        stats.recordReadOffloadError(ledger.getTopic());
+                        stats.count(one -> one.recordReadOffloadError(ledger.getTopic()));
                         throw FutureFailure.of(Failures.of(error, "cannot open ledger " + ledgerId));
                     }
-                    stats.recordReadOffloadIndexLatency(
-                            ledger.getTopic(), System.nanoTime() - began, TimeUnit.NANOSECONDS);
+                    stats.count(one -> one.recordReadOffloadIndexLatency(
+                            ledger.getTopic(), System.nanoTime() - began, TimeUnit.NANOSECONDS));
                     return new TieredLedger(daemons, settings, stats, ledger, found.getLastEntryId(),
                             found.getLengthBytes());
                 });
@@ -117,7 +125,7 @@ public final class Driver implements LedgerOffloader {
         OffloadedLedger ledger;
         try {
             ledger = named(ledgerId, uid, driverMetadata);
-        } catch (ManagedLedgerException | RuntimeException error) {
+        } catch (Throwable error) {
             return CompletableFuture.failedFuture(Failures.of(error, "cannot tell whose ledger " + ledgerId + " is"));
         }
         DeleteLedgerRequest request = DeleteLedgerRequest.newBuilder().setLedger(ledger).build();
@@ -128,7 +136,7 @@ public final class Driver implements LedgerOffloader {
                 .handle((found, error) -> {
                     boolean moved = error == null && !found.getOwnerAddress().isEmpty();
                     if (error != null || !KEPT.contains(found.getOutcome())) {
-                        stats.recordDeleteOffloadOps(ledger.getTopic(), error == null && !moved);
+                        stats.count(one -> one.recordDeleteOffloadOps(ledger.getTopic(), error == null && !moved));
                     }
                     if (moved) {
                         throw FutureFailure.of(new ManagedLedgerException(ledger.getTopic() + " is changing hands"));

@@ -3,6 +3,8 @@ package offloaderd.pulsar;
 import java.io.IOException;
 import java.lang.management.ManagementFactory;
 import java.util.Map;
+import java.util.concurrent.Executors;
+import java.util.concurrent.ThreadFactory;
 import javax.management.InstanceAlreadyExistsException;
 import javax.management.JMException;
 import javax.management.MBeanServer;
@@ -22,14 +24,28 @@ import org.slf4j.LoggerFactory;
  * ({@code OffloadPoliciesImpl.mergeConfiguration}). So that one is remembered, and holds for namespaces unless they say
  * something else of what is theirs to say. A broker whose default driver is another makes ours for namespaces alone; what one of them says is
  * nothing to the next.
+ *
+ * <p>Settings that are wrong in themselves are refused. Of a daemon that cannot be reached as they say, or not yet, the
+ * log tells at once, and the offloader is made: a broker never waits for its daemon.
  */
 public final class DriverFactory implements LedgerOffloaderFactory<Driver> {
     private static final Logger LOG = LoggerFactory.getLogger(DriverFactory.class);
     private static final String BROKER = "org.apache.pulsar.broker.PulsarService";
 
-    private final Daemons daemons = new Daemons();
-    private final ObjectName gauge = registered(daemons.memory());
+    private final ThreadFactory threads;
+    private final ReadMemory memory = new ReadMemory();
+    private final ObjectName gauge = registered(memory);
     private Map<String, String> ofBroker = Map.of();
+    private Daemons daemons;
+
+    /** As Pulsar makes it. */
+    public DriverFactory() {
+        this(Executors.defaultThreadFactory());
+    }
+
+    DriverFactory(ThreadFactory threads) {
+        this.threads = threads;
+    }
 
     @Override
     public boolean isDriverSupported(String driverName) {
@@ -56,7 +72,13 @@ public final class DriverFactory implements LedgerOffloaderFactory<Driver> {
             own = Map.of();
         }
         Settings settings = Settings.read(ofBroker, own);
-        daemons.memory().limit(settings.readMemoryBytes());
+        memory.limit(settings.readMemoryBytes());
+        try {
+            daemons = daemons != null ? daemons : new Daemons(memory, threads);
+        } catch (OutOfMemoryError error) {
+            throw new IOException("offloaderd's driver has no threads: " + error.getMessage(), error);
+        }
+        daemons.inspect(settings);
         return new Driver(settings, policies, daemons, stats);
     }
 
@@ -87,7 +109,7 @@ public final class DriverFactory implements LedgerOffloaderFactory<Driver> {
     }
 
     @Override
-    public void close() {
+    public synchronized void close() {
         try {
             if (gauge != null) {
                 ManagementFactory.getPlatformMBeanServer().unregisterMBean(gauge);
@@ -95,6 +117,8 @@ public final class DriverFactory implements LedgerOffloaderFactory<Driver> {
         } catch (JMException error) {
             LOG.warn("{} stays in JMX", gauge, error);
         }
-        daemons.close();
+        if (daemons != null) {
+            daemons.close();
+        }
     }
 }

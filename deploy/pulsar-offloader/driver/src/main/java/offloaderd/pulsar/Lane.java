@@ -17,7 +17,6 @@ import offloaderd.v1.Broker.ReadLedgerRequest;
 import offloaderd.v1.Common.EntryBatch;
 import offloaderd.v1.Read.ReadResponse;
 import org.apache.bookkeeper.client.api.LedgerEntries;
-import org.apache.bookkeeper.mledger.LedgerOffloaderStats;
 import org.apache.bookkeeper.mledger.ManagedLedgerException;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -44,7 +43,7 @@ final class Lane {
     record Source(
             Daemons daemons,
             Settings settings,
-            LedgerOffloaderStats stats,
+            Statistics stats,
             OffloadedLedger ledger,
             AtomicInteger pending) {}
 

@@ -4,13 +4,11 @@ import io.grpc.stub.ClientCallStreamObserver;
 import io.grpc.stub.ClientResponseObserver;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
 import offloaderd.v1.Broker.EnsureLedgerRequest;
 import offloaderd.v1.Broker.EnsureLedgerResponse;
 import offloaderd.v1.Broker.EnsureState;
 import org.apache.bookkeeper.client.api.ReadHandle;
-import org.apache.bookkeeper.mledger.LedgerOffloaderStats;
 import org.apache.bookkeeper.mledger.ManagedLedgerException;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -21,51 +19,40 @@ import org.slf4j.LoggerFactory;
  *
  * <p>A ledger that waits holds no call: the daemon answers within {@link #WAIT_MS}, and is asked again by a timer. Of a
  * broker only so many ledgers ask or push at the same time ({@link Daemons}), those that are new first: mostly their
- * data is there already. Whatever is thrown, on whichever thread, fails the offload; the broker repeats it.
+ * data is there already. Whatever is thrown, on whichever thread, fails the offload, and so does the end of its time,
+ * whatever it waits for: a place, an answer, a callback that never comes. Then what runs is stopped and its place is
+ * another's. The broker repeats it.
  */
 final class Offload {
     private static final Logger LOG = LoggerFactory.getLogger(Offload.class);
     private static final int WAIT_MS = 1_000;
     private static final long PAUSE_MS = 200;
     private static final long PAUSE_MS_MAX = 5_000;
-    /** What comes so long after the time was up came never: some callback was lost. */
-    private static final long BELT_MS = 10_000;
 
     private final Daemons daemons;
     private final Settings settings;
     private final ReadHandle ledger;
     private final String topic;
-    private final LedgerOffloaderStats stats;
-    private final long deadlineNs;
-    private final CompletableFuture<Integer> done = new CompletableFuture<>();
+    private final Statistics stats;
+    private final CompletableFuture<Integer> done;
     private volatile String hindrance = "the daemon did not say why";
-    private volatile Push push;
+    private volatile Runnable stop = () -> { };
     private String address;
     private long pauseMs = PAUSE_MS;
 
-    Offload(Daemons daemons, Settings settings, ReadHandle ledger, String topic, LedgerOffloaderStats stats) {
+    Offload(Daemons daemons, Settings settings, ReadHandle ledger, String topic, Statistics stats) {
         this.daemons = daemons;
         this.settings = settings;
         this.ledger = ledger;
         this.topic = topic;
         this.stats = stats;
         this.address = settings.address();
-        this.deadlineNs = System.nanoTime() + settings.offloadTimeout().toNanos();
+        this.done = daemons.limited(settings.offloadTimeout(), this::late);
     }
 
     /** Begins; the answer is how many segments hold the ledger. */
     CompletableFuture<Integer> run() {
-        CompletableFuture<Integer> ended = done
-                .orTimeout(settings.offloadTimeout().toMillis() + BELT_MS, TimeUnit.MILLISECONDS)
-                .handle((segments, error) -> {
-                    if (push != null) {
-                        push.stop();
-                    }
-                    if (error != null) {
-                        throw FutureFailure.of(error instanceof TimeoutException ? late() : error);
-                    }
-                    return segments;
-                });
+        CompletableFuture<Integer> ended = done.whenComplete((segments, error) -> stop.run());
         ask(true);
         return ended;
     }
@@ -92,10 +79,6 @@ final class Offload {
     private void call() {
         Reports reports = new Reports();
         try {
-            long leftNs = deadlineNs - System.nanoTime();
-            if (leftNs <= 0) {
-                done.completeExceptionally(late());
-            }
             if (done.isDone()) {
                 reports.end(() -> { });
                 return;
@@ -107,9 +90,13 @@ final class Offload {
                     .setLengthBytes(ledger.getLength())
                     .setWaitMs(WAIT_MS)
                     .build();
+            stop = reports::cancel;
             daemons.offloads(settings, address)
-                    .withDeadlineAfter(leftNs, TimeUnit.NANOSECONDS)
+                    .withDeadlineAfter(settings.offloadTimeout().toMillis(), TimeUnit.MILLISECONDS)
                     .ensureLedger(request, reports);
+            if (done.isDone()) { // before there was anything to cancel
+                reports.cancel();
+            }
         } catch (Throwable error) {
             done.completeExceptionally(error);
             reports.end(() -> { });
@@ -124,6 +111,9 @@ final class Offload {
     }
 
     private void failed(Throwable error) {
+        if (done.isDone()) {
+            return;
+        }
         if (Failures.passes(error)) {
             hindrance = Failures.told(error);
             LOG.info("[{}] Ledger {}: asking again, {}", topic, ledger.getId(), hindrance);
@@ -157,8 +147,13 @@ final class Offload {
                 daemons.pushing().done();
                 return;
             }
-            push = new Push(daemons.pushes(settings, address), ledger, topic, stats, settings.callTimeout());
+            Push push = new Push(
+                    daemons, daemons.pushes(settings, address), ledger, topic, stats, settings.callTimeout());
+            stop = push::stop;
             pushed = push.run();
+            if (done.isDone()) { // before there was anything to stop
+                push.stop();
+            }
         } catch (Throwable error) {
             pushed = CompletableFuture.failedFuture(new ManagedLedgerException(error));
         }
@@ -179,8 +174,16 @@ final class Offload {
     private final class Reports implements ClientResponseObserver<EnsureLedgerRequest, EnsureLedgerResponse> {
         private final AtomicBoolean over = new AtomicBoolean();
         private final long beganNs = System.nanoTime();
-        private ClientCallStreamObserver<EnsureLedgerRequest> call;
+        private volatile ClientCallStreamObserver<EnsureLedgerRequest> call;
         private EnsureLedgerResponse last = EnsureLedgerResponse.getDefaultInstance();
+
+        /** Ends the call if there is one, and so gives its place back. */
+        void cancel() {
+            ClientCallStreamObserver<EnsureLedgerRequest> open = call;
+            if (open != null) {
+                open.cancel("the offload has ended", null);
+            }
+        }
 
         void end(Runnable next) {
             if (over.compareAndSet(false, true)) {

@@ -17,7 +17,6 @@ import offloaderd.v1.OffloadServiceGrpc.OffloadServiceStub;
 import org.apache.bookkeeper.client.api.LedgerEntries;
 import org.apache.bookkeeper.client.api.LedgerEntry;
 import org.apache.bookkeeper.client.api.ReadHandle;
-import org.apache.bookkeeper.mledger.LedgerOffloaderStats;
 import org.apache.bookkeeper.mledger.ManagedLedgerException;
 
 /**
@@ -33,10 +32,11 @@ final class Push implements ClientResponseObserver<StreamingOffloadRequest, Stre
     private static final int ENTRIES_MAX = 100;
     private static final int UNANSWERED_MAX = 4;
 
+    private final Daemons daemons;
     private final OffloadServiceStub stub;
     private final ReadHandle ledger;
     private final String topic;
-    private final LedgerOffloaderStats stats;
+    private final Statistics stats;
     private final Duration patience;
     private final CompletableFuture<Void> pushed = new CompletableFuture<>();
     /** What was read and not sent yet. */
@@ -50,7 +50,14 @@ final class Push implements ClientResponseObserver<StreamingOffloadRequest, Stre
     private long largestId;
     private int unanswered;
 
-    Push(OffloadServiceStub stub, ReadHandle ledger, String topic, LedgerOffloaderStats stats, Duration patience) {
+    Push(
+            Daemons daemons,
+            OffloadServiceStub stub,
+            ReadHandle ledger,
+            String topic,
+            Statistics stats,
+            Duration patience) {
+        this.daemons = daemons;
         this.stub = stub;
         this.ledger = ledger;
         this.topic = topic;
@@ -159,8 +166,9 @@ final class Push implements ClientResponseObserver<StreamingOffloadRequest, Stre
 
     /** Reads a range. What comes after the time was up is released here: nobody else has it. */
     private void read(long first, long last) {
-        CompletableFuture<LedgerEntries> awaited =
-                new CompletableFuture<LedgerEntries>().orTimeout(patience.toMillis(), TimeUnit.MILLISECONDS);
+        CompletableFuture<LedgerEntries> awaited = daemons.limited(patience, () -> Status.DEADLINE_EXCEEDED
+                .withDescription("BookKeeper gave no entries within " + patience.toSeconds() + " s")
+                .asException());
         long began = System.nanoTime();
         awaited.whenComplete((entries, error) -> guarded(() -> {
             if (error != null) {
@@ -168,7 +176,7 @@ final class Push implements ClientResponseObserver<StreamingOffloadRequest, Stre
                 return;
             }
             try (entries) {
-                stats.recordReadLedgerLatency(topic, System.nanoTime() - began, TimeUnit.NANOSECONDS);
+                stats.count(one -> one.recordReadLedgerLatency(topic, System.nanoTime() - began, TimeUnit.NANOSECONDS));
                 take(entries);
             }
             goOn();

@@ -3,6 +3,7 @@ package offloaderd.pulsar;
 import io.netty.buffer.ByteBufAllocator;
 import java.time.Duration;
 import java.util.concurrent.atomic.AtomicLong;
+import org.apache.pulsar.common.allocator.PulsarByteBufAllocator;
 
 /**
  * The heap that all read handles of a broker hold together: what was read ahead, what was asked for and is on its way, and
@@ -15,6 +16,10 @@ final class ReadMemory implements ReadMemoryMXBean {
     private final AtomicLong used = new AtomicLong();
     private final AtomicLong refusals = new AtomicLong();
     private volatile long limit = Long.MAX_VALUE;
+
+    ReadMemory() {
+        this(PulsarByteBufAllocator.DEFAULT, Duration.ofSeconds(10));
+    }
 
     ReadMemory(ByteBufAllocator allocator, Duration idle) {
         this.allocator = allocator;

@@ -1,6 +1,5 @@
 package offloaderd.pulsar;
 
-import java.io.File;
 import java.io.IOException;
 import java.time.Duration;
 import java.util.Locale;
@@ -22,8 +21,12 @@ import org.slf4j.LoggerFactory;
  * names alone, as they were before there was a prefix. What has it is ours, so a name that is none is refused.
  *
  * <p>Policies are written by whoever administers a namespace, and the broker reads files and sends its token for it: so
- * they set patience and sizes alone, unless the broker says {@code NamespaceAddresses=true}. A value that is the
- * broker's own changes nothing: since 4.2 a broker gives its extra configuration to every namespace.
+ * they set patience and sizes alone, unless the broker says {@code NamespaceAddresses=true}, and of these no more than the
+ * broker has: who waits longer holds places of pushes and memory that others need. A value that is the broker's own
+ * changes nothing: since 4.2 a broker gives its extra configuration to every namespace.
+ *
+ * <p>What is wrong in itself is refused, as Pulsar refuses the settings of its own drivers. Whether files can be read and
+ * hosts be found is no matter of these: that may be mended while the broker runs ({@link Daemons#inspect}).
  */
 record Settings(
         String address,
@@ -44,9 +47,9 @@ record Settings(
     /** Where libraries that are renamed within the driver look for theirs. */
     private static final String SHADED = PROPERTY + "shaded.";
     private static final int TYPOS_MAX = 3;
-    /** What was told already, by namespaces that name what they like. */
-    private static final int IGNORED_MAX = 1_000;
-    private static final Set<String> IGNORED = ConcurrentHashMap.newKeySet();
+    private static final int TOLD_MAX = 1_000;
+    /** What the log says already: namespaces name what they like. */
+    static final Set<String> TOLD = ConcurrentHashMap.newKeySet();
     private static final String ANY_OF_NAMESPACE = "NamespaceAddresses";
     private static final String READ_MEMORY = "ReadMemoryBytes";
     /** What namespaces cannot say even if they may name daemons: it holds for all of them together. */
@@ -80,7 +83,9 @@ record Settings(
         values.putAll(own(broker, values.keySet(), mistakes));
         boolean any = Boolean.parseBoolean(values.get(ANY_OF_NAMESPACE));
         own(namespace, values.keySet(), mistakes).forEach((name, value) -> {
-            if (OF_NAMESPACE.containsKey(name) || (any && !ALWAYS_OF_BROKER.contains(name))) {
+            if (OF_NAMESPACE.containsKey(name)) {
+                values.put(name, bounded(name, value, values.get(name)));
+            } else if (any && !ALWAYS_OF_BROKER.contains(name)) {
                 values.put(name, value);
             } else if (!value.equals(values.get(name))) {
                 mistakes.add(name + " is the broker's to say, not a namespace's: set it in broker.conf or by -D" + PROPERTY
@@ -91,10 +96,10 @@ record Settings(
         Settings settings = new Settings(
                 values.get("Address"),
                 Boolean.parseBoolean(values.get("Tls")),
-                readable(values, "TlsTrustCertsFile", mistakes),
-                readable(values, "TlsCertFile", mistakes),
-                readable(values, "TlsKeyFile", mistakes),
-                readable(values, "TokenFile", mistakes),
+                values.get("TlsTrustCertsFile"),
+                values.get("TlsCertFile"),
+                values.get("TlsKeyFile"),
+                values.get("TokenFile"),
                 Duration.ofSeconds(number(values, "CallTimeoutSeconds", 1, 3600, mistakes)),
                 Duration.ofSeconds(number(values, "ReadTimeoutSeconds", 1, 3600, mistakes)),
                 Duration.ofSeconds(number(values, "OffloadTimeoutSeconds", 1, 7 * 86400, mistakes)),
@@ -146,9 +151,8 @@ record Settings(
                         + (meant.isEmpty() ? "" : ", did you mean " + PREFIX + meant + "?"));
             }
         });
-        if (!foreign.isEmpty() && IGNORED.size() < IGNORED_MAX && IGNORED.add(foreign.toString())) {
-            LOG.info("Settings of other drivers are ignored: {} (ours begin with {})",
-                    String.join("; ", foreign).replaceAll("\\p{Cntrl}", "?"), PREFIX);
+        if (!foreign.isEmpty()) {
+            tell("Settings of other drivers are ignored: " + String.join("; ", foreign) + " (ours begin with " + PREFIX + ")");
         }
         bare.putAll(prefixed);
         return bare;
@@ -183,12 +187,33 @@ record Settings(
         return row[to.length()];
     }
 
-    private static String readable(Map<String, String> values, String name, Set<String> mistakes) {
-        String file = values.get(name);
-        if (!file.isEmpty() && !new File(file).canRead()) {
-            mistakes.add(name + " is '" + file + "', which cannot be read");
+    /** Returns what counts of a namespace's number: no more than the broker's. */
+    private static String bounded(String name, String said, String most) {
+        try {
+            if (Integer.parseInt(said) <= Integer.parseInt(most)) {
+                return said;
+            }
+        } catch (NumberFormatException wrong) {
+            return said; // refused later, with all other mistakes
         }
-        return file;
+        tell(PREFIX + name + " is " + said + " in a namespace's policies, more than the broker's " + most + ", which counts:"
+                + " set more for the broker, in broker.conf or by -D" + PROPERTY + name + ", or less for the namespace");
+        return most;
+    }
+
+    private static void tell(String message) {
+        if (TOLD.size() < TOLD_MAX && TOLD.add(message)) {
+            LOG.warn("{}", message.replaceAll("\\p{Cntrl}", "?"));
+        }
+    }
+
+    /** Returns where the daemon is and what it is shown, as a person set it. */
+    String shown() {
+        StringBuilder shown = new StringBuilder("Address=" + address + ", Tls=" + tls);
+        Map<String, String> files = new TreeMap<>(Map.of(
+                "TlsTrustCertsFile", trustCertsFile, "TlsCertFile", certFile, "TlsKeyFile", keyFile, "TokenFile", tokenFile));
+        files.forEach((name, file) -> shown.append(file.isEmpty() ? "" : ", " + name + "=" + file));
+        return shown.toString();
     }
 
     private static int number(Map<String, String> values, String name, int least, int most, Set<String> mistakes) {

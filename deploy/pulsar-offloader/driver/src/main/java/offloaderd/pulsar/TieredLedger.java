@@ -11,7 +11,6 @@ import org.apache.bookkeeper.client.api.LastConfirmedAndEntry;
 import org.apache.bookkeeper.client.api.LedgerEntries;
 import org.apache.bookkeeper.client.api.LedgerMetadata;
 import org.apache.bookkeeper.client.api.ReadHandle;
-import org.apache.bookkeeper.mledger.LedgerOffloaderStats;
 import org.apache.bookkeeper.mledger.ManagedLedgerException;
 import org.apache.bookkeeper.mledger.OffloadedLedgerHandle;
 
@@ -40,7 +39,7 @@ final class TieredLedger implements ReadHandle, OffloadedLedgerHandle {
     TieredLedger(
             Daemons daemons,
             Settings settings,
-            LedgerOffloaderStats stats,
+            Statistics stats,
             OffloadedLedger ledger,
             long lastEntryId,
             long lengthBytes) {

@@ -2,16 +2,10 @@ package offloaderd.pulsar;
 
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
-import java.util.function.Consumer;
 import org.apache.bookkeeper.client.api.LedgerEntries;
-import org.apache.bookkeeper.mledger.LedgerOffloaderStats;
-import org.slf4j.Logger;
-import org.slf4j.LoggerFactory;
 
 /** A read that waits for its entries, and what becomes of it. */
 final class Waiting {
-    private static final Logger LOG = LoggerFactory.getLogger(Waiting.class);
-
     final long last;
     final Entries entries;
     final CompletableFuture<LedgerEntries> done = new CompletableFuture<>();
@@ -40,7 +34,7 @@ final class Waiting {
             return false;
         }
         source.pending().decrementAndGet();
-        count(stats -> {
+        source.stats().count(stats -> {
             stats.recordReadOffloadDataLatency(topic(), System.nanoTime() - beganNs, TimeUnit.NANOSECONDS);
             stats.recordReadOffloadBytes(topic(), entries.bytes());
         });
@@ -53,19 +47,11 @@ final class Waiting {
     void fail(Throwable error) {
         source.pending().decrementAndGet();
         entries.release();
-        count(stats -> stats.recordReadOffloadError(topic()));
+        source.stats().count(stats -> stats.recordReadOffloadError(topic()));
         done.completeExceptionally(Failures.of(error, "cannot read ledger " + source.ledger().getLedgerId()));
     }
 
     private String topic() {
         return source.ledger().getTopic();
-    }
-
-    private void count(Consumer<LedgerOffloaderStats> event) {
-        try {
-            event.accept(source.stats());
-        } catch (Throwable error) { // the read has its answer all the same
-            LOG.warn("[{}] Pulsar's statistics fail", topic(), error);
-        }
     }
 }

@@ -4,10 +4,14 @@ import static org.junit.Assert.assertEquals;
 import static org.junit.Assert.assertThrows;
 import static org.junit.Assert.assertTrue;
 
+import io.grpc.InsecureServerCredentials;
+import io.grpc.Server;
+import io.grpc.okhttp.OkHttpServerBuilder;
 import java.io.File;
 import java.io.IOException;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.pulsar.broker.PulsarService;
 import org.apache.pulsar.common.policies.data.OffloadPoliciesImpl;
 import org.junit.After;
@@ -40,14 +44,14 @@ public class DriverFactoryTest {
 
     @Test
     public void patienceOfBrokerConfHoldsUnlessTheNamespaceSaysElse() throws Exception {
-        PulsarService.start(() -> made(Map.of("Tls", "true", "Address", "broker:1", "ReadTimeoutSeconds", "5")));
-        Settings said = ofNamespace(Map.of("ReadTimeoutSeconds", "6"));
-        assertEquals(6, said.readTimeout().toSeconds());
+        PulsarService.start(() -> made(Map.of("Tls", "true", "Address", "broker:1", "ReadTimeoutSeconds", "6")));
+        Settings said = ofNamespace(Map.of("ReadTimeoutSeconds", "5"));
+        assertEquals(5, said.readTimeout().toSeconds());
         for (Settings one : List.of(said, ofNamespace(Map.of()))) {
             assertTrue(one.tls());
             assertEquals("broker:1", one.address());
         }
-        assertEquals(5, ofNamespace(Map.of()).readTimeout().toSeconds());
+        assertEquals(6, ofNamespace(Map.of()).readTimeout().toSeconds());
     }
 
     @Test
@@ -64,6 +68,37 @@ public class DriverFactoryTest {
             IOException error = assertThrows(IOException.class, () -> ofNamespace(attack));
             assertTrue(error.getMessage(), error.getMessage().contains(" is the broker's to say, not a namespace's"));
         }
+    }
+
+    @Test
+    public void aBrokerStartsWithoutItsDaemonOrItsFiles() throws Exception {
+        for (Map<String, String> unusable : List.of(
+                Map.of("Address", "no_host_:7650"),
+                Map.of("Tls", "true", "TlsTrustCertsFile", "/no/such/ca"),
+                Map.of("Tls", "true", "TlsCertFile", "/no/such/cert", "TlsKeyFile", "/no/such/key"),
+                Map.of("Tls", "true", "TokenFile", "/no/such/token"))) {
+            Driver driver = PulsarService.start(() -> made(unusable));
+            assertEquals(unusable.getOrDefault("Address", "127.0.0.1:7650"), driver.settings().address());
+        }
+    }
+
+    @Test
+    public void aDaemonIsAskedWhetherItIsThereAsSoonAsAnOffloaderIsMade() throws Exception {
+        AtomicInteger asked = new AtomicInteger();
+        Server server = OkHttpServerBuilder.forPort(0, InsecureServerCredentials.create())
+                .addService(DaemonsTest.health(asked)).build().start();
+        try {
+            PulsarService.start(() -> made(Map.of("Address", "127.0.0.1:" + server.getPort())));
+            ReadDaemon.until("the daemon is asked", () -> asked.get() == 1);
+        } finally {
+            server.shutdownNow();
+        }
+    }
+
+    @Test
+    public void aNamespaceWaitsNoLongerThanTheBroker() throws Exception {
+        PulsarService.start(() -> made(Map.of("OffloadTimeoutSeconds", "300")));
+        assertEquals(300, ofNamespace(Map.of("OffloadTimeoutSeconds", "3600")).offloadTimeout().toSeconds());
     }
 
     @Test

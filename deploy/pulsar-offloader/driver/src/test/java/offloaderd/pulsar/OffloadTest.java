@@ -9,6 +9,7 @@ import io.grpc.InsecureServerCredentials;
 import io.grpc.Server;
 import io.grpc.Status;
 import io.grpc.okhttp.OkHttpServerBuilder;
+import io.grpc.stub.ServerCallStreamObserver;
 import io.grpc.stub.StreamObserver;
 import io.netty.buffer.ByteBuf;
 import io.netty.buffer.Unpooled;
@@ -61,6 +62,9 @@ public class OffloadTest {
     private final List<EntryBatch> batches = new CopyOnWriteArrayList<>();
     private final List<String> counted = new CopyOnWriteArrayList<>();
     private final AtomicInteger readMost = new AtomicInteger();
+    private final AtomicInteger pushes = new AtomicInteger();
+    private final AtomicInteger stopped = new AtomicInteger();
+    private volatile boolean silent;
     private volatile EnsureLedgerResponse answer;
     private volatile int messageBytesMax = 4 << 20;
     private volatile long lastPushed = -1;
@@ -94,9 +98,14 @@ public class OffloadTest {
     private final class Taking extends OffloadServiceGrpc.OffloadServiceImplBase {
         @Override
         public StreamObserver<StreamingOffloadRequest> streamingOffload(StreamObserver<StreamingOffloadResponse> answers) {
+            ((ServerCallStreamObserver<StreamingOffloadResponse>) answers).setOnCancelHandler(stopped::incrementAndGet);
+            pushes.incrementAndGet();
             return new StreamObserver<>() {
                 @Override
                 public void onNext(StreamingOffloadRequest request) {
+                    if (silent) {
+                        return;
+                    }
                     StreamingOffloadResponse.Builder said = StreamingOffloadResponse.newBuilder();
                     if (request.hasOpen()) {
                         StreamingOffloadResponse.Opened.Builder opened =
@@ -384,5 +393,77 @@ public class OffloadTest {
         reads.get(0).complete(LedgerEntriesImpl.create(
                 new ArrayList<>(List.of(LedgerEntryImpl.create(LEDGER, 0, 9, payload)))));
         assertEquals(0, payload.refCnt());
+    }
+
+    private static void late(CompletableFuture<Void> offload) {
+        String message = failure(offload).getMessage();
+        assertTrue(message, message.contains("not offloaded within 1 s"));
+    }
+
+    @Test
+    public void anOffloadThatNobodyAnswersEndsInTimeAndGivesItsPlaceToAnother() throws Exception {
+        Driver driver = driver("OffloadTimeoutSeconds", "1");
+        List<CompletableFuture<Void>> silenced = new ArrayList<>();
+        for (int i = 0; i < 64; i++) { // as many as there are places
+            silenced.add(offloaded(driver, ledger()));
+        }
+        ReadDaemon.until("all places are taken", () -> asked.get() == 64);
+        CompletableFuture<Void> patient = offloaded(driver(), ledger());
+        silenced.forEach(OffloadTest::late);
+        ReadDaemon.until("who waited in line is asked for", () -> asked.get() == 65);
+        say(state(EnsureState.ENSURE_STATE_COVERED));
+        patient.get(30, TimeUnit.SECONDS);
+    }
+
+    @Test
+    public void anOffloadThatWaitsInLineEndsInTime() throws Exception {
+        Driver patient = driver();
+        for (int i = 0; i < 64; i++) {
+            offloaded(patient, ledger());
+        }
+        late(offloaded(driver("OffloadTimeoutSeconds", "1"), ledger()));
+    }
+
+    @Test
+    public void aPushEndsWithItsOffloadAndGivesItsPlaceToAnother() throws Exception {
+        answer = state(EnsureState.ENSURE_STATE_PUSH);
+        silent = true;
+        Driver driver = driver("OffloadTimeoutSeconds", "1");
+        List<CompletableFuture<Void>> silenced = new ArrayList<>();
+        for (int i = 0; i < 8; i++) { // as many as there are places
+            silenced.add(offloaded(driver, ledger(10, (long id) -> 10)));
+        }
+        ReadDaemon.until("all places are taken", () -> pushes.get() == 8);
+        silenced.forEach(OffloadTest::late);
+        ReadDaemon.until("the pushes are stopped", () -> stopped.get() == 8);
+        silent = false;
+        lastPushed = 9;
+        offloaded(driver(), ledger(10, (long id) -> 10)).get(30, TimeUnit.SECONDS);
+    }
+
+    @Test
+    public void anOffloadThatABrokerAsksForWronglyFailsAndThrowsNothing() throws Exception {
+        Driver driver = driver();
+        failure(driver.offload(ledger(), UUID.randomUUID(), Map.of("ManagedLedgerName", "nobody's")));
+        ReadHandle closed = (ReadHandle) Proxy.newProxyInstance(
+                OffloadTest.class.getClassLoader(), new Class<?>[] {ReadHandle.class}, (self, method, arguments) -> {
+                    throw new IllegalStateException("the client is closed");
+                });
+        assertTrue(failure(offloaded(driver, closed)).getMessage().contains("the client is closed"));
+        daemons.close();
+        failure(offloaded(driver, ledger()));
+    }
+
+    @Test
+    public void statisticsThatFailCostNoOffload() throws Exception {
+        answer = state(EnsureState.ENSURE_STATE_PUSH);
+        lastPushed = 9;
+        Driver driver = driver();
+        LedgerOffloaderStats broken = (LedgerOffloaderStats) Proxy.newProxyInstance(
+                getClass().getClassLoader(), new Class<?>[] {LedgerOffloaderStats.class}, (self, method, arguments) -> {
+                    throw new NoSuchMethodError(method.getName());
+                });
+        offloaded(new Driver(driver.settings(), new OffloadPoliciesImpl(), daemons, broken), ledger(10, (long id) -> 10))
+                .get(30, TimeUnit.SECONDS);
     }
 }

@@ -128,7 +128,7 @@ final class ReadDaemon extends ExternalResource {
             said.put(settings[i], settings[i + 1]);
         }
         OffloadedLedger named = OffloadedLedger.newBuilder().setTopic("t").setLedgerId(5).build();
-        return new TieredLedger(daemons, Settings.read(said, Map.of()), stats, named, ENTRIES - 1, 2890);
+        return new TieredLedger(daemons, Settings.read(said, Map.of()), new Statistics(stats), named, ENTRIES - 1, 2890);
     }
 
     /** Checks that a read gives its entries, each once and in a buffer of its own, and releases them. */

@@ -21,8 +21,8 @@ public class SettingsTest {
     @Test
     public void allMistakesOfSettingsAreToldAtOnce() {
         refused(Map.of(
-                "Address", "nowhere", "ReadTimeoutSeconds", "soon", "offloaderdAdress", "x", "TokenFile", "/no/such/file"),
-                "nowhere", "soon", "offloaderdAdress, did you mean offloaderdAddress?", "/no/such/file");
+                "Address", "nowhere", "ReadTimeoutSeconds", "soon", "offloaderdAdress", "x", "TlsCertFile", "/no/key"),
+                "nowhere", "soon", "offloaderdAdress, did you mean offloaderdAddress?", "go together");
     }
 
     @Test
@@ -56,6 +56,28 @@ public class SettingsTest {
         Map<String, String> broker = Map.of("offloaderdTls", "true", "offloaderdAddress", "broker:1");
         assertEquals("broker:1", Settings.read(broker, broker).address()); // as Pulsar 4.2 merges them
         assertThrows(IOException.class, () -> Settings.read(broker, Map.of("offloaderdAddress", "evil:2")));
+    }
+
+    @Test
+    public void aNamespaceTakesNoMoreThanTheBrokerHasAndIsToldOnce() throws Exception {
+        Map<String, String> broker = Map.of("OffloadTimeoutSeconds", "300", "ReadAheadBytes", "1000");
+        Map<String, String> greedy = Map.of(
+                "OffloadTimeoutSeconds", "604800", "ReadTimeoutSeconds", "61", "CallTimeoutSeconds", "31",
+                "offloaderdReadAheadBytes", "1001");
+        Settings.TOLD.clear();
+        for (int i = 0; i < 2; i++) {
+            Settings settings = Settings.read(broker, greedy);
+            assertEquals(300, settings.offloadTimeout().toSeconds());
+            assertEquals(60, settings.readTimeout().toSeconds());
+            assertEquals(30, settings.callTimeout().toSeconds());
+            assertEquals(1000, settings.readAheadBytes());
+        }
+        assertEquals(4, Settings.TOLD.size());
+        assertTrue(Settings.TOLD.toString(), Settings.TOLD.contains("offloaderdOffloadTimeoutSeconds is 604800 in a"
+                + " namespace's policies, more than the broker's 300, which counts: set more for the broker, in broker.conf"
+                + " or by -Doffloaderd.OffloadTimeoutSeconds, or less for the namespace"));
+        assertEquals(9, Settings.read(broker, Map.of("OffloadTimeoutSeconds", "9")).offloadTimeout().toSeconds());
+        assertThrows(IOException.class, () -> Settings.read(broker, Map.of("OffloadTimeoutSeconds", "ages")));
     }
 
     @Test
