@@ -35,15 +35,16 @@ log = structlog.get_logger(__name__)
 
 
 KEPT_S = 60.0
-"""How often to look whether other segments hold by now what a finished one on the trash list does."""
+"""How often to look again at what is kept."""
 
 
 class Emptied(NamedTuple):
     """What became of a topic's trash: records gone, and records that stay for a reason an operator has to look at.
 
-    Of the latter `held` are of segments that the map still has: its owner may be about to learn what it did. `kept` are
-    finished ones with entries that nothing else holds: later segments may come to hold them. `due_s` is in how many
-    seconds the first of those may go that stay for readers only, None when there is none.
+    Of the latter `held` are of segments that the map still has: its owner may be about to learn what it did. `kept` may
+    go later, which nobody announces: finished ones with entries that nothing else holds, until later segments hold
+    them, and all of a topic while something of it is refused. `due_s` is in how many seconds the first of those may go
+    that stay for readers only, None when there is none.
     """
 
     gone: int
@@ -70,7 +71,7 @@ async def empty_trash(
     waiting.set(len(names))
     if names and (why := await deletion_refused(store, topic)):
         log.error("trash.left", topic=str(topic), segments=len(names), why=why, hint=_HINT)
-        return Emptied(0, len(names))
+        return Emptied(0, len(names), kept=len(names))
     for name in _due(names, dues_s, now_s):
         try:
             path = paths.trash_record(topic, UUID(name))

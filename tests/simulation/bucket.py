@@ -59,6 +59,10 @@ class Bucket(MemoryStore):
         """Return the open uploads."""
         return drained(self.list_uploads())
 
+    def begin_upload(self, prefix: str) -> str:
+        """Begin an upload of nobody's; returns its id."""
+        return instantly(self.create_upload(f"{prefix}{self._clock.uuid()}"))
+
     def rot(self, bit: float, key: str, upload_id: str = "", part_number: int = 0) -> None:
         """Keep other bytes than were sent, without anybody noticing."""
         if not upload_id:
@@ -78,6 +82,9 @@ def _flipped(data: bytes, bit: int) -> bytes:
 
 class BucketClient:
     """One process's SegmentStore."""
+
+    answerable = True
+    """Whether the model looks at what it aborts."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
@@ -211,7 +218,7 @@ class BucketClient:
         """See MultipartStore."""
 
         def act() -> None:
-            if upload_id not in self._begun:
+            if self.answerable and upload_id not in self._begun:
                 self._world.oracle.aborting(key, upload_id)
             instantly(self._bucket.abort_upload(key, upload_id))
 

@@ -78,6 +78,8 @@ class Faults:
         self.every_s = rng.choice([1.0, 2.0, 4.0, 8.0])
         self.rotten = rng.random() < 0.2
         self.garbled = rng.choice([0.0, 0.0, 0.01, 0.05])
+        self.upgrade = rng.random() < 0.3
+        """Whether all daemons are of a release without ids at first."""
 
     def draw(self, service: str, rng: Rng, *, times: float = 1.0) -> str:
         """Return what happens to one request; nothing, mostly. `times` makes it more likely."""

@@ -41,6 +41,7 @@ from offloaderd.upkeep.stored import Site
 from tests.simulation.bookies import Source
 from tests.simulation.bucket import BUCKET, PREFIXES, BucketClient
 from tests.simulation.loop import Process
+from tests.simulation.old_release import OldBucket, OldSource, OldZooKeeper
 from tests.simulation.zookeeper import SESSION_TIMEOUT_S, ZooKeeper
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class SimDaemon:
 
     def __init__(self, world: World, name: str, *, tree: Tree | None = None) -> None:
         self.name = name
+        self.old = tree is None and world.faults.upgrade
+        """Whether it is of a release without ids from its next start on."""
         self.runs = 0
         self._tree = tree
         self._deployment = ANOTHER_DEPLOYMENT if tree is not None else DEPLOYMENT
@@ -112,9 +115,10 @@ class SimDaemon:
         process = self.process = Process(world.loop, f"{self.name}{self.runs}")
         self.clock = SimClock(world, f"{self.name}/{self.runs}")
         self.clock.offset_ms = self.offset_ms
-        self.zookeeper = ZooKeeper(world, process, self._tree)
-        self.source = Source(world, process, self.misled)
-        self.bucket = BucketClient(world, process)
+        self._has_ids = not self.old
+        self.zookeeper = (OldZooKeeper if self.old else ZooKeeper)(world, process, self._tree)
+        self.source = (OldSource if self.old else Source)(world, process, self.misled)
+        self.bucket = (OldBucket if self.old else BucketClient)(world, process)
         options = world.options
         uplink = Uplink(
             objects=self.bucket,
@@ -130,8 +134,8 @@ class SimDaemon:
         shop = Workshop(
             metadata=self.zookeeper,
             source=source,
-            known_source=self.known if source is not None else None,
-            deployment_id=str(self._deployment),
+            known_source=self.known if source is not None and self._has_ids else None,
+            deployment_id=str(self._deployment) if self._has_ids else "",
             uplink=uplink,
             pool=BufferPool(options.buffer_bytes),
             layout=options.layout,
@@ -279,9 +283,10 @@ class SimDaemon:
                 break
             except Conflict as error:
                 self._world.trace(self.name, f"not registered: {error}")
-        made = Deployment(deployment_id=self._deployment, made_ms=self.clock.wall_ms(), made_by=self.name)
-        await until_answered(self.clock, lambda: ensure_deployment(self.zookeeper, made))
-        await until_answered(self.clock, self.known.begin)
+        if self._has_ids:
+            made = Deployment(deployment_id=self._deployment, made_ms=self.clock.wall_ms(), made_by=self.name)
+            await until_answered(self.clock, lambda: ensure_deployment(self.zookeeper, made))
+            await until_answered(self.clock, self.known.begin)
         async with self.reader, asyncio.TaskGroup() as group:
             collecting = Schedule(interval_s=self._world.options.collect_s, grace_s=self._world.options.grace_s)
             loops = [

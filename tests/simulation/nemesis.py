@@ -13,7 +13,7 @@ from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OffloadMethod
 from offloaderd.objects import keys
 from offloaderd.offload import grant_records
-from tests.simulation.bookies import HISTORIES
+from tests.simulation.bookies import ANOTHER, HISTORIES, NAMELESS, NOWHERE
 from tests.simulation.bucket import PREFIXES
 from tests.simulation.daemon import CLUSTER, SimDaemon
 from tests.simulation.zookeeper import Tree
@@ -46,6 +46,8 @@ class Nemesis:
     async def run(self) -> None:
         """Let things go wrong until cancelled."""
         world = self._world
+        if world.faults.upgrade:
+            self._begin(self._once_possible("upgrade"))
         while True:
             await asyncio.sleep(self._rng.expovariate(1 / world.faults.every_s))  # noqa: TID251 - the loop's own time
             event = self._rng.choice(world.faults.events)
@@ -63,6 +65,7 @@ class Nemesis:
         world.cuts.clear()
         for daemon in world.daemons:
             self._lead_back(daemon)
+            self._upgrade_one(daemon)
         while self._busy or not all(daemon.up for daemon in world.daemons):
             for daemon in world.daemons:
                 daemon.go_on()
@@ -140,13 +143,52 @@ class Nemesis:
 
     async def _once_possible(self, event: str) -> None:
         """Let something happen as soon as it can: the run lasts a while longer for it."""
-        happen = {"misled": self._mislead, "restore": self._restore, "second deployment": self._second}[event]
+        happen = {
+            "misled": self._mislead,
+            "restore": self._restore,
+            "second deployment": self._second,
+            "upgrade": self._upgrade,
+        }[event]
         if event in self.waiting or (event == "misled" and self._world.options.push != "no"):
             return
         self.waiting.add(event)
-        while self._world.faults.on and not happen():
+        while self._world.faults.on and not (self._tellable(event) and happen()):
             await asyncio.sleep(0.3)  # noqa: TID251 - the loop's own time
         self.waiting.discard(event)
+
+    def _tellable(self, event: str) -> bool:
+        """Say whether daemons with ids have told by now what an event shows by."""
+        return event == "upgrade" or not self._world.faults.upgrade or self._world.knows_all()
+
+    def _upgrade(self) -> bool:
+        """Start one daemon after the other again, of the release with ids; some of them on wrong ledgers at first.
+
+        Old ones and new ones work side by side meanwhile. By a list alone, without ids and times, only another
+        cluster's shows.
+        """
+        world, rng = self._world, self._rng
+        known = [found is not None and bool(found.segments) for found in map(world.oracle.maps.get, world.topics)]
+        if not any(known):
+            return False
+        misled = rng.choice(["", "", ANOTHER, NOWHERE, NAMELESS]) if all(known) and world.options.push == "no" else ""
+        world.faults.count(f"upgraded, and reads {misled}" if misled else "upgraded")
+        world.put_strays()
+        for daemon in world.daemons:
+            world.loop.in_world(rng.uniform(0.0, 10.0), self._upgrade_one, daemon, misled)
+        return True
+
+    def _upgrade_one(self, daemon: SimDaemon, misled: str = "") -> None:
+        if daemon.old:
+            daemon.old, daemon.misled = False, misled if self._world.faults.on else ""
+            self._begin(self._restart(daemon))
+            if misled:
+                self._world.loop.in_world(self._rng.uniform(5.0, 12.0), self._lead_back, daemon)
+
+    async def _restart(self, daemon: SimDaemon) -> None:
+        if self._rng.random() < 0.5:
+            await daemon.drain()
+        daemon.crash()
+        self._start(daemon)
 
     def _mislead(self) -> bool:
         """Start all daemons on ledgers of another history, and some time later on the right ones again.

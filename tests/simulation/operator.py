@@ -89,6 +89,8 @@ class Operator:
         world.faults.count("rebuilt a topic")
         world.oracle.rebuilding.add(topic)
         world.revoked = {one for one in world.revoked if one[0] != topic}  # what a rebuild cannot know, rebuild.py
+        # Nor what grants had deleted: `follow` takes it for the broker's doing. In production no source has both.
+        world.marked.update((topic, one.ledger_id) for one in world.ledgers.topics[topic] if one.deleted)
         world.tree.remove(paths.topic(topic))
         found = await rebuild.read_buckets(self.bucket, SITES, lambda _: None)
         plan = self._decided(found, topic)

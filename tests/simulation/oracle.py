@@ -265,8 +265,13 @@ class Oracle:
                     self.fail("P5", f"{name} is deleted, was committed, and holds {hole}, which nothing else does")
 
     def aborting(self, name: str, upload_id: str) -> None:
-        """P5: nobody aborts what a deployment has begun that said before that it works in the place as well."""
+        """P5: nobody aborts what a deployment has begun that said before that it works in the place as well.
+
+        Nor what was there before the place was marked, and that nobody refers to.
+        """
         world = self._world
+        if upload_id in world.strays:
+            self.fail("P5", f"the upload of {name} is aborted, and nobody knows whose it is")
         if world.second is None or upload_id not in world.second.bucket.begun:
             return
         upload = next((one for one in world.bucket.uploads() if one.upload_id == upload_id), None)

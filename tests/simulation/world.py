@@ -98,6 +98,10 @@ class World:
         self.daemons = [SimDaemon(self, name) for name in ("A", "B", "C")[: self.options.daemons]]
         self.second: SimDaemon | None = None
         """The daemon of another deployment with the same names of everything, if there was one."""
+        self.untold: set[UUID] = set()
+        """Segments that were committed without a head."""
+        self.strays: set[str] = set()
+        """Uploads of which nobody knows whose they are: they were there before the place was marked."""
         self.operator = Operator(self)
         self._rng = self.chance.stream("workload")
         self.writing = True
@@ -307,9 +311,8 @@ class World:
                 behind += self._unfinished()
                 self.oracle.fail("P8", f"not everything is done {HEALED_S:g} s after all healed: {behind}")
                 return
-            for topic in self.topics:
-                if not self.done(topic):
-                    await self._lifted(topic)
+            for topic in self.topics:  # also of one that is done: what is refused of it keeps its trash
+                await self._lifted(topic)
             await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
 
     async def _lifted(self, topic: TopicName) -> None:
@@ -415,6 +418,26 @@ class World:
         key = keys.guest_marker(prefix, CLUSTER, str(ANOTHER_DEPLOYMENT))
         return self.bucket.stored_ms(key) if key in self.bucket.names() else None
 
+    def put_strays(self) -> None:
+        """Begin an upload in each place as another program would, or another deployment of an old release."""
+        for prefix in PREFIXES:
+            self.strays.add(self.bucket.begin_upload(prefix))
+
+    def has_head(self, topic: TopicName) -> bool:
+        """Whether the bucket says how far a topic is."""
+        heads = {keys.head(prefix, CLUSTER, topic.managed_ledger) for prefix in PREFIXES}
+        return not heads.isdisjoint(self.bucket.names())
+
+    def is_told(self, found: TopicMap) -> bool:
+        """Whether no segment is newest in a map that was committed without a head."""
+        return not found.segments or found.segments[-1].segment_id not in self.untold
+
+    def knows_all(self) -> bool:
+        """Whether no daemon of an old release is left, and all topics have heads that are as new as their maps."""
+        maps = self.oracle.maps
+        told = all(map(self.is_told, maps.values())) and all(map(self.has_head, maps))
+        return told and not any(daemon.old for daemon in self.daemons)
+
     def _ours(self, upload: UploadInfo) -> bool:
         """Whether an open upload began after its place was marked: of others nobody knows whose they are."""
         key = keys.marker(next(one for one in sorted(PREFIXES, reverse=True) if upload.key.startswith(one)), CLUSTER)
@@ -436,10 +459,14 @@ class World:
         clocks = {f"{prefix}{key}" for prefix in PREFIXES for key in (keys.GC_CLOCK, keys.RETENTION_CLOCK)}
         held |= clocks & self.just_stored()
         names, maps = set(self.bucket.names()), self.oracle.maps
-        heads = {one: names & {keys.head(prefix, CLUSTER, one.managed_ledger) for prefix in PREFIXES} for one in maps}
-        if bare := [topic for topic, found in maps.items() if found.segments and not heads[topic]]:
+        if bare := [
+            one for one, found in maps.items() if found.segments and self.is_told(found) and not self.has_head(one)
+        ]:
             self.oracle.fail("P5", f"the bucket does not say how far {bare[0]} is")
-        held = held.union(*heads.values(), {keys.marker(prefix, CLUSTER) for prefix in PREFIXES})
+        markers = {keys.marker(prefix, CLUSTER) for prefix in PREFIXES}
+        if unmarked := markers - names:
+            self.oracle.fail("P5", f"nobody has put {sorted(unmarked)}")
+        held |= {keys.head(prefix, CLUSTER, one.managed_ledger) for prefix in PREFIXES for one in maps} | markers
         theirs = {name for name in names if self.bucket.deployment(name) == str(ANOTHER_DEPLOYMENT)}
         open_ones = [upload for upload in self.bucket.uploads() if self._ours(upload)]
         uploads = [one.key for one in open_ones if (found := parsed(one.key)) and str(found.object_id) not in doomed]

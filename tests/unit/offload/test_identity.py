@@ -12,10 +12,11 @@ from offloaderd.metadata import catalog, identity, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance, RefusalKind
 from offloaderd.model import TierRetention
+from offloaderd.offload import deletion
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.retention import Retention, RetentionOptions
 from tests.unit.offload.owned import Owned, offloaded_topic
-from tests.unit.offload.rig import TOPIC, enabled
+from tests.unit.offload.rig import TOPIC, enabled, offloader_of, turn, until
 
 if TYPE_CHECKING:
     from offloaderd.offload.identity import TopicIdentity
@@ -31,12 +32,12 @@ async def _refused(owned: Owned) -> TopicIdentity:
     return found
 
 
-async def _accept(rig: Rig, evidence: str) -> None:
+async def _accept(rig: Rig, evidence: str, kind: RefusalKind = BEHIND) -> None:
     """Do what the operator's command does."""
     store = rig.tree.connect()
     record, version = await identity.load(store, TOPIC)
     assert version is not None
-    accepted = record.accepting(Acceptance(kind=BEHIND, evidence=evidence, by="ann", at_ms=1))
+    accepted = record.accepting(Acceptance(kind=kind, evidence=evidence, by="ann", at_ms=1))
     await store.replace(paths.identity(TOPIC), identity_record.encode(accepted), version)
 
 
@@ -127,6 +128,23 @@ async def test_the_trash_stays_while_a_refusal_stands() -> None:
     await found.clear(BEHIND)
     assert await owned.empty_trash() == 0
     assert await rig.leftovers() == []
+
+
+async def test_the_trash_goes_after_an_operator_has_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner that left it there looks again: nothing else may happen to the topic (P5)."""
+    monkeypatch.setattr(deletion, "KEPT_S", 0.01)
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    assert await owned.offloader.record.remove_oldest(owned.offloader.map.segments[0], "age")
+    kind = RefusalKind.METADATA_WENT_BACK  # no check takes it back by itself
+    assert await owned.offloader.identity.refuse(kind, "a segment is ahead", "by hand")
+    with capture_logs() as logs:
+        async with rig.engine("two") as engine:
+            await offloader_of(engine)
+            await until(lambda: any(one["event"] == "trash.left" for one in logs))
+            await _accept(rig, "by hand", kind)
+            while await rig.leftovers():
+                await turn()
 
 
 async def test_no_ledger_is_granted_or_deleted_at_the_source_while_a_refusal_stands() -> None:
