@@ -43,7 +43,11 @@ def simulate(seed: int, metrics: Metrics, *, verbose: bool = False) -> Report:
     loop = world.loop
     asyncio.set_event_loop(loop)
     life = loop.create_task(world.live())
-    life.add_done_callback(lambda _: loop.stop())
+
+    def over(_: asyncio.Task[None]) -> None:
+        loop.stop()
+
+    life.add_done_callback(over)
     try:
         loop.run_forever()
         if life.done():
@@ -73,6 +77,7 @@ def simulate(seed: int, metrics: Metrics, *, verbose: bool = False) -> Report:
         report.failure = "no segment was committed"
     if not report.failure and not report.fired:
         report.failure = "no fault fired"
+    life.remove_done_callback(over)  # or the end of a run that was stopped would stop its burial
     _bury(world, life)
     return report
 

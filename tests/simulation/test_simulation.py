@@ -6,8 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from offloaderd.metrics import Metrics
+from tests.simulation import run as simulation
+from tests.simulation.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 2000
@@ -34,6 +39,21 @@ def test_promises_hold_whatever_happens(first: int) -> None:
     """No seed breaks a promise; in each, something was committed and something went wrong."""
     done = run("--first", str(first), "--seeds", str(AT_ONCE))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_a_run_that_is_stopped_ends_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of a failed run lives on, to end by itself in the next one."""
+    worlds: list[World] = []
+
+    class Stopped(World):
+        def __init__(self, *args: Any, **rest: Any) -> None:  # noqa: ANN401 - those of a world
+            super().__init__(*args, **rest)
+            self.loop.in_world(12.0, self.oracle.fail, "run", "stopped by the test")
+            worlds.append(self)
+
+    monkeypatch.setattr(simulation, "World", Stopped)
+    assert simulation.simulate(3, Metrics()).failure == "run: stopped by the test"
+    assert [task for daemon in worlds[0].daemons for task in daemon.tasks()] == []
 
 
 def test_a_seed_is_a_run() -> None:
