@@ -108,6 +108,13 @@ class SimDaemon:
         """Whether it runs at the moment."""
         return self.process is not None and self.process.runs()
 
+    def _connect(self, world: World, process: Process) -> None:
+        """Give the process its stores, as its release sees them."""
+        self._has_ids = not self.old
+        self.zookeeper = (OldZooKeeper if self.old else ZooKeeper)(world, process, self._tree)
+        self.source = (OldSource if self.old else Source)(world, process, self.misled)
+        self.bucket = (OldBucket if self.old else BucketClient)(world, process)
+
     def start(self) -> None:
         """Start the process."""
         world = self._world
@@ -176,13 +183,6 @@ class SimDaemon:
         self.collector = Collector(self.bucket, self.zookeeper, SITES, clock=self.clock, metrics=world.metrics)
         self.main = process.start(self._main(process), name=f"main of {self.name}")
         world.trace(self.name, "started")
-
-    def _connect(self, world: World, process: Process) -> None:
-        """Give the process its stores, as its release sees them."""
-        self._has_ids = not self.old
-        self.zookeeper = (OldZooKeeper if self.old else ZooKeeper)(world, process, self._tree)
-        self.source = (OldSource if self.old else Source)(world, process, self.misled)
-        self.bucket = (OldBucket if self.old else BucketClient)(world, process)
 
     def _duties(self, shop: Workshop, book: PolicyBook) -> dict[str, Duty]:
         """Return what daemon.py has a daemon do beside offloading."""
