@@ -139,6 +139,14 @@ class _Desk:
             order.fail(_released(topic))
 
 
+def _believes(offloader: TopicOffloader, listed: Collection[int] | None) -> bool:
+    """Say whether the absence of ledgers from a list, or of the topic (None), tells that they were deleted."""
+    believed = offloader.source_check.believes(listed)
+    if not believed:
+        log.warning("retention.list_not_believed", topic=str(offloader.topic), hint=_NOT_BELIEVED)
+    return believed
+
+
 def _released(topic: TopicName) -> Transient:
     return Transient(f"{topic} is being released", hint="ask its next owner; what was marked stays marked")
 
@@ -297,8 +305,7 @@ class Retention:
             listed: Collection[int] | None = set(await register.listed(offloader.topic))
         except NotFound:
             listed = None
-        if not offloader.source_check.believes(listed):
-            log.warning("retention.list_not_believed", topic=str(offloader.topic), hint=_NOT_BELIEVED)
+        if not _believes(offloader, listed):
             absent.clear()
             return
         missing = missing_ledgers(topic_map, listed) - topic_map.deleted.keys()
@@ -319,9 +326,12 @@ class Retention:
 
     async def _remove_over(self, offloader: TopicOffloader, limits: Limits) -> None:
         """Take the oldest segments out of the map for as long as they are over a limit."""
-        kept = await self._kept(offloader) or set()
+        kept = await self._kept(offloader)
+        may_be_another = kept is not None and self._shop.known_source is not None
+        if may_be_another and not _believes(offloader, kept or None):
+            return
         while True:
-            why = over_limit(offloader.map, limits, kept, now_ms=self._clock.wall_ms())
+            why = over_limit(offloader.map, limits, kept or set(), now_ms=self._clock.wall_ms())
             if why is None:
                 return
             oldest = offloader.map.segments[0]

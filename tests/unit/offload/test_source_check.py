@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -195,13 +195,20 @@ async def test_an_unknown_source_stays_refused_until_its_list_shares_a_ledger() 
     assert await refused(rig) == {}
 
 
-async def test_a_topic_that_is_not_there_is_deleted_only_in_the_source_that_was_offloaded() -> None:
-    """Another cluster does not know it either; in the right one it is gone, and the tier follows."""
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [({"retention": TierRetention.FOLLOW}, 0), ({"retention": TierRetention.LIMITED, "retention_bytes": 1}, 1)],
+    ids=["follow", "limited"],
+)
+async def test_a_topic_that_is_not_there_is_deleted_only_in_the_source_that_was_offloaded(
+    said: dict[str, Any], left: int
+) -> None:
+    """Another cluster does not know it either; in the right one it is gone, and the tier keeps nothing for it."""
     rig = await offloaded(10, 10)
     other = await other_source(rig, 1, store_id="staging")
     other.unknown = True
     owned = await Owned.claim(rig)
-    retention = Retention(owned.shop, rig.register, FOLLOW, owned.book(retention=TierRetention.FOLLOW))
+    retention = Retention(owned.shop, rig.register, FOLLOW, owned.book(**said))
     with pytest.raises(IdentityRefused, match="the ledger source is staging"):
         await retention.look(owned.offloader, {})
     await forget_source(rig)
@@ -213,9 +220,9 @@ async def test_a_topic_that_is_not_there_is_deleted_only_in_the_source_that_was_
     assert len(owned.offloader.map.segments) == 2
     other.store_id = "memory"
     owned = await identified(rig)
-    retention = Retention(owned.shop, rig.register, FOLLOW, owned.book(retention=TierRetention.FOLLOW))
+    retention = Retention(owned.shop, rig.register, FOLLOW, owned.book(**said))
     await retention.look(owned.offloader, {})
-    assert owned.offloader.map.segments == ()
+    assert len(owned.offloader.map.segments) == left
 
 
 async def test_a_ledger_that_was_closed_below_what_is_committed_stalls_a_new_owner() -> None:
