@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.engine import Engine
+    from offloaderd.offload.reach import StoreReach
     from offloaderd.offload.registration import Registration
     from offloaderd.pages.site import StatusSite
     from offloaderd.rpc.server import Services
@@ -281,7 +282,7 @@ class Daemon:
         self.health.starting(f"registering as {node.daemon_id}")
         if not await self._or_stopped(registration.open()):
             return
-        bucket = partial(self._bucket_probed, registration)
+        bucket = partial(self._bucket_probed, registration, shop.uplink.reach)
         prober = Prober(self.health, self._clock, bucket=bucket, refused=engine.store_refuses)
         async with Group() as group:
             loops = [
@@ -346,9 +347,10 @@ class Daemon:
         await race(work, self.stopping.wait())
         return not self.stopping.is_set()
 
-    def _bucket_probed(self, registration: Registration, reached: bool) -> None:
-        self.metrics.bucket_accessible.set(reached)
-        registration.probed(reached=reached, patience_s=self._settings.placement.impaired_s)
+    def _bucket_probed(self, registration: Registration, reach: StoreReach, error: OffloaderError | None) -> None:
+        self.metrics.bucket_accessible.set(error is None)
+        registration.probed(reached=error is None, patience_s=self._settings.placement.impaired_s)
+        reach.probed(error, self._clock)
 
     def _session_changed(self, state: SessionState) -> None:
         self.metrics.zk_session_state.set(state)

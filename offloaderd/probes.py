@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import OffloaderError
+from offloaderd.errors import OffloaderError, Transient
 from offloaderd.groups import Group
 
 if TYPE_CHECKING:
@@ -28,11 +28,17 @@ class Prober:
     """Asks the dependencies, each on its own, and tells health of each and `bucket` of the bucket.
 
     One that does not answer is told within PROBE_S and ANSWERS_S, whatever the others do. `refused` says why the bucket
-    takes nothing of what is written, though it may answer; empty: nothing is known against it.
+    takes nothing of what is written, though it may answer; empty: nothing is known against it. `bucket` hears None of
+    a bucket that answers.
     """
 
     def __init__(
-        self, health: Health, clock: Clock, *, bucket: Callable[[bool], None], refused: Callable[[], str]
+        self,
+        health: Health,
+        clock: Clock,
+        *,
+        bucket: Callable[[OffloaderError | None], None],
+        refused: Callable[[], str],
     ) -> None:
         self._health = health
         self._clock = clock
@@ -53,27 +59,28 @@ class Prober:
 
     async def _probe(self, name: str, probe: Callable[[], Awaitable[object]]) -> None:
         while True:
-            up = await self._look(name, probe())
+            error = await self._look(name, probe())
             if name == "objects":
-                self._bucket(up)
+                self._bucket(error)
             await self._clock.sleep(PROBE_S)
 
-    async def _look(self, name: str, request: Awaitable[object]) -> bool:
-        """Send a small request to a dependency and note for health whether it answered."""
+    async def _look(self, name: str, request: Awaitable[object]) -> OffloaderError | None:
+        """Send a small request to a dependency and note for health whether it answered; returns why not."""
         try:
             async with asyncio.timeout(ANSWERS_S):
                 await request
         except TimeoutError:
-            self._health.down(name, f"no answer within {ANSWERS_S:g} s")
-            return False
+            silent = Transient(f"no answer within {ANSWERS_S:g} s")
+            self._health.down(name, str(silent))
+            return silent
         except OffloaderError as error:
             self._health.down(name, str(error))
-            return False
+            return error
         if name == "objects" and (why := self._refused()):
             self._health.down(name, why)
         else:
             self._health.up(name)
-        return True
+        return None
 
 
 async def reach(objects: SegmentStore) -> None:

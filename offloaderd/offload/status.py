@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from offloaderd.errors import Transient
 from offloaderd.model import OffloadMethod
 from offloaderd.offload import history
 from offloaderd.offload.troubles import error_class
@@ -116,8 +117,9 @@ def history_status(topic: TopicOffloader) -> HistoryStatus | None:
 def describe(topic: TopicOffloader, *, owner: str = "", now_s: float, wall_ms: int) -> TopicStatus:
     """Describe an offloader at a monotonic time, which is also a wall time."""
     builder = topic.builder
-    stalled, paused = topic.troubles.stalled, topic.policy.paused
+    paused = topic.policy.paused
     entries, size = lag_of(topic)
+    stalled = topic.troubles.stalled or out_of_reach(topic, entries)
     unprotected, spill = topic.outage.look(entries, size), topic.outage.spill
     confirmed, tailer = topic.newest, topic.tailer
     known = is_known(topic, entries)
@@ -202,6 +204,15 @@ def idle(
         stalled_s=now_s - trouble.since_s if trouble is not None else 0.0,
         refusals=refusals,
     )
+
+
+def out_of_reach(topic: TopicOffloader, entries: int) -> Trouble | None:
+    """Return why nothing of a topic that has something to be stored moves, before its own requests have given up."""
+    known, policy = topic.reach.trouble, topic.policy
+    nothing = not entries and topic.attempt is None
+    if known is None or nothing or policy.paused or policy.method is OffloadMethod.NONE:
+        return None
+    return replace(known, error=Transient(f"the bucket does not answer: {known.error.message}"))
 
 
 def is_known(topic: TopicOffloader, entries: int) -> bool:

@@ -81,6 +81,7 @@ class TopicOffloader:
         self._shop = shop
         self._clock = shop.uplink.clock
         self._metrics = shop.uplink.metrics
+        self.reach = shop.uplink.reach
         self.troubles = Troubles(self.topic, self._clock, self.changed.notify)
         self.lag = LagTracker()
         self.oldest = OldestEntry(self)

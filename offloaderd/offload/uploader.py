@@ -34,6 +34,7 @@ from offloaderd.objects.whole import apart
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.feed import Reservation
 from offloaderd.offload.pace import Pace
+from offloaderd.offload.reach import StoreReach
 from offloaderd.offload.troubles import error_class
 from offloaderd.traces import NO_TRACES
 
@@ -85,6 +86,7 @@ class Uplink:
     clock: Clock
     metrics: Metrics
     pace: Pace = field(default_factory=Pace)
+    reach: StoreReach = field(default_factory=StoreReach)
     traces: Traces = NO_TRACES
 
 
@@ -372,12 +374,14 @@ class SegmentUpload:
             while True:
                 mark = pace.mark()
                 try:
-                    if not paced:
-                        return await request()
-                    async with pace.one_part():
-                        mark = pace.mark()
+                    if paced:
+                        async with pace.one_part():
+                            mark = pace.mark()
+                            result = await request()
+                        pace.worked(mark)
+                    else:
                         result = await request()
-                    pace.worked(mark)
+                    self._up.reach.worked(self._up.clock)
                     return result
                 except (Transient, Denied, NoSpace, BucketMissing) as error:
                     kind = error_class(error)

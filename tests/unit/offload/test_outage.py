@@ -15,6 +15,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import EntryBatch, OfferResult, OffloadMethod, OutagePolicy, Position, TopicName
 from offloaderd.objects.memory import MemoryStore
+from offloaderd.offload import reach as reach_module
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.report import Reporter
@@ -369,3 +370,49 @@ async def test_what_is_spilled_elsewhere_stays_in_the_source() -> None:
     async with rig.engine("two", push_only=True) as engine:
         topic = await enabled(engine, TopicPolicy(outage=OutagePolicy.SPILL))
         assert topic.outage.policy is OutagePolicy.SOURCE
+
+
+class SilentStore(MemoryStore):
+    """A bucket that takes parts and never answers."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig.clock, part_bytes_min=1)
+        self.back = asyncio.Event()
+
+    async def upload_part(self, key: str, upload_id: str, part_number: int, data: Pieces) -> PartInfo:
+        """Wait until the test brings it back."""
+        await self.back.wait()
+        return await super().upload_part(key, upload_id, part_number, data)
+
+
+async def test_a_store_that_is_silent_stalls_what_has_something_to_be_stored_before_any_request_gives_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The probes know within seconds; what is committed, paused, or stored lately does not stall by their word."""
+    monkeypatch.setattr(reach_module, "LATELY_S", 0.0)
+    rig = Rig(policy=RollPolicy(segment_bytes_max=1000, segment_age_max_s=0.3))
+    store = rig.objects = SilentStore(rig)
+    rig.ledgers = memory_ledgers(rig.clock)
+    async with rig.engine() as engine:
+        topic, reach = await enabled(engine), engine.shop.uplink.reach
+        reach.probed(Transient("no answer within 5 s"), rig.clock)
+        assert topic.status().state == "offloading"
+        await appended(rig, 40)
+        await until(lambda: rig.metrics.inflight_parts._value.get() > 0)
+        reach.probed(Transient("no answer within 5 s"), rig.clock)
+        now, reporter = topic.status(), Reporter(engine.shop, engine.statuses)
+        assert (now.state, now.stalled_class) == ("stalled", "transient")
+        assert now.stalled_reason == "the bucket does not answer: no answer within 5 s"
+        assert now.stalled_since_ms
+        reporter.report()
+        stalled = {"topic": str(TOPIC), "reason": "transient"}
+        assert rig.metrics.registry.get_sample_value("offloaderd_stalled", stalled) == 1
+        reach.probed(Denied("no rights to list"), rig.clock)
+        assert topic.status().state == "offloading"
+        reach.probed(Transient("no answer within 5 s"), rig.clock)
+        assert topic.status().state == "stalled"
+        store.back.set()
+        await until_offloaded(topic, await newest(rig))
+        monkeypatch.setattr(reach_module, "LATELY_S", 60.0)
+        reach.probed(Transient("no answer within 5 s"), rig.clock)
+        assert reach.trouble is None

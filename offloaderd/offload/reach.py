@@ -1,0 +1,42 @@
+"""Whether the store answers at all, for all topics of a daemon: known long before the first upload has given up.
+
+A request for a part has a minute or more to be answered, and five of them are made before a topic counts as stalled by
+its own. The small requests of the daemon's probes tell within seconds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import Transient
+from offloaderd.offload.troubles import Trouble
+
+if TYPE_CHECKING:
+    from offloaderd.clock import Clock
+    from offloaderd.errors import OffloaderError
+
+LATELY_S = 5.0
+"""A store that answered an upload within this time works, whatever a probe says that took as long to give up."""
+
+
+class StoreReach:
+    """What the last probe found; `trouble` is None while the store answers, or nobody has asked."""
+
+    def __init__(self) -> None:
+        self.trouble: Trouble | None = None
+        self._worked_s: float | None = None
+
+    def probed(self, error: OffloaderError | None, clock: Clock) -> None:
+        """Note a probe, None: it was answered. A refusal tells nothing of other buckets of the same store."""
+        now_s, known = clock.monotonic(), self.trouble
+        if not isinstance(error, Transient) or (self._worked_s is not None and now_s - self._worked_s < LATELY_S):
+            self.trouble = None
+        elif known is None:
+            self.trouble = Trouble(error, clock.wall_ms(), now_s)
+        else:
+            known.error = error
+            known.tries += 1
+
+    def worked(self, clock: Clock) -> None:
+        """Note that a request of an upload was answered."""
+        self.trouble, self._worked_s = None, clock.monotonic()
