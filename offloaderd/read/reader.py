@@ -6,6 +6,7 @@ tier is found in the next. How one read goes on is in `stream.py`, what it decid
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, cast
@@ -188,10 +189,10 @@ class TopicReader:
                 raise TopicNotFound(f"unknown topic {topic}", hint="`offloadctl topics list` shows what there is")
         return cast("ReadPriority", effective.values.read_priority)
 
-    async def view(self, topic: TopicName, last: Position | None = None) -> TopicView:
+    async def view(self, topic: TopicName, last: Position | None = None, *, source_s: float | None = None) -> TopicView:
         """Look at all tiers. A source that cannot be reached matters only if something up to `last` may be in it.
 
-        Raises Transient.
+        One that takes longer than `source_s` cannot be reached. Raises Transient.
         """
         hot = self.hot.range(topic)
         source: Sequence[SourceLedger] | None = None
@@ -199,8 +200,11 @@ class TopicReader:
         refused: IdentityRefused | None = None
         if self.source is not None:
             try:
-                refused = await self.patiently(lambda: self.source_refused(topic))
-                source = await self._source_ledgers(self.source, topic) if refused is None else None
+                async with asyncio.timeout(source_s):
+                    refused = await self.patiently(lambda: self.source_refused(topic))
+                    source = await self._source_ledgers(self.source, topic) if refused is None else None
+            except TimeoutError:
+                trouble = Transient(f"the ledger source did not answer within {source_s:g} s")
             except Transient as error:
                 trouble = error
         topic_map: TopicMap = await self.patiently(lambda: self._maps.topic_map(topic))

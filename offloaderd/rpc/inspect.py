@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
     from offloaderd.upkeep.explain import Explanation, Place
     from offloaderd.upkeep.flaws import Flaw
     from offloaderd.upkeep.verify_topic import Between
+
+
+SOURCE_S = 4.0
+"""How long the ledger source may take to tell of a topic; it is asked twice."""
+EXPLAIN_S = 24.0
+"""How long an explanation may take in all: less than callers wait, so that they hear what did not answer."""
 
 
 class Explaining(Protocol):
@@ -86,7 +93,11 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
         topic = TopicName.parse(request.topic)
         if trouble := await metadata_trouble(self._metadata):
             raise needed(trouble)
-        found = await self._explainer.explain(topic, from_position(request.position))
+        try:
+            async with asyncio.timeout(EXPLAIN_S):
+                found = await self._explainer.explain(topic, from_position(request.position))
+        except TimeoutError:
+            raise needed(f"no answer within {EXPLAIN_S:g} s") from None
         if found.place is not None and found.place.flaw is not None and found.place.flaw.is_problem:
             self._damaged(topic, found.place.segment, str(found.place.flaw))
         return explanation_message(found, await self._owners.owner_of(topic))
@@ -124,10 +135,10 @@ class ReaderTiers:
         reader = self._reader
         why = ""
         try:
-            view = await reader.view(topic)
+            view = await reader.view(topic, source_s=SOURCE_S)
         except Transient as error:
             why = error.message
-            view = await reader.view(topic, Position(0, 0))
+            view = await reader.view(topic, Position(0, 0), source_s=SOURCE_S)
         if view.is_empty() and not why:
             await reader.priority(topic)
         buffered = reader.hot.read(topic, position, position, 1) is not None

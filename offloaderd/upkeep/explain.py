@@ -6,12 +6,13 @@ in it. A position without an entry is explained as well: deleted, lost, not writ
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from offloaderd.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.errors import BucketMissing, CorruptData, NotFound, Transient
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.metadata import paths
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from offloaderd.model import LedgerEnd, Loss, TopicName
     from offloaderd.upkeep.looking import Looker
     from offloaderd.upkeep.stored import Site
+
+
+BUCKET_S = 8.0
+"""How long the bucket may take. Callers wait for half a minute, and an answer without a look is better than none."""
 
 
 class State(StrEnum):
@@ -132,7 +137,10 @@ class Explainer:
         self._buckets = {site.bucket for site in sites}
 
     async def explain(self, topic: TopicName, position: Position) -> Explanation:
-        """Explain a position. Raises NotFound for an unknown topic, Transient, Denied, CorruptData for metadata."""
+        """Explain a position. Raises NotFound for an unknown topic, Denied, CorruptData for metadata.
+
+        Transient only where the metadata store does not answer; a bucket that does not is told in the place.
+        """
         held = await self._tiers.held(topic, position)  # before the map: entries only move from there to here
         topic_map = await self._maps.topic_map(topic)
         segment = topic_map.find(position)
@@ -149,13 +157,26 @@ class Explainer:
         )
         if segment is None:
             return without_segment(known, topic_map)
-        place = await self._place(topic, position, segment)
+        place = await self._within_reach(topic, position, segment)
         verified = await self._verified(topic, segment)
         if place.flaw is not None:
             text, advice = f"offloaded, and not readable from the bucket now: {place.flaw}", place.flaw.what_to_do
         else:
             text, advice = "offloaded; its block was read and is as it was written", ""
         return replace(known, text=text, what_to_do=advice, place=place, verified=verified)
+
+    async def _within_reach(self, topic: TopicName, position: Position, segment: CommittedSegment) -> Place:
+        """Look at the object; what is known of it without a look, if the bucket does not answer."""
+        try:
+            async with asyncio.timeout(BUCKET_S):
+                return await self._place(topic, position, segment)
+        except TimeoutError:
+            why = f"the bucket did not answer within {BUCKET_S:g} s"
+        except Transient as error:
+            why = error.message
+        key = segment.keys.data
+        flaw = Flaw(kind=Kind.UNREACHABLE, key=key, found=why, advice="bring the bucket back, and ask again")
+        return Place(segment=segment, data_key=key, flaw=flaw)
 
     async def _place(self, topic: TopicName, position: Position, segment: CommittedSegment) -> Place:
         target = Target(

@@ -9,7 +9,7 @@ import click
 from offloaderd.cli import flaws as flaws_view
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
-from offloaderd.cli.program import CORRUPT, NOT_FOUND, OK
+from offloaderd.cli.program import CORRUPT, FAILED, NOT_FOUND, OK
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from offloaderd.rpc.v1 import inspect_pb2
 
 THERE = frozenset({"offloaded", "not-offloaded"})
+UNREACHABLE = "unreachable"
+"""Kind of the flaw that the bucket did not answer."""
 
 
 @click.command(short_help="Say where an entry is.")
@@ -27,7 +29,8 @@ def explain(session: Session, topic: TopicName, position: Position) -> int:
     """Say where an entry is: which tiers hold it, in which object and bytes, verified when; or why there is none.
 
     Its block is read from the bucket and its checksum compared. Exit code 4 when there is no such entry (deleted, lost,
-    not written yet), 5 when the bucket's copy is damaged.
+    not written yet), 5 when the bucket's copy is damaged, 1 when the bucket does not answer: what is known without it
+    is told after some seconds.
 
     \b
     Examples:
@@ -48,7 +51,7 @@ async def _explain(session: Session, topic: TopicName, position: Position) -> in
             click.echo(f"-> {found.what_to_do}")
         show.facts(facts(found))
     if found.HasField("place") and found.place.HasField("flaw"):
-        return CORRUPT
+        return FAILED if found.place.flaw.kind == UNREACHABLE else CORRUPT
     return OK if found.state in THERE else NOT_FOUND
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from structlog.testing import capture_logs
 
 from offloaderd.cli.offloadctl import cli
 from tests.unit.cli.fake_daemon import FakeDaemon, running_fake
@@ -45,7 +46,8 @@ class Ctl:
 
     def __call__(self, *words: str, at: str | None = None) -> Answer:
         """Run a command; a traceback or an exception that gets out fails the test."""
-        result = CliRunner().invoke(cli, [*words, "--address", at or self.address], prog_name="offloadctl")
+        with capture_logs():  # of a daemon that runs in this process: it has a stderr of its own
+            result = CliRunner().invoke(cli, [*words, "--address", at or self.address], prog_name="offloadctl")
         assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
         assert "Traceback" not in result.output
         return Answer(result.exit_code, result.stdout, result.stderr, result.stdout_bytes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.errors import Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import history as history_record
@@ -15,6 +17,8 @@ from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.records.verified import SegmentVerified, Verified
 from offloaderd.model import HistoryOrder, LedgerEnd, Loss, Position
+from offloaderd.objects.memory import MemoryStore
+from offloaderd.upkeep import explain
 from offloaderd.upkeep.explain import Explainer, Explanation, Held, State
 from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.looking import Looker
@@ -132,6 +136,39 @@ async def test_a_missing_object_is_told(ground: Ground, key: str, kind: Kind) ->
     assert place is not None
     assert place.flaw is not None
     assert (place.flaw.kind, place.flaw.key) == (kind, key)
+
+
+class Silent(MemoryStore):
+    """A bucket that takes requests and never answers."""
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """Wait for ever."""
+        await asyncio.get_running_loop().create_future()
+        return await super().get(key, first, length)
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "failing"])
+async def test_a_bucket_that_does_not_answer_is_told_with_what_is_known(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    """Neither a wait for the caller's deadline, nor damage."""
+    monkeypatch.setattr(explain, "BUCKET_S", 0.01)
+
+    async def failing(key: str, *_: object) -> bytes:
+        raise Transient("503 Service Unavailable")
+
+    monkeypatch.setattr(ground.objects, "get", Silent(FastClock()).get if silent else failing)
+    found = await explained(ground, "1:4")
+    assert found.place is not None
+    assert found.place.flaw is not None
+    assert (found.state, found.place.flaw.kind, found.place.flaw.is_problem) == (
+        State.OFFLOADED,
+        Kind.UNREACHABLE,
+        False,
+    )
+    why = "the bucket did not answer within 0.01 s" if silent else "503 Service Unavailable"
+    assert found.text == f"offloaded, and not readable from the bucket now: {data_key(1)}: {why}"
+    assert found.what_to_do == "bring the bucket back, and ask again"
 
 
 async def test_a_segment_in_another_bucket(ground: Ground) -> None:
