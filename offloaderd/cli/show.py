@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
-    "WIDE", "age", "console", "document", "facts", "json_line", "moment", "number", "plural", "position_of", "rate",
-    "rendered", "size", "table", "visible",
+    "WIDE", "age", "console", "document", "facts", "json_line", "moment", "note", "number", "plural", "position_of",
+    "rate", "rendered", "size", "table", "visible",
 ]  # fmt: skip
 
 WIDE = 1000
@@ -34,6 +34,11 @@ def document(value: Mapping[str, object]) -> None:
 def json_line(value: Mapping[str, object]) -> str:
     """Return one line of JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def note(text: str) -> None:
+    """Write to stderr what is under way, for whoever waits; it is no part of the answer."""
+    click.echo(text, err=True)
 
 
 def console(stream: TextIO | None = None) -> Console:

@@ -16,9 +16,10 @@ from packaging.requirements import Requirement
 
 from offloaderd.errors import InvalidConfig
 from offloaderd.spark.java_home import java_home
+from offloaderd.standalone.java import find_java
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -39,12 +40,17 @@ RAISED = (
 
 @contextmanager
 def spark_session(
-    app: str, *, master: str | None = None, options: Mapping[str, str] | None = None
+    app: str,
+    *,
+    master: str | None = None,
+    options: Mapping[str, str] | None = None,
+    starting: Callable[[str], None] = lambda _: None,
 ) -> Iterator[SparkSession]:
     """Have a session for as long as the context lasts; it is stopped with it, unless somebody else had started it.
 
     `master` is Spark's master URL; without it that of the environment (`spark-submit`) counts, else all cores of this
-    machine. `options` are settings of Spark by their names. Raises InvalidConfig when Java, PySpark, pandas or Arrow is
+    machine. `options` are settings of Spark by their names. `starting` hears what is started, which takes half a minute
+    on a small machine. Raises InvalidConfig when Java, PySpark, pandas or Arrow is
     missing or of a wrong version, and when Spark does not start.
     """
     check_libraries()
@@ -55,7 +61,8 @@ def spark_session(
         yield running
         return
     with ExitStack() as stack:
-        session = _started(stack, app, master, {"spark.ui.showConsoleProgress": "false", **(options or {})})
+        chosen = {"spark.ui.showConsoleProgress": "false", **(options or {})}
+        session = _started(stack, app, master, chosen, starting)
         _hush(session)
         yield session
 
@@ -69,15 +76,20 @@ def _hush(session: SparkSession) -> None:
         logging.core.config.Configurator.setLevel(name, logging.Level.OFF)
 
 
-def _started(stack: ExitStack, app: str, master: str | None, options: Mapping[str, str]) -> SparkSession:
+def _started(
+    stack: ExitStack, app: str, master: str | None, options: Mapping[str, str], starting: Callable[[str], None]
+) -> SparkSession:
     """Start a session that ends with the stack. Raises InvalidConfig."""
+    import pyspark  # noqa: PLC0415 - as above
     from pyspark.errors import PySparkException  # noqa: PLC0415 - as above
     from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
 
     builder: Any = SparkSession.builder  # mypy takes this property of the class for a function
     builder = builder.appName(app)
+    java = ""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started Java, and said where to run
         os.environ["JAVA_HOME"] = str(stack.enter_context(java_home()))
+        java = f", with {find_java()}"
         named = options.get("spark.pyspark.python")  # which only spark-submit looks at, before it starts the driver
         os.environ["PYSPARK_PYTHON"] = named or os.environ.get("PYSPARK_PYTHON", sys.executable)
         master = master or LOCAL
@@ -87,6 +99,8 @@ def _started(stack: ExitStack, app: str, master: str | None, options: Mapping[st
         builder = builder.master(master)
     for name, value in options.items():
         builder = builder.config(name, value)
+    where = "where spark-submit says" if master is None else f"on {master}"
+    starting(f"starting Spark {pyspark.__version__} {where}{java}; this may take half a minute")
     try:
         session: SparkSession = builder.getOrCreate()
     except (PySparkException, OSError) as error:

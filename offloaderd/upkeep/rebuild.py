@@ -243,9 +243,13 @@ async def check_target(metadata: MetadataStore, topics: Collection[TopicName]) -
             )
     if topics:
         return
+    there = (
+        "nothing needs a rebuild as long as the metadata is there; for a single topic whose metadata is lost there is "
+        "--topic, and another metadata.root takes it all a second time"
+    )
     for path, what, hint in (
+        (paths.TOPICS, "the metadata is not empty", there),
         (paths.DAEMONS, "daemons are running", "stop them, and start them again when the rebuild is done"),
-        (paths.TOPICS, "the metadata is not empty", "rebuild single topics with --topic, or use another metadata.root"),
     ):
         names = await metadata.children(path)
         if names:

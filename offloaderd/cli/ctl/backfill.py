@@ -143,7 +143,7 @@ def _run(
     ended = [work.Ended(topic=topic, nothing=True) for topic in done]
     if topics:
         bar = words.Bar(tty=sys.stderr.isatty())
-        with spark_session("offloaderd backfill", master=master, options=conf) as spark:
+        with spark_session("offloaderd backfill", master=master, options=conf, starting=show.note) as spark:
             chosen = work.with_slots(chosen, work.slots_of(spark, chosen.share.slots or None))
             ended += asyncio.run(work.run(settings, spark, topics, chosen, bar.tell))
         bar.end()

@@ -191,7 +191,7 @@ def _with_spark(
     from offloaderd.spark.backfill_stores import open_shop  # noqa: PLC0415
     from offloaderd.spark.session import spark_session  # noqa: PLC0415
 
-    with spark_session("offloaderd convert", master=master, options=conf) as spark:
+    with spark_session("offloaderd convert", master=master, options=conf, starting=show.note) as spark:
         share = chosen.share.in_slots(slots_of(spark, chosen.share.slots or None))
 
         async def work_on() -> Sequence[Ended]:

@@ -134,7 +134,7 @@ def export(
     }
     place = _place(target, wish)
     check(options, place)
-    with spark_session("offloaderd export", master=master) as session:
+    with spark_session("offloaderd export", master=master, starting=show.note) as session:
         if wish["dry_run"]:
             size = pending(session, options, place)
             said = {"segment_bytes": size}
@@ -225,7 +225,7 @@ def verify(
     log.configure("critical")
     options = {"topic": topic, "metadata": metadata} | ({"config": str(config)} if config else {})
     asyncio.run(check_topics(parse(options)))
-    with spark_session("offloaderd verify", master=master) as session:
+    with spark_session("offloaderd verify", master=master, starting=show.note) as session:
         found = run(session, options, Level(level))
         if report is not None:
             found.report.write.parquet(report)

@@ -6,10 +6,12 @@ import subprocess
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
+from pyspark.sql import SparkSession
 
 from offloaderd.errors import InvalidConfig
-from offloaderd.spark import java_home
+from offloaderd.spark import java_home, session
 from offloaderd.spark.session import check_libraries, spark_session
 
 if TYPE_CHECKING:
@@ -58,6 +60,36 @@ def test_a_missing_java_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(java_home, "find_java", nowhere)
     with pytest.raises(InvalidConfig, match="no Java"), spark_session("test"):
         pytest.fail("there is a session")
+
+
+def test_what_is_started_is_told_before_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Spark, where it runs, and the Java: whoever waits half a minute knows for what."""
+
+    class Builder:
+        """A builder of sessions that gets no further."""
+
+        def appName(self, name: str) -> Builder:  # noqa: N802 - Spark's name
+            """Go on."""
+            return self
+
+        master = config = lambda self, *_: self
+
+        def getOrCreate(self) -> None:  # noqa: N802 - Spark's name
+            """Fail."""
+            told.append("started")
+            raise OSError("no room")
+
+    told: list[str] = []
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP"):
+        monkeypatch.setenv(name, "")  # set by a start, and taken back by this test
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    for module in (java_home, session):
+        monkeypatch.setattr(module, "find_java", lambda: tmp_path / "java")
+    monkeypatch.setattr(SparkSession, "builder", Builder())
+    with pytest.raises(InvalidConfig, match="no room"), spark_session("test", starting=told.append):
+        pytest.fail("there is a session")
+    begins = f"starting Spark {pyspark.__version__} on local[*], with {tmp_path / 'java'}"
+    assert [line.partition(";")[0] for line in told] == [begins, "started"]
 
 
 def test_a_java_without_a_module_that_spark_asks_for_is_called_without_it(

@@ -126,6 +126,16 @@ async def test_a_target_that_is_not_empty_is_refused(ground: Ground, path: str) 
     assert await target.children(paths.topic(TOPIC)) == []
 
 
+async def test_metadata_that_is_there_is_told_before_a_daemon_that_runs(ground: Ground) -> None:
+    """Who stops a daemon for a rebuild that nothing needs has stopped it for nothing."""
+    target = MemoryTree().connect()
+    for path in (paths.daemon("one"), paths.topic(OTHER)):
+        await target.create(path, b"")
+    with pytest.raises(Conflict, match="the metadata is not empty") as refused:
+        await written(ground, target)
+    assert "nothing needs a rebuild" in refused.value.hint
+
+
 async def test_single_topics_come_back_beside_others(ground: Ground) -> None:
     """By name, with daemons running, if nothing is known of them."""
     target = MemoryTree().connect()
