@@ -103,7 +103,7 @@ def _setting(section: str, name: str, info: FieldInfo) -> Setting:
         words=words,
         is_size=is_size,
         is_secret=is_secret,
-        description=info.description or "",
+        description=" ".join((info.description or "").split()),
     )
 
 

@@ -11,10 +11,7 @@ from offloaderd.config.section import Section
 class HistorySettings(Section):
     """Entries from before a topic was enabled."""
 
-    daemon_bytes_max: Bytes = Field(
-        default=4 * 1024 * 1024 * 1024,
-        ge=0,
-        description="A topic with more than this in closed ledgers when it is enabled has them left to a backfill job, "
-        "with the boundary on record; new entries wait for that unless the topic's history order is alongside. 0: "
-        "history is never offloaded by a daemon.",
-    )
+    daemon_bytes_max: Bytes = Field(default=4 * 1024 * 1024 * 1024, ge=0)
+    """A topic with more than this in closed ledgers when it is enabled has them left to a backfill job, with the
+    boundary on record; new entries wait for that unless the topic's history order is alongside. 0: history is never
+    offloaded by a daemon."""

@@ -11,28 +11,17 @@ from offloaderd.config.section import Section
 class TracingSettings(Section):
     """The life of segments as traces of OpenTelemetry, sent by OTLP over gRPC."""
 
-    enabled: bool = Field(
-        default=False,
-        description="Send traces. Needs OpenTelemetry: pip install 'offloaderd[otel]'. Off, it costs nothing.",
-    )
-    endpoint: Url = Field(
-        default="http://127.0.0.1:4317",
-        description="The collector. It may be away: what finds no room in a queue of 4096 spans is dropped.",
-    )
-    ca_file: OptionalText = Field(
-        default=None,
-        examples=["/etc/offloaderd/collector-ca.crt"],
-        description="Authorities that sign the collector's certificate (PEM), with https. Not set: the system's.",
-    )
-    headers: OptionalSecret = Field(
-        default=None,
-        examples=["authorization=Bearer TOKEN"],
-        description="Sent with every export: NAME=VALUE, several with commas between them. Never shown.",
-    )
-    ratio: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        allow_inf_nan=False,
-        description="Of how many segments, chosen by their ids: 0.01 is one in a hundred, for all daemons the same.",
-    )
+    enabled: bool = False
+    """Send traces. Needs OpenTelemetry: pip install 'offloaderd[otel]'. Off, it costs nothing."""
+
+    endpoint: Url = "http://127.0.0.1:4317"
+    """The collector. It may be away: what finds no room in a queue of 4096 spans is dropped."""
+
+    ca_file: OptionalText = Field(default=None, examples=["/etc/offloaderd/collector-ca.crt"])
+    """Authorities that sign the collector's certificate (PEM), with https. Not set: the system's."""
+
+    headers: OptionalSecret = Field(default=None, examples=["authorization=Bearer TOKEN"])
+    """Sent with every export: NAME=VALUE, several with commas between them. Never shown."""
+
+    ratio: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
+    """Of how many segments, chosen by their ids: 0.01 is one in a hundred, for all daemons the same."""
