@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from offloaderd.metric_families import Families
+from offloaderd.metric_families import Families, counter, gauge, histogram
 from offloaderd.metric_values import LONG_SECONDS_BUCKETS
 
 
 class ContinueMetrics(Families):
     """The part of the metrics that is about taking over open segments."""
 
-    def _continue(self) -> None:
-        self.segments_continued = self._counter(
-            "offloaderd_segments_continued_total",
-            "Open segments of an earlier owner that were gone on with. Against ownership changes: how often it works.",
-        )
-        self.recovery_seconds = self._histogram(
-            "offloaderd_recovery_seconds",
-            "From owning a topic with an open segment to its first progress, in buckets to 6 h. Above 5 s: the source "
-            "or store is slow, or away.",
-            LONG_SECONDS_BUCKETS,
-        )
-        self.buffer_overdrawn_bytes = self._gauge(
-            "offloaderd_buffer_overdrawn_bytes",
-            "Bytes beyond memory.buffer_bytes: one segment at a time may take what it lacks if its end is decided and "
-            "all memory is held by such. Above 0 for long: raise memory.buffer_bytes.",
-        )
+    segments_continued = counter(
+        "Open segments of an earlier owner that were gone on with. Against ownership changes: how often it works."
+    )
+    recovery_seconds = histogram(
+        "From owning a topic with an open segment to its first progress, in buckets to 6 h. Above 5 s: the source or "
+        "store is slow, or away.",
+        LONG_SECONDS_BUCKETS,
+    )
+    buffer_overdrawn_bytes = gauge(
+        "Bytes beyond memory.buffer_bytes: one segment at a time may take what it lacks if its end is decided and all"
+        " memory is held by such. Above 0 for long: raise memory.buffer_bytes."
+    )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from offloaderd.metadata.records.identity import RefusalKind
-from offloaderd.metric_families import Families
-from offloaderd.metric_values import OPEN
+from offloaderd.metric_families import Families, counter, gauge, topic_gauge
 
 REMOVAL_REASONS = ("ledgers_deleted", "age", "size")
 DENIED_REASONS = (
@@ -26,71 +25,43 @@ REFUSAL_KINDS = tuple(RefusalKind)
 class RetentionMetrics(Families):
     """The part of the metrics that is about deleting."""
 
-    def _retention(self) -> None:
-        self.segments_removed = self._counter(
-            "offloaderd_segments_removed_total",
-            "Segments taken out of their topic, by why: ledgers_deleted (all their ledgers are marked deleted), age or "
-            "size (the topic's retention is limited).",
-            reason=REMOVAL_REASONS,
-        )
-        self.trash_emptied = self._counter(
-            "offloaderd_trash_emptied_total",
-            "Segments, committed ones and abandoned tries, whose objects have been deleted.",
-        )
-        self.trash_waiting = self._topic_gauge(
-            "offloaderd_trash_waiting",
-            "Segments whose deletion is decided and whose objects may still be there, those that are left included. "
-            "Each waits for retention.readers_s at least; where it only rises, delete_failures or trash_left say why.",
-            topic=OPEN,
-        )
-        self.trash_left = self._topic_gauge(
-            "offloaderd_trash_left",
-            "Segments whose objects should be deleted and cannot be by this daemon: they lie in another bucket, or the "
-            "record contradicts the topic. Look when it is not 0; the log says which.",
-            topic=OPEN,
-        )
-        self.delete_failures = self._counter(
-            "offloaderd_delete_failures_total",
-            "Failed tries to delete decided segments; each is repeated. Look when it keeps rising.",
-        )
-        self.identity_refusals = self._topic_gauge(
-            "offloaderd_identity_refusals",
-            "1 for each reason why nothing of the topic is deleted or granted: its metadata, bucket or source may be "
-            "of another history. Page when it is not 0: offloadctl status says what was found and what to do.",
-            topic=OPEN,
-            kind=REFUSAL_KINDS,
-        )
-        self.identity_places_refused = self._gauge(
-            "offloaderd_identity_places_refused",
-            "Places (bucket and prefix) of this daemon in which another deployment of the same cluster name works. "
-            "Page when it is not 0: nothing is collected there; the log says who it is.",
-        )
-        self.grants = self._counter(
-            "offloaderd_grants_total",
-            "Ledgers whose copy was verified, so that the source may delete them after the deletion lag.",
-        )
-        self.grant_checked_bytes = self._counter(
-            "offloaderd_grant_checked_bytes_total",
-            "Bytes read from the bucket to verify copies before the source may delete.",
-        )
-        self.source_delete_denied = self._counter(
-            "offloaderd_source_delete_denied_total",
-            "Ledgers that were complete and got no permission to be deleted from the source, by what was wrong with "
-            "their copy. Page when missing_object, size, corrupt or gap rise: an object of a committed segment is bad.",
-            reason=DENIED_REASONS,
-        )
-        self.damaged_ledgers = self._topic_gauge(
-            "offloaderd_damaged_ledgers",
-            "Ledgers of the topic whose grant is revoked because their copy in the bucket was found damaged. Page when "
-            "it is not 0: offloadctl ledgers list TOPIC names them. It falls when an operator allows the grant again.",
-            topic=OPEN,
-        )
-        self.damaged_copies = self._counter(
-            "offloaderd_damaged_copies_total",
-            "Ledgers whose copy this daemon found damaged, by a read, a verification, a broker's check or the scrub, "
-            "each time that it did. Their grants are revoked. Page when it rises.",
-        )
-        self.source_ledgers_deleted = self._counter(
-            "offloaderd_source_ledgers_deleted_total",
-            "Ledgers that the embedded store deleted because their copy was verified.",
-        )
+    segments_removed = counter(
+        "Segments taken out of their topic, by why: ledgers_deleted (all their ledgers are marked deleted), age or "
+        "size (the topic's retention is limited).",
+        reason=REMOVAL_REASONS,
+    )
+    trash_emptied = counter("Segments, committed ones and abandoned tries, whose objects have been deleted.")
+    trash_waiting = topic_gauge(
+        "Segments whose deletion is decided and whose objects may still be there, those that are left included. Each "
+        "waits for retention.readers_s at least; where it only rises, delete_failures or trash_left say why."
+    )
+    trash_left = topic_gauge(
+        "Segments whose objects should be deleted and cannot be by this daemon: they lie in another bucket, or the "
+        "record contradicts the topic. Look when it is not 0; the log says which."
+    )
+    delete_failures = counter("Failed tries to delete decided segments; each is repeated. Look when it keeps rising.")
+    identity_refusals = topic_gauge(
+        "1 for each reason why nothing of the topic is deleted or granted: its metadata, bucket or source may be of "
+        "another history. Page when it is not 0: offloadctl status says what was found and what to do.",
+        kind=REFUSAL_KINDS,
+    )
+    identity_places_refused = gauge(
+        "Places (bucket and prefix) of this daemon in which another deployment of the same cluster name works. Page "
+        "when it is not 0: nothing is collected there; the log says who it is."
+    )
+    grants = counter("Ledgers whose copy was verified, so that the source may delete them after the deletion lag.")
+    grant_checked_bytes = counter("Bytes read from the bucket to verify copies before the source may delete.")
+    source_delete_denied = counter(
+        "Ledgers that were complete and got no permission to be deleted from the source, by what was wrong with their"
+        " copy. Page when missing_object, size, corrupt or gap rise: an object of a committed segment is bad.",
+        reason=DENIED_REASONS,
+    )
+    damaged_ledgers = topic_gauge(
+        "Ledgers of the topic whose grant is revoked because their copy in the bucket was found damaged. Page when it"
+        " is not 0: offloadctl ledgers list TOPIC names them. It falls when an operator allows the grant again."
+    )
+    damaged_copies = counter(
+        "Ledgers whose copy this daemon found damaged, by a read, a verification, a broker's check or the scrub, each"
+        " time that it did. Their grants are revoked. Page when it rises."
+    )
+    source_ledgers_deleted = counter("Ledgers that the embedded store deleted because their copy was verified.")

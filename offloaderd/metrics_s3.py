@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-from offloaderd.metric_families import Families
+from offloaderd.metric_families import Families, counter, gauge, histogram
 from offloaderd.metric_values import OPEN, S3_CODES, S3_THROTTLES
 
 
 class S3Metrics(Families):
     """The part of Metrics that is about the object store."""
 
-    def _s3(self) -> None:
-        self.s3_requests = self._counter(
-            "offloaderd_s3_requests_total",
-            "Answers of the object store by operation and code. More than 5 % of 5xx: ask whoever runs it.",
-            operation=OPEN,
-            code=OPEN,
-        )
-        self.s3_request_duration_seconds = self._histogram(
-            "offloaderd_s3_request_duration_seconds", "Time of one request to its last byte.", operation=OPEN
-        )
-        self.s3_throttles = self._counter(
-            "offloaderd_s3_throttles_total",
-            "Answers that asked for fewer requests (503 SlowDown, 429). Lasting: lower offload.parts_in_flight_max.",
-        )
-        self.s3_bytes = self._counter(
-            "offloaderd_s3_bytes_total",
-            "Body bytes received (in) and sent (out): traffic to pay.",
-            direction=("in", "out"),
-        )
-        self.s3_requests_in_flight = self._gauge(
-            "offloaderd_s3_requests_in_flight",
-            "Requests to the object store under way, with those that wait for a connection. At "
-            "objects.connections_max for long: requests queue up; raise it, or the store is slow.",
-        )
-        self.bucket_accessible = self._gauge(
-            "offloaderd_bucket_accessible", "1 while the bucket exists and lets us in. Page when 0 for two minutes."
-        )
+    s3_requests = counter(
+        "Answers of the object store by operation and code. More than 5 % of 5xx: ask whoever runs it.",
+        operation=OPEN,
+        code=OPEN,
+    )
+    s3_request_duration_seconds = histogram("Time of one request to its last byte.", operation=OPEN)
+    s3_throttles = counter(
+        "Answers that asked for fewer requests (503 SlowDown, 429). Lasting: lower offload.parts_in_flight_max."
+    )
+    s3_bytes = counter("Body bytes received (in) and sent (out): traffic to pay.", direction=("in", "out"))
+    s3_requests_in_flight = gauge(
+        "Requests to the object store under way, with those that wait for a connection. At objects.connections_max "
+        "for long: requests queue up; raise it, or the store is slow."
+    )
+    bucket_accessible = gauge("1 while the bucket exists and lets us in. Page when 0 for two minutes.")
 
     def request_begun(self) -> None:
         """Note that a request to the object store is under way; `request` says how it ended."""

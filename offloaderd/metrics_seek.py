@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from offloaderd.metric_families import Families
+from offloaderd.metric_families import Families, counter
 
 
 class SeekMetrics(Families):
     """The part of the metrics that is about finding entries by time, message index or sequence number."""
 
-    def _seek(self) -> None:
-        self.seeks = self._counter(
-            "offloaderd_seeks_total",
-            "Seeks by what they went by and what answered: manifests, one block or entry, a scan of several, nothing "
-            "there yet. Many scans: topics whose segments are of older versions, or lie in the source still.",
-            kind=("time", "index", "sequence"),
-            outcome=("manifest", "block", "scan", "nothing", "error"),
-        )
-        self.seek_bytes = self._counter(
-            "offloaderd_seek_bytes_total",
-            "Bytes that seeks read, blocks of the bucket and entries of the ledger source.",
-            source=("objects", "source"),
-        )
+    seeks = counter(
+        "Seeks by what they went by and what answered: manifests, one block or entry, a scan of several, nothing "
+        "there yet. Many scans: topics whose segments are of older versions, or lie in the source still.",
+        kind=("time", "index", "sequence"),
+        outcome=("manifest", "block", "scan", "nothing", "error"),
+    )
+    seek_bytes = counter(
+        "Bytes that seeks read, blocks of the bucket and entries of the ledger source.", source=("objects", "source")
+    )
