@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Reservation:
     """Bytes of a budget, held under a name until they are given back; giving back twice does nothing."""
 
-    def __init__(self, budget: ByteBudget, size_bytes: int, holder: Hashable) -> None:
+    def __init__(self, budget: ByteBudget, holder: Hashable, size_bytes: int = 0) -> None:
         """Take over what was acquired already."""
         self.size_bytes = size_bytes
         self._budget = budget
@@ -33,8 +33,14 @@ class Reservation:
     @classmethod
     async def of(cls, budget: ByteBudget, size_bytes: int, holder: Hashable) -> Reservation:
         """Acquire bytes; cancellation leaves nothing taken."""
-        await budget.acquire(size_bytes, holder)
-        return cls(budget, size_bytes, holder)
+        one = cls(budget, holder)
+        await one.fill(size_bytes)
+        return one
+
+    async def fill(self, size_bytes: int) -> None:
+        """Acquire bytes for one that is empty; cancellation leaves nothing taken."""
+        await self._budget.acquire(size_bytes, self._holder)
+        self.size_bytes = size_bytes
 
     async def moved(self, size_bytes: int) -> Reservation:
         """Hand everything over to whoever sends a part of that size; this one is empty then.
@@ -49,7 +55,7 @@ class Reservation:
         self.size_bytes = 0
         if more < 0:
             self._budget.release(held - size_bytes, self._holder)
-        return Reservation(self._budget, size_bytes, self._holder)
+        return Reservation(self._budget, self._holder, size_bytes)
 
     def release(self) -> None:
         """Give everything back."""
@@ -62,8 +68,8 @@ class Reservation:
 class Entries:
     """Consecutive entries directly behind the position that was asked for, at least one.
 
-    `reservation` is what was reserved of the budget of uploads to read them; whoever cuts them into a part takes it
-    over, and the feed reserves anew.
+    `reservation` is what is reserved of the budget of uploads to read them, the same one as long as the feed lives:
+    whoever cuts them into a part takes over what it holds, and the feed fills it again.
     """
 
     batches: tuple[EntryBatch, ...]
@@ -150,10 +156,8 @@ class ReadAheadFeed:
         holder: Hashable,
     ) -> None:
         self._batches = batches
-        self._budget = budget
         self._reserve_bytes = reserve_bytes
-        self._holder = holder
-        self._reservation = Reservation(budget, 0, holder)
+        self._reservation = Reservation(budget, holder)
         self._at = START
         self._reading: Reading | None = None
         self._left: list[Reading] = []  # those of before a restart, to be closed
@@ -180,7 +184,7 @@ class ReadAheadFeed:
         while self._left:
             await self._left.pop().aclose()
         if not self._reservation.size_bytes:
-            self._reservation = await Reservation.of(self._budget, self._reserve_bytes, self._holder)
+            await self._reservation.fill(self._reserve_bytes)
         if self._reading is None:
             self._reading = self._batches(self._at)
         while isinstance(found := await anext(self._reading, None), Empty):
@@ -202,7 +206,7 @@ class ReadAheadFeed:
 
     async def close(self) -> None:
         """See EntryFeed."""
+        self._reservation.release()
         self.restart(self._at)
         while self._left:
             await self._left.pop().aclose()
-        self._reservation.release()

@@ -78,6 +78,7 @@ class OpenSegment:
         """Why it was sealed."""
         self._shop = shop
         self._claim = claim = log.fence.claim
+        self.topic, self.epoch = str(claim.topic), claim.epoch
         self._clock = shop.uplink.clock
         self.builder = _builder(attempt, shop)
         where = attempt.keys

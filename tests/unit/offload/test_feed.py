@@ -161,6 +161,20 @@ class TestReadAhead(Cases):
                 assert isinstance(feed.take(START, 1), Empty)
         assert self.budget.used_bytes == 0
 
+    async def test_the_last_part_takes_over_what_was_reserved_to_read_more(self) -> None:
+        """A budget of one part is enough, although the feed had reserved for entries that there are not."""
+        self.budget.follow(600)
+        feed = self.feed(Position(1, 3))
+        feed.restart(START)
+        async with closing(feed), asyncio.timeout(10):
+            found = await answer(feed, START)
+            assert isinstance(found, Entries)
+            assert found.reservation is not None
+            (await found.reservation.moved(600)).release()
+            assert isinstance(await answer(feed, Position(1, 3)), End)
+            (await found.reservation.moved(100)).release()
+        assert self.budget.used_bytes == 0
+
 
 async def test_nothing_is_held_while_more_is_asked_for() -> None:
     """Two parts that turn out larger than what was reserved for them do not wait for each other."""

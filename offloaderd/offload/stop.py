@@ -1,0 +1,127 @@
+"""Where a segment ends, and what a loss in its way means: pure, values in, values out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from offloaderd.offload.states import SegmentState, follow, state_of
+
+if TYPE_CHECKING:
+    from offloaderd.model import Position
+    from offloaderd.offload.feed import Gap
+    from offloaderd.offload.open_segment import OpenSegment
+    from offloaderd.offload.view import TopicView
+
+
+class SegmentProgress:
+    """What an open segment has become so far."""
+
+    def __init__(self, segment: OpenSegment) -> None:
+        self._segment = segment
+        self.state = state_of(segment.attempt)
+
+    def reach(self, state: SegmentState) -> None:
+        """Go on to another state. One whose objects were found finished is verified already, and is so again."""
+        if self.state is not SegmentState.VERIFIED or state in {SegmentState.COMMITTED, SegmentState.FAILED}:
+            self.state = follow(self.state, state)
+
+    @property
+    def entries(self) -> int:
+        """How many entries it holds."""
+        return self._segment.builder.entries
+
+    @property
+    def payload_bytes(self) -> int:
+        """Their payload."""
+        return self._segment.builder.payload_bytes
+
+    @property
+    def end(self) -> Position | None:
+        """The last of them."""
+        return self._segment.builder.end
+
+    @property
+    def full(self) -> bool:
+        """Whether no object, or no commit, takes more."""
+        return self._segment.builder.full
+
+
+class Limit(NamedTuple):
+    """How much a segment takes; asked before each batch."""
+
+    payload_bytes: int | None = None
+    """How much it is to hold: the entry that reaches it is still taken."""
+
+
+class Stop(NamedTuple):
+    """A segment has enough."""
+
+    reason: str
+    """A word for log, trace and metrics."""
+
+
+class OnGap(Enum):
+    """What to do when the source has lost what comes next of a segment that holds entries."""
+
+    RECORD = "record the loss and go on behind it"
+    END = "end before it"
+    FAIL = "give the segment up"
+
+
+class StopRule(Protocol):
+    """When a segment ends. What is decided already, by a seal or a whole ledger's length, is no question of it."""
+
+    def limit(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Limit:
+        """Return how much of the next batch is taken."""
+        ...
+
+    def decide(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Stop | None:
+        """Say whether, and why, the segment ends here; asked once before each look at the feed."""
+        ...
+
+    def next_check_s(self, progress: SegmentProgress, view: TopicView, now_s: float) -> float:
+        """Return after how many seconds time alone may have `decide` say something else."""
+        ...
+
+    def on_gap(self, gap: Gap) -> OnGap:
+        """Say what a loss means."""
+        ...
+
+    def may_end_before(self, required: Position) -> bool:
+        """Say whether a segment that was to end at `required` may end earlier, when the rest cannot come any more."""
+        ...
+
+
+FOREVER_S = 3600.0
+"""How long to wait at most for what is told by other means than time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeStop:
+    """To the end of what the feed has, or once it holds so many bytes; `gap` is what a loss means."""
+
+    payload_bytes: int | None
+    gap: OnGap
+
+    def limit(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Limit:
+        """See StopRule."""
+        return Limit(self.payload_bytes)
+
+    def decide(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Stop | None:
+        """See StopRule."""
+        enough = self.payload_bytes is not None and progress.payload_bytes >= self.payload_bytes
+        return Stop("size") if enough or progress.full else None
+
+    def next_check_s(self, progress: SegmentProgress, view: TopicView, now_s: float) -> float:
+        """See StopRule."""
+        return FOREVER_S
+
+    def on_gap(self, gap: Gap) -> OnGap:
+        """See StopRule."""
+        return self.gap
+
+    def may_end_before(self, required: Position) -> bool:
+        """See StopRule: what is stored of it may be the last copy there is."""
+        return True
