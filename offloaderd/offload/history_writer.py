@@ -1,8 +1,8 @@
 """Writes the planned history of one topic beside its live segments: range after range, each an attempt of its own.
 
-A segment of history is made, stored, continued and given up as a live one is; only where its entries come from differs
-(`history_filler.py`). A range whose lengths were wrong becomes several segments; one that the source has lost becomes
-none. A history that a job has split into whole ledgers, and given back, is written as whole ledgers.
+Each is written as any segment is (`writer.py`), from its ledgers (`ledger_feed.py`). A range whose lengths were wrong
+becomes several segments; one that the source has lost becomes none. A history that a job has split into whole ledgers,
+and given back, is written as whole ledgers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from offloaderd.offload import recovery
 from offloaderd.offload.boundaries import Splitter, segment_bytes_for
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog
-from offloaderd.offload.history_filler import HistoryFiller
+from offloaderd.offload.committer import Assignment
+from offloaderd.offload.feed import ReadAheadFeed
 from offloaderd.offload.history_record import HistoryRecord
+from offloaderd.offload.history_segment import HistoryCommitter, HistoryFacts
+from offloaderd.offload.ledger_feed import READ_BYTES, LedgerReading, ledger_batches
 from offloaderd.offload.ledger_layout import layout_in_history
-from offloaderd.offload.open_segment import OpenSegment
 from offloaderd.offload.roll_forward import as_finished, unrecorded
+from offloaderd.offload.stop import OnGap, RangeStop
 from offloaderd.offload.uploader import SegmentFailed
+from offloaderd.offload.writer import SegmentWriter
 
 if TYPE_CHECKING:
     import asyncio
@@ -63,12 +67,12 @@ class HistoryWriter:
         self._turns = turns
         self._holder = holder
         self._topic = offloader.topic
-        self._clock, self._metrics = uplink.clock, uplink.metrics
+        self._clock, self._failingrics = uplink.clock, uplink.metrics
         self._attempts = AttemptLog(
             shop.metadata,
             offloader.claim,
             clock=self._clock,
-            metrics=self._metrics,
+            metrics=self._failingrics,
             path=paths.history_attempt(offloader.topic),
             head=offloader.identity.head,
         )
@@ -83,15 +87,8 @@ class HistoryWriter:
         plan = record.map.history
         assert plan is not None  # noqa: S101 - else nobody runs it
         self._history = HistoryRecord(record, plan, self._attempts, left.begin, holder=self._holder)
-        self._filler = HistoryFiller(
-            self._shop,
-            self._source,
-            self._topic,
-            self._history,
-            look=self._look,
-            met=self._met,
-            lost=self._history.lost,
-        )
+        committer = HistoryCommitter(self._history, self._attempts, clock=self._clock, metrics=self._failingrics)
+        self._writer = SegmentWriter(self._shop, self._attempts, committer, troubles=self._offloader.troubles)
         self._failures = left.failures
         attempt = await self._as_finished(left.attempt)
         infos = await self._look()
@@ -103,11 +100,11 @@ class HistoryWriter:
         while True:
             await self._wanted()
             async with self._turns:
-                continued = attempt is not None
+                resumed = attempt is not None
                 attempt = attempt or await self._next_attempt()
                 if attempt is None:
                     break
-                failed = await self._one_segment(attempt, continued=continued)
+                failed = await self._one_segment(attempt, resumed=resumed)
             attempt = None
             if failed is not None:
                 await backoff.wait(Transient(str(failed)))
@@ -132,11 +129,11 @@ class HistoryWriter:
     async def _look(self) -> list[LedgerInfo]:
         """Take in what the source has, as soon as it answers. Raises HistoryTorn, IdentityRefused."""
         checked = partial(self._offloader.source_check.ledgers, self._source)
-        infos = await until_answered(self._clock, lambda: self._history.look(checked), met=self._met)
-        self._met(None)
+        infos = await until_answered(self._clock, lambda: self._history.look(checked), met=self._failing)
+        self._failing(None)
         return infos
 
-    def _met(self, error: OffloaderError | None) -> None:
+    def _failing(self, error: OffloaderError | None) -> None:
         self._offloader.record.history_error = error
 
     async def _split(self, infos: list[LedgerInfo]) -> None:
@@ -144,10 +141,10 @@ class HistoryWriter:
         plan = self._history.plan
         segment_bytes = segment_bytes_for(self._offloader.policy.segment_bytes_max, self._shop.layout)
         splitter = Splitter(
-            self._source, self._topic, segment_bytes=segment_bytes, clock=self._clock, metrics=self._metrics
+            self._source, self._topic, segment_bytes=segment_bytes, clock=self._clock, metrics=self._failingrics
         )
         begin = Position(plan.first, 0)
-        split = await until_answered(self._clock, lambda: splitter.split(infos, begin, plan.last), met=self._met)
+        split = await until_answered(self._clock, lambda: splitter.split(infos, begin, plan.last), met=self._failing)
         await self._history.store(split, segment_bytes)
         log.info(
             "history.split",
@@ -166,8 +163,8 @@ class HistoryWriter:
             await self._history.lost(step)
         if step is None:
             return None
-        place = await until_answered(self._clock, self._place, met=self._met)
-        layout = await until_answered(self._clock, partial(self._layout, step.first), met=self._met)
+        place = await until_answered(self._clock, self._place, met=self._failing)
+        layout = await until_answered(self._clock, partial(self._layout, step.first), met=self._failing)
         return self._shop.attempt(step.first, layout, place, epoch=self._offloader.claim.epoch, failures=self._failures)
 
     async def _layout(self, begin: Position) -> LedgerLayout | SegmentLayout:
@@ -177,71 +174,46 @@ class HistoryWriter:
     async def _place(self) -> Place:
         return self._shop.place_for(self._offloader.policy)
 
-    async def _one_segment(self, attempt: Attempt, *, continued: bool) -> SegmentFailed | None:
-        """Bring an attempt to its commit, or give it up and return why."""
-        segment = OpenSegment(
-            self._shop,
-            self._attempts,
-            attempt,
-            troubles=self._offloader.troubles,
-            opened_s=self._clock.monotonic(),
-            continued=continued,
+    async def _one_segment(self, attempt: Attempt, *, resumed: bool) -> SegmentFailed | None:
+        """Bring an attempt to its commit; returns why it was given up if it was."""
+        opened_s = self._clock.monotonic()
+        work = Assignment(
+            attempt=attempt, after=self._history.standing, resumed=resumed, opened_s=opened_s, notes={"history": True}
         )
+        gap = OnGap.RECORD if attempt.ledger_id is None else OnGap.FAIL
+        plan = self._history.plan
+        stop = RangeStop(payload_bytes=plan.segment_bytes + plan.segment_bytes // 4, gap=gap)
+        facts = HistoryFacts(self._history, self._shop.pasts)
         try:
-            await self._bring(segment, attempt)
+            await self._writer.run(work, self._feed(attempt), stop, facts)
         except SegmentFailed as error:
-            why = str(error)
-            log.error("history.segment_failed", topic=str(self._topic), segment_id=str(attempt.segment_id), error=why)  # noqa: TRY400
-            self._metrics.segments.labels(state="failed").inc()
-            self._metrics.uploads_aborted.labels(reason="failed").inc()
             self._failures = (self._failures[0] + 1, str(error))
-            await self._history.give_up(segment.attempt, str(error))
-            self._met(error)
+            self._failing(error)
             return error
-        self._committed(segment)
+        self._failures = (0, "")
+        self._failing(None)
+        self._offloader.changed.notify()
         return None
 
-    async def _bring(self, segment: OpenSegment, attempt: Attempt) -> None:
-        """Bring an attempt to its commit. Raises SegmentFailed."""
-        with segment.trace as trace:
-            trace.say(history=True)
-            if not segment.continued:
-                await self._history.begin(attempt)
-                self._metrics.segments.labels(state="assigned").inc()
-            await segment.store(partial(self._fill, segment))
-            await self._attempts.check_head(self._offloader.map, attempt.segment_id)
-            committed = await segment.finish()
-            with trace.step("commit"):
-                await self._history.commit(committed, dict(segment.sealed.ends))
-
-    def _committed(self, segment: OpenSegment) -> None:
-        self._failures = (0, "")
-        self._met(None)
-        builder = segment.builder
-        segment.count_committed()
-        if segment.continued:
-            self._metrics.segments_continued.inc()
-        log.info(
-            "history.segment_committed",
-            topic=str(self._topic),
-            segment_id=str(builder.segment_id),
-            range=str(builder.range),
-            entries=builder.entries,
-            payload_bytes=builder.payload_bytes,
-            object_bytes=builder.object_bytes,
-            duration_s=round(self._clock.monotonic() - segment.opened_s, 3),
-            epoch=self._offloader.claim.epoch,
+    def _feed(self, attempt: Attempt) -> ReadAheadFeed:
+        """Return what reads an attempt's entries, to its end or that of its range."""
+        index = self._history.ranges.at(attempt.parts[-1].end if attempt.parts else attempt.begin)
+        planned = self._history.ranges.ranges[index].end if index is not None else self._history.plan.last
+        end = planned if attempt.end is None else attempt.end
+        part_bytes = (attempt.layout or self._shop.layout).part_bytes
+        reading = LedgerReading(
+            source=self._source,
+            topic=self._topic,
+            chain=self._history.chain,
+            refresh=self._look,
+            failing=self._failing,
+            clock=self._clock,
+            metrics=self._failingrics,
+            batch_bytes=min(READ_BYTES, part_bytes),
         )
-        self._offloader.changed.notify()
-
-    async def _fill(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> None:
-        """Read the segment's entries to the end of its range, seal it, send what is left."""
-        plan, begin = self._history.plan, segment.builder.end or segment.attempt.begin
-        index = self._history.ranges.at(begin)
-        await self._filler.fill(
-            segment,
-            parts,
-            behind=self._history.standing,
-            end=self._history.ranges.ranges[index].end if index is not None else plan.last,
-            limit=None if segment.attempt.whole else plan.segment_bytes + plan.segment_bytes // 4,
+        return ReadAheadFeed(
+            lambda after: ledger_batches(reading, after, end),
+            self._shop.uplink.budget,
+            reserve_bytes=part_bytes,
+            holder=attempt.segment_id,
         )

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offloaderd.errors import Denied, Transient
-from offloaderd.metadata import catalog, history, paths
+from offloaderd.metadata import catalog, history, nodes, paths
+from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import HistoryPlan, RangeState, Worker
 from offloaderd.metadata.records.policy import TopicPolicy
@@ -26,6 +27,7 @@ from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.upkeep import rebuild, references
 from offloaderd.upkeep.stored import Site
 from tests.unit.offload.crashing import crash
+from tests.unit.offload.lives import life, until_found
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until
 from tests.unit.offload.test_faults import QuickClock
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
     from offloaderd.ledgers.memory import MemoryLedgers
     from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.objects.port import PartInfo, Pieces
     from offloaderd.offload.topic import TopicOffloader
 
 GIB = 1 << 30
@@ -382,3 +386,45 @@ async def test_history_is_what_there_is_when_a_topic_begins_to_stream() -> None:
         await until_done(await offloader_of(engine))
     await checked(rig, 200)
     assert (await plan_of(rig)).boundary == 6
+
+
+async def test_a_segment_that_was_sealed_with_all_the_ledgers_it_can_have_keeps_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its next owner reads the rest of the last ledger: that it is full ends nothing that is decided already."""
+    monkeypatch.setattr("offloaderd.offload.segment.LEDGERS_MAX", 3)
+    rig = Rig(
+        policy=RollPolicy(segment_bytes_max=1 << 20, segment_age_max_s=3600, history_order=HistoryOrder.ALONGSIDE)
+    )
+    rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=10)
+    await rig.ledgers.append(TOPIC, payloads(60, 3000))
+    last_part = 5
+
+    class Stuck(MemoryStore):
+        """A bucket that never takes the last part."""
+
+        async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
+            if part_number == last_part:
+                await asyncio.Event().wait()
+            return await super().upload_part(key, upload_id, part_number, pieces)
+
+    rig.objects = Stuck(rig.clock, part_bytes_min=1)
+    async with life(rig, "one") as first:
+        await enabled(first.engine)
+        path = paths.history_attempt(TOPIC)
+
+        async def sealed() -> Attempt | None:
+            node = await nodes.node(rig.tree.connect(), path)
+            return attempt_record.decode(node.value, path=path) if node is not None else None
+
+        left = await until_found(
+            sealed, lambda one: one.seal is not None and len(one.parts) == one.seal.part_count - 1 == last_part - 1
+        )
+    assert left.seal is not None
+    assert left.parts[-1].end < left.seal.end == Position(2, 4)
+    last_part = 0
+    async with rig.engine("two") as engine:
+        await until_done(await offloader_of(engine))
+    topic_map = await map_of(rig)
+    assert (topic_map.segments[0].segment_id, topic_map.segments[0].end) == (left.segment_id, left.seal.end)
+    assert [payload for _, payload in await rig.committed()] == payloads(60, 3000)
