@@ -34,6 +34,7 @@ from offloaderd.spark.source_offsets import furthest, look
 from offloaderd.spark.source_options import Start, parse
 from offloaderd.spark.source_positions import position
 from offloaderd.spark.source_snapshot import check_topics
+from offloaderd.spark.source_stores import HeldStores
 from offloaderd.spark.spark_errors import from_spark
 from offloaderd.spark.spark_files import check_scheme
 
@@ -84,10 +85,10 @@ def export(
     """
     parsed = _parsed(options)
     own = _own_session(spark)
-    with _opened(spark, target, parsed) as opened:
+    with _opened(spark, target, parsed) as opened, HeldStores(parsed) as held:
         last = opened.recover(_source(parsed))
         known = KnownOutcomes()
-        found = asyncio.run(look(parsed, known))
+        found = held.run(lambda stores: look(parsed, stores, known))
         goal = furthest(found, parsed.wanted)
         rounds: list[Round] = []
         step = Step({})
@@ -106,7 +107,7 @@ def export(
                 )
             )
             told(rounds[-1])
-            found = asyncio.run(look(parsed, known))
+            found = held.run(lambda stores: look(parsed, stores, known))
 
 
 def check(options: Mapping[str, str], target: str | IcebergTable) -> None:
@@ -127,7 +128,9 @@ def pending(spark: SparkSession, options: Mapping[str, str], target: str | Icebe
     parsed = _parsed(options)
     with _opened(spark, target, parsed) as opened:
         last = opened.last(_source(parsed))
-    return advance(asyncio.run(look(parsed)), last.positions, parsed.wanted).object_bytes
+    with HeldStores(parsed) as held:
+        found = held.run(lambda stores: look(parsed, stores))
+    return advance(found, last.positions, parsed.wanted).object_bytes
 
 
 def _parsed(options: Mapping[str, str]) -> SourceOptions:

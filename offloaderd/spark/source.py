@@ -14,7 +14,6 @@ imported by every Python that Spark starts, so what only the planning needs is i
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from offloaderd.spark.source_options import SourceOptions
+    from offloaderd.spark.source_share import Share
 
 FORMAT = "offload"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -109,10 +109,17 @@ class SegmentsReader(DataSourceReader):
         """Take the snapshot, and share it out. Raises NotFound, HoleInRange and what the stores raise."""
         from offloaderd.spark.source_offsets import plan_step  # noqa: PLC0415 - for the driver alone
         from offloaderd.spark.source_plan import plan  # noqa: PLC0415
+        from offloaderd.spark.source_stores import HeldStores, Stores  # noqa: PLC0415
 
         options = self._options
-        made = plan(options, self._wanted) if options.step is None else plan_step(options, *options.step)
-        return [InputPartition(share) for share in asyncio.run(made)]
+
+        async def shares(stores: Stores) -> list[Share]:
+            if options.step is None:
+                return await plan(options, self._wanted, stores)
+            return await plan_step(options, stores, *options.step)
+
+        with HeldStores(options) as held:
+            return [InputPartition(share) for share in held.run(shares)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one share."""

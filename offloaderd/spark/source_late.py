@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import EntryBatch, TopicName
-    from offloaderd.objects.port import ObjectReader
+    from offloaderd.objects.port import SegmentStore
     from offloaderd.read.segment import Pace, SegmentReader
     from offloaderd.spark.source_options import SourceOptions
     from offloaderd.spark.source_share import BrokenSegment, Part
@@ -40,14 +40,16 @@ def packed(options: SourceOptions) -> bytes:
     return pickle.dumps((needed, options.metadata))
 
 
-async def asked(origin: bytes, objects: ObjectReader, topic: TopicName) -> Snapshot | None:
+async def asked(origin: bytes, objects: SegmentStore, topic: TopicName) -> Snapshot | None:
     """Take a new snapshot of one topic, from where the query has its own. Raises what the stores raise."""
     from offloaderd.patterns import of_topic  # noqa: PLC0415 - for the few tasks that have to ask
     from offloaderd.spark import source_snapshot  # noqa: PLC0415
+    from offloaderd.spark.source_stores import known_to  # noqa: PLC0415
 
     settings, metadata = pickle.loads(origin)  # noqa: S301 - made by the driver of this query
     try:
-        (found,) = await source_snapshot.of(settings, metadata, objects, of_topic(topic), lenient=True)
+        async with known_to(settings, metadata, objects) as stores:
+            (found,) = await source_snapshot.of(settings, stores, of_topic(topic), lenient=True)
     except BucketMissing:
         raise
     except NotFound:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.clock import SystemClock
 from offloaderd.errors import InvalidInput, NotFound
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.model import Position, TopicName
@@ -22,42 +21,41 @@ from offloaderd.spark.source_positions import NOTHING, following, parsed, positi
 from offloaderd.spark.source_share import Condition, Hole
 from offloaderd.spark.source_snapshot import Snapshot
 from offloaderd.spark.source_transactions import with_held
-from offloaderd.stores import bucket_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from offloaderd.objects.port import ObjectReader
     from offloaderd.read.outcomes import KnownOutcomes
     from offloaderd.spark.source_options import SourceOptions
     from offloaderd.spark.source_positions import Offset
     from offloaderd.spark.source_share import Share
+    from offloaderd.spark.source_stores import Stores
     from offloaderd.spark.source_wanted import Wanted
 
 LEFT_OUT = "or leave it out with without=TOPIC: everything else then goes on, each entry once"
 
 
-async def look(options: SourceOptions, known: KnownOutcomes | None = None) -> list[Snapshot]:
+async def look(options: SourceOptions, stores: Stores, known: KnownOutcomes | None = None) -> list[Snapshot]:
     """Take a snapshot of all topics, each up to where consumers are given something; `known` as for `with_held`."""
-    async with bucket_store(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
-        found = await _taken(options, objects)
+    async with segment_reader(stores.objects) as reader:
+        found = await _taken(options, stores)
         return await with_held(found, reader, known) if options.holds_back else found
 
 
-async def _taken(options: SourceOptions, objects: ObjectReader) -> list[Snapshot]:
-    return [one for one in await source_snapshot.take(options, objects) if not options.leaves_out(one.topic)]
+async def _taken(options: SourceOptions, stores: Stores) -> list[Snapshot]:
+    return [one for one in await source_snapshot.take(options, stores) if not options.leaves_out(one.topic)]
 
 
 async def plan_step(
-    options: SourceOptions, start: Offset, end: Offset, snapshots: Sequence[Snapshot] | None = None
+    options: SourceOptions, stores: Stores, start: Offset, end: Offset, snapshots: Sequence[Snapshot] | None = None
 ) -> list[Share]:
     """Share out what lies behind `start`, up to `end`, as it is now or was when the snapshots were taken.
 
     Raises EntriesDeleted for what is not there any more, NotFound for a topic that is not, and InvalidInput for one of
     another history.
     """
-    async with bucket_store(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
-        found = list(snapshots) if snapshots is not None else await _taken(options, objects)
+    async with segment_reader(stores.objects) as reader:
+        found = list(snapshots) if snapshots is not None else await _taken(options, stores)
         steps = gone(found, start, end, options)
         places: dict[TopicName, tuple[Position | None, Position | None]]
         places = {one.topic: (None, position(end, str(one.topic))) for one in steps}

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.clock import SystemClock
 from offloaderd.errors import BucketMissing, CorruptData, InvalidInput, NotFound
 from offloaderd.metadata.each import each
 from offloaderd.model import LEDGER_ID_MAX, Position
@@ -23,7 +22,6 @@ from offloaderd.spark.source_share import Missing, Piece, Unread, parts_of
 from offloaderd.spark.source_snapshot import holes_within
 from offloaderd.spark.source_transactions import with_held
 from offloaderd.spark.source_wanted import Span
-from offloaderd.stores import bucket_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from offloaderd.spark.source_options import SourceOptions
     from offloaderd.spark.source_share import Condition, Hole, Share
     from offloaderd.spark.source_snapshot import Snapshot
+    from offloaderd.spark.source_stores import Stores
     from offloaderd.spark.source_wanted import Wanted
 
 TABLES_MAX = 1024
@@ -55,10 +54,10 @@ class HoleInRange(Unread):
     """Entries of the range are in no segment: lost, or still to come."""
 
 
-async def plan(options: SourceOptions, wanted: Wanted) -> list[Share]:
+async def plan(options: SourceOptions, wanted: Wanted, stores: Stores) -> list[Share]:
     """Take a snapshot and share out what a query wants of it. Raises NotFound, and as `shares` does."""
-    async with bucket_store(options.settings, SystemClock()) as objects, segment_reader(objects) as reader:
-        found = await source_snapshot.take(options, objects)
+    async with segment_reader(stores.objects) as reader:
+        found = await source_snapshot.take(options, stores)
         return await shares(await with_held(found, reader) if options.holds_back else found, options, wanted, reader)
 
 

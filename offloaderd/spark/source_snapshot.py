@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from offloaderd.objects.port import ObjectReader
     from offloaderd.patterns import TopicPattern
     from offloaderd.spark.source_options import SourceOptions
+    from offloaderd.spark.source_stores import Stores
     from offloaderd.upkeep.stored import Site
 
 
@@ -71,20 +72,16 @@ class Snapshot:
         return max((part.range.end for part in slices if part.ledger_id < begin.ledger_id), default=self.map.floor)
 
 
-async def take(options: SourceOptions, objects: ObjectReader) -> list[Snapshot]:
+async def take(options: SourceOptions, stores: Stores) -> list[Snapshot]:
     """Look at every topic of the query. Raises NotFound when there is none, and what the stores raise."""
-    lenient = Condition.DAMAGE in options.skipped
-    return await of(options.settings, options.metadata, objects, options.topic, lenient=lenient)
+    return await of(options.settings, stores, options.topic, lenient=Condition.DAMAGE in options.skipped)
 
 
-async def of(
-    settings: Settings, metadata: Metadata, objects: ObjectReader, pattern: TopicPattern, *, lenient: bool
-) -> list[Snapshot]:
-    """Look at every topic of a pattern, where `metadata` says. Raises NotFound, and what the stores raise."""
-    if metadata is Metadata.BUCKET:
-        return await from_buckets(objects, sites_of(settings), pattern, lenient=lenient)
-    async with metadata_store(settings) as store:
-        return await from_metadata(store, pattern)
+async def of(settings: Settings, stores: Stores, pattern: TopicPattern, *, lenient: bool) -> list[Snapshot]:
+    """Look at every topic of a pattern. Raises NotFound, and what the stores raise."""
+    if stores.metadata is None:
+        return await from_buckets(stores.objects, sites_of(settings), pattern, lenient=lenient)
+    return await from_metadata(stores.metadata, pattern)
 
 
 async def from_metadata(store: MetadataStore, pattern: TopicPattern) -> list[Snapshot]:

@@ -8,7 +8,6 @@ for it before it goes on behind it. What is deleted before the stream got to it 
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -20,6 +19,7 @@ from offloaderd.spark.source_offsets import begin, furthest, look, plan_step, wr
 from offloaderd.spark.source_options import Start
 from offloaderd.spark.source_positions import NOTHING
 from offloaderd.spark.source_read import ShareReader, rows
+from offloaderd.spark.source_stores import HeldStores
 from offloaderd.spark.spark_errors import brief
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._task = options.task(schema, step=True)
         self._target: Offset | None = None
+        self._held = HeldStores(options)
         self._known = KnownOutcomes()
         self._looked: list[Snapshot] = []
         self._step = Step({})
@@ -89,12 +90,17 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         What was just looked at for a step serves for its tasks; what a checkpoint repeats is looked at anew.
         """
         seen = self._looked if end == self._step.offset else None
-        return [InputPartition(share) for share in asyncio.run(plan_step(self._options, start, end, seen))]
+        made = self._held.run(lambda stores: plan_step(self._options, stores, start, end, seen))
+        return [InputPartition(share) for share in made]
+
+    def stop(self) -> None:
+        """Close what the stream has looked with."""
+        self._held.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one share."""
         return rows(self._task, partition.value, self._options.wanted)
 
     def _look(self) -> list[Snapshot]:
-        self._looked = asyncio.run(look(self._options, self._known))
+        self._looked = self._held.run(lambda stores: look(self._options, stores, self._known))
         return self._looked

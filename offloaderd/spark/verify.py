@@ -18,6 +18,7 @@ from offloaderd.errors import BucketMissing, OffloaderError
 from offloaderd.spark.source_offsets import look
 from offloaderd.spark.source_options import parse
 from offloaderd.spark.source_read import store_at
+from offloaderd.spark.source_stores import HeldStores
 from offloaderd.spark.spark_errors import brief, from_spark
 from offloaderd.upkeep.flaws import Flaw, Kind, Level
 from offloaderd.upkeep.looking import Looker
@@ -129,7 +130,7 @@ def verify(spark: SparkSession, options: Mapping[str, str], level: Level = Level
     Raises InvalidConfig, NotFound for no topic, and what the metadata raises.
     """
     parsed = parse(options)
-    snapshots = asyncio.run(look(parsed))
+    snapshots = _snapshots(parsed)
     segments = [Segment(one.topic, segment) for one in snapshots for segment in one.map.segments]
     objects = parsed.settings.objects
     place = objects.directory if objects.kind == "filesystem" else s3_options(parsed.settings)
@@ -153,6 +154,11 @@ def verify(spark: SparkSession, options: Mapping[str, str], level: Level = Level
     )
 
 
+def _snapshots(options: SourceOptions) -> list[Snapshot]:
+    with HeldStores(options) as held:
+        return held.run(lambda stores: look(options, stores))
+
+
 def _distributed(spark: SparkSession, segments: Sequence[Segment], task: Look) -> list[Looked]:
     """Have all segments looked at; the largest are begun first."""
     if not segments:
@@ -170,7 +176,7 @@ def _without_deleted(found: Sequence[Looked], options: SourceOptions) -> list[Lo
     """Leave out what lacks objects because it was deleted, or rewritten, meanwhile."""
     if not any(flaw.kind is Kind.MISSING for one in found for flaw in one.flaws):
         return list(found)
-    still = {segment.segment_id for one in asyncio.run(look(options)) for segment in one.map.segments}
+    still = {segment.segment_id for one in _snapshots(options) for segment in one.map.segments}
     return [one for one in found if not one.flaws or one.one.segment.segment_id in still]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -16,12 +15,12 @@ from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.model import HistoryOrder, Loss, Position, TopicName
 from offloaderd.patterns import TopicPattern
 from offloaderd.read.errors import EntriesDeleted
-from offloaderd.spark import source_offsets
 from offloaderd.spark.source_admission import advance
 from offloaderd.spark.source_offsets import begin, clipped, furthest, gone, in_history, plan_step, still_there
 from offloaderd.spark.source_options import Mode
 from offloaderd.spark.source_positions import NOTHING, following, position
 from offloaderd.spark.source_snapshot import Snapshot, holes_of, holes_within
+from offloaderd.spark.source_stores import Stores
 from offloaderd.spark.source_wanted import Wanted
 from tests.unit.read.build import TOPIC
 from tests.unit.spark.lake import CountingStore, options, read_share, snapshot
@@ -180,15 +179,15 @@ def test_a_topic_that_was_deleted_in_a_step() -> None:
     assert gone([FOUND], start, end, options(without=(TopicPattern.parse(OTHER),))) == []
 
 
-async def test_a_step_without_a_deleted_topic_has_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_without_a_deleted_topic_has_the_others() -> None:
     """A batch that a checkpoint repeats: what is there is read as before, the rest is told in a row of its own."""
     store = CountingStore()
-    monkeypatch.setattr(source_offsets, "bucket_store", lambda *_: nullcontext(store))
+    stores = Stores(store, None)
     start, end = {NAME: "1:9", OTHER: "4:1"}, {NAME: "3:8", OTHER: "5:0"}
-    (share,) = await plan_step(options(mode=Mode.SKIP), start, end, [FOUND])
+    (share,) = await plan_step(options(mode=Mode.SKIP), stores, start, end, [FOUND])
     assert [str(one.topic) for one in share] == [OTHER, NAME, NAME]
     (row, *_) = await read_share(store, share[:1], options(mode=Mode.SKIP))
     assert row["skipped"] is None
     assert row["reason"].endswith("how many entries it stands for is not known")
-    (share,) = await plan_step(options(without=(TopicPattern.parse(OTHER),)), start, end, [FOUND])
+    (share,) = await plan_step(options(without=(TopicPattern.parse(OTHER),)), stores, start, end, [FOUND])
     assert [str(one.topic) for one in share] == [NAME, NAME]
