@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Observation, functions
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from offloaderd.errors import InvalidConfig
 from offloaderd.format.transactions import Transactions
@@ -152,7 +151,7 @@ def _opened(spark: SparkSession, target: str | IcebergTable, options: SourceOpti
     if isinstance(target, str):
         yield ExportFolder(spark, target)
         return
-    with open_table(spark, target, to_arrow_schema(options.columns, timezone="UTC")) as table:
+    with open_table(spark, target, options.columns) as table:
         yield table
 
 
@@ -195,7 +194,12 @@ def _one_round(
         counted = Observation()
         undated = functions.count_if(functions.isnull("time")).alias("undated")
         found = found.observe(counted, functions.count(functions.lit(1)).alias("rows"), undated)
-        found = found.withColumn("day", functions.expr(DAY))
+        columns = target.named(found.schema)
+        named = [
+            functions.col(old).cast(new.dataType).alias(new.name)
+            for old, new in zip(found.columns, columns, strict=True)
+        ]
+        found = found.select(*named, functions.expr(DAY).alias("day"))
         found.write.partitionBy("day").parquet(staging)
         counts = counted.get
     return target.commit(last, staging, made.offset, counts["rows"]), counts["undated"]

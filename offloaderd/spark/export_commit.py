@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from pyspark.sql.types import DataType
+from pyspark.sql.types import DataType, StructType
 
 from offloaderd.clock import SystemClock
 from offloaderd.errors import CorruptData, InvalidConfig
@@ -126,6 +126,10 @@ class ExportTarget(Protocol):
 
     def recover(self, source: dict[str, str]) -> Commit:
         """Return the last commit, with all that a crash has left of it finished or cleared. Raises as `last`."""
+        ...
+
+    def named(self, columns: StructType) -> StructType:
+        """Return the columns of the next round by what they are called in the target, in the same order."""
         ...
 
     def staging(self, last: Commit) -> str:

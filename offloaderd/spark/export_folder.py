@@ -22,6 +22,7 @@ from offloaderd.spark.spark_files import SparkFiles, check_scheme
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 OURS = "_offloaderd"
 COMMITS = f"{OURS}/commits"
@@ -60,6 +61,10 @@ class ExportFolder:
             self._files.move(name, f"{_round(0)}/{name}")
         self._finish(last)
         return last
+
+    def named(self, columns: StructType) -> StructType:
+        """Return the columns as they are."""
+        return columns
 
     def staging(self, last: Commit) -> str:
         """Return the URL of a new folder for the round after a commit."""

@@ -18,19 +18,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark.sql.pandas.types import to_arrow_schema
+
 from offloaderd.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.spark.export_commit import DIGITS, Commit, Move, decode, decode_move
+from offloaderd.spark.export_schema import renamed
 from offloaderd.spark.session import check_libraries
 from offloaderd.spark.spark_files import SparkFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 COMMIT = "offloaderd.commit"
 """Property of the table: the record of the last commit; of a snapshot: what its commit has moved."""
@@ -59,10 +62,11 @@ class IcebergTable:
 class ExportTable:
     """A target. Opened with `opened`."""
 
-    def __init__(self, spark: SparkSession, where: IcebergTable, schema: pa.Schema, catalog: Catalog | None) -> None:
+    def __init__(self, spark: SparkSession, where: IcebergTable, columns: StructType, catalog: Catalog | None) -> None:
         self._spark = spark
         self._where = where
-        self._schema = schema
+        self._columns = columns
+        self._named: StructType | None = None
         self._catalog = catalog
         self.target = str(where)
 
@@ -82,6 +86,17 @@ class ExportTable:
         last = self.last(source)
         self._clear(last)
         return last
+
+    def named(self, columns: StructType) -> StructType:
+        """Return the columns by what they are called in the table, where somebody may have renamed some."""
+        self._named = self._now_named(self._loaded(), columns)
+        return self._named
+
+    def _now_named(self, table: Table, columns: StructType) -> StructType:
+        from pyiceberg.schema import index_by_name  # noqa: PLC0415 - optional
+
+        before = [index_by_name(one) for _, one in sorted(table.schemas().items())]
+        return renamed(columns, index_by_name(table.schema()), before)
 
     def staging(self, last: Commit) -> str:
         """Return the URL of a new folder for the round after a commit."""
@@ -118,10 +133,16 @@ class ExportTable:
         once = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
         table.metadata = table.metadata.model_copy(update={"properties": once})
         number = getattr(table.metadata, "last_sequence_number", 0) + 1
+        names = self._now_named(table, self._columns)
+        if self._named not in {None, names}:
+            raise Conflict(
+                f"columns of {self.target} were renamed while a round was written",
+                hint="run it again: nothing was added",
+            )
         try:
             transaction = table.transaction()
             with transaction.update_schema() as schema:
-                schema.union_by_name(self._schema)
+                schema.union_by_name(to_arrow_schema(names, timezone="UTC"))
             transaction.set_properties({COMMIT: made.encode(), SEQUENCE: str(number)})
             moved = {COMMIT: made.encode_move(last)}
             transaction.add_files(files, snapshot_properties=moved, check_duplicate_files=False)
@@ -232,7 +253,7 @@ class ExportTable:
             try:
                 with (
                     self._catalog.create_table_transaction(
-                        self._where.name, schema=self._schema, properties=properties
+                        self._where.name, schema=to_arrow_schema(self._columns, timezone="UTC"), properties=properties
                     ) as transaction,
                     transaction.update_spec() as spec,
                 ):
@@ -254,13 +275,13 @@ def _ancestors(table: Table, newest: Snapshot | None) -> Iterator[Snapshot]:
 
 
 @contextmanager
-def opened(spark: SparkSession, where: IcebergTable, schema: pa.Schema) -> Iterator[ExportTable]:
+def opened(spark: SparkSession, where: IcebergTable, columns: StructType) -> Iterator[ExportTable]:
     """Have a table as a target; nothing is made before the first commit.
 
     Raises InvalidConfig when pyiceberg is missing or not set up for the catalogue, and for a folder of something else.
     """
     check_libraries("iceberg")
-    found = ExportTable(spark, where, schema, _catalog(where))
+    found = ExportTable(spark, where, columns, _catalog(where))
     try:
         yield found
     finally:

@@ -1,10 +1,18 @@
-"""How the type of an export's values may change from one run to the next: fields come and go, and keep their types."""
+"""How the columns of an export may change from one run to the next: fields come and go, and keep their types.
+
+In a table a column is known by an id, and somebody may have given it another name since.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from offloaderd.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 def widened(old: DataType, new: DataType, at: str = "value") -> DataType:
@@ -31,3 +39,37 @@ def widened(old: DataType, new: DataType, at: str = "value") -> DataType:
             hint="fields may be added and left out; for other types of fields that stay, name another target",
         )
     return old
+
+
+def renamed(columns: StructType, now: Mapping[str, int], before: Sequence[Mapping[str, int]]) -> StructType:
+    """Return columns by what a table calls them `now`; `before` are its earlier schemas, the newest last.
+
+    A schema has the id of each field by its place, which is its name behind those of the fields around it, with dots
+    between them. What is no more in the table, or never was, keeps its name.
+    """
+    places = {field_id: place for place, field_id in now.items()}
+
+    def name(was: str, place: str) -> str:
+        """Return the last word of a field's name, which was once `was` and would be `place` now."""
+        if place in now:
+            return place.rpartition(".")[2]
+        ids = (one[was] for one in reversed(before) if was in one)
+        return next((places[one] for one in ids if one in places), place).rpartition(".")[2]
+
+    def kind(of: DataType, was: str, place: str) -> DataType:
+        if isinstance(of, StructType):
+            return struct(of, f"{was}.", f"{place}.")
+        if isinstance(of, ArrayType):
+            return ArrayType(kind(of.elementType, f"{was}.element", f"{place}.element"))
+        if isinstance(of, MapType):
+            return MapType(of.keyType, kind(of.valueType, f"{was}.value", f"{place}.value"))
+        return of
+
+    def struct(of: StructType, was: str, place: str) -> StructType:
+        fields = []
+        for one in of.fields:
+            called = name(was + one.name, place + one.name)
+            fields.append(StructField(called, kind(one.dataType, was + one.name, place + called)))
+        return StructType(fields)
+
+    return struct(columns, "", "")

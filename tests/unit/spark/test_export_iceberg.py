@@ -22,7 +22,7 @@ from offloaderd.spark.source_columns import full_schema
 from tests.unit.spark.local_files import LocalFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyiceberg.table import Table
     from pyspark.sql import SparkSession
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from offloaderd.spark.export_commit import Commit
 
 SOURCE = {"cluster": "c", "topic": "public/default/orders", "rows": "entries"}
-SCHEMA = to_arrow_schema(full_schema(messages=False, skips=False), timezone="UTC")
+COLUMNS = full_schema(messages=False, skips=False)
+SCHEMA = to_arrow_schema(COLUMNS, timezone="UTC")
 DAY = datetime(2026, 11, 21, tzinfo=UTC)
 
 
@@ -64,10 +65,10 @@ class Lake:
     @contextmanager
     def target(self) -> Iterator[ExportTable]:
         """Have it as a target."""
-        with export_iceberg.opened(cast("SparkSession", None), self.where, SCHEMA) as found:
+        with export_iceberg.opened(cast("SparkSession", None), self.where, COLUMNS) as found:
             yield found
 
-    def write(self, staging: str, ledger_id: int, count: int) -> None:
+    def write(self, staging: str, ledger_id: int, count: int, names: Sequence[str] = COLUMNS.names) -> None:
         """Write what Spark would write of a round: two days, or nothing."""
         for day in range(2 if count else 0):
             folder = Path(staging.removeprefix("file://")) / f"day={(DAY + timedelta(days=day)).date()}"
@@ -76,14 +77,16 @@ class Lake:
                 {"ledger_id": ledger_id, "entry_id": entry_id, "time": DAY + timedelta(days=day, seconds=entry_id)}
                 for entry_id in range(day, count, 2)
             ]
-            pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), folder / "part-0.parquet")
+            found = pa.Table.from_pylist(rows, schema=SCHEMA).rename_columns(list(names))
+            pq.write_table(found, folder / "part-0.parquet")
 
     def round(self, ledger_id: int, count: int) -> Commit:
         """Export once more, up to the end of a ledger."""
         with self.target() as target:
             last = target.recover(SOURCE)
+            names = target.named(COLUMNS).names
             staging = target.staging(last)
-            self.write(staging, ledger_id, count)
+            self.write(staging, ledger_id, count, names)
             return target.commit(last, staging, {"orders": f"{ledger_id}:{count - 1}"}, count)
 
     def last(self) -> tuple[int, dict[str, str]]:
@@ -246,6 +249,37 @@ def test_what_others_do_to_the_table(lake: Lake, monkeypatch: pytest.MonkeyPatch
     rolled_back(2)
     with lake.target() as target, pytest.raises(OffloaderError, match="is not known any more"):
         target.recover(SOURCE)
+
+
+def test_a_column_that_was_renamed_in_the_table(lake: Lake) -> None:
+    """Rounds behind it write to it by its new name, and the old one does not come back; nor does it in mid-round."""
+    lake.round(1, 5)
+    with lake.table() as table, table.update_schema() as schema:
+        schema.rename_column("entry_id", "number").rename_column("time", "written")
+    lake.round(2, 4)
+    with lake.table() as table:
+        rows = table.scan().to_arrow().to_pylist()
+        assert table.schema().column_names == [
+            {"entry_id": "number", "time": "written"}.get(name, name) for name in COLUMNS.names
+        ]
+        days = {one["partition"]["day"] for one in table.inspect.partitions().to_pylist()}
+    assert sorted((row["ledger_id"], row["number"]) for row in rows) == [
+        *((1, entry_id) for entry_id in range(5)),
+        *((2, entry_id) for entry_id in range(4)),
+    ]
+    assert days == {DAY.date(), DAY.date() + timedelta(days=1)}
+    with lake.target() as target:
+        last = target.recover(SOURCE)
+        names = target.named(COLUMNS).names
+        staging = target.staging(last)
+        lake.write(staging, 3, 4, names)
+        with lake.table() as table, table.update_schema() as schema:
+            schema.rename_column("number", "entry")
+        with pytest.raises(Conflict, match="were renamed while a round was written"):
+            target.commit(last, staging, {"orders": "3:3"}, 4)
+    assert lake.last() == (2, {"orders": "2:3"})
+    lake.round(3, 4)
+    assert lake.counts() == {1: 5, 2: 4, 3: 4}
 
 
 def test_tables_and_folders_of_others_are_refused(lake: Lake, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
 
 from offloaderd.errors import InvalidConfig
 from offloaderd.spark.export_commit import Commit
-from offloaderd.spark.export_schema import widened
+from offloaderd.spark.export_schema import renamed, widened
 
 
 def struct(**fields: DataType) -> StructType:
@@ -74,3 +74,20 @@ def test_a_target_takes_its_own_source_alone(monkeypatch: pytest.MonkeyPatch) ->
     for other in ({"topic": "orders"}, {**new, "topic": "returns"}, {**new, "start": "1:0"}):
         with pytest.raises(InvalidConfig, match="export of something else"):
             commit.checked(other, "/archive")
+
+
+def test_fields_that_were_renamed_in_a_table() -> None:
+    """At any depth, twice as well, by what a table remembers; what it does not have keeps its name."""
+    ours = struct(
+        id=INT, value=struct(a=INT, rows=ArrayType(struct(b=INT)), notes=MapType(TEXT, struct(c=INT))), new=INT
+    )
+    first = {"id": 1, "value": 2, "value.a": 10, "value.rows": 11, "value.rows.element.b": 13}
+    first |= {"value.notes": 14, "value.notes.value.c": 17}
+    second = {**{place: at for place, at in first.items() if place != "id"}, "key": 1}
+    now = {"key": 1, "content": 2, "content.A": 10, "content.rows": 11, "content.rows.element.B": 13}
+    now |= {"content.notes": 14, "content.notes.value.C": 17}
+    assert renamed(ours, first, [first]) == ours
+    found = struct(A=INT, rows=ArrayType(struct(B=INT)), notes=MapType(TEXT, struct(C=INT)))
+    assert renamed(ours, now, [first, second, now]) == struct(key=INT, content=found, new=INT)
+    gone = {"other": 3}
+    assert renamed(ours, gone, [first, gone]) == ours, "it was dropped, and is added again"
