@@ -9,7 +9,8 @@ of the file system, a hard link or a rename of HDFS, so of two exports one is to
 folder is moved to its place in one step. Whoever comes next moves what a crash has left unmoved. Once it is moved it
 is not looked at again: what others delete or rewrite there holds up nothing.
 
-Earlier releases had `TARGET/day=...` for all rounds. Those folders are moved into round 0, so readers see them further.
+Earlier releases had `TARGET/day=...` for all rounds. Those folders are moved into round 0, so readers see them further;
+a record without a round, of a version that those releases do not know, is committed first.
 """
 
 from __future__ import annotations
@@ -56,10 +57,13 @@ class ExportFolder:
     def recover(self, source: dict[str, str]) -> Commit:
         """Return the last commit, with its round in its place and nothing of it in staging. Raises as `last`."""
         last = self.last(source)
-        for name in [one for one in self._files.names("") if one.startswith("day=")]:
+        self._finish(last)
+        if days := [one for one in self._files.names("") if one.startswith("day=")]:
+            # A release that would write there again refuses the target from then on, by the version of this record.
+            last = self.commit(last, self.staging(last), last.positions, 0)
+        for name in days:
             self._files.make(_round(0))
             self._files.move(name, f"{_round(0)}/{name}")
-        self._finish(last)
         return last
 
     def named(self, columns: StructType) -> StructType:

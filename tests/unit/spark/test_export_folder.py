@@ -140,7 +140,7 @@ def test_what_others_do_with_finished_rounds_holds_up_nothing(archive: Archive) 
     assert archive.seen() == ["a", "a", "d", "d", "c", "c"]
 
 
-def test_a_folder_of_an_earlier_release(archive: Archive) -> None:
+def test_a_folder_of_an_earlier_release(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """Days at the top, a record with files, and a round that a crash had left half moved: nothing is there twice."""
     commits, staging = archive.folder / "_offloaderd" / "commits", archive.folder / "_offloaderd" / "staging" / "1-x"
     archive.write(str(staging), "a")
@@ -152,10 +152,20 @@ def test_a_folder_of_an_earlier_release(archive: Archive) -> None:
         '"positions": {"orders": "0:0"}, "files": ["day=2026-11-21/part-0.parquet", "day=2026-11-22/part-0.parquet"], '
         '"staging": "_offloaderd/staging/1-x", "rows": 2}'
     )
-    assert archive.round("b").number == 2
+    move = LocalFiles.move
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFiles, "move", lambda *given: 1 / 0 if given[1].startswith("day=") else move(*given))
+        with pytest.raises(ZeroDivisionError):
+            archive.target().recover(SOURCE)
+    assert (archive.folder / "day=2026-11-21").is_dir()
+    assert '"version": 2' in (commits / "0000000002.json").read_text(), (
+        "earlier releases know none but 1, and refuse it"
+    )
+    assert archive.target().last(SOURCE).positions == {"orders": "0:0"}
+    assert archive.round("b").number == 4
     assert archive.seen() == ["a", "a", "b", "b"]
     assert {one.name[:6] for one in archive.folder.iterdir()} == {"_offlo", "round="}
-    (commits / "0000000003.json").write_text('{"version": 3}')
+    (commits / "0000000005.json").write_text('{"version": 3}')
     with pytest.raises(CorruptData, match="version 2 or older"):
         archive.target().last(SOURCE)
 
