@@ -272,7 +272,7 @@ final class Daemons implements AutoCloseable {
             return found;
         }
         found.thenAccept(wrong -> {
-            if (!wrong.isEmpty()) {
+            if (!wrong.isEmpty() && !closed) { // a broker that ends closes what it began
                 LOG.error("{}", wrong);
             }
         });

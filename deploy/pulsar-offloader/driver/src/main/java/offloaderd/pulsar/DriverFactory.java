@@ -47,6 +47,11 @@ public final class DriverFactory implements LedgerOffloaderFactory<Driver> {
         this.threads = threads;
     }
 
+    /** Returns what all offloaders share. */
+    ReadMemory memory() {
+        return memory;
+    }
+
     @Override
     public boolean isDriverSupported(String driverName) {
         return Driver.NAME.equalsIgnoreCase(driverName);

@@ -91,9 +91,7 @@ final class Offload {
                     .setWaitMs(WAIT_MS)
                     .build();
             stop = reports::cancel;
-            daemons.offloads(settings, address)
-                    .withDeadlineAfter(settings.offloadTimeout().toMillis(), TimeUnit.MILLISECONDS)
-                    .ensureLedger(request, reports);
+            daemons.offloads(settings, address).ensureLedger(request, reports);
             if (done.isDone()) { // before there was anything to cancel
                 reports.cancel();
             }

@@ -96,6 +96,14 @@ public class DriverFactoryTest {
     }
 
     @Test
+    public void theBrokersMemoryForReadingAheadIsWhatItSays() throws Exception {
+        PulsarService.start(() -> made(Map.of("ReadMemoryBytes", "12345")));
+        assertEquals(12345, factory.memory().getLimitBytes());
+        assertThrows(IOException.class, () -> ofNamespace(Map.of("ReadMemoryBytes", "54321")));
+        assertEquals(12345, factory.memory().getLimitBytes());
+    }
+
+    @Test
     public void aNamespaceWaitsNoLongerThanTheBroker() throws Exception {
         PulsarService.start(() -> made(Map.of("OffloadTimeoutSeconds", "300")));
         assertEquals(300, ofNamespace(Map.of("OffloadTimeoutSeconds", "3600")).offloadTimeout().toSeconds());

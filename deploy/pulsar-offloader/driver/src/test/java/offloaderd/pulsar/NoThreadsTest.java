@@ -4,6 +4,7 @@ import static org.junit.Assert.assertEquals;
 import static org.junit.Assert.assertThrows;
 import static org.junit.Assert.assertTrue;
 
+import io.grpc.stub.StreamObserver;
 import java.io.IOException;
 import java.lang.reflect.Proxy;
 import java.util.ArrayList;
@@ -16,6 +17,8 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ThreadFactory;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import offloaderd.v1.Broker.OpenLedgerRequest;
+import offloaderd.v1.Broker.OpenLedgerResponse;
 import org.apache.bookkeeper.client.api.ReadHandle;
 import org.apache.bookkeeper.mledger.LedgerOffloaderStats;
 import org.apache.bookkeeper.mledger.ManagedLedgerException;
@@ -33,6 +36,7 @@ public class NoThreadsTest {
     /** Threads of which only some can be started, as under a limit of processes. */
     private static final class Scarce implements ThreadFactory {
         private final AtomicInteger left;
+        private final AtomicInteger connecting = new AtomicInteger();
         private volatile boolean ofConnections = true;
 
         private Scarce(int left) {
@@ -48,6 +52,7 @@ public class NoThreadsTest {
                     if (counts && left.getAndUpdate(now -> Math.max(0, now - 1)) == 0) {
                         throw new OutOfMemoryError("unable to create native thread");
                     }
+                    connecting.addAndGet(getName().startsWith("offloaderd-connection") ? 1 : 0);
                     super.start();
                 }
             };
@@ -89,7 +94,45 @@ public class NoThreadsTest {
             assertEquals(0, ledger.getPendingRead());
             assertEquals(0, daemon.calls.get());
             threads.left.set(Integer.MAX_VALUE);
-            daemon.holds(daemon.ledger(daemons).readAsync(0, 99), 0, 99);
+            works(ledger); // by the connection that could not be made before
+        }
+    }
+
+    /** Checks that a handle reads, on a machine that may be slow. */
+    private void works(TieredLedger hurried) throws Exception {
+        for (int tries = 30; ; tries--) {
+            try {
+                daemon.holds(hurried.readAsync(0, 99), 0, 99);
+                return;
+            } catch (ExecutionException late) {
+                assertTrue(late.toString(), tries > 0);
+            }
+        }
+    }
+
+    @Test
+    public void answersOfADaemonNeedNoThreadThatHasToBeStarted() throws Exception {
+        Scarce threads = new Scarce(Integer.MAX_VALUE);
+        try (Daemons daemons = new Daemons(new ReadMemory(), threads)) {
+            Settings settings = Settings.read(Map.of("Address", daemon.address()), Map.of());
+            CompletableFuture<String> thread = new CompletableFuture<>();
+            daemons.ledgers(settings, settings.address()).openLedger(
+                    OpenLedgerRequest.getDefaultInstance(),
+                    new StreamObserver<>() {
+                        @Override
+                        public void onNext(OpenLedgerResponse answer) {}
+
+                        @Override
+                        public void onError(Throwable unimplemented) {
+                            thread.complete(Thread.currentThread().getName());
+                        }
+
+                        @Override
+                        public void onCompleted() {}
+                    });
+            String name = thread.get(30, TimeUnit.SECONDS);
+            assertTrue(name, name.matches("offloaderd-\\d+")); // a worker, and none of gRPC's own
+            assertTrue("a connection has threads of ours as well", threads.connecting.get() >= 2);
         }
     }
 

@@ -70,7 +70,7 @@ final class ReadDaemon extends ExternalResource {
                     }
                     sent.addAndGet(batch.getPayloadsCount());
                     ReadResponse answer = ReadResponse.newBuilder().setBatch(batch).build();
-                    call.onNext(request.getFramed() && framed ? spoil.apply(framed(answer)) : answer);
+                    call.onNext(spoil.apply(request.getFramed() && framed ? framed(answer) : answer));
                     if (breaks) {
                         next.set(Long.MAX_VALUE);
                         call.onError(refusal.asRuntimeException());

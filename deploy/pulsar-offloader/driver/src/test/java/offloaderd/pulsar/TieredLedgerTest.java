@@ -13,6 +13,8 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.UnaryOperator;
+import offloaderd.v1.Common.EntryBatch;
+import offloaderd.v1.Read.ReadResponse;
 import org.apache.bookkeeper.client.api.LedgerEntries;
 import org.apache.bookkeeper.mledger.ManagedLedgerException;
 import org.junit.After;
@@ -73,13 +75,33 @@ public class TieredLedgerTest {
                 frames -> frames.substring(0, 5),
                 frames -> ByteString.EMPTY);
         for (UnaryOperator<ByteString> change : changes) {
-            daemon.spoil = answer -> answer.toBuilder().setFrames(change.apply(answer.getFrames())).build();
-            CompletableFuture<LedgerEntries> read = ledger("ReadTimeoutSeconds", "1").readAsync(0, 50);
-            assertThrows(ExecutionException.class, () -> read.get(30, TimeUnit.SECONDS));
+            spoilOnce(answer -> answer.toBuilder().setFrames(change.apply(answer.getFrames())).build());
         }
-        AtomicInteger left = new AtomicInteger(2);
-        daemon.spoil = answer -> left.getAndDecrement() > 0 ? answer.toBuilder().setEntries(6).build() : answer;
-        daemon.holds(ledger().readAsync(0, ReadDaemon.ENTRIES - 1), 0, ReadDaemon.ENTRIES - 1);
+        spoilOnce(answer -> answer.toBuilder().setEntries(6).build());
+    }
+
+    @Test
+    public void entriesOfAnotherPlaceAreNeverHandedOut() throws Exception {
+        daemon.framed = false;
+        for (UnaryOperator<EntryBatch.Builder> change : List.<UnaryOperator<EntryBatch.Builder>>of(
+                batch -> batch.setFirstEntryId(batch.getFirstEntryId() + 1),
+                batch -> batch.setFirstEntryId(batch.getFirstEntryId() - 1),
+                batch -> batch.setLedgerId(6))) {
+            spoilOnce(answer -> {
+                EntryBatch.Builder moved = change.apply(answer.getBatch().toBuilder());
+                return answer.toBuilder().setBatch(moved.setPayloads(0, ByteString.copyFromUtf8("of elsewhere"))).build();
+            });
+        }
+    }
+
+    /** Checks that a read asks again for an answer that cannot be right, and gets its entries. */
+    private void spoilOnce(UnaryOperator<ReadResponse> change) throws Exception {
+        daemon.calls.set(0);
+        AtomicInteger left = new AtomicInteger(1);
+        daemon.spoil = answer -> answer.getBatch().getFirstEntryId() == 0 && left.getAndDecrement() > 0
+                ? change.apply(answer) : answer; // of this stream: earlier ones are further on
+        daemon.holds(ledger().readAsync(0, 50), 0, 50);
+        assertEquals(2, daemon.calls.get());
     }
 
     @Test
