@@ -9,6 +9,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from offloaderd.offload.damage import DamagedLedger
+
 
 class FlawLike(Protocol):
     """What is shown of a flaw; text fields are empty where there is nothing to say."""
@@ -59,6 +61,24 @@ def write(flaws: Iterable[tuple[FlawLike, int | None]]) -> None:
         click.echo(f"  {kind:<12} {where}: {said}{entries}")
         if flaw.what_to_do:
             click.echo(f"  {'':<12} -> {flaw.what_to_do}")
+
+
+def write_ledgers(ledgers: Iterable[DamagedLedger]) -> None:
+    """Write what became of ledgers whose copies are damaged, as flaws are written."""
+    for one in ledgers:
+        click.echo(f"  {one.fate.upper():<12} ledger {one.ledger_id}: {one.text}")
+        click.echo(f"  {'':<12} -> {one.what_to_do}")
+
+
+def ledger_as_json(one: DamagedLedger) -> dict[str, object]:
+    """Return what became of a ledger as JSON shows it."""
+    return {
+        "topic": str(one.topic),
+        "ledger_id": one.ledger_id,
+        "fate": one.fate,
+        "text": one.text,
+        "what_to_do": one.what_to_do,
+    }
 
 
 def as_json(flaw: FlawLike, offset: int | None, segment_id: str) -> dict[str, object]:

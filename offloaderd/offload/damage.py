@@ -1,12 +1,14 @@
 """What follows when stored segments are found damaged: their ledgers are not to be deleted at the source.
 
-Whoever finds damage says so: the scrub, a verification, a broker's check, a read. A revocation needs no claim, since it
-compares the grant's version; so a daemon that only reads revokes as well.
+Whoever finds damage says so: the scrub, a verification, a broker's check, a read, a job. A revocation needs no claim,
+since it compares the grant's version; so a daemon that only reads revokes as well, and a job without any daemon.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,10 +21,11 @@ from offloaderd.offload.budget import Backoff
 from offloaderd.offload.signal import race
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from uuid import UUID
 
     from offloaderd.clock import Clock
+    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metrics import Metrics
@@ -106,3 +109,77 @@ class SourceKeeper:
             if None not in [await look.head(store, key) for key in current.keys.all]:
                 return
         await self.keep(topic, [part.ledger_id for part in current.slices], f"its copy was found damaged: {error}")
+
+
+class Fate(StrEnum):
+    """What becomes of a ledger whose copy a job found damaged."""
+
+    KEPT = "kept"
+    """Its grant is revoked, or it was: the source keeps it."""
+    GONE = "gone"
+    """Its source is deleting it already, or has."""
+    NOT_KEPT = "not-kept"
+    """The job may not revoke its grant, or could not: somebody else has to."""
+    DRY_RUN = "dry-run"
+    """The job was not to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedLedger:
+    """One such ledger; `text` says what became of it, and `what_to_do` what follows from that."""
+
+    topic: TopicName
+    ledger_id: int
+    fate: Fate
+    text: str
+    what_to_do: str
+
+
+class JobKeeper:
+    """Keeps at their source what a job found damaged, by the metadata alone; `store` is None for a job without any."""
+
+    def __init__(self, store: MetadataStore | None, clock: Clock, *, job: str, dry_run: bool = False) -> None:
+        self._store = store
+        self._clock = clock
+        self._job = job
+        self._dry_run = dry_run
+
+    async def keep(self, topic_map: TopicMap, damage: Mapping[UUID, str]) -> list[DamagedLedger]:
+        """Revoke the grants of the ledgers of damaged segments, as far as the map has them; says what became of each.
+
+        Raises nothing of ours: a job that may not write, or whose metadata store is away, says what is left to do.
+        """
+        ledgers = {
+            part.ledger_id: damage[one.segment_id]
+            for one in topic_map.segments
+            if one.segment_id in damage and not one.foreign  # nobody grants the deletion of a broker's
+            for part in one.slices
+        }
+        return [await self._keep(topic_map.topic, *one) for one in sorted(ledgers.items())]
+
+    async def _keep(self, topic: TopicName, ledger_id: int, what: str) -> DamagedLedger:
+        fate, text, advice = await self._revoked(topic, ledger_id, f"its copy was found damaged by {self._job}: {what}")
+        return DamagedLedger(topic=topic, ledger_id=ledger_id, fate=fate, text=text, what_to_do=advice)
+
+    async def _revoked(self, topic: TopicName, ledger_id: int, reason: str) -> tuple[Fate, str, str]:
+        by_hand = f"offloadctl grants revoke {topic} {ledger_id} --reason damaged"
+        if self._dry_run:
+            return (
+                Fate.DRY_RUN,
+                "its grant was not revoked: this is a dry run",
+                f"without --dry-run it is, or {by_hand}",
+            )
+        if self._store is None:
+            return Fate.NOT_KEPT, "its grant was not revoked: the job works without metadata", by_hand
+        now_ms = self._clock.wall_ms()
+        try:
+            await grant_records.revoke(self._store, topic, ledger_id, reason=reason, now_ms=now_ms, damaged=True)
+        except Conflict as error:
+            return Fate.GONE, error.message, "restore the copy: it may be the last one"
+        except OffloaderError as error:
+            return Fate.NOT_KEPT, f"its grant could not be revoked: {error.message}", by_hand
+        return (
+            Fate.KEPT,
+            "its grant is revoked, so its source keeps it",
+            f"restore the copy, then offloadctl grants allow {topic} {ledger_id}",
+        )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from offloaderd.errors import Conflict, NotFound, OffloaderError
+from offloaderd.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.nodes import node
@@ -124,7 +124,7 @@ async def revoke(
             continue
         await _tell_owner(store, topic)
         return revoked
-    raise Conflict(f"the grant of ledger {ledger_id} of {topic} keeps changing", hint="try again")
+    raise Transient(f"the grant of ledger {ledger_id} of {topic} keeps changing", hint="try again")
 
 
 async def allow(store: MetadataStore, topic: TopicName, ledger_id: int) -> None:

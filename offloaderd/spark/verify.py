@@ -1,7 +1,7 @@
 """Verification as a Spark job: every committed segment looked at by some task, what lies between them by the driver.
 
 The same looks as `offloaderd verify --against-map`, over as many machines as there are. A report is a table with a row
-for each flaw, and one for each segment that has none.
+for each flaw, and one for each segment that has none. What is found damaged the driver has kept at its source.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 
 from offloaderd.clock import SystemClock
 from offloaderd.errors import BucketMissing, OffloaderError
+from offloaderd.metadata import catalog
+from offloaderd.offload.damage import JobKeeper
 from offloaderd.spark.source_offsets import look
-from offloaderd.spark.source_options import parse
+from offloaderd.spark.source_options import Metadata, parse
 from offloaderd.spark.source_read import store_at
 from offloaderd.spark.source_stores import HeldStores
 from offloaderd.spark.spark_errors import brief, from_spark
-from offloaderd.upkeep.flaws import Flaw, Kind, Level
+from offloaderd.stores import metadata_store
+from offloaderd.upkeep.flaws import Flaw, Kind, Level, damage_by_segment
 from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.rebuild_plan import plan_topic
 from offloaderd.upkeep.verify import informed, joint
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
     from offloaderd.objects.s3 import S3Options
+    from offloaderd.offload.damage import DamagedLedger
     from offloaderd.spark.source_options import SourceOptions
     from offloaderd.spark.source_snapshot import Snapshot
     from offloaderd.upkeep.rebuild_known import Known
@@ -107,7 +111,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """The report as a table, and its sum."""
+    """The report as a table, its sum, and what became of the ledgers whose copies are damaged."""
 
     report: DataFrame
     topics: int
@@ -117,6 +121,7 @@ class Verified:
     read_bytes: int
     problems: int
     unreachable: int
+    ledgers: tuple[DamagedLedger, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -124,9 +129,12 @@ class Verified:
         return 1 if self.problems else 3 if self.unreachable else 0
 
 
-def verify(spark: SparkSession, options: Mapping[str, str], level: Level = Level.FULL) -> Verified:
+def verify(
+    spark: SparkSession, options: Mapping[str, str], level: Level = Level.FULL, *, dry_run: bool = False
+) -> Verified:
     """Look at all committed segments of the topics that `options`, those of the data source, name.
 
+    The grants of ledgers whose copy is damaged are revoked, unless `dry_run`; `ledgers` says what became of each.
     Raises InvalidConfig, NotFound for no topic, and what the metadata raises.
     """
     parsed = parse(options)
@@ -151,12 +159,32 @@ def verify(spark: SparkSession, options: Mapping[str, str], level: Level = Level
         read_bytes=sum(one.read_bytes for one in found),
         problems=sum(flaw.is_problem for flaw in flaws),
         unreachable=sum(flaw.kind is Kind.UNREACHABLE for flaw in flaws),
+        ledgers=tuple(asyncio.run(_kept(parsed, snapshots, found, dry_run=dry_run))),
     )
 
 
 def _snapshots(options: SourceOptions) -> list[Snapshot]:
     with HeldStores(options) as held:
         return held.run(lambda stores: look(options, stores))
+
+
+async def _kept(
+    options: SourceOptions, snapshots: Sequence[Snapshot], found: Sequence[Looked], *, dry_run: bool
+) -> list[DamagedLedger]:
+    """Have the source keep the ledgers of damaged segments. A bucket without metadata has no grants to revoke here."""
+    damage = damage_by_segment(flaw for one in found for flaw in one.flaws)
+    spoilt = [one for one in snapshots if any(segment.segment_id in damage for segment in one.map.segments)]
+    if not spoilt:
+        return []
+    job, clock = "a verification by Spark", SystemClock()
+    if options.metadata is Metadata.BUCKET:
+        keeper = JobKeeper(None, clock, job=job, dry_run=dry_run)
+        return [one for snapshot in spoilt for one in await keeper.keep(snapshot.map, damage)]
+    async with metadata_store(options.settings) as store:
+        keeper = JobKeeper(store, clock, job=job, dry_run=dry_run)
+        return [
+            one for snapshot in spoilt for one in await keeper.keep(await catalog.load(store, snapshot.topic), damage)
+        ]
 
 
 def _distributed(spark: SparkSession, segments: Sequence[Segment], task: Look) -> list[Looked]:

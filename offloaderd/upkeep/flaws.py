@@ -141,9 +141,29 @@ class Flaw:
         return f"{where}: {said}" + (f" (entries {self.entries})" if self.entries else "")
 
 
+NO_DAMAGE = NOTES | {
+    Kind.UNREACHABLE,
+    Kind.LABELS,
+    Kind.LOSSES,
+    Kind.OVERLAP,
+    Kind.GAP,
+    Kind.CONTRADICTION,
+}
+"""Readers get what a segment holds all the same; the last three lie between segments."""
+
+
 def first_damage(flaws: Iterable[Flaw]) -> Flaw | None:
     """Return the first flaw for which a ledger is better kept at its source: one of what readers get."""
-    return next((one for one in flaws if one.is_problem and one.kind not in {Kind.LABELS, Kind.LOSSES}), None)
+    return next((one for one in flaws if one.kind not in NO_DAMAGE), None)
+
+
+def damage_by_segment(flaws: Iterable[Flaw]) -> dict[UUID, str]:
+    """Return what is damaged of each segment of which `first_damage` has something."""
+    found: dict[UUID, str] = {}
+    for one in flaws:
+        if one.segment_id is not None and one.kind not in NO_DAMAGE:
+            found.setdefault(one.segment_id, str(one))
+    return found
 
 
 def corrupt(kind: Kind, error: CorruptData, *, entries: str = "", segment_id: UUID | None = None) -> Flaw:

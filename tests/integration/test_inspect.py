@@ -80,6 +80,8 @@ async def test_bit_rot_is_found_by_all_and_served_by_none(site: Site) -> None:
         assert code == 1
         found = {flaw["key"]: flaw["kind"] for line in lines[:-1] for flaw in line["flaws"] if flaw["kind"] != "gap"}
         assert found == spoilt
+    kept = [one for line in lines[:-1] for one in line["ledgers"]]
+    assert {one["fate"] for one in kept} == {"kept"}
     async with DaemonProcess(site) as daemon, daemon.client() as client:
         assert await read_all(client, TOPIC) == entries(COUNT, TOPIC)
         assert await flaws_of(client) == spoilt
@@ -87,7 +89,7 @@ async def test_bit_rot_is_found_by_all_and_served_by_none(site: Site) -> None:
         assert [bool(one.place.verified_flaws) for one in seen] == [True] * 4 + [False] * (len(segments) - 4)
         assert "checksum" in seen[0].place.verified_flaw
         assert seen[0].grant.revoked_ms
-        assert "its copy was found damaged" in seen[0].grant.revoked_reason  # by the reader, who came before the scrub
+        assert "its copy was found damaged" in seen[0].grant.revoked_reason  # by the first who looked
 
 
 async def explained_to_the_byte(client: DaemonClient, site: Site, segments: list[admin_pb2.Segment]) -> None:

@@ -443,6 +443,7 @@ def test_verify_as_a_job(spark: SparkSession, site: Site) -> None:
     asyncio.run(site.spoil(spoilt))
     after = verify(spark, options)
     assert (after.exit_code, after.problems, after.unreachable) == (1, 1, 0)
+    assert [(one.ledger_id, one.fate.value) for one in after.ledgers] == [(2, "kept")]
     assert after.read_bytes > before.object_bytes
     rows = after.report.collect()
     assert [row.kind for row in rows if row.segment_id == str(sound)] == [None]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
+from offloaderd.cli import flaws as flaws_view
 from offloaderd.cli import show
 from offloaderd.cli.ctl.job_options import MASTER
 from offloaderd.cli.ctl.quantities import SIZE
@@ -186,6 +187,7 @@ def _teller(*, as_json: bool) -> Callable[[Round], None]:
 @click.argument("topic")
 @click.option("--level", type=click.Choice(LEVELS), default="full", show_default=True, help="As `offloaderd verify`.")
 @click.option("--report", metavar="FOLDER", help="Also write the whole report there, as Parquet.")
+@click.option("--dry-run", is_flag=True, help="Revoke no grant of a ledger whose copy is damaged, only say of which.")
 @METADATA
 @MASTER
 @JSON
@@ -195,11 +197,15 @@ def verify(
     topic: str,
     level: str,
     report: str | None,
+    dry_run: bool,
     metadata: str,
     master: str | None,
     as_json: bool,
 ) -> int:
     """Look at every committed segment of TOPIC (a topic or a pattern): is it there, and is it what was written?
+
+    The grants of ledgers whose copy is damaged are revoked, so that their source keeps them. Where that may not be
+    written, each such ledger is named with the command to run.
 
     \b
     Exit codes:
@@ -226,7 +232,7 @@ def verify(
     options = {"topic": topic, "metadata": metadata} | ({"config": str(config)} if config else {})
     asyncio.run(check_topics(parse(options)))
     with spark_session("offloaderd verify", master=master, starting=show.note) as session:
-        found = run(session, options, Level(level))
+        found = run(session, options, Level(level), dry_run=dry_run)
         if report is not None:
             found.report.write.parquet(report)
         flaws = [row.asDict() for row in found.report.where("kind IS NOT NULL").collect()]
@@ -238,6 +244,10 @@ def verify(
         kind = flaw["kind"].upper() if flaw["problem"] else flaw["kind"]
         click.echo(f"{kind:<12} {flaw['key']}: {said}")
         click.echo(f"{'':<12} -> {flaw['what_to_do']}")
+    if as_json and found.ledgers:
+        click.echo(show.json_line({"ledgers": [flaws_view.ledger_as_json(one) for one in found.ledgers]}), nl=False)
+    elif found.ledgers:
+        flaws_view.write_ledgers(found.ledgers)
     names = ("topics", "segments", "entries", "object_bytes", "read_bytes", "problems", "unreachable")
     if as_json:
         click.echo(show.json_line({"summary": {name: getattr(found, name) for name in names}}), nl=False)

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -20,17 +20,25 @@ from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.errors import InvalidConfig, OffloaderError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from offloaderd.config import Settings
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import TopicName
+    from offloaderd.offload.damage import DamagedLedger
     from offloaderd.upkeep.verify import Report, Verifier
 
 NOT_LOOKED = 3
 LEVELS = ("metadata", "headers", "full")
+
+
+class Against(TypedDict):
+    """What the bucket is compared with, and whether what follows is only said."""
+
+    against_map: bool
+    dry_run: bool
 
 
 @click.command(short_help="Verify everything in the bucket, with read access only.")
@@ -46,7 +54,12 @@ LEVELS = ("metadata", "headers", "full")
     show_default=True,
     help="metadata: manifests, indexes, sizes, continuity. headers: also the header of each block. full: every byte.",
 )
-@click.option("--against-map", is_flag=True, help="Also compare with what ZooKeeper says is committed.")
+@click.option(
+    "--against-map",
+    is_flag=True,
+    help="Also compare with what ZooKeeper says is committed, and have the source keep ledgers whose copy is damaged.",
+)
+@click.option("--dry-run", is_flag=True, help="With --against-map: revoke no grant, only say of which ledgers.")
 @click.option("--after", metavar="TOPIC", type=options.TOPIC, help="Go on behind this topic; they are sorted by name.")
 @click.option("--rate", metavar="SIZE", type=SizeParam(2**20), help="Read at most this a second; a number is MiB.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one line a topic, the sum in the last one.")
@@ -56,15 +69,19 @@ def verify(
     standalone: Path | None,
     topics: tuple[TopicName, ...],
     level: str,
-    against_map: bool,
     after: TopicName | None,
     rate: int | None,
     as_json: bool,
+    **against: Unpack[Against],
 ) -> int:
     """Look at every segment under the prefix: is all of it there, and is it what was written?
 
-    Nothing is written or repaired, and no daemon need run. Daemons may be at work meanwhile. Each topic is told as soon
-    as it is done; one that was broken off goes on with --after. What is said in small letters is no problem.
+    Nothing in the bucket is written or repaired, and no daemon need run. Daemons may be at work meanwhile. Each topic
+    is told as soon as it is done; one that was broken off goes on with --after. What is said in small letters is no
+    problem.
+
+    With --against-map the grants of ledgers whose copy is damaged are revoked, so that their source keeps them: that is
+    the one thing that is written, in ZooKeeper. Where it may not be, each such ledger is named with the command to run.
 
     \b
     Exit codes:
@@ -86,16 +103,19 @@ def verify(
     from offloaderd.upkeep.verify import Wish  # noqa: PLC0415
 
     log.configure("critical")
+    if against["dry_run"] and not against["against_map"]:
+        raise click.UsageError("--dry-run goes with --against-map: nothing else writes anything")
     view = View(as_json=as_json)
     wish = Wish(level=Level(level), topics=topics, after=after)
 
     async def look() -> None:
         async with AsyncExitStack() as stack:
             settings = await stack.enter_async_context(served(config, standalone))
-            verifier = await opened(stack, settings, rate, against_map=against_map, progress=view.progress)
+            maps = await opened_maps(stack, settings, dry_run=against["dry_run"]) if against["against_map"] else None
+            verifier = await opened(stack, settings, rate, maps=maps, progress=view.progress)
             async with aclosing(verifier.run(wish)) as reports:
                 async for one in reports:
-                    view.show(one)
+                    view.show(one, await maps.keep(one) if maps is not None else ())
 
     try:
         asyncio.run(look())
@@ -114,31 +134,48 @@ async def opened(
     settings: Settings,
     rate: int | None,
     *,
-    against_map: bool,
+    maps: StoredMaps | None,
     progress: Callable[[str, int], None],
 ) -> Verifier:
     """Open what is needed. Raises what the stores raise."""
     from offloaderd import wiring  # noqa: PLC0415
     from offloaderd.clock import SystemClock  # noqa: PLC0415
-    from offloaderd.stores import bucket_store, metadata_store  # noqa: PLC0415
+    from offloaderd.stores import bucket_store  # noqa: PLC0415
     from offloaderd.upkeep.looking import Looker, Throttle  # noqa: PLC0415
     from offloaderd.upkeep.verify import Verifier  # noqa: PLC0415
 
     clock = SystemClock()
     objects = bucket_store(settings, clock)
     await stack.enter_async_context(objects)
-    maps = None
-    if against_map:
-        maps = StoredMaps(await stack.enter_async_context(metadata_store(settings)))
     looker = Looker(objects, clock=clock, throttle=Throttle(rate or 0, clock))
     return Verifier(objects, wiring.sites(settings), looker, clock=clock, maps=maps, progress=progress)
+
+
+async def opened_maps(stack: AsyncExitStack, settings: Settings, *, dry_run: bool) -> StoredMaps:
+    """Open the metadata store. Raises what it raises."""
+    from offloaderd.stores import metadata_store  # noqa: PLC0415
+
+    return StoredMaps(await stack.enter_async_context(metadata_store(settings)), dry_run=dry_run)
 
 
 class StoredMaps:
     """What is committed, as the metadata store holds it."""
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, *, dry_run: bool = False) -> None:
+        from offloaderd.clock import SystemClock  # noqa: PLC0415
+        from offloaderd.offload.damage import JobKeeper  # noqa: PLC0415
+
         self._store = store
+        self._keeper = JobKeeper(store, SystemClock(), job="offloaderd verify", dry_run=dry_run)
+
+    async def keep(self, report: Report) -> list[DamagedLedger]:
+        """Have the source keep the ledgers of damaged segments that are committed. Raises what reading the map does."""
+        from offloaderd.upkeep.flaws import damage_by_segment  # noqa: PLC0415
+
+        damage = damage_by_segment(report.flaws)
+        if report.topic is None or not damage:
+            return []
+        return await self._keeper.keep(await self.load(report.topic), damage)
 
     async def topics(self) -> list[TopicName]:
         """Return all topics of the cluster."""
@@ -174,8 +211,8 @@ class View:
             shown = show.size(count) if what.startswith("bytes") else show.number(count)
             click.echo(f"\r\x1b[K{shown} {what.removeprefix('bytes ')}", err=True, nl=False)
 
-    def show(self, one: Report) -> None:
-        """Count a topic and show it."""
+    def show(self, one: Report, ledgers: Sequence[DamagedLedger] = ()) -> None:
+        """Count a topic and show it, and what becomes of the ledgers whose copies are damaged."""
         if sys.stderr.isatty():
             click.echo("\r\x1b[K", err=True, nl=False)
         if one.topic is not None:
@@ -188,13 +225,14 @@ class View:
         self.unreachable += one.unreachable
         self.notes += len(one.flaws) - one.problems - one.unreachable
         if self.as_json:
-            click.echo(show.json_line(as_document(one)), nl=False)
+            click.echo(show.json_line(as_document(one, ledgers)), nl=False)
             return
         name = "of no topic" if one.topic is None else str(one.topic)
         state = show.plural(one.problems, "PROBLEM") if one.problems else "not all seen" if one.unreachable else "sound"
         held = f"{show.plural(one.segments, 'segment')}, {show.size(one.object_bytes)}"
         click.echo(f"{name}: {state}" + (f" ({held})" if one.topic is not None else ""))
         flaws_view.write((flaw, flaw.offset) for flaw in one.flaws)
+        flaws_view.write_ledgers(ledgers)
 
     def broken_off(self, error: OffloaderError) -> None:
         """Note that the rest could not be looked at."""
@@ -236,7 +274,7 @@ class View:
         }
 
 
-def as_document(one: Report) -> dict[str, object]:
+def as_document(one: Report, ledgers: Sequence[DamagedLedger] = ()) -> dict[str, object]:
     """Return a topic as JSON shows it; `topic` is null for what belongs to none."""
     return {
         "topic": str(one.topic) if one.topic is not None else None,
@@ -246,4 +284,5 @@ def as_document(one: Report) -> dict[str, object]:
         "read_bytes": one.read_bytes,
         "problems": one.problems,
         "flaws": [flaws_view.as_json(flaw, flaw.offset, str(flaw.segment_id or "")) for flaw in one.flaws],
+        "ledgers": [flaws_view.ledger_as_json(ledger) for ledger in ledgers],
     }

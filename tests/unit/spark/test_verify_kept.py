@@ -1,0 +1,78 @@
+"""What a verification by Spark found damaged is kept at its source by the job itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offloaderd.offload import grant_records
+from offloaderd.spark import verify
+from offloaderd.spark.source_options import Metadata
+from offloaderd.spark.source_snapshot import Snapshot
+from offloaderd.upkeep.flaws import Flaw, Kind
+from tests.unit.upkeep.site import TOPIC, Ground, data_key, runs, segment_id
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.offload.damage import DamagedLedger
+
+
+class Store:
+    """The job's metadata store."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+
+    async def __aenter__(self) -> MetadataStore:
+        """Connect."""
+        return self._ground.metadata
+
+    async def __aexit__(self, *_: object) -> None:
+        """Leave."""
+
+
+async def kept(ground: Ground, *flaws: Flaw, metadata: Metadata = Metadata.ZOOKEEPER, **dry: bool) -> Any:  # noqa: ANN401
+    """Have the driver end a verification that found these; returns what became of which ledger."""
+    topic_map = await ground.map()
+    looked = [
+        verify.Looked(
+            verify.Segment(TOPIC, one), tuple(flaw for flaw in flaws if flaw.segment_id == one.segment_id), None, 0
+        )
+        for one in topic_map.segments
+    ]
+    options: Any = SimpleNamespace(metadata=metadata, settings=None)
+    found: list[DamagedLedger] = await verify._kept(options, [Snapshot(topic_map)], looked, **{"dry_run": False, **dry})
+    return [(one.ledger_id, one.fate.value) for one in found]
+
+
+@pytest.fixture
+async def ground(monkeypatch: pytest.MonkeyPatch) -> Ground:
+    """Three ledgers, one a segment."""
+    site = Ground()
+    await site.enable()
+    for number in (1, 2, 3):
+        await site.segment(number, runs(number, 0, 4))
+    monkeypatch.setattr(verify, "metadata_store", lambda _: Store(site))
+    return site
+
+
+def flaw(number: int, kind: Kind = Kind.BLOCK) -> Flaw:
+    """Something that is wrong with a segment."""
+    return Flaw(kind=kind, key=data_key(number), found="other bytes", segment_id=segment_id(number))
+
+
+async def test_the_source_keeps_what_is_damaged(ground: Ground) -> None:
+    """Not what lacks labels only, or could not be looked at."""
+    found = await kept(ground, flaw(1, Kind.LABELS), flaw(2), flaw(3, Kind.UNREACHABLE))
+    assert found == [(2, "kept")]
+    assert await grant_records.damaged(ground.metadata, TOPIC) == (2,)
+
+
+async def test_a_job_that_does_not_write_says_what_is_to_be_done(ground: Ground) -> None:
+    """In a dry run, and with a bucket alone; of a sound bucket there is nothing to say."""
+    assert await kept(ground, flaw(2), dry_run=True) == [(2, "dry-run")]
+    assert await kept(ground, flaw(2), metadata=Metadata.BUCKET) == [(2, "not-kept")]
+    assert await kept(ground) == []
+    assert await grant_records.damaged(ground.metadata, TOPIC) == ()
