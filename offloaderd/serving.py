@@ -139,7 +139,7 @@ def assemble(
         duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber.run},
     )
     reader = _reader(settings, engine, ledgers, clock, keeper)
-    gc = Collector(objects, metadata, wiring.sites(settings), clock=clock, metrics=metrics, source=ledgers.source)
+    gc = _collector(settings, shop, ledgers)
     session_s, surroundings = settings.metadata.session_timeout_s, wiring.surroundings(settings)
     registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
     reads = _reads(settings, reader, metrics)
@@ -184,6 +184,18 @@ def assemble(
         upkeep=upkeep,
         board=Board(admin, engine.statuses, metrics, clock),
         services=services,
+    )
+
+
+def _collector(settings: Settings, shop: Workshop, ledgers: Ledgers) -> Collector:
+    return Collector(
+        shop.uplink.objects,
+        shop.metadata,
+        wiring.sites(settings),
+        clock=shop.uplink.clock,
+        metrics=shop.uplink.metrics,
+        source=ledgers.source,
+        readers_s=shop.readers_s,
     )
 
 

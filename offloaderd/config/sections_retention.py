@@ -38,7 +38,7 @@ class RetentionSettings(Section):
     """How long the objects of a segment stay that has left its topic: merged, converted, rolled back, or deleted by
     retention or by hand. Readers that were sent to it before, such as tasks of Spark, find it meanwhile. It is paid for
     as long; what a rewrite replaces is there twice. A topic that sleeps deletes it when it wakes next, an hour later at
-    most."""
+    most; that of a topic that nobody works on goes with a collection, once it is older than gc.grace_s as well."""
 
     interval_s: Seconds = Field(default=600.0, gt=0, le=DAY_S)
     """How often each topic is looked at. What an operator marks deleted leaves the topic at once."""

@@ -146,6 +146,7 @@ def verify(
     task = Look(place, parsed.settings.daemon.cluster, buckets, level)
     found = _distributed(spark, segments, task)
     found = _without_deleted(found, parsed)
+    ledgers = asyncio.run(_kept(parsed, snapshots, found, dry_run=dry_run))
     rows = [row for one in found for row in _rows(one)]
     between = [(topic, flaw) for topic, flaws in _between(snapshots, found).items() for flaw in flaws]
     rows += [_row(flaw, topic=str(topic), segment_id=flaw.segment_id) for topic, flaw in between]
@@ -159,7 +160,7 @@ def verify(
         read_bytes=sum(one.read_bytes for one in found),
         problems=sum(flaw.is_problem for flaw in flaws),
         unreachable=sum(flaw.kind is Kind.UNREACHABLE for flaw in flaws),
-        ledgers=tuple(asyncio.run(_kept(parsed, snapshots, found, dry_run=dry_run))),
+        ledgers=tuple(ledgers),
     )
 
 

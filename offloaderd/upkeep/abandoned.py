@@ -38,13 +38,18 @@ class AbandonedTrash:
         self._rules = rules
 
     async def finds(self, found: References, summary: Summary) -> AsyncGenerator[Find, None]:
-        """Yield what is in the trash of topics without owner for longer than the grace age."""
+        """Yield what is in the trash of topics without owner for longer than grace age and readers want."""
         for segment_id, (topic, record) in found.trash.items():
             if self._site(record) is None:
                 summary.elsewhere += 1
-            elif segment_id not in found.committed and self._rules.age_s(record.decided_ms) >= self._rules.grace_s:
+            elif segment_id not in found.committed and self._rules.age_s(record.decided_ms) >= self._stays_s(record):
                 for find in await self._dealt_with(topic, record):
                     yield find
+
+    def _stays_s(self, record: Trash) -> float:
+        """Return how long after the decision its objects stay: for the grace age, and for readers as with an owner."""
+        readers_s = 0.0 if record.readable is False else self._rules.readers_s
+        return max(self._rules.grace_s, readers_s)
 
     def _site(self, record: Trash) -> Site | None:
         """Return where a record's objects lie, None for elsewhere."""

@@ -73,6 +73,7 @@ class Ground:
         self.metadata: MetadataStore = self.tree.connect()
         self.metrics = Metrics()
         self.source: LedgerSource | None = None
+        self.readers_s = 0.0
 
     def collector(self, *, objects: SegmentStore | None = None, metadata: MetadataStore | None = None) -> Collector:
         """Return a collector of this site."""
@@ -84,6 +85,7 @@ class Ground:
             clock=self.clock,
             metrics=self.metrics,
             source=self.source,
+            readers_s=self.readers_s,
         )
 
     async def collect(

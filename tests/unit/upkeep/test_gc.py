@@ -12,13 +12,16 @@ from structlog.testing import capture_logs
 from offloaderd.errors import Conflict, CorruptData
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import identity
+from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.identity import Refusal, RefusalKind
+from offloaderd.metadata.records.trash import Trash
 from offloaderd.metadata.removal import without_oldest
 from offloaderd.objects import keys
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.upkeep.finds import Find, Kind, Verdict
 from tests.unit.upkeep.site import (
     CLUSTER,
+    DAY_S,
     GRACE_S,
     OURS,
     PREFIX,
@@ -396,6 +399,29 @@ async def test_trash_of_a_topic_without_owner_is_emptied(ground: Ground) -> None
     assert await ground.keys() == all_keys(1)
     assert await ground.metadata.children(paths.trash(TOPIC)) == []
     assert [upload async for upload in ground.objects.list_uploads()] == []
+
+
+@pytest.mark.parametrize(("readable", "days"), [(None, 3), (True, 3), (False, 2)])
+async def test_trash_of_a_topic_without_owner_stays_for_readers(
+    ground: Ground, *, readable: bool | None, days: int
+) -> None:
+    """For as long as its owner would have left it; what nobody could read goes after the grace age."""
+    ground.readers_s = 2.5 * DAY_S
+    await ground.store(2, runs(1, 0, 5))
+    decided = Trash(
+        segment_id=segment_id(2),
+        upload_id="",
+        reason="test",
+        decided_ms=ground.store_clock.wall_ms(),
+        readable=readable,
+    )
+    path = paths.trash_record(TOPIC, segment_id(2))
+    await ground.metadata.create(path, trash_record.encode(decided))
+    for day in (1, 2, 3):
+        await ground.age(1)
+        finds, _ = await ground.collect(grace_s=1.5 * DAY_S)
+        assert bool(finds) == (day == days)
+    assert await ground.keys() == all_keys(1)
 
 
 async def test_trash_that_is_a_last_copy_is_an_alarm(ground: Ground) -> None:
