@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from offloaderd.format.frames import Entries
     from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.objects.port import ObjectReader, ObjectStore
 
 TOPIC = TopicName("public", "default", "orders")
@@ -186,12 +187,13 @@ class Map:
     priority: ReadPriority | None = None
     looks: int = 0
     losses: tuple[Loss, ...] = ()
+    history: HistoryPlan | None = None
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Return the segments as they are now."""
         self.looks += 1
         await asyncio.sleep(0)  # noqa: TID251 - a real store takes a turn
-        return TopicMap(topic, tuple(self.segments), losses=self.losses)
+        return TopicMap(topic, tuple(self.segments), losses=self.losses, history=self.history)
 
     async def of(self, topic: TopicName) -> Effective:
         """Return the policy if the topic is enabled."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.errors import IdentityRefused, InvalidInput, NotFound
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.model import LedgerEnd, Loss, Position, ReadPriority
 from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange
@@ -79,6 +79,17 @@ def test_ranges_that_cannot_be_read(
     """Reversed, negative, beyond the end and too old ranges are refused, each with what to ask instead."""
     with pytest.raises(error, match=hint):
         checked_range(VIEW, first and Position(*first), last and Position(*last), follow=False)
+
+
+def test_history_that_a_refused_source_may_have_is_no_begin() -> None:
+    """Where all of a topic begins only the source can say while history is unfinished; a named range needs it not."""
+    refused = IdentityRefused("of another cluster")
+    offloaded = TopicView(segments=(A, B, C), refused=refused)
+    assert checked_range(offloaded, None, None, follow=False) == (A.begin, C.end)
+    unfinished = replace(offloaded, unfinished=(Position(2, 9), A.begin))
+    with pytest.raises(IdentityRefused, match="another cluster"):
+        checked_range(unfinished, None, None, follow=False)
+    assert checked_range(unfinished, A.begin, C.end, follow=False) == (A.begin, C.end)
 
 
 def test_ranges_are_completed() -> None:

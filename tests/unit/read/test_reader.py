@@ -12,7 +12,8 @@ import pytest
 
 from offloaderd.errors import CorruptData, IdentityRefused, InvalidInput, NotFound, Transient
 from offloaderd.ledgers.memory import MemoryLedgers
-from offloaderd.model import EntryBatch, Loss, Position, ReadPriority, TopicName
+from offloaderd.metadata.records.history import HistoryPlan, Worker
+from offloaderd.model import EntryBatch, HistoryOrder, Loss, Position, ReadPriority, TopicName
 from offloaderd.objects import keys
 from offloaderd.read.errors import EntriesLost, EntriesMissing, OutOfRange, TopicNotFound
 from offloaderd.read.plan import Tier
@@ -206,6 +207,25 @@ async def test_a_source_that_is_refused_gives_a_reader_nothing() -> None:
         for follow in (False, True):
             with pytest.raises(IdentityRefused):
                 await collect(house, follow=follow)
+
+
+async def test_what_only_a_source_that_is_refused_may_have_is_not_called_missing() -> None:
+    """An entry of history that is not offloaded yet: it may be there, and nobody may look."""
+    house, _ = await three_tiers()
+    house.map.segments = [
+        await put_segment(house.store, [Piece(3, 0, payloads(3, 0, 4))], segment_id=IDS[2]),
+        await put_segment(house.store, [Piece(5, 0, payloads(5, 0, 3))], segment_id=IDS[3]),
+    ]
+    house.map.history = HistoryPlan(
+        boundary=5, first=3, last=Position(3, 9), order=HistoryOrder.ALONGSIDE, worker=Worker.DAEMON,
+        planned_ms=1, epoch=1, daemon_id="d", entries=10, payload_bytes=1,
+    )  # fmt: skip
+    where = {"first": Position(3, 0), "last": Position(5, 3)}
+    async with house.reader:
+        assert (await collect(house, **where))[0] == run(3, 0, 9) + run(5, 0, 3)
+        house.reader.source_refused = refused
+        with pytest.raises(IdentityRefused, match="another cluster"):
+            await collect(house, **where)
 
 
 async def refused(topic: TopicName) -> IdentityRefused | None:

@@ -86,6 +86,14 @@ async def test_what_was_said_of_a_shadow_stands_while_pulsar_cannot_be_asked() -
                 await read(one, "other/ns/mallory")
 
 
+async def test_a_topics_own_ledger_is_read_without_a_word_of_pulsars() -> None:
+    """What the map has is the topic's: Pulsar's metadata may be away, nor can it say that it is another's."""
+    async with covered() as (one, entries):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Shadows, "away", True)
+            assert await read(one, TOPIC) == entries
+
+
 async def test_who_reads_by_a_shadow_may_read_the_source() -> None:
     """Whoever administers a namespace says whose shadow its topics are: that gives nobody a right to the source."""
     path = "/offloaderd.v1.BrokerService/ReadLedger"
