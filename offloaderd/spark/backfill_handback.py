@@ -1,9 +1,10 @@
 """How what a job has not offloaded becomes the daemon's: the takeover (`backfill_takeover.py`) the other way round.
 
 A job writes many segments side by side and a daemon one after the other, so what was begun does not change hands: what
-is whole and comes next is committed, the rest goes to the trash. Then one write of the plan, under the driver's claim,
-names the daemon as its worker. The topic's owner follows the plan, and goes on with the ranges as they are split, into
-whole ledgers where the job had split it so.
+is whole and comes next is committed, the rest goes to the trash. It is written anew, so nothing goes that the source
+has no more: then the history stays the job's, whose next run commits it. One write of the plan, under the driver's
+claim, names the daemon as its worker. The topic's owner follows the plan, and goes on with the ranges as they are
+split, into whole ledgers where the job had split it so.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from offloaderd.offload.history import left_of
 from offloaderd.offload.uploader import SegmentFailed
 from offloaderd.spark import backfill_lease
 from offloaderd.spark.backfill_eligible import enabled_map, plan_for_job
-from offloaderd.spark.backfill_job import PATIENCE_S
+from offloaderd.spark.backfill_job import PATIENCE_S, BackfillFailed
 from offloaderd.spark.backfill_plan import aim_of
 from offloaderd.spark.backfill_record import JobRecord
+from offloaderd.upkeep.disabled import only_here
 
 if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
@@ -47,7 +49,8 @@ class HandedBack:
 async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
     """Depose whoever drives a topic's backfill, and leave what is not offloaded to the topic's daemon.
 
-    Raises BackfillFailed for a history that is not a job's, AlreadyDone, CorruptData, Conflict, HistoryTorn.
+    Raises BackfillFailed for a history that is not a job's, and for one of which something is in the bucket alone and
+    cannot be committed yet; AlreadyDone, CorruptData, Conflict, HistoryTorn.
     """
     shop, clock = stores.shop, stores.shop.uplink.clock
     plan_for_job(await enabled_map(shop.metadata, topic))
@@ -57,19 +60,35 @@ async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
         record = await JobRecord.open(shop, stores.source, claim, me=me, patience_s=PATIENCE_S)
         await record.split(aim)
         begun = [one async for one in record.left_behind()]
-        committed = 0
-        for attempts, attempt in sorted(begun, key=lambda one: one[1].begin):
-            if await _commit_next(record, attempts, attempt):
-                committed += 1
-            else:
-                await record.give_up(attempt, attempts, "the history was given back to the topic's daemon")
+        rest = [
+            (attempts, attempt)
+            for attempts, attempt in sorted(begun, key=lambda one: one[1].begin)
+            if not await _commit_next(record, attempts, attempt)
+        ]
+        for _, attempt in rest:
+            await _check_at_source(stores, record, attempt)
+        for attempts, attempt in rest:
+            await record.give_up(attempt, attempts, "the history was given back to the topic's daemon")
+        committed = len(begun) - len(rest)
         if record.next_after(record.standing) is None:
             await record.finish()
         else:
             await record.hand_back()
     left = left_of(record.history.map)
     log.info("backfill.handed_back", topic=str(topic), entries_left=left.entries, committed=committed)
-    return HandedBack(method=record.plan.method, committed=committed, discarded=len(begun) - committed, left=left)
+    return HandedBack(method=record.plan.method, committed=committed, discarded=len(rest), left=left)
+
+
+async def _check_at_source(stores: Stores, record: JobRecord, attempt: Attempt) -> None:
+    """Raise BackfillFailed for a whole segment that the topic's daemon could not write anew."""
+    if attempt.status is not AttemptStatus.OFFLOADED:
+        return
+    if why := await only_here(stores.source, record.claim.topic, attempt):
+        raise BackfillFailed(
+            f"segment {attempt.segment_id} from {attempt.begin} on is whole in the bucket, and {why}; what lies "
+            "before it is not offloaded yet",
+            hint="run the backfill again, which writes that and commits the segment; then give back what is left",
+        )
 
 
 async def _commit_next(record: JobRecord, attempts: AttemptLog, attempt: Attempt) -> bool:

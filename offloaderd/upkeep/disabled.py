@@ -27,6 +27,7 @@ from offloaderd.upkeep.finds import Find, Kind, Verdict
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import MetadataStore, Step, Versioned
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import TopicName
@@ -127,25 +128,9 @@ class DisabledAttempts:
             return "it has a manifest, so it was finished: enable the topic, and it is committed"
         if attempt.segment_id in self._rules.also:
             return ""
-        return await self._only_here(topic, attempt)
-
-    async def _only_here(self, topic: TopicName, attempt: Attempt) -> str:
-        """Say which of an attempt's entries the source does not have; empty: it has all of them."""
         if self._rules.source is None:
             return "there is no ledger source that has its entries"
-        last = {attempt.begin.ledger_id: attempt.begin.entry_id}
-        last |= {block.ledger_id: block.last_entry_id for part in attempt.parts for block in part.blocks}
-        last |= {part.ledger_id: part.last_entry_id for part in (attempt.seal.ledgers if attempt.seal else ())}
-        for ledger_id, entry_id in last.items():
-            try:
-                there = await self._rules.source.confirmed(topic, ledger_id)
-            except NotFound:
-                return f"it may hold entries of ledger {ledger_id} that the source has no more"
-            except OffloaderError as error:
-                return f"the source does not say whether it has ledger {ledger_id}: {error}"
-            if there.closed and there.last_entry_id < entry_id:
-                return f"it may hold entries of ledger {ledger_id} that the source has no more"
-        return ""
+        return await only_here(self._rules.source, topic, attempt)
 
     def _trash(self, attempt: Attempt) -> trash_record.Trash:
         return trash_record.Trash(
@@ -157,6 +142,23 @@ class DisabledAttempts:
             prefix=attempt.keys.prefix,
             ledger_id=attempt.ledger_id,
         )
+
+
+async def only_here(source: LedgerSource, topic: TopicName, attempt: Attempt) -> str:
+    """Say which of an attempt's entries the source does not have; empty: it has all of them."""
+    last = {attempt.begin.ledger_id: attempt.begin.entry_id}
+    last |= {block.ledger_id: block.last_entry_id for part in attempt.parts for block in part.blocks}
+    last |= {part.ledger_id: part.last_entry_id for part in (attempt.seal.ledgers if attempt.seal else ())}
+    for ledger_id, entry_id in last.items():
+        try:
+            there = await source.confirmed(topic, ledger_id)
+        except NotFound:
+            return f"it may hold entries of ledger {ledger_id} that the source has no more"
+        except OffloaderError as error:
+            return f"the source does not say whether it has ledger {ledger_id}: {error}"
+        if there.closed and there.last_entry_id < entry_id:
+            return f"it may hold entries of ledger {ledger_id} that the source has no more"
+    return ""
 
 
 def _raised(topic: TopicName, epoch: Versioned) -> Step:

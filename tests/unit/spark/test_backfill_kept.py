@@ -12,6 +12,7 @@ from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.model import Position
 from offloaderd.spark.backfill_handback import hand_back
+from offloaderd.spark.backfill_job import BackfillFailed
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.stored import Site
 from tests.patience import PATIENCE_S
@@ -99,6 +100,20 @@ async def test_what_was_stored_behind_a_loss_is_committed_before_history_is_hand
     (loss,) = (await map_of(rig)).losses
     assert loss.before == Position(1, 10)
     assert [one for _, one in await rig.committed()] == payloads(200)[40:]
+
+
+async def test_what_is_nowhere_else_is_not_given_back_before_what_lies_before_it_is_written() -> None:
+    """The daemon could not write it anew. It stays the job's, whose next run commits it; then nothing is lost."""
+    rig = await planned()
+    await broken_off(rig, Position(0, 0))
+    await trim(rig, 2)
+    with pytest.raises(BackfillFailed, match=r"whole in the bucket, and .* of ledger 2 .*run the backfill again"):
+        await hand_back(stores_of(rig), TOPIC)
+    assert await rig.tree.connect().children(paths.trash(TOPIC)) == []
+    await run_again(rig)
+    found = await map_of(rig)
+    assert (found.unfinished, found.losses) == (None, ())
+    assert [one for _, one in await rig.committed()] == payloads(200)
 
 
 async def restored(rig: Rig) -> TopicMap:
