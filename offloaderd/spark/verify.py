@@ -18,11 +18,10 @@ from offloaderd.errors import BucketMissing, OffloaderError
 from offloaderd.metadata import catalog
 from offloaderd.offload.damage import JobKeeper
 from offloaderd.spark.source_offsets import look
-from offloaderd.spark.source_options import Metadata, parse
+from offloaderd.spark.source_options import parse
 from offloaderd.spark.source_read import store_at
 from offloaderd.spark.source_stores import HeldStores
 from offloaderd.spark.spark_errors import brief, from_spark
-from offloaderd.stores import metadata_store
 from offloaderd.upkeep.flaws import Flaw, Kind, Level, damage_by_segment
 from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.rebuild_plan import plan_topic
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.damage import DamagedLedger
     from offloaderd.spark.source_options import SourceOptions
     from offloaderd.spark.source_snapshot import Snapshot
+    from offloaderd.spark.source_stores import Stores
     from offloaderd.upkeep.rebuild_known import Known
 
 TASKS_A_CORE = 8
@@ -146,7 +146,8 @@ def verify(
     task = Look(place, parsed.settings.daemon.cluster, buckets, level)
     found = _distributed(spark, segments, task)
     found = _without_deleted(found, parsed)
-    ledgers = asyncio.run(_kept(parsed, snapshots, found, dry_run=dry_run))
+    with HeldStores(parsed) as held:
+        ledgers = held.run(lambda stores: _kept(stores, snapshots, found, dry_run=dry_run))
     rows = [row for one in found for row in _rows(one)]
     between = [(topic, flaw) for topic, flaws in _between(snapshots, found).items() for flaw in flaws]
     rows += [_row(flaw, topic=str(topic), segment_id=flaw.segment_id) for topic, flaw in between]
@@ -170,22 +171,18 @@ def _snapshots(options: SourceOptions) -> list[Snapshot]:
 
 
 async def _kept(
-    options: SourceOptions, snapshots: Sequence[Snapshot], found: Sequence[Looked], *, dry_run: bool
+    stores: Stores, snapshots: Sequence[Snapshot], found: Sequence[Looked], *, dry_run: bool
 ) -> list[DamagedLedger]:
     """Have the source keep the ledgers of damaged segments. A bucket without metadata has no grants to revoke here."""
     damage = damage_by_segment(flaw for one in found for flaw in one.flaws)
-    spoilt = [one for one in snapshots if any(segment.segment_id in damage for segment in one.map.segments)]
-    if not spoilt:
-        return []
-    job, clock = "a verification by Spark", SystemClock()
-    if options.metadata is Metadata.BUCKET:
-        keeper = JobKeeper(None, clock, job=job, dry_run=dry_run)
-        return [one for snapshot in spoilt for one in await keeper.keep(snapshot.map, damage)]
-    async with metadata_store(options.settings) as store:
-        keeper = JobKeeper(store, clock, job=job, dry_run=dry_run)
-        return [
-            one for snapshot in spoilt for one in await keeper.keep(await catalog.load(store, snapshot.topic), damage)
-        ]
+    keeper = JobKeeper(stores.metadata, SystemClock(), job="a verification by Spark", dry_run=dry_run)
+    ledgers: list[DamagedLedger] = []
+    for snapshot in snapshots:
+        if any(segment.segment_id in damage for segment in snapshot.map.segments):
+            known = stores.metadata
+            topic_map = snapshot.map if known is None else await catalog.load(known, snapshot.topic)
+            ledgers += await keeper.keep(topic_map, damage)
+    return ledgers
 
 
 def _distributed(spark: SparkSession, segments: Sequence[Segment], task: Look) -> list[Looked]:

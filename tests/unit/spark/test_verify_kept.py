@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from offloaderd.offload import grant_records
 from offloaderd.spark import verify
-from offloaderd.spark.source_options import Metadata
 from offloaderd.spark.source_snapshot import Snapshot
+from offloaderd.spark.source_stores import Stores
 from offloaderd.upkeep.flaws import Flaw, Kind
 from tests.unit.upkeep.site import TOPIC, Ground, data_key, runs, segment_id
 
-if TYPE_CHECKING:
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.offload.damage import DamagedLedger
 
-
-class Store:
-    """The job's metadata store."""
-
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-
-    async def __aenter__(self) -> MetadataStore:
-        """Connect."""
-        return self._ground.metadata
-
-    async def __aexit__(self, *_: object) -> None:
-        """Leave."""
-
-
-async def kept(ground: Ground, *flaws: Flaw, metadata: Metadata = Metadata.ZOOKEEPER, **dry: bool) -> Any:  # noqa: ANN401
+async def kept(ground: Ground, *flaws: Flaw, metadata: bool = True, dry_run: bool = False) -> list[tuple[int, str]]:
     """Have the driver end a verification that found these; returns what became of which ledger."""
     topic_map = await ground.map()
     looked = [
@@ -42,19 +21,18 @@ async def kept(ground: Ground, *flaws: Flaw, metadata: Metadata = Metadata.ZOOKE
         )
         for one in topic_map.segments
     ]
-    options: Any = SimpleNamespace(metadata=metadata, settings=None)
-    found: list[DamagedLedger] = await verify._kept(options, [Snapshot(topic_map)], looked, **{"dry_run": False, **dry})
+    stores = Stores(ground.objects, ground.metadata if metadata else None)
+    found = await verify._kept(stores, [Snapshot(topic_map)], looked, dry_run=dry_run)
     return [(one.ledger_id, one.fate.value) for one in found]
 
 
 @pytest.fixture
-async def ground(monkeypatch: pytest.MonkeyPatch) -> Ground:
+async def ground() -> Ground:
     """Three ledgers, one a segment."""
     site = Ground()
     await site.enable()
     for number in (1, 2, 3):
         await site.segment(number, runs(number, 0, 4))
-    monkeypatch.setattr(verify, "metadata_store", lambda _: Store(site))
     return site
 
 
@@ -73,6 +51,6 @@ async def test_the_source_keeps_what_is_damaged(ground: Ground) -> None:
 async def test_a_job_that_does_not_write_says_what_is_to_be_done(ground: Ground) -> None:
     """In a dry run, and with a bucket alone; of a sound bucket there is nothing to say."""
     assert await kept(ground, flaw(2), dry_run=True) == [(2, "dry-run")]
-    assert await kept(ground, flaw(2), metadata=Metadata.BUCKET) == [(2, "not-kept")]
+    assert await kept(ground, flaw(2), metadata=False) == [(2, "not-kept")]
     assert await kept(ground) == []
     assert await grant_records.damaged(ground.metadata, TOPIC) == ()
