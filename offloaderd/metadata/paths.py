@@ -30,6 +30,7 @@ from offloaderd.errors import InvalidInput
 from offloaderd.model import TopicName
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from uuid import UUID
 
 DAEMONS = "/daemons"
@@ -81,84 +82,78 @@ def topic(name: TopicName) -> str:
     return f"{TOPICS}/{tenant}/{namespace}/{domain}/{local}"
 
 
-def policy(name: TopicName) -> str:
-    """Topic policy; its presence makes the topic known."""
-    return f"{topic(name)}/policy"
+def _node(below: str) -> Callable[[TopicName], str]:
+    return lambda name: f"{topic(name)}/{below}"
 
 
-def owner(name: TopicName) -> str:
-    """Who works on the topic now (ephemeral)."""
-    return f"{topic(name)}/owner"
+def _numbered(folder: str) -> Callable[[TopicName, int], str]:
+    return lambda name, number: f"{topic(name)}/{folder}/{number}"
 
 
-def epoch(name: TopicName) -> str:
-    """Number of the ownership; the node's version fences commits."""
-    return f"{topic(name)}/epoch"
+def _by_segment(folder: str) -> Callable[[TopicName, UUID], str]:
+    return lambda name, segment_id: f"{topic(name)}/{folder}/{segment_id}"
 
 
-def attempt(name: TopicName) -> str:
-    """The one open segment."""
-    return f"{topic(name)}/attempt"
-
-
-def ledgers(name: TopicName) -> str:
-    """Folder of the ledgers' offload contexts."""
-    return f"{topic(name)}/ledgers"
-
-
-def ledger(name: TopicName, ledger_id: int) -> str:
-    """Offload context of one ledger."""
-    return f"{ledgers(name)}/{ledger_id}"
-
-
-def losses(name: TopicName) -> str:
-    """Folder of what was deleted from the source before it was offloaded."""
-    return f"{topic(name)}/losses"
-
-
-def loss(name: TopicName, before_ledger_id: int) -> str:
-    """One lost range, named by the ledger that follows it."""
-    return f"{losses(name)}/{before_ledger_id}"
-
-
-def trash(name: TopicName) -> str:
-    """Folder of the objects whose deletion has been decided."""
-    return f"{topic(name)}/trash"
-
-
-def trash_record(name: TopicName, segment_id: UUID) -> str:
-    """One segment whose objects are to be deleted."""
-    return f"{trash(name)}/{segment_id}"
-
-
-def floor(name: TopicName) -> str:
-    """End of the last segment that was deleted."""
-    return f"{topic(name)}/floor"
-
-
-def verified(name: TopicName) -> str:
-    """When each segment was last looked at by the scrub."""
-    return f"{topic(name)}/verified"
-
-
-def identity(name: TopicName) -> str:
-    """Refusals that stand because the topic's metadata, bucket or source may be of another history."""
-    return f"{topic(name)}/identity"
-
-
-def asked(name: TopicName) -> str:
-    """What was last asked of the topic by hand."""
-    return f"{topic(name)}/asked"
-
-
-def grants(name: TopicName) -> str:
-    """Folder of the permissions to delete ledgers from their source."""
-    return f"{topic(name)}/grants"
-
-
-def grant(name: TopicName, ledger_id: int) -> str:
-    """Permission to delete one ledger from its source."""
-    return f"{grants(name)}/{ledger_id}"
+policy = _node("policy")
+"""Topic policy; its presence makes the topic known."""
+owner = _node("owner")
+"""Who works on the topic now (ephemeral)."""
+epoch = _node("epoch")
+"""Number of the ownership; the node's version fences commits."""
+attempt = _node("attempt")
+"""The one open segment."""
+ledgers = _node("ledgers")
+"""Folder of the ledgers' offload contexts."""
+ledger = _numbered("ledgers")
+"""Offload context of one ledger."""
+losses = _node("losses")
+"""Folder of what was deleted from the source before it was offloaded."""
+loss = _numbered("losses")
+"""One lost range, named by the ledger that follows it."""
+trash = _node("trash")
+"""Folder of the objects whose deletion has been decided."""
+trash_record = _by_segment("trash")
+"""One segment whose objects are to be deleted."""
+floor = _node("floor")
+"""End of the last segment that was deleted."""
+verified = _node("verified")
+"""When each segment was last looked at by the scrub."""
+identity = _node("identity")
+"""Refusals that stand because the topic's metadata, bucket or source may be of another history."""
+asked = _node("asked")
+"""What was last asked of the topic by hand."""
+grants = _node("grants")
+"""Folder of the permissions to delete ledgers from their source."""
+grant = _numbered("grants")
+"""Permission to delete one ledger from its source."""
+history = _node("history")
+"""Folder of what is known of the entries from before the live edge; only topics that need it have one."""
+history_plan = _node("history/plan")
+"""What is history, and where the live edge begins."""
+history_attempt = _node("history/attempt")
+"""The open segment of history that the owner writes."""
+history_ranges = _node("history/ranges")
+"""Folder of the ranges that history is split into."""
+history_range_node = _numbered("history/ranges")
+"""So many of these ranges as one node holds."""
+history_driver = _node("history/driver")
+"""Number of the claim of a backfill job's driver; the node's version fences it and its executors."""
+history_holder = _node("history/holder")
+"""The driver that lives (ephemeral)."""
+history_attempts = _node("history/attempts")
+"""Folder of the segments that a job writes, or has written and not committed yet."""
+history_job_attempt = _by_segment("history/attempts")
+"""One segment that a job writes."""
+history_writers = _node("history/writers")
+"""Folder of the executors that write."""
+history_writer = _by_segment("history/writers")
+"""The executor that writes one segment (ephemeral)."""
+rollback = _node("rollback")
+"""Folder of the rewriting of segments as whole ledgers; only topics for which it was ordered have one."""
+rollback_order = _node("rollback/order")
+"""Up to where it was ordered, and what came of it."""
+rollback_attempt = _node("rollback/attempt")
+"""The ledger that is being rewritten."""
 
 
 def grants_changed(name: TopicName) -> str:
@@ -169,76 +164,6 @@ def grants_changed(name: TopicName) -> str:
 def topic_of_grants_changed(node: str) -> TopicName:
     """Return the topic that a node of `grants_changed` is named by. Raises InvalidInput."""
     return TopicName.parse(unquote(node))
-
-
-def history(name: TopicName) -> str:
-    """Folder of what is known of the entries from before the live edge; only topics that need it have one."""
-    return f"{topic(name)}/history"
-
-
-def history_plan(name: TopicName) -> str:
-    """What is history, and where the live edge begins."""
-    return f"{history(name)}/plan"
-
-
-def history_attempt(name: TopicName) -> str:
-    """The open segment of history that the owner writes."""
-    return f"{history(name)}/attempt"
-
-
-def history_ranges(name: TopicName) -> str:
-    """Folder of the ranges that history is split into."""
-    return f"{history(name)}/ranges"
-
-
-def history_range_node(name: TopicName, number: int) -> str:
-    """So many of these ranges as one node holds."""
-    return f"{history_ranges(name)}/{number}"
-
-
-def history_driver(name: TopicName) -> str:
-    """Number of the claim of a backfill job's driver; the node's version fences it and its executors."""
-    return f"{history(name)}/driver"
-
-
-def history_holder(name: TopicName) -> str:
-    """The driver that lives (ephemeral)."""
-    return f"{history(name)}/holder"
-
-
-def history_attempts(name: TopicName) -> str:
-    """Folder of the segments that a job writes, or has written and not committed yet."""
-    return f"{history(name)}/attempts"
-
-
-def history_job_attempt(name: TopicName, segment_id: UUID) -> str:
-    """One segment that a job writes."""
-    return f"{history_attempts(name)}/{segment_id}"
-
-
-def history_writers(name: TopicName) -> str:
-    """Folder of the executors that write."""
-    return f"{history(name)}/writers"
-
-
-def history_writer(name: TopicName, segment_id: UUID) -> str:
-    """The executor that writes one segment (ephemeral)."""
-    return f"{history_writers(name)}/{segment_id}"
-
-
-def rollback(name: TopicName) -> str:
-    """Folder of the rewriting of segments as whole ledgers; only topics for which it was ordered have one."""
-    return f"{topic(name)}/rollback"
-
-
-def rollback_order(name: TopicName) -> str:
-    """Up to where it was ordered, and what came of it."""
-    return f"{rollback(name)}/order"
-
-
-def rollback_attempt(name: TopicName) -> str:
-    """The ledger that is being rewritten."""
-    return f"{rollback(name)}/attempt"
 
 
 def folders(name: TopicName) -> tuple[str, ...]:
