@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from offloaderd.client.connection import Connection
+from offloaderd.client.calls import Calls
 from offloaderd.client.exchange import Exchange
 from offloaderd.errors import InvalidInput, OffloaderError, first_of
 from offloaderd.groups import Group
-from offloaderd.rpc.v1 import ledgers_pb2, ledgers_pb2_grpc
+from offloaderd.rpc.v1 import ledgers_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Sequence
@@ -17,12 +17,8 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
 
 
-class AppendCalls(Connection):
+class AppendCalls(Calls):
     """Calls of LedgerService, for DaemonClient to inherit."""
-
-    @property
-    def _ledgers(self) -> ledgers_pb2_grpc.LedgerServiceAsyncStub:
-        return ledgers_pb2_grpc.LedgerServiceStub(self._channel)
 
     async def append(
         self,
@@ -50,11 +46,6 @@ class AppendCalls(Connection):
                 raise first_of(errors) from None
         if not turn.complete:
             raise OffloaderError("the daemon ended the append before everything was acknowledged")
-
-    async def roll(self, topic: TopicName | str) -> None:
-        """Close the open ledger of the daemon's ledger store."""
-        with self._errors():
-            await self._ledgers.Roll(ledgers_pb2.RollRequest(topic=str(topic)), timeout=self._timeout_s)
 
 
 class Turn:

@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from offloaderd.client.admin import AdminCalls
 from offloaderd.client.append import AppendCalls
-from offloaderd.client.control import ControlCalls
 from offloaderd.client.entries import EntryCalls
-from offloaderd.client.history import HistoryCalls
-from offloaderd.client.identity import IdentityCalls
-from offloaderd.client.inspect import InspectCalls
-from offloaderd.client.manual import ManualCalls
-from offloaderd.client.policy import PolicyCalls
 from offloaderd.client.push import PushCalls
-from offloaderd.client.retention import RetentionCalls
-from offloaderd.client.rollback import RollbackCalls
-from offloaderd.client.seek import SeekCalls
 
 
-class DaemonClient(
-    AdminCalls,
-    AppendCalls,
-    ControlCalls,
-    EntryCalls,
-    HistoryCalls,
-    InspectCalls,
-    ManualCalls,
-    PolicyCalls,
-    PushCalls,
-    RetentionCalls,
-    IdentityCalls,
-    RollbackCalls,
-    SeekCalls,
-):
+class DaemonClient(AppendCalls, EntryCalls, PushCalls):
     """Async context manager over a channel to the first of `addresses` (`host:port`) that answers.
 
     `timeout_s` is the deadline of each call that is not a stream; streams take their own (None: no limit). `trust` is

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Unpack
 
 from offloaderd.client.ahead import Ahead
 from offloaderd.client.answers import read_answer
-from offloaderd.client.connection import Connection
+from offloaderd.client.calls import Calls
 from offloaderd.client.reading import Reading, Wanted, read_request
 from offloaderd.client.resume import RESUME_S, Resume
 from offloaderd.format.transactions import Transactions
-from offloaderd.rpc.v1 import read_pb2, read_pb2_grpc
+from offloaderd.rpc.v1 import read_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -31,18 +31,8 @@ _TRANSACTIONS = {
 }
 
 
-class EntryCalls(Connection):
+class EntryCalls(Calls):
     """Calls of ReadService, for DaemonClient to inherit."""
-
-    @property
-    def _reads(self) -> read_pb2_grpc.ReadServiceAsyncStub:
-        return read_pb2_grpc.ReadServiceStub(self._channel)
-
-    async def last_positions(self, topic: TopicName | str) -> read_pb2.LastPositionsResponse:
-        """Return the topic's oldest, newest, offloaded and buffered positions."""
-        with self._errors():
-            request = read_pb2.LastPositionsRequest(topic=str(topic))
-            return await self._reads.LastPositions(request, timeout=self._timeout_s)
 
     async def read(
         self,

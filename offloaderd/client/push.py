@@ -12,9 +12,9 @@ import asyncio
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from offloaderd.client.calls import Calls
 from offloaderd.client.errors import NotConsecutive, Unreachable
 from offloaderd.client.exchange import Exchange
-from offloaderd.client.placement import PlacementCalls
 from offloaderd.client.resume import RESUME_S, Resume
 from offloaderd.errors import Conflict, LedgerUnknown, NotFound, OffloaderError, Transient, first_of
 from offloaderd.groups import Group
@@ -57,7 +57,7 @@ class Pushed(NamedTuple):
     offloaded: Position | None
 
 
-class PushCalls(PlacementCalls):
+class PushCalls(Calls):
     """StreamingOffload of OffloadService, for DaemonClient to inherit."""
 
     async def push(

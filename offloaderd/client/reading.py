@@ -10,8 +10,8 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypedDict
 
+from offloaderd.client.calls import seek_target
 from offloaderd.client.errors import LATE, TimedOut
-from offloaderd.client.seek import seek_target
 from offloaderd.errors import OffloaderError, Transient
 from offloaderd.model import Position
 from offloaderd.read.errors import OutOfRange

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from offloaderd.client.seek import seek_target
+from offloaderd.client.calls import seek_target
 from offloaderd.errors import InvalidInput
 from offloaderd.model import EntryBatch, Position
 from offloaderd.read.seek_goal import Goal, SeekKind

@@ -1,0 +1,368 @@
+"""The calls of the client that have one answer, or a stream of answers, and no more to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+
+from offloaderd.client.connection import Connection
+from offloaderd.read.seek_goal import SeekKind
+from offloaderd.rpc.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    control_pb2,
+    control_pb2_grpc,
+    doctor_pb2,
+    doctor_pb2_grpc,
+    history_pb2,
+    history_pb2_grpc,
+    identity_pb2,
+    identity_pb2_grpc,
+    inspect_pb2,
+    inspect_pb2_grpc,
+    ledgers_pb2,
+    ledgers_pb2_grpc,
+    placement_pb2,
+    placement_pb2_grpc,
+    policy_pb2,
+    policy_pb2_grpc,
+    read_pb2,
+    read_pb2_grpc,
+    retention_pb2,
+    retention_pb2_grpc,
+    rollback_pb2,
+    rollback_pb2_grpc,
+    upkeep_pb2,
+    upkeep_pb2_grpc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+    from google.protobuf.message import Message
+    from grpc import aio
+
+    from offloaderd.model import OutagePolicy, Position, ReadPriority, TierRetention, TopicName
+    from offloaderd.patterns import TopicPattern
+    from offloaderd.read.seek_goal import Goal
+
+Answer = TypeVar("Answer", bound="Message")
+
+
+class Said(TypedDict, total=False):
+    """What may be said of how topics are offloaded and kept."""
+
+    segment_bytes_max: int | None
+    segment_age_max_s: float | None
+    segment_age_min_s: float | None
+    read_priority: ReadPriority | None
+    outage: OutagePolicy | None
+    retention: TierRetention | None
+    retention_age_s: float | None
+    retention_bytes: int | None
+
+
+class Calls(Connection):
+    """These calls, by service, for DaemonClient to inherit."""
+
+    async def _ask(
+        self, method: Callable[..., Awaitable[Answer]], request: Message, timeout_s: float | None = None
+    ) -> Answer:
+        """Make a call with one answer, by the client's deadline unless another is given."""
+        with self._errors():
+            return await method(request, timeout=timeout_s or self._timeout_s)
+
+    async def _stream(self, call: Callable[[], aio.UnaryStreamCall[Any, Answer]]) -> AsyncGenerator[Answer, None]:
+        """Make a call when its first answer is asked for; yields its answers."""
+        made = call()
+        with self._errors(made):
+            async for answer in made:
+                yield answer
+
+    @property
+    def _admin(self) -> admin_pb2_grpc.AdminServiceAsyncStub:
+        return admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    async def topics(self, prefix: str = "") -> Sequence[admin_pb2.TopicSummary]:
+        """Return the topics below `prefix` (tenant or tenant/namespace; empty: all)."""
+        return (await self._ask(self._admin.ListTopics, admin_pb2.ListTopicsRequest(prefix=prefix))).topics
+
+    async def selections(self) -> Sequence[admin_pb2.Selection]:
+        """Return the patterns whose topics are enabled as they come."""
+        return (await self._ask(self._admin.ListSelections, admin_pb2.ListSelectionsRequest())).selections
+
+    async def enable(
+        self,
+        topics: TopicName | TopicPattern | str,
+        *,
+        dry_run: bool = False,
+        policies: policy_pb2.OffloadPolicies | None = None,
+        **policy: Unpack[Said],
+    ) -> admin_pb2.EnableTopicResponse:
+        """Enable a topic or a pattern and return what becomes of each topic; None is left to the configuration."""
+        request = admin_pb2.EnableTopicRequest(topic=str(topics), dry_run=dry_run, policies=policies, **policy)
+        return await self._ask(self._admin.EnableTopic, request)
+
+    async def disable(
+        self, topics: TopicName | TopicPattern | str, *, dry_run: bool = False, timeout_s: float | None = None
+    ) -> admin_pb2.DisableTopicResponse:
+        """Complete the open segments and stop offloading; returns what becomes of each topic."""
+        request = admin_pb2.DisableTopicRequest(topic=str(topics), dry_run=dry_run)
+        return await self._ask(self._admin.DisableTopic, request, timeout_s)
+
+    async def segments(self, topic: TopicName | str) -> list[admin_pb2.Segment]:
+        """Return the topic's segments in order, the open one last."""
+        request = admin_pb2.ListSegmentsRequest(topic=str(topic))
+        with self._errors():
+            return [segment async for segment in self._admin.ListSegments(request, timeout=self._timeout_s)]
+
+    async def status(self, topic: TopicName | str | None = None) -> admin_pb2.StatusResponse:
+        """Return the daemon's state with one topic, or all of its topics."""
+        return await self._ask(self._admin.Status, admin_pb2.StatusRequest(topic="" if topic is None else str(topic)))
+
+    def offload(
+        self,
+        topic: TopicName | str,
+        *,
+        wait: bool,
+        to: Position | None = None,
+        size_threshold: int | None = None,
+        dry_run: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[admin_pb2.OffloadProgress, None]:
+        """Have everything offloaded, or up to an entry, or all but the newest `size_threshold` bytes.
+
+        Yields one report, or with `wait` reports until it is committed; of a dry run what would be done.
+        """
+        request = admin_pb2.OffloadRequest(
+            topic=str(topic), wait=wait, to=_position(to), size_threshold=size_threshold, dry_run=dry_run
+        )
+        return self._stream(lambda: self._admin.Offload(request, timeout=timeout_s))
+
+    def offload_status(
+        self, topic: TopicName | str, *, wait: bool, timeout_s: float | None = None
+    ) -> AsyncGenerator[admin_pb2.OffloadProgress, None]:
+        """Ask what became of the last offload by hand; with `wait` reports until nothing is under way."""
+        request = admin_pb2.OffloadStatusRequest(topic=str(topic), wait=wait)
+        return self._stream(lambda: self._admin.OffloadStatus(request, timeout=timeout_s))
+
+    def examine(self, *, timeout_s: float | None = None) -> AsyncGenerator[doctor_pb2.CheckResult, None]:
+        """Have the daemon try what it depends on; yields each result as it is found."""
+        return self._stream(
+            lambda: doctor_pb2_grpc.DoctorServiceStub(self._channel).Examine(
+                doctor_pb2.ExamineRequest(), timeout=timeout_s
+            )
+        )
+
+    def gc(
+        self, *, apply: bool, grace_s: float | None = None, also: Sequence[str] = (), timeout_s: float | None = None
+    ) -> AsyncGenerator[upkeep_pb2.GcEvent, None]:
+        """Have the daemon collect garbage; yields each find, then the sum. Deletes only with `apply`."""
+        request = upkeep_pb2.GcRequest(apply=apply, grace_s=grace_s, also=also)
+        return self._stream(lambda: upkeep_pb2_grpc.UpkeepServiceStub(self._channel).Gc(request, timeout=timeout_s))
+
+    @property
+    def _control(self) -> control_pb2_grpc.ControlServiceAsyncStub:
+        return control_pb2_grpc.ControlServiceStub(self._channel)
+
+    async def reload(self, *, dry_run: bool = False) -> control_pb2.ReloadResponse:
+        """Have the daemon read its settings again; says what changed. Raises InvalidConfig with every mistake."""
+        return await self._ask(self._control.Reload, control_pb2.ReloadRequest(dry_run=dry_run))
+
+    async def log_levels(self) -> Sequence[control_pb2.ModuleLevel]:
+        """Return what is logged from which level on; the first is for all modules without one of their own."""
+        return (await self._ask(self._control.ListLogLevels, control_pb2.ListLogLevelsRequest())).levels
+
+    async def set_log_level(self, module: str, level: str, seconds: float = 0.0) -> Sequence[control_pb2.ModuleLevel]:
+        """Have a module log from a level on for so long; an empty level takes that back. Raises InvalidInput."""
+        request = control_pb2.SetLogLevelRequest(module=module, level=level, seconds=seconds)
+        return (await self._ask(self._control.SetLogLevel, request)).levels
+
+    async def pause(
+        self, topic: TopicName, *, undo: bool = False, dry_run: bool = False
+    ) -> Sequence[control_pb2.PausedTopic]:
+        """Have a topic with its partitions stand still, or go on. Raises NotFound when it is not enabled."""
+        request = control_pb2.PauseTopicRequest(topic=str(topic), undo=undo, dry_run=dry_run)
+        return (await self._ask(self._control.PauseTopic, request)).topics
+
+    @property
+    def _history(self) -> history_pb2_grpc.HistoryServiceAsyncStub:
+        return history_pb2_grpc.HistoryServiceStub(self._channel)
+
+    async def plan_history(self, topic: TopicName | str, *, segment_bytes: int = 0) -> history_pb2.PlanHistoryResponse:
+        """Return how a topic's history would be split; it takes as long as the source takes to answer."""
+        request = history_pb2.PlanHistoryRequest(topic=str(topic), segment_bytes=segment_bytes)
+        return await self._ask(self._history.PlanHistory, request)
+
+    async def history(
+        self, topic: TopicName | str, *, ranges_from: int = 0, ranges_max: int = 0
+    ) -> history_pb2.GetHistoryResponse:
+        """Return how far a topic's planned history is, with some of its ranges."""
+        request = history_pb2.GetHistoryRequest(topic=str(topic), ranges_from=ranges_from, ranges_max=ranges_max)
+        return await self._ask(self._history.GetHistory, request)
+
+    @property
+    def _identity(self) -> identity_pb2_grpc.IdentityServiceAsyncStub:
+        return identity_pb2_grpc.IdentityServiceStub(self._channel)
+
+    async def identity(self, topic: TopicName | str = "") -> identity_pb2.ShowIdentityResponse:
+        """Return which deployment this is, and what is refused of a topic."""
+        return await self._ask(self._identity.ShowIdentity, identity_pb2.ShowIdentityRequest(topic=str(topic)))
+
+    async def accept_identity(
+        self, topic: TopicName | str = "", *, kind: str = "", places: bool = False, source: bool = False, dry_run: bool
+    ) -> list[str]:
+        """Believe what is refused of a topic, of the places, or of the source; returns that in words."""
+        request = identity_pb2.AcceptIdentityRequest(kind=kind, dry_run=dry_run)
+        if topic:
+            request.topic = str(topic)
+        elif places:
+            request.places = True
+        elif source:
+            request.source = True
+        return list((await self._ask(self._identity.AcceptIdentity, request)).believed)
+
+    @property
+    def _inspect(self) -> inspect_pb2_grpc.InspectServiceAsyncStub:
+        return inspect_pb2_grpc.InspectServiceStub(self._channel)
+
+    async def explain(self, topic: TopicName | str, position: Position) -> inspect_pb2.ExplainResponse:
+        """Return where an entry is, or why there is none."""
+        request = inspect_pb2.ExplainRequest(topic=str(topic), position=_position(position))
+        return await self._ask(self._inspect.Explain, request)
+
+    def verify(
+        self, topic: TopicName | str, *, level: str = "full", timeout_s: float | None = None
+    ) -> AsyncGenerator[inspect_pb2.VerifyEvent, None]:
+        """Have the daemon compare a topic's segments with the bucket; yields what was found of each, then the sum."""
+        request = inspect_pb2.VerifyRequest(topic=str(topic), level=level)
+        return self._stream(lambda: self._inspect.Verify(request, timeout=timeout_s))
+
+    @property
+    def _placement(self) -> placement_pb2_grpc.PlacementServiceAsyncStub:
+        return placement_pb2_grpc.PlacementServiceStub(self._channel)
+
+    async def daemons(self, topic: TopicName | str | None = None) -> placement_pb2.ListDaemonsResponse:
+        """Return all daemons; for a topic in the order in which they should have it."""
+        request = placement_pb2.ListDaemonsRequest(topic="" if topic is None else str(topic))
+        return await self._ask(self._placement.ListDaemons, request)
+
+    def drain(
+        self, *, undo: bool = False, dry_run: bool = False, timeout_s: float | None = None
+    ) -> AsyncGenerator[placement_pb2.DrainProgress, None]:
+        """Have the daemon hand its topics to the others; yields how many are left, until there is none."""
+        request = placement_pb2.DrainRequest(undo=undo, dry_run=dry_run)
+        return self._stream(lambda: self._placement.Drain(request, timeout=timeout_s))
+
+    @property
+    def _policy(self) -> policy_pb2_grpc.PolicyServiceAsyncStub:
+        return policy_pb2_grpc.PolicyServiceStub(self._channel)
+
+    async def policies(self, level: policy_pb2.PolicyLevel) -> policy_pb2.GetPoliciesResponse:
+        """Return what is said at a level, and what holds there."""
+        return await self._ask(self._policy.GetPolicies, policy_pb2.GetPoliciesRequest(level=level))
+
+    async def set_policies(
+        self, level: policy_pb2.PolicyLevel, policies: policy_pb2.OffloadPolicies, *, dry_run: bool = False
+    ) -> policy_pb2.ChangePoliciesResponse:
+        """Say something at a level, in place of what was said there."""
+        request = policy_pb2.SetPoliciesRequest(level=level, policies=policies, dry_run=dry_run)
+        return await self._ask(self._policy.SetPolicies, request)
+
+    async def remove_policies(
+        self, level: policy_pb2.PolicyLevel, *, dry_run: bool = False
+    ) -> policy_pb2.ChangePoliciesResponse:
+        """Say nothing at a level any more."""
+        request = policy_pb2.RemovePoliciesRequest(level=level, dry_run=dry_run)
+        return await self._ask(self._policy.RemovePolicies, request)
+
+    @property
+    def _reads(self) -> read_pb2_grpc.ReadServiceAsyncStub:
+        return read_pb2_grpc.ReadServiceStub(self._channel)
+
+    async def seek(self, topic: TopicName | str, goal: Goal) -> read_pb2.SeekResponse:
+        """Return where an entry is, or where the next one may come. Raises InvalidInput for a number that is none."""
+        request = read_pb2.SeekRequest(topic=str(topic), target=seek_target(goal))
+        return await self._ask(self._reads.Seek, request)
+
+    async def last_positions(self, topic: TopicName | str) -> read_pb2.LastPositionsResponse:
+        """Return the topic's oldest, newest, offloaded and buffered positions."""
+        request = read_pb2.LastPositionsRequest(topic=str(topic))
+        return await self._ask(self._reads.LastPositions, request)
+
+    @property
+    def _ledgers(self) -> ledgers_pb2_grpc.LedgerServiceAsyncStub:
+        return ledgers_pb2_grpc.LedgerServiceStub(self._channel)
+
+    async def roll(self, topic: TopicName | str) -> None:
+        """Close the open ledger of the daemon's ledger store."""
+        await self._ask(self._ledgers.Roll, ledgers_pb2.RollRequest(topic=str(topic)))
+
+    @property
+    def _retention(self) -> retention_pb2_grpc.RetentionServiceAsyncStub:
+        return retention_pb2_grpc.RetentionServiceStub(self._channel)
+
+    async def ledgers(self, topic: TopicName | str) -> retention_pb2.ListLedgersResponse:
+        """Return a topic's ledgers, with what has become of each."""
+        return await self._ask(self._retention.ListLedgers, retention_pb2.ListLedgersRequest(topic=str(topic)))
+
+    async def delete_ledgers(
+        self, topic: TopicName | str, ledger_ids: Sequence[int], *, dry_run: bool = False
+    ) -> retention_pb2.DeleteLedgersResponse:
+        """Mark ledgers deleted in the tier; the topic's owner has to be asked."""
+        request = retention_pb2.DeleteLedgersRequest(topic=str(topic), ledger_ids=ledger_ids, dry_run=dry_run)
+        return await self._ask(self._retention.DeleteLedgers, request)
+
+    async def revoke_grant(self, topic: TopicName | str, ledger_id: int, *, reason: str = "") -> retention_pb2.Grant:
+        """Take back, or forbid beforehand, the permission to delete a ledger from its source."""
+        request = retention_pb2.RevokeGrantRequest(topic=str(topic), ledger_id=ledger_id, reason=reason)
+        return (await self._ask(self._retention.RevokeGrant, request)).grant
+
+    async def allow_grant(self, topic: TopicName | str, ledger_id: int) -> None:
+        """Lift a revocation."""
+        request = retention_pb2.AllowGrantRequest(topic=str(topic), ledger_id=ledger_id)
+        await self._ask(self._retention.AllowGrant, request)
+
+    @property
+    def _rollback(self) -> rollback_pb2_grpc.RollbackServiceAsyncStub:
+        return rollback_pb2_grpc.RollbackServiceStub(self._channel)
+
+    def plan_rollback(
+        self, target: str, *, to_ledger_id: int | None = None
+    ) -> AsyncGenerator[rollback_pb2.PlanRollbackResponse, None]:
+        """Yield what a stock broker could read, for a topic or the topics of TENANT/NAMESPACE."""
+        request = rollback_pb2.PlanRollbackRequest(target=target, to_ledger_id=to_ledger_id)
+        return self._stream(lambda: self._rollback.PlanRollback(request, timeout=self._timeout_s))
+
+    async def convert_topic(
+        self, topic: TopicName | str, *, to_ledger_id: int | None = None
+    ) -> rollback_pb2.ConvertTopicResponse:
+        """Order that a topic's ledgers are rewritten; the topic's owner has to be asked."""
+        request = rollback_pb2.ConvertTopicRequest(topic=str(topic), to_ledger_id=to_ledger_id)
+        return await self._ask(self._rollback.ConvertTopic, request)
+
+    def follow_rollback(
+        self, topic: TopicName | str, *, timeout_s: float | None
+    ) -> AsyncGenerator[rollback_pb2.RollbackProgress, None]:
+        """Yield progress until the order has ended."""
+        request = rollback_pb2.FollowRollbackRequest(topic=str(topic))
+        return self._stream(lambda: self._rollback.FollowRollback(request, timeout=timeout_s))
+
+    async def stop_rollback(self, topic: TopicName | str) -> rollback_pb2.RollbackOrder:
+        """Take the order back."""
+        request = rollback_pb2.StopRollbackRequest(topic=str(topic))
+        return (await self._ask(self._rollback.StopRollback, request)).order
+
+
+def seek_target(goal: Goal) -> read_pb2.SeekTarget:
+    """Return what to look for as a message; raises InvalidInput for a number that is none."""
+    value = goal.checked().value
+    if goal.kind is SeekKind.TIME:
+        return read_pb2.SeekTarget(time_ms=value)
+    if goal.kind is SeekKind.INDEX:
+        return read_pb2.SeekTarget(index=value)
+    return read_pb2.SeekTarget(sequence=value)
+
+
+def _position(value: Position | None) -> common_pb2.Position | None:
+    return None if value is None else common_pb2.Position(ledger_id=value.ledger_id, entry_id=value.entry_id)
