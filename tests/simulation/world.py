@@ -468,7 +468,8 @@ class World:
             self.oracle.fail("P5", f"nobody has put {sorted(unmarked)}")
         held |= {keys.head(prefix, CLUSTER, one.managed_ledger) for prefix in PREFIXES for one in maps} | markers
         theirs = {name for name in names if self.bucket.deployment(name) == str(ANOTHER_DEPLOYMENT)}
-        open_ones = [upload for upload in self.bucket.uploads() if self._ours(upload)]
+        doubtful = {upload.key for upload in self.bucket.uploads() if not self._ours(upload)}
+        open_ones = [upload for upload in self.bucket.uploads() if upload.key not in doubtful]
         uploads = [one.key for one in open_ones if (found := parsed(one.key)) and str(found.object_id) not in doomed]
         if left := [*(names - held - theirs), *uploads]:
             self.oracle.fail("P5", f"nobody refers to {sorted(left)}, and one collection left it")
