@@ -122,16 +122,22 @@ class Caller:
         """Let a request pass. Raises Denied with the role that is missing, InvalidInput for malformed names."""
         if self.need is None or self.need.role is None:
             return
-        if self.audit_reads:
-            self.read = range_of(request)
         self.how = {name: bool(getattr(request, name)) for name in HOW if hasattr(request, name)}
         if self.rights is None:
             with suppress(InvalidInput):  # the service says what is wrong, everybody may ask
-                if self.need.role is Role.ADMIN:
-                    self._note(map(shown, self.need.named(request)))
+                self._passed(request, list(self.need.named(request)))
             return
-        for where in self.need.named(request):
+        wheres = list(self.need.named(request))
+        for where in wheres:
             self.check_where(where)
+        self._passed(request, wheres)
+
+    def _passed(self, request: object, wheres: Iterable[Where]) -> None:
+        """Keep what the audit log tells of a call whose names are names."""
+        if self.audit_reads:
+            self.read = range_of(request)
+        if self.need is not None and self.need.role is Role.ADMIN:
+            self._note(map(shown, wheres))
 
     def check_where(self, where: Where) -> None:
         """Let the call go on with topics that it is about. Raises NotAllowed with the role that is missing."""

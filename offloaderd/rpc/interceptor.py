@@ -35,6 +35,9 @@ REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 STATUS_S = 5.0
 """How long a caller may take to hear why its call failed; one that takes no answers takes no status either."""
 
+MESSAGE_CHARS_MAX = 4000
+"""Clients take 8 KiB of a status with all that belongs to it."""
+
 INTERNAL_DETAIL = common_pb2.ErrorDetail(reason="INTERNAL", hint="the daemon's log says more").SerializeToString()
 
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
@@ -164,8 +167,9 @@ class _Call:
             detail = detail_of(error)
             if isinstance(error, TooSlow):
                 self._metrics.grpc_refused.labels(reason="slow").inc()
-            self._finish(code_of(error), peer, detail.reason, error.message)
-            await self._abort(context, code_of(error), error.message, detail.SerializeToString())
+            message = told(error.message)
+            self._finish(code_of(error), peer, detail.reason, message)
+            await self._abort(context, code_of(error), message, detail.SerializeToString())
         except asyncio.CancelledError:
             self._finish(grpc.StatusCode.CANCELLED, peer)
             raise
@@ -217,6 +221,11 @@ class _Call:
         if role is Role.ADMIN or code in REFUSED:
             told = {"via": caller.via, "topics": caller.named, **caller.how} if caller is not None else {}
             audit.info("audit.call", **fields, role=role, **told)
+
+
+def told(message: str) -> str:
+    """Return an error as it is sent and written down: what a caller has named in it may be as long as a message."""
+    return message if len(message) <= MESSAGE_CHARS_MAX else f"{message[:MESSAGE_CHARS_MAX]}..."
 
 
 def unless_bytes(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:

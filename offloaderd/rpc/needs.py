@@ -185,11 +185,17 @@ def range_of(request: Any) -> dict[str, str]:  # noqa: ANN401 - a request of a c
         ends = (f"{found.ledger_id}:{one}" for one in (request.first_entry_id, request.last_entry_id))
         return dict(zip(("topic", "first", "last"), (found.topic, *ends), strict=True))
     if isinstance(request, read_pb2.SeekRequest):
-        target = request.target.WhichOneof("target")
-        return {"topic": request.topic, "target": f"{target}={getattr(request.target, target)}" if target else ""}
+        return {"topic": request.topic, "target": _told(request.target)}
     given = {name: getattr(request, name) for name in ("first", "last") if request_has(request, name)}
     ends_ = {name: f"{one.ledger_id}:{one.entry_id}" for name, one in given.items()}
-    return {"topic": request.topic, "first": "", "last": "", **ends_}
+    sought = {"target": _told(request.seek)} if request_has(request, "seek") else {}
+    return {"topic": request.topic, "first": "", "last": "", **ends_, **sought}
+
+
+def _told(sought: read_pb2.SeekTarget) -> str:
+    """Return what is sought as the audit log has it."""
+    target = sought.WhichOneof("target")
+    return f"{target}={getattr(sought, target)}" if target else ""
 
 
 def request_has(request: Any, name: str) -> bool:  # noqa: ANN401

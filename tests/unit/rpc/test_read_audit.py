@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
+from offloaderd.access.rights import Identity, Kind, Rights
 from offloaderd.access.tokens import TokenKey
-from offloaderd.errors import Denied
+from offloaderd.errors import Denied, InvalidInput
 from offloaderd.model import Position, TopicName
-from offloaderd.rpc.gate import Limits
-from offloaderd.rpc.needs import READS, range_of
+from offloaderd.rpc.gate import Caller, Limits, NotAllowed
+from offloaderd.rpc.interceptor import told
+from offloaderd.rpc.needs import NEEDS, READS, range_of
 from offloaderd.rpc.v1 import broker_pb2, read_pb2
 from tests.authority import Authority, token
 from tests.patience import PATIENCE_S
@@ -54,6 +56,19 @@ async def test_who_read_what_is_written_down_at_the_end_of_the_stream(tmp_path: 
     assert [event["code"] for event in logs if event["event"] == "audit.call"] == ["PermissionDenied"]
 
 
+def test_what_is_no_name_of_a_topic_is_in_no_log() -> None:
+    """Whoever has a certificate may send one as long as a message, a thousand times a second."""
+    path, long = "/offloaderd.v1.ReadService/Read", "t" * (1 << 20)
+    caller = Caller(need=NEEDS[path], path=path, rights=Rights([]), send_s_max=0.0, audit_reads=True)
+    caller.identities = (Identity(Kind.CERTIFICATE, "mallory"),)
+    for topic, error in ((long, InvalidInput), ("theirs", NotAllowed)):
+        with pytest.raises(error):
+            caller.check(read_pb2.ReadRequest(topic=topic))
+        assert caller.read is None
+    assert len(told(long)) < 1 << 12
+    assert told("no such topic") == "no such topic"
+
+
 def test_what_is_asked_for_is_told_of_each_kind_of_read() -> None:
     """Open ends are empty; a ledger's range is one of positions; a seek names its target."""
     ledger = broker_pb2.OffloadedLedger(topic="t", ledger_id=7)
@@ -61,6 +76,8 @@ def test_what_is_asked_for_is_told_of_each_kind_of_read() -> None:
     assert range_of(request) == {"topic": "t", "first": "7:0", "last": "7:9"}
     assert range_of(read_pb2.ReadRequest(topic="t")) == {"topic": "t", "first": "", "last": ""}
     assert range_of(read_pb2.SeekRequest(topic="t")) == {"topic": "t", "target": ""}
+    from_then = read_pb2.ReadRequest(topic="t", seek=read_pb2.SeekTarget(time_ms=5))
+    assert range_of(from_then) == {"topic": "t", "first": "", "last": "", "target": "time_ms=5"}
     for target in ({"time_ms": 0}, {"index": 7}, {"sequence": 9}):
         ((name, value),) = target.items()
         sought = range_of(read_pb2.SeekRequest(topic="t", target=read_pb2.SeekTarget(**target)))
