@@ -1,7 +1,7 @@
-"""A certificate that lives for one drill: whoever connects to its line to ZooKeeper has to show it.
+"""A certificate that lives for one drill: whoever connects to its line to ZooKeeper, or to its daemon, has to show it.
 
-That line speaks TLS to ZooKeeper with the daemon's own certificate, so whoever could use it would write with the
-daemon's rights; loopback is shared with everybody on the machine, or in the pod.
+That line speaks TLS to ZooKeeper with the daemon's own certificate, and the drill's daemon has the rights of the
+operator's to the bucket; loopback is shared with everybody on the machine, or in the pod.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ipaddress
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -29,6 +29,8 @@ DAYS = 2
 class Pair:
     """A certificate for 127.0.0.1 that signs itself, and its key, as files; both ends show it, and trust it alone."""
 
+    NAME: ClassVar = "offloaderd-drill"
+
     cert: Path
     key: Path
 
@@ -36,7 +38,7 @@ class Pair:
     def made(cls, directory: Path, clock: Clock) -> Self:
         """Make one in a directory that is nobody else's to read."""
         key, now = ec.generate_private_key(ec.SECP256R1()), datetime.fromtimestamp(clock.wall_ms() / 1000, UTC)
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "offloaderd drill")])
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, cls.NAME)])
         hosts = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         certificate = (
             x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd import __version__
 from offloaderd.access.pair import Pair
-from offloaderd.client import DaemonClient
+from offloaderd.client import DaemonClient, Trust
 from offloaderd.daemon import Addresses, Daemon
 from offloaderd.drill.exercises import EXERCISES
 from offloaderd.drill.ground import Broken, Ground
@@ -102,8 +102,8 @@ async def _exercised(
     """Run the daemon and the exercises."""
     grpc_port, http_port = free_ports(2, clock)
     theirs = scratch.zookeeper_tls()
-    pair = Pair.made(directory, clock) if theirs is not None else None
-    own = pair.server() if pair is not None else None
+    pair = Pair.made(directory, clock)
+    own = pair.server() if theirs is not None else None
     async with (
         S3Proxy(scratch.endpoint, prefix=scratch.prefix, tls=scratch.s3_tls()) as s3,
         Link(scratch.settings.metadata.servers, tls=theirs, own=own) as zookeeper,
@@ -122,7 +122,8 @@ async def _exercised(
                 life = group.create_task(daemon.run(), name="drill's daemon")
                 async with asyncio.timeout(START_S):
                     await serving.wait()
-                async with DaemonClient(f"127.0.0.1:{grpc_port}") as client:
+                trust = Trust(ca_file=pair.cert, cert_file=pair.cert, key_file=pair.key)
+                async with DaemonClient(f"127.0.0.1:{grpc_port}", trust=trust) as client:
                     ground = Ground(
                         scratch=scratch, daemon=daemon, client=client, s3=s3, zookeeper=zookeeper, clock=clock
                     )

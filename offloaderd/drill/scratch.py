@@ -79,13 +79,13 @@ class Scratch:
         objects = self.settings.objects
         return objects.endpoint or f"https://s3.{objects.region}.amazonaws.com"
 
-    def of_daemon(
-        self, directory: Path, *, zookeeper: str, s3: str, ports: tuple[int, int], pair: Pair | None = None
-    ) -> Settings:
+    def of_daemon(self, directory: Path, *, zookeeper: str, s3: str, ports: tuple[int, int], pair: Pair) -> Settings:
         """Return the settings of the drill's daemon, which reaches the stores at these addresses.
 
-        `ports` are those of gRPC and HTTP; `pair` is what the line to ZooKeeper asks for, if it asks for anything.
+        `ports` are those of gRPC and HTTP; `pair` is what the daemon asks of its callers, and what the line to
+        ZooKeeper asks for where that speaks TLS.
         """
+        line = pair if self.settings.metadata.tls else None
         given = {setting.key: self._given(setting.key) for setting in all_settings() if setting.key.startswith(KEPT)}
         host = self.endpoint.partition("://")[2].rstrip("/")
         given |= {
@@ -96,10 +96,14 @@ class Scratch:
             "metadata.servers": zookeeper,
             "metadata.session_timeout_s": SESSION_S,
             "metadata.connect_timeout_s": 3.0,
-            "metadata.tls": pair is not None,
-            "metadata.tls_ca_file": pair and pair.cert,
-            "metadata.tls_cert_file": pair and pair.cert,
-            "metadata.tls_key_file": pair and pair.key,
+            "tls.cert_file": pair.cert,
+            "tls.key_file": pair.key,
+            "tls.client_ca_file": pair.cert,
+            "access.grants": f"admin cert:{pair.NAME} *",
+            "metadata.tls": line is not None,
+            "metadata.tls_ca_file": line and line.cert,
+            "metadata.tls_cert_file": line and line.cert,
+            "metadata.tls_key_file": line and line.key,
             "metadata.tls_hostname_check": True,
             "metadata.acl": self.settings.metadata.acl if self.settings.metadata.username else "open",
             "objects.endpoint": s3,

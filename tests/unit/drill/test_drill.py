@@ -8,10 +8,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cryptography import x509
 
 from offloaderd.access.pair import Pair
+from offloaderd.access.rights import Grant, Identity, Kind, Rights, Role
 from offloaderd.clock import SystemClock
 from offloaderd.config import Settings, check
+from offloaderd.config.rules_access import is_authenticated
 from offloaderd.config.sections import MemorySettings
 from offloaderd.drill import drill
 from offloaderd.drill.exercises import EXERCISES, Exercise
@@ -39,7 +42,11 @@ def settings(**values: object) -> Settings:
 def of_daemon(given: Settings, directory: Path, pair: Pair | None = None) -> Settings:
     """Return the settings of a drill's daemon."""
     return Scratch.named(given, WORD).of_daemon(
-        directory, zookeeper="127.0.0.1:1", s3="http://127.0.0.1:2", ports=(3, 4), pair=pair
+        directory,
+        zookeeper="127.0.0.1:1",
+        s3="http://127.0.0.1:2",
+        ports=(3, 4),
+        pair=pair or Pair(directory / "line.crt", directory / "line.key"),
     )
 
 
@@ -77,6 +84,22 @@ def test_every_pool_of_a_drill_is_smaller_than_a_daemons(tmp_path: Path) -> None
     assert found.budget_bytes <= 22 * MiB
 
 
+def test_nobody_else_calls_the_drills_daemon(tmp_path: Path) -> None:
+    """It has the operator's rights to the bucket, and its port is everybody's on the machine, or in the pod."""
+    own = Pair.made(tmp_path, CLOCK)
+    found = of_daemon(settings(), tmp_path, own)
+    assert is_authenticated(found)
+    assert (found.tls.cert_file, found.tls.key_file, found.tls.client_ca_file) == (
+        str(own.cert),
+        str(own.key),
+        str(own.cert),
+    )
+    rights = Rights(map(Grant.parse, found.access.grants))
+    assert rights.allow([Identity(Kind.CERTIFICATE, own.NAME)], Role.ADMIN, None)
+    subject = x509.load_pem_x509_certificate(own.cert.read_bytes()).subject
+    assert subject.rfc4514_string() == f"CN={own.NAME}"
+
+
 def test_tls_ends_at_the_proxy_which_checks_the_servers(tmp_path: Path) -> None:
     """The drill's daemon shows its proxy what was made for it; the proxy shows the operator's, and compares names."""
     ca = Authority(tmp_path)
@@ -94,7 +117,7 @@ def test_tls_ends_at_the_proxy_which_checks_the_servers(tmp_path: Path) -> None:
     assert {found.tls_ca_file, found.tls_cert_file} == {str(own.cert)}
     assert found.tls_key_file == str(own.key)
     assert own.key.stat().st_mode & 0o077 == 0
-    assert not of_daemon(given, tmp_path).metadata.tls
+    assert not of_daemon(settings(), tmp_path).metadata.tls
     context = Scratch.named(given, WORD).zookeeper_tls()
     assert context is not None
     assert (context.check_hostname, context.verify_mode) == (True, ssl.CERT_REQUIRED)
