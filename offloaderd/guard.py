@@ -74,6 +74,7 @@ class Guard:
         for watched in (self.certificates, *self._token_keys):
             if watched is not None:
                 watched.refresh()
+        self.gate.check_running()
         self._show()
 
     def _show(self) -> None:

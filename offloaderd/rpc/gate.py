@@ -13,6 +13,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -84,11 +85,19 @@ class Origin(Protocol):
         ...
 
 
+class Withdrawn(Enum):
+    """What a call was let in by, and is no more."""
+
+    GRANT = auto()
+    KEY = auto()
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Caller:
     """Who makes a call, and what it was found to name. `via` is token, certificate or none; `identities` are all names.
 
-    `limit` is what cuts the call in the end, `withdrawn` says that it was cut because its role was taken back.
+    `key` is the one that signed the token. `limit` is what cuts the call in the end, `withdrawn` says what was taken
+    back if it was cut for that.
     """
 
     need: Need | None
@@ -99,12 +108,13 @@ class Caller:
     name: str = ""
     via: str = "none"
     identities: tuple[Identity, ...] = ()
+    key: TokenKey | None = None
     expires_s: float | None = None
     seconds_max: float | None = None
     named: list[str] = field(default_factory=list)
     wheres: list[Where] = field(default_factory=list)
     limit: asyncio.Timeout | None = None
-    withdrawn: bool = False
+    withdrawn: Withdrawn | None = None
     how: dict[str, bool] = field(default_factory=dict)
     read: dict[str, str] | None = None
 
@@ -155,14 +165,17 @@ class Caller:
                 hint=f"access.grants of the daemon would need: {self.need.role} {self.identities[0]} {text}",
             )
 
-    def follow(self, rights: Rights | None) -> None:
-        """Go on under other grants; a call that they do not allow any more is cut."""
-        self.rights = rights
+    def follow(self, rules: Authentication | None) -> None:
+        """Go on under other rules; a call that they do not allow any more is cut."""
+        rights = self.rights = rules.rights if rules is not None else None
         role = self.need.role if self.need is not None else None
-        if rights is None or role is None or all(rights.allow(self.identities, role, where) for where in self.wheres):
+        if rules is None or rights is None:
             return
-        self.withdrawn = True
-        if self.limit is not None:
+        if self.key is not None and self.key not in rules.token_keys():
+            self.withdrawn = Withdrawn.KEY
+        elif role is not None and not all(rights.allow(self.identities, role, where) for where in self.wheres):
+            self.withdrawn = Withdrawn.GRANT
+        if self.withdrawn is not None and self.limit is not None:
             self.limit.reschedule(asyncio.get_running_loop().time())
 
     def _note(self, named: Iterable[str]) -> None:
@@ -279,8 +292,12 @@ class Gate:
         if limits.calls_per_s != self._limits.calls_per_s:
             self._rate = CallRate(limits.calls_per_s, self._clock)
         self._limits, self._authentication = limits, authentication
+        self.check_running()
+
+    def check_running(self) -> None:
+        """Cut the calls that were let in by what is no more: a grant, or the key of a token, which may be in a file."""
         for caller in list(self._running):
-            caller.follow(authentication.rights if authentication is not None else None)
+            caller.follow(self._authentication)
 
     @contextmanager
     def admitted(self, path: str, context: Origin, *, stream: bool) -> Iterator[Caller]:
@@ -357,7 +374,7 @@ class Gate:
             found = bearer(token, keys, rules.token_rules, self._clock)
             self._metrics.grpc_tokens.labels(signed_by="previous" if found.key else "present").inc()
             caller.identities = (Identity(Kind.TOKEN, found.name),)
-            caller.via, caller.expires_s = "token", found.expires_s
+            caller.via, caller.expires_s, caller.key = "token", found.expires_s, keys[found.key]
         elif rules.certificates:
             caller.identities, caller.via = of_certificate(context.auth_context()), "certificate"
         else:

@@ -18,7 +18,7 @@ from grpc import aio
 from offloaderd.access.rights import Role
 from offloaderd.errors import OffloaderError, Unauthenticated
 from offloaderd.rpc.errors import DETAIL_KEY, CallTooLong, code_of, detail_of
-from offloaderd.rpc.gate import CALLER, Gate, NotAllowed, TooSlow, send, send_headers
+from offloaderd.rpc.gate import CALLER, Gate, NotAllowed, TooSlow, Withdrawn, send, send_headers
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -146,7 +146,11 @@ class _Call:
                 raise self._cut(caller) from None
 
     def _cut(self, caller: Caller) -> OffloaderError:
-        if caller.withdrawn:
+        if caller.withdrawn is Withdrawn.KEY:
+            return Unauthenticated(
+                "the key that signed the token was taken away during the call", hint="call again with a new token"
+            )
+        if caller.withdrawn is Withdrawn.GRANT:
             return NotAllowed(
                 f"the grant by which {caller.name or 'this call'} was let in was taken back",
                 hint="access.grants of the daemon were changed while the call ran",

@@ -30,7 +30,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.rpc.guarded import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
 SECRET = bytes(range(1, 33))
@@ -329,6 +329,35 @@ async def test_a_call_is_cut_when_its_grant_is_taken_back(ca: Authority) -> None
                     pass
             with pytest.raises(Denied, match="eve may not call"):
                 await anext(eve.read_messages(MINE))
+            for _ in range(3):
+                await anext(staying)
+        await until(lambda: site.reads.open == 0)
+
+
+async def some_of(answers: AsyncGenerator[Any, None]) -> None:
+    """Take more answers than can be on their way."""
+    for _ in range(100):
+        await anext(answers)
+
+
+async def test_a_call_is_cut_when_the_key_of_its_token_is_taken_away(ca: Authority) -> None:
+    """A key that got out: what it signed is refused, also in the middle of a call; what the new one signed goes on."""
+    present = [TokenKey(bytes(range(2, 34)), ("HS256",)), TokenKey(SECRET, ("HS256",))]
+    async with guarded(files=ca.server(), grants=(*GRANTS, "read eve *"), token_keys=lambda: present) as site:
+        trust: dict[str, Any] = {"ca_file": ca.file}
+        async with (
+            site.client(**trust, token=token(SECRET, "eve")) as eve,
+            site.client(**trust, token=token(bytes(range(2, 34)), "bob")) as bob,
+        ):
+            staying, leaving = bob.read_messages(MINE), eve.read_messages(MINE)
+            await anext(staying)
+            await anext(leaving)
+            site.gate.check_running()
+            await anext(leaving)
+            del present[1]
+            site.gate.check_running()
+            with pytest.raises(Unauthenticated, match="the key that signed the token was taken away"):
+                await some_of(leaving)
             for _ in range(3):
                 await anext(staying)
         await until(lambda: site.reads.open == 0)
