@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from offloaderd.model import LedgerEnd, LedgerInfo, Loss, Position
     from offloaderd.objects.keys import ObjectKind
     from offloaderd.offload.feed import Gap
+    from offloaderd.traces import SegmentTrace
 
     FindManifest = Callable[[str, str], Awaitable[bytes | None]]
 
@@ -44,6 +45,8 @@ class VerifiedSegment:
     committed: CommittedSegment
     reason: str
     opened_s: float
+    trace: SegmentTrace
+    """For the step of its commit."""
 
     @property
     def ends(self) -> dict[int, LedgerEnd]:

@@ -57,7 +57,8 @@ class HistoryCommitter:
 
     async def commit(self, segment: VerifiedSegment) -> None:
         """See Committer. Raises Conflict, HistoryTorn."""
-        await self._history.commit(segment.committed, segment.ends)
+        with segment.trace.step("commit"):
+            await self._history.commit(segment.committed, segment.ends)
         segment.count(self._metrics)
         log.info(
             "history.segment_committed",

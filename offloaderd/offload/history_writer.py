@@ -20,10 +20,9 @@ from offloaderd.offload.boundaries import Splitter, segment_bytes_for
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.committer import Assignment
-from offloaderd.offload.feed import ReadAheadFeed
 from offloaderd.offload.history_record import HistoryRecord
 from offloaderd.offload.history_segment import HistoryCommitter, HistoryFacts
-from offloaderd.offload.ledger_feed import READ_BYTES, LedgerReading, ledger_batches
+from offloaderd.offload.ledger_feed import LedgerReading, ledger_feed
 from offloaderd.offload.ledger_layout import layout_in_history
 from offloaderd.offload.roll_forward import as_finished, unrecorded
 from offloaderd.offload.stop import OnGap, RangeStop
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import LedgerInfo
     from offloaderd.objects.places import Place
+    from offloaderd.offload.feed import ReadAheadFeed
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
 
@@ -67,12 +67,12 @@ class HistoryWriter:
         self._turns = turns
         self._holder = holder
         self._topic = offloader.topic
-        self._clock, self._failingrics = uplink.clock, uplink.metrics
+        self._clock, self._metrics = uplink.clock, uplink.metrics
         self._attempts = AttemptLog(
             shop.metadata,
             offloader.claim,
             clock=self._clock,
-            metrics=self._failingrics,
+            metrics=self._metrics,
             path=paths.history_attempt(offloader.topic),
             head=offloader.identity.head,
         )
@@ -87,7 +87,7 @@ class HistoryWriter:
         plan = record.map.history
         assert plan is not None  # noqa: S101 - else nobody runs it
         self._history = HistoryRecord(record, plan, self._attempts, left.begin, holder=self._holder)
-        committer = HistoryCommitter(self._history, self._attempts, clock=self._clock, metrics=self._failingrics)
+        committer = HistoryCommitter(self._history, self._attempts, clock=self._clock, metrics=self._metrics)
         self._writer = SegmentWriter(self._shop, self._attempts, committer, troubles=self._offloader.troubles)
         self._failures = left.failures
         attempt = await self._as_finished(left.attempt)
@@ -141,7 +141,7 @@ class HistoryWriter:
         plan = self._history.plan
         segment_bytes = segment_bytes_for(self._offloader.policy.segment_bytes_max, self._shop.layout)
         splitter = Splitter(
-            self._source, self._topic, segment_bytes=segment_bytes, clock=self._clock, metrics=self._failingrics
+            self._source, self._topic, segment_bytes=segment_bytes, clock=self._clock, metrics=self._metrics
         )
         begin = Position(plan.first, 0)
         split = await until_answered(self._clock, lambda: splitter.split(infos, begin, plan.last), met=self._failing)
@@ -196,11 +196,9 @@ class HistoryWriter:
         return None
 
     def _feed(self, attempt: Attempt) -> ReadAheadFeed:
-        """Return what reads an attempt's entries, to its end or that of its range."""
+        """Return what reads an attempt's entries, at most to the end of its range."""
         index = self._history.ranges.at(attempt.parts[-1].end if attempt.parts else attempt.begin)
         planned = self._history.ranges.ranges[index].end if index is not None else self._history.plan.last
-        end = planned if attempt.end is None else attempt.end
-        part_bytes = (attempt.layout or self._shop.layout).part_bytes
         reading = LedgerReading(
             source=self._source,
             topic=self._topic,
@@ -208,12 +206,6 @@ class HistoryWriter:
             refresh=self._look,
             failing=self._failing,
             clock=self._clock,
-            metrics=self._failingrics,
-            batch_bytes=min(READ_BYTES, part_bytes),
+            metrics=self._metrics,
         )
-        return ReadAheadFeed(
-            lambda after: ledger_batches(reading, after, end),
-            self._shop.uplink.budget,
-            reserve_bytes=part_bytes,
-            holder=attempt.segment_id,
-        )
+        return ledger_feed(reading, attempt, planned, layout=self._shop.layout, budget=self._shop.uplink.budget)

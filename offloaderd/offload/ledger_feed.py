@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound, OffloaderError, Transient
 from offloaderd.model import Loss
 from offloaderd.offload.budget import Backoff
-from offloaderd.offload.feed import Empty, Gap
+from offloaderd.offload.feed import Empty, Gap, ReadAheadFeed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from offloaderd.clock import Clock
+    from offloaderd.format.layout import SegmentLayout
     from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metrics import Metrics
     from offloaderd.model import Position, TopicName
+    from offloaderd.offload.budget import ByteBudget
     from offloaderd.offload.chain import LedgerChain
     from offloaderd.offload.feed import Reading
 
@@ -43,10 +47,19 @@ class LedgerReading:
     failing: Callable[[OffloaderError | None], None]
     clock: Clock
     metrics: Metrics
-    batch_bytes: int
 
 
-async def ledger_batches(reading: LedgerReading, after: Position, end: Position) -> Reading:
+def ledger_feed(
+    reading: LedgerReading, attempt: Attempt, planned: Position, *, layout: SegmentLayout, budget: ByteBudget
+) -> ReadAheadFeed:
+    """Return what reads an attempt's entries: to its end if that is decided, else to the `planned` one."""
+    end = planned if attempt.end is None else attempt.end
+    part_bytes = (attempt.layout or layout).part_bytes
+    batches = partial(ledger_batches, reading, end=end, batch_bytes=min(READ_BYTES, part_bytes))
+    return ReadAheadFeed(batches, budget, reserve_bytes=part_bytes, holder=attempt.segment_id)
+
+
+async def ledger_batches(reading: LedgerReading, after: Position, *, end: Position, batch_bytes: int) -> Reading:
     """Yield the entries behind `after`, up to `end`. Raises what `refresh` raises, and what ends a reading for good."""
     backoff, failure = Backoff(reading.clock), None
     while after < end:
@@ -64,9 +77,7 @@ async def ledger_batches(reading: LedgerReading, after: Position, end: Position)
         if step is None or step.first > end:
             return
         last = min(step.last_entry_id, end.entry_id) if step.ledger_id == end.ledger_id else step.last_entry_id
-        entries = reading.source.read(
-            reading.topic, step.ledger_id, step.first_entry_id, last, batch_bytes=reading.batch_bytes
-        )
+        entries = reading.source.read(reading.topic, step.ledger_id, step.first_entry_id, last, batch_bytes=batch_bytes)
         try:
             async with aclosing(entries) as batches:
                 async for batch in batches:

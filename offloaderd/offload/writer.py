@@ -90,8 +90,7 @@ class SegmentWriter:
                     await self._committer.begin(work.attempt)
                 if (written := await one.written(work.after)) is None:
                     return None
-                with trace.step("commit"):
-                    await self._committer.commit(written)
+                await self._committer.commit(written)
         except SegmentFailed as error:
             progress.reach(SegmentState.FAILED)
             await self._committer.give_up(segment.attempt, str(error))
@@ -137,6 +136,7 @@ class _OneSegment:
             committed=committed,
             reason=segment.reason,
             opened_s=segment.opened_s,
+            trace=segment.trace,
         )
 
     async def _fill(self, after: Position, parts: asyncio.TaskGroup) -> bool:

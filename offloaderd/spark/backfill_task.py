@@ -9,7 +9,6 @@ executor at a time writes a segment.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,22 +18,25 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.records.attempt import AttemptStatus
 from offloaderd.model import Position
+from offloaderd.objects.keys import ObjectKind
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import LedgerChain
 from offloaderd.offload.commit import AttemptLog
-from offloaderd.offload.history_filler import HistoryFiller
+from offloaderd.offload.committer import Assignment, Surroundings
 from offloaderd.offload.history_record import edge_at, ledgers_of
-from offloaderd.offload.open_segment import OpenSegment
+from offloaderd.offload.ledger_feed import LedgerReading, ledger_feed
 from offloaderd.offload.record import known_ends
 from offloaderd.offload.signal import race
 from offloaderd.offload.source_check import listing_of_job
+from offloaderd.offload.stop import OnGap, RangeStop
 from offloaderd.offload.troubles import Troubles
 from offloaderd.offload.uploader import SegmentFailed
+from offloaderd.offload.writer import SegmentWriter
 from offloaderd.spark.backfill_job import Outcome, SegmentTask, Written
+from offloaderd.spark.mark_stored import MarkStored
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
 
@@ -43,7 +45,8 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import MetadataStore, Session
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.model import LedgerEnd, LedgerInfo, Loss, TopicName
+    from offloaderd.model import LedgerInfo, TopicName
+    from offloaderd.offload.committer import FindManifest, VerifiedSegment
     from offloaderd.offload.workshop import Workshop
     from offloaderd.spark.convert_job import RewriteTask
 
@@ -54,33 +57,37 @@ WRITER_S = 60.0
 """How long to wait for an executor that was lost to be forgotten: as long as a session may last."""
 
 
-class TaskView:
-    """What an executor knows of a topic: the ledgers of its history, and nothing of what is committed.
+class TaskFacts:
+    """What an executor knows of a topic: the ledgers of its history, and nothing of what is committed; see SealFacts.
 
     So its manifest says nothing of times before the segment; who commits it knows them.
     """
 
-    def __init__(self, task: SegmentTask, begin: Position) -> None:
-        self.map = TopicMap(task.claim.topic)
+    def __init__(self, shop: Workshop, task: SegmentTask, begin: Position) -> None:
         self.behind = Position(begin.ledger_id, begin.entry_id - 1) if begin.entry_id else START
         self.chain = LedgerChain(self.behind, end=None, begin=begin)
+        self._map = TopicMap(task.claim.topic)
+        self._shop = shop
         self._task = task
 
-    async def look(self, shop: Workshop) -> None:
+    async def refresh(self) -> None:
         """Take in what the source has. Raises Transient, HistoryTorn, IdentityRefused."""
         task = self._task
-        old = await ledgers_of(listing_of_job(shop, self.map), task.claim.topic, task.last, task.boundary)
+        old = await ledgers_of(listing_of_job(self._shop, self._map), task.claim.topic, task.last, task.boundary)
         self.chain.look([*old, edge_at(task.boundary)])
 
-    def known_ends(
-        self, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
-    ) -> tuple[tuple[int, LedgerEnd], ...]:
-        """Return how the segment's ledgers ended."""
-        return known_ends(self.chain, None, parts, infos)
+    async def infos(self) -> Mapping[int, LedgerInfo]:
+        """See SealFacts."""
+        return self.chain.ledgers
 
-    def losses_before(self, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
-        """Return none: a segment of a job ends before a loss."""
-        return ()
+    async def around(
+        self, begin: Position, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo], find: FindManifest
+    ) -> Surroundings:
+        """See SealFacts; it has no losses, since a segment of a job ends before them."""
+        return Surroundings(
+            ends=known_ends(self.chain, None, parts, infos),
+            past=await self._shop.pasts.before(self._map, begin, infos, find),
+        )
 
 
 async def write_segment(shop: Workshop, source: LedgerSource, task: SegmentTask) -> Written:
@@ -135,30 +142,41 @@ async def _write(
     clock, topic = shop.uplink.clock, task.claim.topic
     troubles = Troubles(topic, clock, lambda: None)
 
-    def met(error: OffloaderError | None) -> None:
+    def failing(error: OffloaderError | None) -> None:
         if error is None:
             troubles.over("source")
         else:
             troubles.met(error, "source")
 
-    view = TaskView(task, attempt.begin)
-    filler = HistoryFiller(shop, source, topic, view, look=lambda: view.look(shop), met=met)
-    segment = OpenSegment(shop, attempts, attempt, troubles=troubles, opened_s=clock.monotonic(), continued=task.again)
+    facts = TaskFacts(shop, task, attempt.begin)
+    reading = LedgerReading(
+        source=source,
+        topic=topic,
+        chain=facts.chain,
+        refresh=facts.refresh,
+        failing=failing,
+        clock=clock,
+        metrics=shop.uplink.metrics,
+    )
+    feed = ledger_feed(reading, attempt, task.end, layout=shop.layout, budget=shop.uplink.budget)
+    stop = RangeStop(payload_bytes=task.limit_bytes, gap=OnGap.END)
+    committer = MarkStored(attempts, manifest=ObjectKind.DRAFT)
+    work = Assignment(
+        attempt=attempt,
+        after=facts.behind,
+        resumed=task.again,
+        opened_s=clock.monotonic(),
+        notes={"history": True, "job": True},
+    )
+    written: list[VerifiedSegment | None] = []
 
-    async def fill(parts: asyncio.TaskGroup) -> None:
-        await filler.fill(segment, parts, behind=view.behind, end=task.end, limit=task.limit_bytes)
+    async def write() -> None:
+        await until_answered(clock, facts.refresh, met=failing)
+        failing(None)
+        written.append(await SegmentWriter(shop, attempts, committer, troubles=troubles).run(work, feed, stop, facts))
 
-    async def store() -> None:
-        await until_answered(clock, lambda: view.look(shop), met=met)
-        met(None)
-        await segment.store(fill)
-        await segment.finish(draft=True)
-        await attempts.update(replace(segment.attempt, status=AttemptStatus.OFFLOADED, parts=()))
-
-    with segment.trace as trace:
-        trace.say(history=True, job=True)
-        await race(store(), out_of_patience(troubles, clock, task.patience_s))
-    return segment.builder.payload_bytes
+    await race(write(), out_of_patience(troubles, clock, task.patience_s))
+    return sum(one.payload_bytes for one in written if one is not None)
 
 
 async def out_of_patience(troubles: Troubles, clock: Clock, patience_s: float) -> None:

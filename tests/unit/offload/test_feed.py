@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -76,11 +77,9 @@ class TestReadAhead(Cases):
             failing=self.failing.append,
             clock=self.clock,
             metrics=Metrics(),
-            batch_bytes=100,
         )
-        return ReadAheadFeed(
-            lambda after: ledger_batches(reading, after, end), self.budget, reserve_bytes=600, holder="segment"
-        )
+        batches = partial(ledger_batches, reading, end=end, batch_bytes=100)
+        return ReadAheadFeed(batches, self.budget, reserve_bytes=600, holder="segment")
 
     async def refresh(self) -> None:
         """Look at the source anew."""
