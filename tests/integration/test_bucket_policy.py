@@ -24,7 +24,7 @@ from offloaderd.spark.source import SegmentSource
 from offloaderd.standalone.seaweed import SeaweedUser
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
-from tests.integration.test_upkeep import TOPICS, command, entries, gc, offload, read_all
+from tests.integration.test_upkeep import TOPICS, command, entries, gc, marked, offload, read_all
 from tests.servers import bucket_at, s3_server_in
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ async def test_daemon_collector_and_readers_live_by_their_policies(site: Site, g
         await append_to(client, TOPIC, sent)
         await offload(client, TOPIC)
         assert await read_all(client, TOPIC) == sent
-        rubbish = [keys.SegmentKeys(f"{PREFIX}{site.cluster}/", UUID(int=number)).data for number in (1, 2)]
+        prefix = f"{PREFIX}{site.cluster}/"
+        await marked(site, owner, prefix)
+        rubbish = [keys.SegmentKeys(prefix, UUID(int=number)).data for number in (1, 2)]
         await owner.put(rubbish[0], b"x", metadata=ours)
         await owner.create_upload(rubbish[1], metadata=ours)
         finds = await gc(client, apply=True)

@@ -18,7 +18,17 @@ from offloaderd.objects import keys
 from tests.integration.appending import append_to
 from tests.integration.commands import ran
 from tests.integration.processes import CLOCK, DaemonProcess, Site
-from tests.integration.test_upkeep import PREFIX, command, entries, gc, offload, read_all, stores, tree
+from tests.integration.test_upkeep import (
+    PREFIX,
+    command,
+    entries,
+    gc,
+    marked,
+    offload,
+    read_all,
+    stores,
+    tree,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +89,7 @@ async def test_metadata_that_were_restored_lose_nothing(site: Site) -> None:
         async with DaemonProcess(site) as daemon:
             async with daemon.client() as client:
                 await client.enable(TOPIC)
+                await marked(site, objects)
                 await opened(client, TOPIC, 0)
                 empty = await backup(metadata)
                 await append_to(client, TOPIC, entries(COUNT, TOPIC))

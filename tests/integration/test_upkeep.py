@@ -15,7 +15,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics
 from offloaderd.model import TopicName
-from offloaderd.objects import keys
+from offloaderd.objects import keys, marker
 from offloaderd.objects.s3 import S3Options, S3Store
 from offloaderd.rpc.v1 import policy_pb2
 from tests.integration.appending import append_to
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from offloaderd.client import DaemonClient
     from offloaderd.metadata.port import MetadataStore
+    from offloaderd.objects.port import ObjectReader
     from tests.servers import S3Server
 
 TOPICS = [TopicName.parse(f"public/default/{name}") for name in ("orders", "odd name/with ünicode")]
@@ -98,6 +99,12 @@ async def wipe(store: MetadataStore) -> None:
         await store.delete(path)
 
 
+async def marked(site: Site, objects: ObjectReader, prefix: str = PREFIX) -> None:
+    """Wait until a place is the daemon's: it marks it beside its work, and collects no upload that is older."""
+    while await marker.read(objects, prefix, site.cluster) is None:
+        await CLOCK.sleep(0.02)
+
+
 async def command(site: Site, *words: str) -> tuple[int, Any]:
     """Run `offloaderd ... --json`; returns the exit code and the document, the last one of several lines."""
     code, out, err = await ran(site, "offloaderd", *words, "--json")
@@ -147,6 +154,7 @@ async def test_garbage_goes_and_nothing_else(site: Site) -> None:
     ours, theirs = keys.segment_metadata(site.cluster), keys.segment_metadata("other")
     stray, foreign = (UUID(int=number) for number in (1, 2))
     async with DaemonProcess(site) as daemon, daemon.client() as client, stores(site) as (objects, metadata):
+        await marked(site, objects)
         await client.enable(topic)
         await append_to(client, topic, entries(1200, topic))
         await offload(client, topic)
@@ -214,6 +222,7 @@ async def test_a_topic_lives_in_a_place_of_its_own(site: Site, other_bucket: str
         with pytest.raises(InvalidInput, match=r"objects\.places"):
             await client.enable(topic, policies=policy_pb2.OffloadPolicies(bucket="nobodys"))
         for prefix, store in ((away, objects.at(other_bucket)), (PREFIX, objects)):
+            await marked(site, store, prefix)
             await store.create_upload(keys.SegmentKeys(prefix, UUID(int=7)).data)
         assert set((await gc(client, apply=True)).values()) == {("upload", "deleted")}
         for one in TOPICS:
