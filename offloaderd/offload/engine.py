@@ -30,6 +30,7 @@ from offloaderd.offload.rollback import Rollback
 from offloaderd.offload.selector import Selector
 from offloaderd.offload.signal import race
 from offloaderd.offload.sleep import Dormitory, SleepOptions
+from offloaderd.offload.spill_files import HINT
 from offloaderd.offload.spread import Spread
 from offloaderd.offload.supervisor import Duty, Household
 from offloaderd.patterns import of_topic
@@ -230,9 +231,15 @@ class Engine:
         return [one.status(now_s) for _, one in sorted(self._spread.supervised.items())]
 
     def alarms(self) -> list[str]:
-        """Say what is wrong with all topics' rules, and with no topic of its own."""
+        """Say what is wrong with all topics' rules, with the disk that all spill to, and with no topic of its own."""
         found = sorted(self._discovery.unapplied.items())
-        return [f"the selection {pattern} is not applied: {reason}" for pattern, reason in found]
+        told = [f"the selection {pattern} is not applied: {reason}" for pattern, reason in found]
+        area = self.shop.outage.area
+        awake = [one.offloader for one in self._spread.supervised.values() if one.offloader is not None]
+        held = any(one.outage.spill is not None and one.outage.spill.holds_back for one in awake)
+        if area is not None and area.refused and held:
+            told.append(f"spill.directory {area.directory} takes nothing: {area.refused}. To do: {HINT}")
+        return told
 
     def store_refuses(self) -> str:
         """Say why the store takes nothing of some topics, though it may answer, as one that is full; empty: it does."""

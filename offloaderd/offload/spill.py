@@ -61,6 +61,11 @@ class Spill:
         """Whether nothing waits, on disk or on its way there or back."""
         return not (self._queue.unread or self._back or self._offers)
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether somebody who pushes waits for room."""
+        return bool(self._offers)
+
     async def accept(self, batch: EntryBatch) -> OfferResult:
         """Take a batch for which memory has no room; returns once it is on disk, or why it cannot be taken.
 

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Self
 import google_crc32c
 import structlog
 
+from offloaderd import words
 from offloaderd.errors import CorruptData, InvalidConfig
 from offloaderd.model import EntryBatch
 from offloaderd.offload.signal import Signal
@@ -46,6 +47,7 @@ log = structlog.get_logger(__name__)
 
 HEADER = struct.Struct(">4sHHqqIII")
 MAGIC, VERSION = b"OSPL", 1
+HINT = "make room or raise spill.bytes_max; pushers are held back until then, and nothing is lost"
 FILE_BYTES = 64 * 1024 * 1024
 """A file is deleted once all of it was taken back, so this is what may be held although it is no longer needed."""
 LOCK = "offloaderd-spill.lock"
@@ -107,6 +109,8 @@ class SpillArea:
         self.file_bytes = file_bytes
         self.used_bytes = 0
         self.freed = Signal()
+        self.refused = ""
+        """Why the last batch found no room here; empty: it did."""
         self._count = 0
         self._lock: BinaryIO | None = None
 
@@ -158,6 +162,12 @@ class SpillArea:
         self.used_bytes += wanted
         return True
 
+    def note(self, refused: str) -> None:
+        """Note why a batch found no room, or (empty) that one did; logged when that begins."""
+        if refused and not self.refused:
+            log.warning("spill.refused", directory=str(self.directory), error=refused, hint=HINT)
+        self.refused = refused
+
     def give_back(self, held: int) -> None:
         """Return booked bytes."""
         self.used_bytes -= held
@@ -177,7 +187,6 @@ class SpillQueue:
         self._files: deque[_File] = deque()
         self._threads = threading.Lock()  # a cancelled call leaves its thread at work
         self._dropped = False
-        self._failing = False
         self._booked_bytes = 0
         self.unread = 0
         """Batches that were appended and not taken."""
@@ -186,16 +195,16 @@ class SpillQueue:
         """Write a batch; False when the limit or the disk has no room for it, or the disk fails."""
         size = HEADER.size + 4 * len(batch.payloads) + batch.payload_bytes()
         if not self._area.take(size):
+            self._area.note(f"spill.bytes_max ({words.size(self._area.bytes_max)}) is used up")
             return False
         self._booked_bytes += size
         written = False
         try:
             written = await asyncio.to_thread(self._write, batch)
         except OSError as error:
-            if not self._failing:
-                log.warning("spill.refused", directory=str(self._area.directory), error=str(error))
-        self._failing = not written
+            self._area.note(error.strerror or str(error))
         if written:
+            self._area.note("")
             self.unread += 1
         else:
             self._give_back(size)

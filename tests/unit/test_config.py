@@ -238,6 +238,7 @@ class TestMistakes:
             load(file, {"OFFLOADERD__NO__SUCH": "1"})
         assert caught.value.message.startswith(f"{file}: {line}")
         assert "\n" not in str(caught.value)
+        assert ("twice" in caught.value.hint) == (text.count("[log]") == 2)
 
     def test_a_file_that_cannot_be_read_is_one_line(self, file: Path, tmp_path: Path) -> None:
         """Missing, a directory, or not text."""

@@ -157,8 +157,11 @@ async def test_a_full_disk_blocks_until_commits_make_room(tmp_path: Path) -> Non
             await asyncio.sleep(0.2)  # noqa: TID251 - to see that it stays so
             assert not pushing.done()
             assert house.area.used_bytes <= 100_000
+            (alarm,) = engine.alarms()
+            assert alarm.startswith(f"spill.directory {tmp_path} takes nothing: spill.bytes_max (97.7 KiB) is used up")
             house.faults.heal()
         await until_offloaded(topic, Position(1, 2999))
+        assert not engine.alarms()
         assert await house.committed() == entries
 
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
+from offloaderd import words
 from offloaderd.errors import CorruptData, InvalidConfig
 from offloaderd.model import EntryBatch
 from offloaderd.offload import spill_files
@@ -99,9 +101,14 @@ async def test_the_limit_is_for_all_topics(tmp_path: Path) -> None:
         one, other = SpillQueue(area), SpillQueue(area)
         assert await one.append(batch(0))
         assert await other.append(batch(0))
-        assert not await other.append(batch(1))
+        with capture_logs() as logged:
+            assert not await other.append(batch(1))
+            assert not await other.append(batch(1))
+        assert area.refused == f"spill.bytes_max ({words.size(area.bytes_max)}) is used up"
+        assert [(one["event"], one["error"]) for one in logged] == [("spill.refused", area.refused)]
         assert await drained(one) == [batch(0)]
         assert await other.append(batch(1))
+        assert not area.refused
         assert await drained(other) == [batch(0), batch(1)]
 
 
@@ -124,9 +131,10 @@ async def test_a_disk_that_is_full_refuses_and_harms_nothing(
 
         monkeypatch.setattr(os, "pwrite", pwrite)
         assert not await queue.append(batch(1))
-        assert area.used_bytes == used
+        assert (area.used_bytes, area.refused) == (used, "No space left on device")
         full.clear()
         assert await queue.append(batch(2, size=3))
+        assert not area.refused
         assert await drained(queue) == [batch(0), batch(2, size=3)]
 
 
