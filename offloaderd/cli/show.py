@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from offloaderd.rpc.status_json import position_of
+from offloaderd.rpc.message_json import position_of
 from offloaderd.words import age, moment, number, plural, rate, size, visible
 
 if TYPE_CHECKING:

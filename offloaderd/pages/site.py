@@ -23,7 +23,7 @@ from offloaderd.pages.drawings import daemon_plots, topic_plots
 from offloaderd.pages.visitor import Visitor, names_this_machine
 from offloaderd.pages.wanted import ONLY, SORTS, Wanted, wanted_topic
 from offloaderd.rpc.errors import code_of
-from offloaderd.rpc.status_json import position_of
+from offloaderd.rpc.message_json import position_of
 from offloaderd.rpc.status_words import lag_cells, topic_facts
 from offloaderd.rpc.v1 import admin_pb2
 

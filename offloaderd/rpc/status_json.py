@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offloaderd.rpc.message_json import as_json, position_of
+
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
-    from offloaderd.rpc.v1 import admin_pb2, common_pb2, history_pb2
-
-
-def position_of(message: Message, field: str) -> str | None:
-    """Return a message's position as `ledger:entry`, None when it is unset."""
-    if not message.HasField(field):
-        return None
-    value: common_pb2.Position = getattr(message, field)
-    return f"{value.ledger_id}:{value.entry_id}"
+    from offloaderd.rpc.v1 import admin_pb2
 
 
 def daemon_json(found: admin_pb2.StatusResponse) -> dict[str, object]:
@@ -27,10 +19,7 @@ def daemon_json(found: admin_pb2.StatusResponse) -> dict[str, object]:
         "started_ms": found.started_ms,
         "memory_used_bytes": found.memory_used_bytes,
         "memory_budget_bytes": found.memory_budget_bytes,
-        "dependencies": [
-            {"name": one.name, "up": one.up, "message": one.message or None, "since_ms": one.since_ms or None}
-            for one in found.dependencies
-        ],
+        "dependencies": [as_json(one) for one in found.dependencies],
         "alarms": list(found.alarms),
     }
 
@@ -60,19 +49,10 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         "paused": {"since_ms": one.paused_ms, "by": one.paused_by} if one.paused_ms else None,
         "epoch": one.epoch,
         "damaged_ledgers": list(one.damaged_ledgers),
-        "refusals": [
-            {
-                "kind": refusal.kind,
-                "found": refusal.found,
-                "evidence": refusal.evidence,
-                "since_ms": refusal.since_ms,
-                "hint": refusal.hint,
-            }
-            for refusal in one.refusals
-        ],
+        "refusals": [as_json(refusal) for refusal in one.refusals],
         "confirmed": position_of(one, "confirmed"),
         "offloaded": position_of(one, "offloaded"),
-        "history": history_json(one.history) if one.HasField("history") else None,
+        "history": as_json(one.history) if one.HasField("history") else None,
         "lag_entries": None if one.lag_unknown else one.lag_entries,
         "lag_bytes": None if one.lag_unknown else one.lag_bytes,
         "lag_seconds": None if one.lag_age_unknown else one.lag_seconds,
@@ -92,25 +72,5 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         "method": one.method or None,
         "taken_entries": one.taken_entries,
         "taken_bytes": one.taken_bytes,
-        "losses": [
-            {
-                "after": position_of(loss, "after"),
-                "before": position_of(loss, "before"),
-                "entries": loss.entries or None,
-                "noticed_ms": loss.noticed_ms,
-            }
-            for loss in one.losses
-        ],
-    }
-
-
-def history_json(one: history_pb2.HistorySummary) -> dict[str, object]:
-    """Return what is left of a topic's history as JSON shows it."""
-    return {
-        "boundary": position_of(one, "boundary"),
-        "worker": one.worker,
-        "left_entries": one.left_entries,
-        "left_bytes": one.left_bytes,
-        "live_waits": one.live_waits,
-        "error": one.error or None,
+        "losses": [as_json(loss, kept=("noticed_ms",), nullable=("entries",)) for loss in one.losses],
     }

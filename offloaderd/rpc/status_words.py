@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd import words
-from offloaderd.rpc.status_json import position_of
+from offloaderd.rpc.message_json import position_of
 
 if TYPE_CHECKING:
     from offloaderd.rpc.v1 import admin_pb2, history_pb2, read_pb2

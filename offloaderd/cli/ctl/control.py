@@ -10,6 +10,7 @@ from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.quantities import DURATION
 from offloaderd.log_modules import LEVELS
+from offloaderd.rpc.message_json import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +94,7 @@ async def _log_level(session: Session, module: str | None, level: str, seconds: 
     async with session.client() as client:
         found = await (client.log_levels() if module is None else client.set_log_level(module, level, seconds))
     if session.json:
-        show.document({"levels": [level_json(one) for one in found]})
+        show.document({"levels": [as_json(one) for one in found]})
     else:
         show.table(("MODULE", "LEVEL", "FOR"), level_rows(found))
 
@@ -104,8 +105,3 @@ def level_rows(levels: Sequence[control_pb2.ModuleLevel]) -> list[tuple[str, ...
         (one.module or "(all others)", one.level, show.age(one.left_s) if one.HasField("left_s") else "-")
         for one in levels
     ]
-
-
-def level_json(one: control_pb2.ModuleLevel) -> dict[str, object]:
-    """Return a level as JSON shows it; `left_s` null: as the settings say."""
-    return {"module": one.module or None, "level": one.level, "left_s": one.left_s if one.HasField("left_s") else None}

@@ -10,6 +10,7 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.errors import NotFound
+from offloaderd.rpc.message_json import as_json
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -65,7 +66,7 @@ async def _daemons(session: Session, topic: TopicName | None) -> None:
     async with session.client() as client:
         found = await client.daemons(topic)
     if session.json:
-        document: dict[str, object] = {"daemons": [daemon_json(one) for one in found.daemons]}
+        document: dict[str, object] = {"daemons": [as_json(one) for one in found.daemons]}
         if topic is not None:
             document |= {"topic": str(topic), "owner": found.owner or None, "reason": found.reason or None}
         show.document(document)
@@ -84,20 +85,6 @@ def row(one: placement_pb2.Daemon) -> tuple[str, ...]:
     standing = f"{one.standing}: {one.impaired}" if one.impaired else one.standing
     name = f"{one.daemon_id} (asked)" if one.asked else one.daemon_id
     return name, standing, show.number(one.topics), one.address, one.version, show.moment(one.started_ms)
-
-
-def daemon_json(one: placement_pb2.Daemon) -> dict[str, object]:
-    """Return a daemon as JSON shows it."""
-    return {
-        "daemon_id": one.daemon_id,
-        "standing": one.standing,
-        "impaired": one.impaired or None,
-        "topics": one.topics,
-        "address": one.address,
-        "version": one.version,
-        "started_ms": one.started_ms,
-        "asked": one.asked,
-    }
 
 
 async def _drain(session: Session, daemon: str | None, *, undo: bool, dry_run: bool) -> None:

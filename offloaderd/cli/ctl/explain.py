@@ -10,6 +10,7 @@ from offloaderd.cli import flaws as flaws_view
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.program import CORRUPT, FAILED, NOT_FOUND, OK
+from offloaderd.rpc import message_json
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -141,7 +142,7 @@ def as_json(found: inspect_pb2.ExplainResponse) -> dict[str, object]:
             "entries": found.ledger_entries if found.HasField("ledger_entries") else None,
             "deleted_ms": found.ledger_deleted_ms or None,
         },
-        "grant": grant_json(found.grant) if found.HasField("grant") else None,
+        "grant": message_json.as_json(found.grant) if found.HasField("grant") else None,
     }
 
 
@@ -182,18 +183,4 @@ def place_json(place: inspect_pb2.ExplainResponse.Place) -> dict[str, object]:
         }
         if place.verified_ms
         else None,
-    }
-
-
-def grant_json(one: inspect_pb2.ExplainResponse.Grant) -> dict[str, object]:
-    """Return a grant as JSON shows it."""
-    return {
-        "in_force": one.in_force,
-        "verified_ms": one.verified_ms or None,
-        "readback": one.readback,
-        "daemon_id": one.daemon_id or None,
-        "not_before_ms": one.not_before_ms or None,
-        "revoked_ms": one.revoked_ms or None,
-        "revoked_reason": one.revoked_reason or None,
-        "source_deleted_ms": one.source_deleted_ms or None,
     }

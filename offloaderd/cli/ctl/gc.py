@@ -11,6 +11,7 @@ from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.quantities import DurationParam
 from offloaderd.cli.program import FAILED, OK
+from offloaderd.rpc.message_json import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +76,7 @@ async def _gc(session: Session, *, apply: bool, grace_s: float | None, also: Seq
                 finds.append(event.find)
     assert summary is not None  # noqa: S101 - a stream that ends well ends with it
     if session.json:
-        show.document({"finds": [find_json(find) for find in finds], "summary": summary_json(summary)})
+        show.document({"finds": [as_json(find) for find in finds], "summary": as_json(summary)})
     else:
         if finds:
             told = [(find, 1) for find in finds] if show_all else alike(finds)
@@ -139,36 +140,3 @@ def lines(summary: upkeep_pb2.GcSummary) -> list[str]:
     if not summary.applied and counts["delete"]:
         said.append("nothing was deleted: this was a dry run, add --apply")
     return said
-
-
-def find_json(find: upkeep_pb2.GcFind) -> dict[str, object]:
-    """Return a find as JSON shows it."""
-    return {
-        "key": find.key,
-        "upload_id": find.upload_id or None,
-        "kind": find.kind,
-        "verdict": find.verdict,
-        "reason": find.reason,
-        "size_bytes": find.size_bytes,
-        "age_s": round(find.age_s, 3),
-        "topic": find.topic or None,
-    }
-
-
-def summary_json(summary: upkeep_pb2.GcSummary) -> dict[str, object]:
-    """Return the sum as JSON shows it."""
-    return {
-        "applied": summary.applied,
-        "grace_s": summary.grace_s,
-        "topics": summary.topics,
-        "segments": summary.segments,
-        "objects": summary.objects,
-        "object_bytes": summary.object_bytes,
-        "others": summary.others,
-        "elsewhere": summary.elsewhere,
-        "seconds": round(summary.seconds, 3),
-        "rubbish_bytes": summary.rubbish_bytes,
-        "deleted_bytes": summary.deleted_bytes,
-        "finds": dict(sorted(summary.finds.items())),
-        "verdicts": dict(sorted(summary.verdicts.items())),
-    }

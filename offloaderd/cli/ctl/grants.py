@@ -8,7 +8,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
-from offloaderd.cli.ctl.ledgers import grant_json
+from offloaderd.rpc.message_json import as_json
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -44,7 +44,7 @@ def revoke(session: Session, topic: TopicName, ledger_id: int, reason: str) -> i
         async with session.client() as client:
             grant = await client.revoke_grant(topic, ledger_id, reason=reason)
         if session.json:
-            show.document({"topic": str(topic), "ledger_id": ledger_id, "grant": grant_json(grant)})
+            show.document({"topic": str(topic), "ledger_id": ledger_id, "grant": as_json(grant, nullable=("epoch",))})
         else:
             since = show.moment(grant.revoked_ms)
             click.echo(f"the source must keep ledger {ledger_id} of {topic} (since {since})")

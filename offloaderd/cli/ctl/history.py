@@ -9,10 +9,9 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.quantities import SIZE
+from offloaderd.rpc.message_json import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from offloaderd.cli.ctl.options import Session
     from offloaderd.model import TopicName
     from offloaderd.rpc.v1 import history_pb2
@@ -54,7 +53,7 @@ async def _plan(session: Session, topic: TopicName, segment_bytes: int) -> None:
     async with session.client(timeout_s=PLAN_TIMEOUT_S) as client:
         found = await client.plan_history(topic, segment_bytes=segment_bytes)
     if session.json:
-        show.document({"topic": str(topic), **planned_json(found)})
+        show.document({"topic": str(topic), **as_json(found, nullable=("epoch",))})
         return
     if not found.ranges:
         click.echo(f"{topic} has no history that is not offloaded", err=True)
@@ -181,66 +180,13 @@ def who(found: history_pb2.GetHistoryResponse) -> str:
     return "a backfill job, which has not begun"
 
 
-def ranges_json(ranges: Iterable[history_pb2.HistoryRange]) -> list[dict[str, object]]:
-    """Return ranges as JSON shows them."""
-    return [
-        {
-            "begin": show.position_of(one, "begin"),
-            "end": show.position_of(one, "end"),
-            "entries": one.entries,
-            "payload_bytes": one.payload_bytes,
-            "state": one.state,
-            "holder": one.holder or None,
-            "epoch": one.epoch or None,
-            "lease_until_ms": one.lease_until_ms or None,
-            "segment_id": one.segment_id or None,
-            "tries": one.tries,
-            "last_error": one.last_error or None,
-        }
-        for one in ranges
-    ]
-
-
-def planned_json(found: history_pb2.PlanHistoryResponse) -> dict[str, object]:
-    """Return a plan as JSON shows it."""
-    return {
-        "boundary": show.position_of(found, "boundary"),
-        "ranges": ranges_json(found.ranges),
-        "entries": found.entries,
-        "payload_bytes": found.payload_bytes,
-        "segment_bytes": found.segment_bytes,
-        "probes": found.probes,
-        "boundaries": found.boundaries,
-        "seconds": found.seconds,
-        "doubtful": [{"ledger_id": one.ledger_id, "reason": one.reason} for one in found.doubtful],
-        "worker": found.worker or None,
-        "planned": found.planned,
-    }
-
-
 def status_json(found: history_pb2.GetHistoryResponse) -> dict[str, object]:
     """Return the state of a history as JSON shows it; null for a topic without one."""
     plan = found.plan
     if not found.HasField("plan"):
         return {"history": None}
     return {
-        "history": {
-            "begin": show.position_of(plan, "begin"),
-            "last": show.position_of(plan, "last"),
-            "boundary": show.position_of(plan, "boundary"),
-            "order": plan.order,
-            "worker": plan.worker,
-            "planned_ms": plan.planned_ms,
-            "entries": plan.entries,
-            "payload_bytes": plan.payload_bytes,
-            "segment_bytes": plan.segment_bytes or None,
-            "probes": plan.probes,
-            "split_seconds": plan.split_seconds,
-            "doubtful_ledgers": plan.doubtful_ledgers,
-            "done_ms": plan.done_ms or None,
-            "holder": plan.holder or None,
-            "holder_until_ms": plan.holder_until_ms or None,
-        },
+        "history": as_json(plan, leave_out=("ranges",), nullable=("segment_bytes",)),
         "done_percent": done_percent(found),
         "left_entries": found.left_entries,
         "left_bytes": found.left_bytes,
@@ -249,5 +195,5 @@ def status_json(found: history_pb2.GetHistoryResponse) -> dict[str, object]:
         "error": found.error or None,
         "live_waits": found.live_waits,
         "states": {"planned": found.ranges_planned, "claimed": found.ranges_claimed, "done": found.ranges_done},
-        "ranges": ranges_json(found.ranges),
+        "ranges": [as_json(one, nullable=("epoch",)) for one in found.ranges],
     }

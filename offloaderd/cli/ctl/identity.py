@@ -9,6 +9,7 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.metadata.records.identity import RefusalKind
+from offloaderd.rpc.message_json import as_json
 from offloaderd.rpc.status_words import refusal_text
 
 if TYPE_CHECKING:
@@ -114,33 +115,14 @@ def identity_json(found: identity_pb2.ShowIdentityResponse) -> dict[str, object]
     """Return them as JSON shows them."""
     return {
         "deployment": found.deployment_id or None,
-        "made_ms": found.made_ms or None,
-        "made_by": found.made_by or None,
         "source": {"kind": found.source_kind, "id": found.source_id or None} if found.source_kind else None,
-        "source_found": found.source_found or None,
+        **as_json(found, leave_out=("deployment_id", "source_kind", "source_id", "places")),
         "places": [
             {
-                "bucket": one.bucket,
-                "prefix": one.prefix,
                 "deployment": one.deployment_id or None,
                 "daemon": one.daemon_id or None,
-                "since_ms": one.since_ms or None,
-                "other": one.other,
-                "error": one.error or None,
+                **as_json(one, leave_out=("deployment_id", "daemon_id"), kept=("bucket", "prefix")),
             }
             for one in found.places
-        ],
-        "refusals": [
-            {
-                "kind": one.kind,
-                "found": one.found,
-                "evidence": one.evidence,
-                "since_ms": one.since_ms,
-                "hint": one.hint,
-            }
-            for one in found.refusals
-        ],
-        "accepted": [
-            {"kind": one.kind, "evidence": one.evidence, "by": one.by, "at_ms": one.at_ms} for one in found.accepted
         ],
     }

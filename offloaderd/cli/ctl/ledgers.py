@@ -8,6 +8,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.rpc.message_json import as_json
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -50,7 +51,7 @@ async def _list(session: Session, topic: TopicName) -> None:
         show.document(
             {
                 "topic": str(topic),
-                "ledgers": [ledger_json(one) for one in found.ledgers],
+                "ledgers": [as_json(one, nullable=("epoch",)) for one in found.ledgers],
                 "deleted_up_to": show.position_of(found, "floor"),
                 "deleted_segments": found.deleted_segments,
                 "deleted_bytes": found.deleted_bytes,
@@ -119,36 +120,6 @@ def note(one: retention_pb2.Ledger) -> str:
     return ""
 
 
-def ledger_json(one: retention_pb2.Ledger) -> dict[str, object]:
-    """Return a ledger as JSON shows it; what is not known, or has not happened, is null."""
-    return {
-        "ledger_id": one.ledger_id,
-        "state": one.state,
-        "entries": one.entries if one.HasField("entries") else None,
-        "offloaded_entries": one.offloaded_entries,
-        "payload_bytes": one.payload_bytes,
-        "segments": one.segments,
-        "at_source": one.at_source if one.HasField("at_source") else None,
-        "deleted_ms": one.deleted_ms or None,
-        "grant": grant_json(one.grant) if one.HasField("grant") else None,
-    }
-
-
-def grant_json(grant: retention_pb2.Grant) -> dict[str, object]:
-    """Return a grant as JSON shows it."""
-    return {
-        "verified_ms": grant.verified_ms or None,
-        "readback": grant.readback,
-        "daemon_id": grant.daemon_id or None,
-        "epoch": grant.epoch or None,
-        "not_before_ms": grant.not_before_ms or None,
-        "revoked_ms": grant.revoked_ms or None,
-        "revoked_reason": grant.revoked_reason or None,
-        "source_deleted_ms": grant.source_deleted_ms or None,
-        "damaged": grant.damaged,
-    }
-
-
 @ledgers.command("delete", short_help="Delete ledgers from the tier.")
 @click.argument("topic", type=options.TOPIC)
 @click.argument("ledger_ids", metavar="LEDGER...", nargs=-1, required=True, type=click.IntRange(min=0))
@@ -171,7 +142,7 @@ def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_
         async with session.client() as client:
             found = await client.delete_ledgers(topic, ledger_ids, dry_run=dry_run)
         if session.json:
-            show.document({"topic": str(topic), "dry_run": dry_run, **deletion_json(found)})
+            show.document({"topic": str(topic), "dry_run": dry_run, **as_json(found)})
         else:
             click.echo("\n".join(deletion_lines(found, dry_run=dry_run)))
 
@@ -195,20 +166,3 @@ def deletion_lines(found: retention_pb2.DeleteLedgersResponse, *, dry_run: bool)
     if found.waits_for:
         lines.append(f"other segments wait for ledger {', '.join(map(str, found.waits_for))}, which is not marked")
     return lines
-
-
-def deletion_json(found: retention_pb2.DeleteLedgersResponse) -> dict[str, object]:
-    """Return as JSON shows it what was, or would be, deleted."""
-    return {
-        "marked": list(found.marked),
-        "segments": [
-            {
-                "segment_id": segment.segment_id,
-                "begin": show.position_of(segment, "begin"),
-                "end": show.position_of(segment, "end"),
-                "object_bytes": segment.object_bytes,
-            }
-            for segment in found.segments
-        ],
-        "waits_for": list(found.waits_for),
-    }

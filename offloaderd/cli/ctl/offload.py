@@ -17,6 +17,7 @@ from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.errors import OffloaderError
+from offloaderd.rpc import message_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -136,37 +137,7 @@ def plan_row(one: admin_pb2.PlannedOffload) -> tuple[str, ...]:
 
 def as_json(topic: TopicName, last: admin_pb2.OffloadProgress) -> dict[str, object]:
     """Return the result as JSON shows it."""
-    return {
-        "topic": str(topic),
-        "outcome": last.outcome,
-        "done": last.done,
-        "reason": last.reason or None,
-        "wanted": last.wanted or None,
-        "asked_ms": last.asked_ms or None,
-        "asked_by": last.asked_by or None,
-        "done_ms": last.done_ms or None,
-        "target": show.position_of(last, "target"),
-        "offloaded": show.position_of(last, "offloaded"),
-        "stood": show.position_of(last, "stood"),
-        "remaining_entries": last.remaining_entries,
-        "remaining_bytes": last.remaining_bytes,
-        "message": last.message or None,
-        "method": last.method or None,
-        "owner": last.owner or None,
-        "segment_id": last.segment_id or None,
-        "segment_entries": last.segment_entries,
-        "plan": [
-            {
-                "ledger_id": one.ledger_id,
-                "first_entry_id": one.first_entry_id,
-                "last_entry_id": one.last_entry_id,
-                "payload_bytes": one.payload_bytes,
-                "method": one.method,
-                "due": one.due,
-            }
-            for one in last.plan
-        ],
-    }
+    return {"topic": str(topic), **message_json.as_json(last, leave_out=("owner_address",))}
 
 
 class Bar:

@@ -12,16 +12,15 @@ from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.rollback_words import (
     COLUMNS,
-    order_json,
     plan_json,
     plan_lines,
-    progress_json,
     progress_line,
     result_lines,
     row,
 )
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.errors import OffloaderError
+from offloaderd.rpc.message_json import as_json
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -138,7 +137,7 @@ async def _convert(session: Session, topic: TopicName, to: int | None, *, wait: 
         if wait:
             return await _follow(session, client, topic)
     if session.json:
-        show.document({"topic": str(topic), "order": order_json(found.order)})
+        show.document({"topic": str(topic), "order": as_json(found.order)})
     else:
         click.echo(
             f"ledgers of {topic} up to {found.order.to_ledger_id} are being rewritten; "
@@ -161,7 +160,7 @@ async def _follow(session: Session, client: DaemonClient, topic: TopicName) -> i
     if last is None:
         raise OffloaderError("the daemon ended the call without an answer")
     if session.json:
-        show.document({"topic": str(topic), **progress_json(last)})
+        show.document({"topic": str(topic), **as_json(last, leave_out=("ledger_bytes",))})
     else:
         click.echo("\n".join(result_lines(topic, last)))
     return FAILED if last.order.failures or last.order.stopped else OK
@@ -186,7 +185,7 @@ def status(session: Session, topic: TopicName) -> int:
         ):
             found = await anext(reports)
         if session.json:
-            show.document({"topic": str(topic), **progress_json(found)})
+            show.document({"topic": str(topic), **as_json(found, leave_out=("ledger_bytes",))})
         elif found.HasField("order"):
             lines = [progress_line(found)] if not found.order.ended_ms else result_lines(topic, found)
             click.echo("\n".join(lines))
@@ -211,7 +210,7 @@ def stop(session: Session, topic: TopicName) -> int:
         async with session.client() as client:
             order = await client.stop_rollback(topic)
         if session.json:
-            show.document({"topic": str(topic), "order": order_json(order)})
+            show.document({"topic": str(topic), "order": as_json(order)})
         else:
             click.echo(f"the rewriting of {topic} {'was stopped' if order.stopped else 'had ended'}")
 

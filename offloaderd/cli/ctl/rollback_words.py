@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.cli import show
+from offloaderd.rpc.message_json import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,18 +130,7 @@ def plan_json(one: rollback_pb2.PlanRollbackResponse, to: int | None) -> dict[st
         "bytes_per_s": round(one.bytes_per_s),
         "measured": one.measured,
         "history_unfinished": one.unfinished or None,
-        "order": order_json(one.order) if one.HasField("order") else None,
-    }
-
-
-def order_json(order: rollback_pb2.RollbackOrder) -> dict[str, object]:
-    """Return an order as JSON shows it."""
-    return {
-        "to_ledger_id": order.to_ledger_id,
-        "ordered_ms": order.ordered_ms,
-        "ended_ms": order.ended_ms or None,
-        "stopped": order.stopped,
-        "failures": [{"ledger_id": one.ledger_id, "reason": one.reason} for one in order.failures],
+        "order": as_json(one.order) if one.HasField("order") else None,
     }
 
 
@@ -158,17 +148,3 @@ def result_lines(topic: TopicName, last: rollback_pb2.RollbackProgress) -> list[
     lines = [f"{end}: {show.plural(last.done, 'ledger')} of {topic} rewritten, {show.size(last.done_bytes)}"]
     lines += [f"ledger {one.ledger_id} could not be: {one.reason}" for one in last.order.failures]
     return lines
-
-
-def progress_json(last: rollback_pb2.RollbackProgress) -> dict[str, object]:
-    """Return progress as JSON shows it."""
-    return {
-        "order": order_json(last.order) if last.HasField("order") else None,
-        "done": last.done,
-        "done_bytes": last.done_bytes,
-        "left": last.left,
-        "left_bytes": last.left_bytes,
-        "ledger_id": last.ledger_id if last.HasField("ledger_id") else None,
-        "phase": last.phase or None,
-        "error": last.error or None,
-    }

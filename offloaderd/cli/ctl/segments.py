@@ -8,6 +8,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.rpc import message_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,19 +77,4 @@ def status(segment: admin_pb2.Segment) -> str:
 
 def as_json(segment: admin_pb2.Segment) -> dict[str, object]:
     """Return a segment as JSON shows it; `end` and `offloaded_ms` are null while it is open."""
-    return {
-        "segment_id": segment.segment_id,
-        "status": segment.status,
-        "begin": show.position_of(segment, "begin"),
-        "end": show.position_of(segment, "end"),
-        "entries": segment.entries,
-        "payload_bytes": segment.payload_bytes,
-        "object_bytes": segment.object_bytes,
-        "assigned_ms": segment.assigned_ms,
-        "offloaded_ms": segment.offloaded_ms or None,
-        "bucket": segment.bucket,
-        "data_key": segment.data_key,
-        "method": segment.method or None,
-        "writer": segment.writer or None,
-        "state": segment.state or None,
-    }
+    return message_json.as_json(segment, kept=("bucket",))

@@ -14,6 +14,7 @@ from offloaderd.errors import InvalidInput, Transient
 from offloaderd.model import OutagePolicy, TierRetention
 from offloaderd.patterns import Scope, TopicPattern
 from offloaderd.policy.fields import FIELDS
+from offloaderd.rpc.message_json import as_json
 from offloaderd.rpc.v1 import policy_pb2
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ async def _list(session: Session, prefix: str) -> None:
         click.echo(trouble, err=True)
     if session.json:
         show.document(
-            {"topics": [topic_json(one) for one in found], "selections": [selection_json(one) for one in selections]}
+            {"topics": [as_json(one) for one in found], "selections": [selection_json(one) for one in selections]}
         )
         return
     if not found:
@@ -116,21 +117,6 @@ def topic_row(one: admin_pb2.TopicSummary) -> tuple[str, ...]:
     )
 
 
-def topic_json(one: admin_pb2.TopicSummary) -> dict[str, object]:
-    """Return a topic as JSON shows it."""
-    return {
-        "topic": one.topic,
-        "enabled": one.enabled,
-        "owner": one.owner or None,
-        "placement": one.placement or None,
-        "ledgers": one.ledgers if one.HasField("ledgers") else None,
-        "entries": one.entries if one.HasField("entries") else None,
-        "selected_by": one.selected_by or None,
-        "partitioned": one.partitioned,
-        "paused_ms": one.paused_ms or None,
-    }
-
-
 def selection_row(one: admin_pb2.Selection) -> tuple[str, ...]:
     """Return a selection's line in the table."""
     return (
@@ -144,21 +130,8 @@ def selection_row(one: admin_pb2.Selection) -> tuple[str, ...]:
 
 def selection_json(one: admin_pb2.Selection) -> dict[str, object]:
     """Return a selection as JSON shows it; what is left to the daemon's configuration is null."""
-    return {
-        "pattern": one.pattern,
-        "topics": one.topics,
-        "created_ms": one.created_ms or None,
-        "segment_bytes_max": one.segment_bytes_max if one.HasField("segment_bytes_max") else None,
-        "segment_age_max_s": one.segment_age_max_s if one.HasField("segment_age_max_s") else None,
-        "segment_age_min_s": one.segment_age_min_s if one.HasField("segment_age_min_s") else None,
-        "read_priority": one.read_priority if one.HasField("read_priority") else None,
-        "outage": one.outage or None,
-        "retention": one.retention or None,
-        "retention_age_s": one.retention_age_s if one.HasField("retention_age_s") else None,
-        "retention_bytes": one.retention_bytes if one.HasField("retention_bytes") else None,
-        "policies": {field.name: value for field, value in one.policies.ListFields()},
-        "damage": one.damage or None,
-    }
+    policies = {field.name: value for field, value in one.policies.ListFields()}
+    return {**as_json(one, leave_out=("policies",)), "policies": policies}
 
 
 FURTHER = {
